@@ -16,7 +16,7 @@ from tpufeed.cache.source import Sample
 from tpufeed.cache.worker import Augmenter
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
-from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.storage.memory import MemoryStore
 
 SIDE = 32
@@ -181,7 +181,8 @@ def test_draws_that_come_in_blocks_are_those_of_each_sample(source):
     for number in (0, 1, 127, 128, 129, 1000, 255, 256, 5):
         for variant, pixels in enumerate(augment(Sample(number, "it", image, None, {}))):
             draws = [op[0] for op in pipeline.draw(variant, np.array([number]))]
-            alone = pipeline.run_variants(
+            alone = run_views(
+                [pipeline] * 2,
                 memoryview(image),
                 [[op[0] for op in pipeline.draw(v, np.array([number]))] for v in range(2)],
                 [None] * 2,

@@ -16,8 +16,9 @@ import pytest
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images import Custom, HorizontalFlip, RandomCrop, RandomResizedCrop
 from tpufeed.images.decoding import decode
-from tpufeed.images.ops import from_dict, is_op, to_dict
-from tpufeed.images.pipeline import Pipeline, check_deterministic
+from tpufeed.images.ops import from_dict, to_dict
+from tpufeed.images.pipeline import Pipeline, check_deterministic, run_views
+from tpufeed.images.protocols import is_op
 
 HERE = Path(__file__).parent
 DRAWS = [0.1, 0.2, 0.3, 0.4]
@@ -175,7 +176,7 @@ def test_a_function_may_change_its_image_and_hurts_no_other(photos):
     for before in ([], [RandomCrop(64)], [RandomResizedCrop(400)], [HorizontalFlip(0)]):  # views, too
         pipeline = Pipeline([*before, op], 0)
         drawn = [[op[0] for op in pipeline.draw(0, np.array([5]))]] * 3
-        first, *others = pipeline.run_variants(photos["china.jpg"], drawn, [None] * 3)
+        first, *others = run_views([pipeline] * 3, photos["china.jpg"], drawn, [None] * 3)
         assert all(np.array_equal(first, other) for other in others)
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpufeed.images import CenterCrop, HorizontalFlip, RandAugment, RandomCrop, RandomResizedCrop, Resize, Rotate
+from tpufeed.images.decoding import turn
 from tpufeed.images.geometry import Geometry, _area, _clip
 from tpufeed.images.ops import VerticalFlip
-from tpufeed.images.orientation import turn
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tpufeed.errors import OptionError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
-from tpufeed.images.ops import from_dict, is_op
+from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import is_op
 from tpufeed.images.resizing import reduction, resize, short_side_size
 from tpufeed.images.rng import uniforms
 

@@ -26,7 +26,8 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
-from tpufeed.images.ops import OPS, from_dict, is_op, parse_op, signature, to_dict
+from tpufeed.images.ops import OPS, from_dict, parse_op, signature, to_dict
+from tpufeed.images.protocols import is_op
 
 SAME = [
     (RandomResizedCrop(scale=(0.08, 1)), RandomResizedCrop(scale=[0.08, 1.0])),

@@ -23,7 +23,7 @@ from tpufeed.images import (
     Rotate,
 )
 from tpufeed.images.decoding import decode
-from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.images.protocols import Window
 from tpufeed.images.rng import uniforms
 
@@ -213,7 +213,7 @@ def test_every_variant_of_one_decoding_is_close_to_its_own(photos):
     pipeline = Pipeline([RandomResizedCrop(48), HorizontalFlip()], 2)
     draws = [drawn_for(pipeline, variant, 4) for variant in range(4)]
     outs = [np.empty((48, 48, 3), np.uint8) for _ in draws]
-    results = pipeline.run_variants(photos["china.jpg"], draws, outs)
+    results = run_views([pipeline] * len(draws), photos["china.jpg"], draws, outs)
     for result, out, drawn in zip(results, outs, draws, strict=True):
         assert result is out
         assert difference(out, pipeline.run_encoded(photos["china.jpg"], drawn)) < 15

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tpufeed.errors import ImageError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, pipeline, segments
 from tpufeed.images.decoding import decode
-from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.images.segments import Box, read_segments
 
 SAMPLINGS = {
@@ -130,13 +130,13 @@ def test_variants_share_one_cut_that_holds_all_their_windows(monkeypatch):
     draws = [[tuple(random.Random(variant).random() for _ in range(22))] for variant in range(3)]
     for fast in (True, False):
         expected = [whole(monkeypatch, data, ops, drawn, fast) for drawn in draws]
-        got = Pipeline(ops, 0, fast=fast).run_variants(memoryview(data), draws, [None] * 3)
+        got = run_views([Pipeline(ops, 0, fast=fast)] * 3, memoryview(data), draws, [None] * 3)
         # Reduced decoding is by what all variants allow, so that one window of them may be of another reduction.
         for window, other in zip(got, expected, strict=True):
             assert np.abs(window.astype(int) - other).mean() < 4
     shared = []
     monkeypatch.setattr(pipeline, "read_segments", lambda _: shared.append(1))
-    again = Pipeline(ops, 0).run_variants(memoryview(data), draws, [None] * 3)
+    again = run_views([Pipeline(ops, 0)] * 3, memoryview(data), draws, [None] * 3)
     for window, other in zip(got, again, strict=True):
         np.testing.assert_array_equal(window, other)
     assert len(shared) == 1

@@ -19,7 +19,7 @@ from tpufeed.engines import engine
 from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels, make_scratch
 from tpufeed.images.mending import mend
-from tpufeed.images.pipeline import DrawnBatch, Pipeline
+from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws
 from tpufeed.storage.registry import open_store
 from tpufeed.tfrecord.example import Feature, encode_entry
@@ -142,7 +142,9 @@ class Augmenter:
             if isinstance(sample.image, np.ndarray):
                 made = [self.pipeline.run(sample.image, *each) for each in zip(draws, self._outs, strict=True)]
             else:
-                made = self.pipeline.run_variants(memoryview(sample.image), draws, self._outs, self._memory)
+                made = run_views(
+                    [self.pipeline] * len(draws), memoryview(sample.image), draws, self._outs, self._memory
+                )
         except OpError as error:
             raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
         if self._outs[0] is None:

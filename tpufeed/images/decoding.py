@@ -12,8 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
 from tpufeed.images.header import ImageHeader, has_unnamed_band, read_header, sniff
-from tpufeed.images.jpeg_header import MAX_PIXELS, read_jpeg_header
-from tpufeed.images.orientation import Pixels, turn
+from tpufeed.images.jpeg_header import JPEG_START, MAX_PIXELS, read_jpeg_header
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, to_baseline
 from tpufeed.images.unwritten import PNG_SCALES, check_ccitt, check_png_rows, iter_jpegs, load_whole, one_pixel_of
 
@@ -29,8 +28,10 @@ __all__ = [
     "decodes_strictly",
     "image_size",
     "make_scratch",
+    "turn",
 ]
 _LINE_BYTES = 32  # of AVX2's stores
+Pixels = npt.NDArray[np.uint8]
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
 
 
@@ -62,7 +63,7 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
     Raises:
         ImageError: not_an_image, unreadable, truncated, unsupported or too_large.
     """
-    jpeg = _read_jpeg(data) if sniff(data) == "jpeg" else None
+    jpeg = _read_jpeg(data) if data[:3] == JPEG_START else None
     if jpeg is None or not jpeg.scales:
         if jpeg is not None and (jpeg.space or CAN_REWRITE):
             _check_jpeg(data, jpeg)  # Pillow fills what it cannot decode with grey; this raises
@@ -145,9 +146,23 @@ def decodes_strictly(data: bytes) -> bool:
     return True
 
 
+def turn(pixels: Pixels, orientation: int) -> Pixels:
+    """Turn stored `pixels` (height, width, channels) as they are to be seen; 1 to 8 as in Exif 2.32, table 6."""
+    if orientation == 1:
+        return pixels
+    height, width, channels = pixels.shape
+    result = pixels
+    if orientation >= 5:
+        result, height, width = cv2.transpose(result), width, height  # type: ignore[assignment]
+    down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
+    if down or across:
+        result = cv2.flip(result, -1 if down and across else 0 if down else 1)  # type: ignore[assignment]
+    return result.reshape(height, width, channels)
+
+
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
     """Return `(height, width)` of the stored pixels, from the header. Raises ImageError."""
-    if sniff(data) == "jpeg":
+    if data[:3] == JPEG_START:
         header = read_jpeg_header(data, check_scans=False)
         return header.height, header.width
     return _open_by_pillow(data, lambda image, _: image).size[::-1]

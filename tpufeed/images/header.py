@@ -14,7 +14,7 @@ from typing import Any, Literal
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
-from tpufeed.images.jpeg_header import JpegHeader, read_jpeg_header
+from tpufeed.images.jpeg_header import JPEG_START, JpegHeader, read_jpeg_header
 from tpufeed.images.unwritten import check_segments
 
 Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff"]
@@ -84,7 +84,7 @@ def read_header(data: bytes) -> ImageHeader:
 def sniff(data: bytes | memoryview) -> Format | None:
     """Return the format by the first bytes; file names lie."""
     start = bytes(data[:12])
-    if start.startswith(b"\xff\xd8\xff"):
+    if start.startswith(JPEG_START):
         return "jpeg"
     if start.startswith(b"\x89PNG\r\n\x1a\n"):
         return "png"

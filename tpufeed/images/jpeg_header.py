@@ -14,8 +14,9 @@ import numpy as np
 
 from tpufeed.errors import ImageError
 
-__all__ = ["MAX_PIXELS", "JpegHeader", "read_jpeg_header"]
+__all__ = ["JPEG_START", "MAX_PIXELS", "JpegHeader", "read_jpeg_header"]
 
+JPEG_START = b"\xff\xd8\xff"
 MAX_PIXELS = 178_956_970  # where Pillow, too, takes an image for an attack
 _SEGMENT = struct.Struct(">HH")  # its marker and its length
 _FRAME = struct.Struct(">BHHB")  # precision, height, width, components

@@ -8,9 +8,8 @@ of its bytes: 1 % where a file is kept, 3 % where it is encoded, which mostly ma
 import cv2
 
 from tpufeed.errors import ImageError
-from tpufeed.images.decoding import check_pixels
+from tpufeed.images.decoding import Pixels, check_pixels
 from tpufeed.images.header import ImageHeader
-from tpufeed.images.orientation import Pixels
 from tpufeed.images.restart import CannotRewrite, add_markers, to_baseline
 from tpufeed.images.segments import Box, read_frame, read_segments
 

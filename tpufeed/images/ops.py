@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn
 
 from tpufeed.errors import OptionError
 from tpufeed.images.affine import HorizontalFlip, Rotate, VerticalFlip
 from tpufeed.images.color import ColorJitter, GaussianBlur, Grayscale
 from tpufeed.images.custom import Custom
 from tpufeed.images.erasing import RandomErasing
-from tpufeed.images.protocols import Op, PixelOp, WindowOp
+from tpufeed.images.protocols import Op
 from tpufeed.images.randaugment import RandAugment
 from tpufeed.images.validation import shown
 from tpufeed.images.windows import CenterCrop, RandomCrop, RandomResizedCrop, Resize
@@ -42,11 +42,6 @@ OPS: Mapping[str, type[Any]] = MappingProxyType({name: globals()[name] for name 
 _MOST_CHARACTERS = 1000
 _SHOWN_CHARACTERS = 100
 _CUSTOM = re.compile(r"(?P<target>[^\s()@'\"]*:[^\s()@'\"]*)(?:@(?P<version>.*))?", re.DOTALL)
-
-
-def is_op(value: object) -> TypeGuard[Op]:
-    """Return true where `value` is an op that tpufeed can run."""
-    return isinstance(value, WindowOp | PixelOp) and not isinstance(value, type)
 
 
 def to_dict(op: Op) -> dict[str, Any]:

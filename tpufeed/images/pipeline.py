@@ -7,12 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import ImageError, OpError, OptionError
-from tpufeed.images.decoding import Buffer, Pixels, decode, image_size
+from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, turn
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.mending import mend, orientation_of
-from tpufeed.images.ops import is_op
-from tpufeed.images.orientation import turn
-from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, keep
+from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, is_op, keep
 from tpufeed.images.resizing import (
     cut_padded,
     cut_resized,
@@ -23,7 +21,7 @@ from tpufeed.images.resizing import (
     resize_reduced,
 )
 from tpufeed.images.rng import uniforms
-from tpufeed.images.segments import Box, Cut, read_segments
+from tpufeed.images.segments import Box, read_segments
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
 _Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image
@@ -108,35 +106,9 @@ class Pipeline:
             OpError, OptionError: a `Custom` op failed.
         """
         try:
-            return self.run_variants(data, [draws], [out], buffer)[0]
+            return run_views([self], data, [draws], [out], buffer)[0]
         except ImageError as error:
-            return self.run_variants(memoryview(mend(data, error)), [draws], [out], buffer)[0]
-
-    def run_variants(
-        self,
-        data: memoryview,
-        draws: Sequence[Sequence[Draws]],
-        outs: Sequence[Pixels | None],
-        buffer: Buffer | None = None,
-    ) -> list[Pixels]:
-        """Run as `run_encoded`, once for each of `draws`, unmended; all share one decoding, as small as they allow."""
-        return run_views([self] * len(draws), data, draws, outs, buffer)
-
-    def _cut_bytes(self, data: memoryview, windows: Sequence[Window], reduce: int) -> Cut | None:
-        """Return a JPEG of the part that holds all of `windows`; None where the whole image is as well decoded."""
-        segments = read_segments(data)
-        if segments is None:
-            return None
-        # Interpolation looks at neighbours: the decoder's between colour samples, `resize_reduced` between pixels.
-        down, across = segments.frame.mcu if not self.fast else (reduce, reduce) if reduce > 1 else (0, 0)
-        return segments.cut(
-            Box(
-                min(window.top for window in windows) - down,
-                min(window.left for window in windows) - across,
-                max(window.top + window.height for window in windows) + down,
-                max(window.left + window.width for window in windows) + across,
-            )
-        )
+            return run_views([self], memoryview(mend(data, error)), [draws], [out], buffer)[0]
 
     def run(self, pixels: Pixels, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
         """Apply the ops to uint8 RGB `pixels`, which stay as they are. Without `out`, the result may be a view of them.
@@ -172,16 +144,20 @@ class Pipeline:
             if step[1] is None or not step[1].skips(drawn)
         ]
         sized = max((number for number, (step, _) in enumerate(live) if step[0] is not None), default=-1)
-        size: tuple[int, int] | None = None  # that pixels are still to be brought to, see `_cut_lazily`
+        size: tuple[int, int] | None = None  # that pixels are still to be brought to, see `_cut`
         if window is not None:
             memory = out if sized < 0 else None
             if reduced > 1:
                 pixels = resize_reduced(pixels, reduced, window, memory, origin)
             else:
                 window = window._replace(top=window.top - origin[0], left=window.left - origin[1])
-                pixels, size = _cut_lazily(pixels, window, self._steps[0][2], memory, None)
+                pixels, size = _cut(pixels, window, self._steps[0][2], memory, None)
         elif sized < 0:
-            _check_fits(pixels, out)
+            if out is not None and out.shape != pixels.shape:  # OpenCV would write elsewhere, without an error
+                found, expected = (f"{shape[1]}x{shape[0]}" for shape in (pixels.shape, out.shape))
+                raise ImageError(
+                    "unsupported", f"the image has {found} pixels where {expected} were promised, and no op resizes"
+                )
             if not live:
                 return keep(pixels, out)
         for number, ((window_op, pixel_op, fill), drawn) in enumerate(live):
@@ -189,11 +165,13 @@ class Pipeline:
             if window_op is not None:
                 height, width = size or (pixels.shape[0], pixels.shape[1])
                 window = window_op.window(height, width, drawn)
-                pixels, size = _cut_lazily(pixels, window, fill, memory, size)
+                pixels, size = _cut(pixels, window, fill, memory, size)
             elif pixel_op is not None:
-                _check_made(pixels, size)
+                if size is not None:
+                    break
                 pixels = pixel_op.apply(pixels, drawn, memory)
-        _check_made(pixels, size)
+        if size is not None:  # all of an image that would be too large is needed
+            raise refuse_too_long(size, (pixels.shape[0], pixels.shape[1]))
         return pixels
 
 
@@ -222,10 +200,23 @@ def run_views(
     reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
     while orientation > 1 and (size[0] % reduce or size[1] % reduce):
         reduce //= 2  # a last pixel that stands for less than the others must not become the first
-    origin, cut = (0, 0), one._cut_bytes(data, windows, reduce) if orientation == 1 else None
+    origin, cut, segments = (0, 0), None, read_segments(data) if orientation == 1 else None
+    if segments is not None:
+        # Interpolation looks at neighbours: the decoder's between colour samples, `resize_reduced` between pixels.
+        down, across = segments.frame.mcu if not one.fast else (reduce, reduce) if reduce > 1 else (0, 0)
+        cut = segments.cut(
+            Box(
+                min(window.top for window in windows) - down,
+                min(window.left for window in windows) - across,
+                max(window.top + window.height for window in windows) + down,
+                max(window.left + window.width for window in windows) + across,
+            )
+        )
     if cut is not None:
         data, origin, size = memoryview(cut.data), (cut.top, cut.left), (cut.height, cut.width)
-    pixels = turn(decode(data, reduce, buffer, one.fast), orientation)
+    pixels = decode(data, reduce, buffer, one.fast)
+    if orientation > 1:
+        pixels = turn(pixels, orientation)
     reduced = 1 if pixels.shape[:2] == size else reduce
     return [
         pipeline._run(pixels, window, drawn, out, reduced, origin)
@@ -233,7 +224,7 @@ def run_views(
     ]
 
 
-def _cut_lazily(
+def _cut(
     pixels: Pixels, window: Window, fill: Fill, out: Pixels | None, size: tuple[int, int] | None
 ) -> tuple[Pixels, tuple[int, int] | None]:
     """Cut a window. A thin image that would become too large stays as it is, to be cut by the next op.
@@ -241,46 +232,27 @@ def _cut_lazily(
     Args:
         pixels: the image.
         window: in pixels of the image once it has `size`.
-        fill: as in `_cut`, and `out`.
+        fill: what lies beyond the image.
+        out: memory of the result, or None.
         size: that an op before has given to the image.
 
     Returns:
         The result and None, or `pixels` and the size that they are to have.
     """
     height, width = pixels.shape[:2]
-    if size is not None and window[:4] != (0, 0, *size):
-        part = cut_resized(pixels, size, window[:4], fill)
-        return resize(part, window.out_height, window.out_width, out), None
+    box, wanted = window[:4], (window.out_height, window.out_width)
+    if size is not None and box != (0, 0, *size):
+        return resize(cut_resized(pixels, size, box, fill), *wanted, out), None
     if size is not None:
-        window = window._replace(height=height, width=width)
-    wanted = (window.out_height, window.out_width)
-    if window[:4] == (0, 0, height, width) and is_too_long(wanted, (height, width)):
+        box = 0, 0, height, width
+    if box == (0, 0, height, width) and is_too_long(wanted, (height, width)):
         return pixels, wanted
-    return _cut(pixels, window, fill, out), None
-
-
-def _check_made(pixels: Pixels, size: tuple[int, int] | None) -> None:
-    """Raise ImageError where all of an image that would be too large is needed."""
-    if size is not None:
-        raise refuse_too_long(size, (pixels.shape[0], pixels.shape[1]))
-
-
-def _check_fits(pixels: Pixels, out: Pixels | None) -> None:
-    """Raise ImageError where `out` is not of the image's size: OpenCV would write elsewhere, without an error."""
-    if out is not None and out.shape != pixels.shape:
-        found, expected = (f"{shape[1]}x{shape[0]}" for shape in (pixels.shape, out.shape))
-        raise ImageError(
-            "unsupported", f"the image has {found} pixels where {expected} were promised, and no op resizes"
-        )
-
-
-def _cut(pixels: Pixels, window: Window, fill: Fill, out: Pixels | None) -> Pixels:
-    top, left, height, width, out_height, out_width = window
-    if top < 0 or left < 0 or top + height > pixels.shape[0] or left + width > pixels.shape[1]:
-        as_it_is = height == out_height and width == out_width
-        view = cut_padded(pixels, window[:4], fill, out if as_it_is else None)
-        return view if as_it_is else resize(view, out_height, out_width, out)
-    return resize(pixels[top : top + height, left : left + width], out_height, out_width, out)
+    top, left, tall, wide = box
+    if top < 0 or left < 0 or top + tall > height or left + wide > width:
+        as_it_is = (tall, wide) == wanted
+        view = cut_padded(pixels, box, fill, out if as_it_is else None)
+        return view if as_it_is else resize(view, *wanted, out), None
+    return resize(pixels[top : top + tall, left : left + wide], *wanted, out), None
 
 
 def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draws]) -> None:
@@ -299,7 +271,7 @@ def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draw
         alone = Pipeline((op,), pipeline.seed)
         try:
             first, second = (alone.run(pixels.copy(), [drawn]) for _ in range(2))
-        except ImageError:  # thin, see `_cut_lazily`: alone, the op would need memory for all of the result
+        except ImageError:  # thin, see `_cut`: alone, the op would need memory for all of the result
             return
         if not np.array_equal(first, second):
             difference = (

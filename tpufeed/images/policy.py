@@ -16,12 +16,11 @@ import numpy.typing as npt
 from PIL import Image
 
 from tpufeed.errors import ImageError, OptionError
-from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_stored
+from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_stored, turn
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import ImageHeader, format_of_name, read_header
 from tpufeed.images.markers import encode_jpeg, is_sound, mark_jpeg
 from tpufeed.images.mending import mend
-from tpufeed.images.orientation import turn
 from tpufeed.images.protocols import Window
 from tpufeed.images.resizing import short_side_size
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite

@@ -1,7 +1,7 @@
 """Protocols of ops, of which there are two kinds, and their contract of the memory `out`."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -75,6 +75,11 @@ class MovingOp(PixelOp, Protocol):
 
     def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
         """Return the steps for an image of this size: from places after a step to those before it; none if skipped."""
+
+
+def is_op(value: object) -> TypeGuard[Op]:
+    """Return true where `value` is an op that tpufeed can run."""
+    return isinstance(value, WindowOp | PixelOp) and not isinstance(value, type)
 
 
 class SameSizeOp:

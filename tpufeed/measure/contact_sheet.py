@@ -19,10 +19,9 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME
 from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
-from tpufeed.images.decoding import Pixels, decode
+from tpufeed.images.decoding import Pixels, decode, turn
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.mending import mend, orientation_of
-from tpufeed.images.orientation import turn
 from tpufeed.images.protocols import Window
 from tpufeed.loaders.columns import Sample
 from tpufeed.measure.files import check_output, write_file

@@ -21,6 +21,7 @@ from tpufeed.errors import ObjectChangedError
 from tpufeed.loaders.admission import ShardAdmission
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
+from tpufeed.storage.stage_folder import RemoteShard
 
 _numbers = itertools.count()
 SAMPLES, SHARDS = 70, 16
@@ -126,6 +127,7 @@ class Walk:
         shards = tuple(Shard(f"{i}", len(data), crc32c(data), self.RECORDS) for i in range(self.SHARDS))
         for shard in shards:
             store.put(shard.name, data)
+        self.staged = [RemoteShard(shard.name, shard.bytes, shard.crc32c) for shard in shards]
         self.stage = ShardStage(store, tmp_path, self.ROOM * len(data), connections=2)
         self.touched = ShardAdmission(self.stage, [Variant(shards, IndexFile("", 0, 0))], "here")
 
@@ -133,10 +135,9 @@ class Walk:
         """How many of `samples` are read from copies, how many by ranges; and the shards that are fetched."""
         before = self.stage.statistics().shards_fetched
         counts = self.touched._served, self.touched._refused
+        reader = SimpleNamespace(due=lambda _: (), to_stage=self.staged.__getitem__)
         for start in range(0, len(samples), 50):
-            self.touched.touch(
-                SimpleNamespace(due=lambda _: ()), 0, [sample // self.RECORDS for sample in samples[start : start + 50]]
-            )
+            self.touched.touch(reader, 0, [sample // self.RECORDS for sample in samples[start : start + 50]])
             for shard in self.touched._wanted:
                 self.stage.wait(shard, 20)
         served, refused = self.touched._served - counts[0], self.touched._refused - counts[1]
