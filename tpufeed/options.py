@@ -1,45 +1,215 @@
-"""Refuse unknown and former keywords of a public function with an error that names the right one."""
+"""Options that say in their annotations what they can be, and are checked by those.
+
+    Keep = Annotated[int, at_least(1)]
+
+    @checked()
+    def prune(url: str, *, keep: Keep = 1, dry_run: bool = False) -> None: ...
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        quality: Annotated[int, between(1, 100)] = 90
+        encode: Literal["jpeg", "png"] | None = None
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+Checked are `bool`, `Literal`, `Annotated` with a rule, and unions of them, also with None. All other annotations are
+for type checkers alone. A value that fits is brought to one form (numpy's numbers become Python's), so that equal
+options have equal descriptions. Any other value raises OptionError: "keep is a whole number, at least 1, not 0".
+"""
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import ParamSpec, TypeVar
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from tpufeed.errors import OptionError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_SHOWN_CHARACTERS = 80
+# What other libraries call our options: torch, tf.data, Grain, Keras, torchvision, datasets.
+_FOREIGN = {
+    "num_workers": ("processes", "workers"),
+    "worker_count": ("processes", "workers"),
+    "workers": ("processes",),
+    "processes": ("workers",),
+    "prefetch_factor": ("prefetch", "device_prefetch"),
+    "drop_last": ("remainder",),
+    "drop_remainder": ("remainder",),
+    "transform": ("ops",),
+    "augment": ("ops",),
+    "resize": ("presize", "size"),
+    "max_shard_size": ("shard_bytes",),
+}
 
 
-def named_options(renamed: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function so that a keyword which it does not have raises OptionError, not TypeError.
+@dataclass(frozen=True, slots=True, repr=False)
+class Rule:
+    """What an option can be.
 
-    The signature that editors, `help()` and type checkers show stays.
+    Attributes:
+        said: completes "NAME is ..., not VALUE".
+        fits: returns whether a value is allowed; it must not raise.
+        form: returns an allowed value in its one form.
+    """
+
+    said: str
+    fits: Callable[[Any], bool]
+    form: Callable[[Any], Any] = lambda value: value
+
+    def __repr__(self) -> str:  # `help` shows it
+        return self.said
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return the value in its one form. Raises OptionError."""
+        if not self.fits(value):
+            raise OptionError(f"{name} is {self.said}, not {shown(value)}")
+        return self.form(value)
+
+
+def is_whole(value: Any, low: float = float("-inf"), high: float = float("inf")) -> bool:
+    """Return whether `value` is an integer of `[low, high]`, numpy's too; True and False are none."""
+    is_int = type(value) is int or (not isinstance(value, bool) and isinstance(value, Integral))  # the former is fast
+    return is_int and low <= int(value) <= high
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a real number, numpy's too; True and False are none."""
+    return type(value) in (float, int) or (not isinstance(value, bool) and isinstance(value, Real))
+
+
+def as_float(value: Any) -> float:
+    """Return the number as a float; -0.0 becomes 0.0."""
+    return float(value) + 0.0
+
+
+def at_least(low: int) -> Rule:
+    """Whole numbers from `low` on."""
+    return Rule(f"a whole number, at least {low}", lambda value: is_whole(value, low), int)
+
+
+def between(low: float, high: float) -> Rule:
+    """Numbers of `[low, high]`: whole numbers if both are given as ints."""
+    if isinstance(low, int) and isinstance(high, int):
+        return Rule(f"a whole number between {low} and {high}", lambda value: is_whole(value, low, high), int)
+    return Rule(f"a number between {low:g} and {high:g}", lambda v: is_number(v) and low <= v <= high, as_float)
+
+
+def above(low: float, high: float = float("inf")) -> Rule:
+    """Numbers of `(low, high]`."""
+    most = "" if high == float("inf") else f", at most {high:,g}"
+    return Rule(f"a number above {low:g}{most}", lambda v: is_number(v) and low < v <= high, as_float)
+
+
+def a_list(of: str) -> Rule:
+    """Lists and other iterables. A text is none: its letters would be taken for items."""
+    return Rule(f"a list of {of}", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
+
+
+def _is_bool(value: Any) -> bool:
+    of_numpy = str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ()
+    return isinstance(value, bool) or of_numpy
+
+
+_BOOL = Rule("True or False", _is_bool, bool)  # "no" would be taken for yes
+_NONE = Rule("None", lambda value: value is None)
+
+Whole: TypeAlias = Annotated[int, Rule("a whole number", is_whole, int)]
+Number: TypeAlias = Annotated[int, at_least(0)]
+Count: TypeAlias = Annotated[int, at_least(1)]
+Names: TypeAlias = Annotated[Sequence[str], a_list("names, like ['image', 'label']")]
+
+
+def rule_of(annotation: Any) -> Rule | None:
+    """Return the rule that an annotation declares; None if it is for type checkers alone."""
+    if isinstance(annotation, type):
+        return {bool: _BOOL, NoneType: _NONE}.get(annotation)
+    if get_origin(annotation) is Annotated:
+        return next((each for each in annotation.__metadata__ if isinstance(each, Rule)), None)
+    if get_origin(annotation) is Literal:
+        choices = get_args(annotation)
+        said = " or ".join(filter(None, (", ".join(map(repr, choices[:-1])), repr(choices[-1]))))
+        return Rule(said, lambda value: isinstance(value, str) and value in choices, str)
+    if get_origin(annotation) not in (Union, UnionType):
+        return None
+    rules = [rule_of(member) for member in get_args(annotation)]
+    known = [rule for rule in rules if rule is not None]
+    if len(known) < len(rules):
+        return None
+    known.sort(key=lambda rule: rule is not _NONE)  # the most frequent value
+    return Rule(
+        ", or ".join(rule.said for rule in known if rule is not _NONE),
+        lambda value: any(rule.fits(value) for rule in known),
+        lambda value: next(rule.form(value) for rule in known if rule.fits(value)),
+    )
+
+
+def check_fields(options: Any, prefix: str = "") -> None:
+    """Check the fields of a dataclass, and bring them to their one form, in its `__post_init__`.
 
     Args:
-        renamed: for keywords that people bring along, from an older version or from another library: the parameter of
-            the function, or a phrase with a space in it that says what to do ("give ops=[...] instead").
+        options: an instance; it may be frozen.
+        prefix: of the fields' names in messages.
+
+    Raises:
+        OptionError: a field does not fit its annotation.
+    """
+    for name, rule in _rules_of(options.__class__):
+        object.__setattr__(options, name, rule.check(f"{prefix}{name}", getattr(options, name)))
+
+
+@functools.cache
+def _rules_of(owner: Any) -> tuple[tuple[str, Rule], ...]:
+    found = ((field.name, rule_of(field.type)) for field in fields(owner) if field.init)
+    return tuple((name, rule) for name, rule in found if rule is not None)
+
+
+def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function so that its arguments are checked by their annotations.
+
+    An unknown keyword raises OptionError, not TypeError, and names the option that is meant. The signature that
+    editors, `help()` and type checkers show stays.
+
+    Args:
+        elsewhere: what to do instead, for keywords that people look for here ("call batch(...) of the MapDataset").
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        names = [name for name in inspect.signature(function).parameters if name != "self"]
-        said = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+        annotations = {name: each.annotation for name, each in inspect.signature(function).parameters.items()}
+        names = [name for name in annotations if name != "self"]
+        rules = {name: rule for name in names if (rule := rule_of(annotations[name])) is not None}
+
+        def check(name: str, value: Any) -> Any:
+            return rules[name].check(name, value) if name in rules else value
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for keyword in kwargs:
                 if keyword not in names:
-                    raise OptionError(f"{said} has no option {keyword!r}; {advice(keyword)}")
-            return function(*args, **kwargs)
+                    said = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+                    raise OptionError(f"{said} has no option {keyword!r}; {advise(keyword)}")
+            # More positional arguments than parameters are Python's own TypeError.
+            placed = [check(name, value) for name, value in zip(annotations, args, strict=False)]
+            return function(*placed, *args[len(placed) :], **{name: check(name, kwargs[name]) for name in kwargs})  # type: ignore[arg-type]  # as they were given
 
-        def advice(keyword: str) -> str:
-            phrase = renamed.get(keyword, "")
-            if " " in phrase:
-                return phrase
-            near = [phrase] if phrase else get_close_matches(keyword, names, 1)
+        def advise(keyword: str) -> str:
+            if elsewhere is not None and keyword in elsewhere:
+                return elsewhere[keyword]
+            known = [name for name in _FOREIGN.get(keyword, ()) if name in names]
+            near = known or get_close_matches(keyword, names, 1)
             return f"use {near[0]}" if near else f"the options are {', '.join(names)}"
 
         return call
 
     return decorate
+
+
+def shown(value: object) -> str:
+    """Format a value for a message."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -103,8 +103,8 @@ def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
         (["--shares", "train=0.9,val=x"], "is no split; write them like train=0.9,val=0.1"),
         (["--shares", "a/b"], "a split is named by letters"),
         (["--shares", "train=nan"], "a share is in"),
-        (["--check", "fast"], "check is one of 'full', 'header', not 'fast'"),
-        (["--workers", "0"], "workers are at least 1, not 0"),
+        (["--check", "fast"], "check is 'full' or 'header', not 'fast'"),
+        (["--workers", "0"], "workers is a whole number, at least 1, not 0"),
         (["--presize", "3"], "presize.* between 8 and 16384, not 3"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
@@ -117,10 +117,10 @@ def test_values_that_shard_cannot_take(flags, message, refused, photo_folder, tm
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--encode", "gif"], "encode is one of raw, jpeg, png, webp, not 'gif'"),
+        (["--encode", "gif"], "encode is 'raw', 'jpeg', 'png' or 'webp', not 'gif'"),
         (["--size", "0"], "size is one or two numbers of pixels"),
         (["--variants", "0"], "variants is a whole number between 1 and 1000, not 0"),
-        (["--workers", "-1"], "workers are at least 1, not -1"),
+        (["--workers", "-1"], "workers is a whole number, at least 1, not -1"),
         (["--shard-size", "10KB"], "a shard of 10000 bytes cannot hold one record of .*--shard-size"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

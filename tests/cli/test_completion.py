@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from typer.testing import CliRunner
@@ -31,7 +32,8 @@ def test_names_are_those_that_are_obeyed():
     assert flags.ENGINES == choice._NAMES
     assert tuple(feeding.LOADERS) == flags.LOADERS
     assert bench.REAL_DEVICES == flags.REAL_DEVICES
-    assert {name: policy._CHOICES[name] for name in flags.POLICIES} == flags.POLICIES
+    hints = get_type_hints(policy.ImagePolicy)
+    assert {name: get_args(hints[name]) for name in flags.POLICIES} == flags.POLICIES
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_results_as_json(run, grown):
     [
         (["compact", "{nothing}"], "holds no dataset to compact"),
         (["prune", "{nothing}"], "holds no dataset to prune"),
-        (["prune", "{dataset}", "--keep", "0"], "keep is at least 1"),
+        (["prune", "{dataset}", "--keep", "0"], "keep is a whole number, at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_exit_code_2(words, message, run, dataset_url, tmp_path):

@@ -85,7 +85,7 @@ def test_names_of_engines():
     ("words", "said"),
     [
         (["--engine", "spark"], "there is no engine 'spark'; there are local, ray, beam"),
-        (["--engine", "ray", "--workers", "0"], "workers are at least 1, not 0"),
+        (["--engine", "ray", "--workers", "0"], "workers is a whole number, at least 1, not 0"),
         (["--ray-address", "head:6379"], "--ray-address head:6379 is for --engine ray"),
         (["--engine", "ray", "--", "--runner=DirectRunner"], "'--runner=DirectRunner'; only --engine beam takes more"),
         (["d2"], "unexpected argument 'd2'"),

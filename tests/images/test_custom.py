@@ -100,7 +100,7 @@ def test_a_target_that_is_none_is_refused(target):
 
 @pytest.mark.parametrize("version", ["", None, 1.5, True, "x" * 101, "a\nb", " ", "1 ", ["1"]])
 def test_a_version_that_is_none_is_refused(version):
-    with pytest.raises(OptionError, match="Custom: a version is a short text, like '2', not"):
+    with pytest.raises(OptionError, match="Custom: version is a short text, like '2', not"):
         Custom("a:b", version)
 
 

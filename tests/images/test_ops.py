@@ -204,7 +204,7 @@ def test_a_description_that_is_no_op_is_an_option_error(description, message):
     "size", [0, -1, 16385, 224.0, "224", None, (), (224,), (224, 0), (1, 2, 3), (1.5, 2), ("a", "b"), {}], ids=repr
 )
 def test_sizes_that_are_none_are_option_errors(op, size):
-    with pytest.raises(OptionError, match=f"{op.__name__}: a size is one or two numbers of pixels"):
+    with pytest.raises(OptionError, match=f"{op.__name__}: size is one or two numbers of pixels"):
         op(size)
 
 

@@ -102,10 +102,10 @@ def test_signatures_are_what_one_writes():
 @pytest.mark.parametrize(
     ("kind", "parameters", "message"),
     [
-        *((kind, {"size": size}, "a size is one or two") for kind in (Resize, RandomCrop) for size in (0, True, 3.0)),
+        *((kind, {"size": size}, "size is one or two") for kind in (Resize, RandomCrop) for size in (0, True, 3.0)),
         *((RandomCrop, {"size": 3, "padding": value}, "padding is a whole number") for value in (-1, 1.5, None, True)),
         *((RandomCrop, {"size": 3, "fill": value}, "fill is a level") for value in (-1, 256, 0.5, "red", (1, 2), True)),
-        *((kind, {"p": p}, "p is a probability")
+        *((kind, {"p": p}, "p is a number between 0 and 1, not")
           for kind in (HorizontalFlip, VerticalFlip, Grayscale, GaussianBlur, RandomErasing)
           for p in (-0.1, 1.1, math.nan, "x", None, True, 1j, Decimal("0.5"))),
         *((Rotate, {"degrees": value}, "degrees is a number") for value in (-1, 361, (3, 2), (-361, 0), "9", math.nan)),

@@ -220,7 +220,7 @@ CHOICES = [
     + [(name, value) for name in CHOICES for value in ("none", "", None, 1)],
 )
 def test_options_out_of_range_are_refused(name, value):
-    allowed = "whole number between" if name in NUMBERS else "one of '"
+    allowed = "whole number between" if name in NUMBERS else "'"
     with pytest.raises(OptionError, match=f"^{name} is a? ?{allowed}.*, not {re.escape(repr(value))}"):
         ImagePolicy(**{name: value})
 

@@ -174,7 +174,7 @@ def test_the_middle_run_has_the_spread_of_all_and_what_is_wrong_with_any() -> No
         ({"seconds": float("inf")}, "at most 86,400, not inf"),
         ({"repeats": 0}, "repeats is a whole number"),
         ({"batch_size": 0}, "batch_size is a whole number"),
-        ({"step_ms": -3.0}, "a step takes more than 0 milliseconds"),
+        ({"step_ms": -3.0}, "step_ms is a number above 0"),
         ({"ops": ("Blur(3)",)}, "op 'Blur"),
     ],
 )

@@ -198,7 +198,7 @@ def sleep(image, rng):
         ({"ops": [HorizontalFlip()]}, OptionError, "differ in size"),
         ({"steps": Path("/nowhere/steps.json")}, OptionError, "cannot be read"),
         ({"profile": Path("/nowhere/logs")}, OptionError, "no folder /nowhere/logs"),
-        ({"seconds": 0.0}, OptionError, "seconds are between 1 and 600"),
+        ({"seconds": 0.0}, OptionError, "seconds is a number between 1 and 600"),
         ({"model": "resnet50", "flops_per_sample": 1e9}, OptionError, "not both"),
         ({"batch_size": 0}, OptionError, "batch_size is a whole number, at least 1"),
     ],

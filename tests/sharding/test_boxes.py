@@ -349,7 +349,7 @@ def test_shares_of_width_and_height_are_those_of_keypoints_too(table, tmp_path):
         ({"boxes": None, "box_format": "xywh"}, "box_format is of boxes"),
         ({"boxes": None, "box_columns": ["crowd"]}, "--boxes COLUMN"),
         ({"boxes": "bbox"}, "no sample has a column 'bbox'; its further columns are: boxes, crowd, eyes, id"),
-        ({"box_columns": "crowd"}, r"box_columns is a list of names like \['iscrowd'\], not 'crowd'"),
+        ({"box_columns": "crowd"}, r"box_columns is a list of names, .* not 'crowd'"),
         ({"box_columns": ["crowds"]}, "no sample has a column 'crowds'"),
         ({"box_columns": ["id"]}, "the column 'id' is to have a value for each box; it holds int64"),
         ({"keypoints": "boxes"}, "the column 'boxes' cannot hold both boxes and keypoints"),

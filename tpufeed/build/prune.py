@@ -9,7 +9,8 @@ from tpufeed.build.commit import find_finished
 from tpufeed.dataset.manifest import Manifest, decode_manifest
 from tpufeed.dataset.naming import MANIFEST, VERSIONS, index_name, is_data_name, is_part_folder, version_name
 from tpufeed.dataset.reader import find_versions, open_dataset
-from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, ObjectNotFoundError, OptionError
+from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, ObjectNotFoundError
+from tpufeed.options import Count, checked
 from tpufeed.storage.reading import read_document
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -36,7 +37,8 @@ class PruneResult:
     bytes: int
 
 
-def prune(url: str | Path, *, keep: int = 1, dry_run: bool = False) -> PruneResult:
+@checked()
+def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneResult:
     """Remove all but the last versions of a dataset, with the shards and indexes that no kept version names.
 
     Plans and digests stay: appends ask them which images are there. Readers of a version that is removed stop at the
@@ -51,8 +53,6 @@ def prune(url: str | Path, *, keep: int = 1, dry_run: bool = False) -> PruneResu
         DatasetNotFoundError: there is no dataset.
         OptionError: `keep` is less than 1.
     """
-    if keep < 1:
-        raise OptionError(f"keep is at least 1, as a dataset has a newest version; not {keep}")
     store = open_store(url, follow=False)
     newest = find_finished(store)
     if newest is None:

@@ -39,9 +39,8 @@ from tpufeed.errors import DamageError, DatasetExistsError, ImageError, ObjectNo
 from tpufeed.images.decoding import MAX_PIXELS, Pixels, decode
 from tpufeed.images.pipeline import Pipeline, check_deterministic
 from tpufeed.images.protocols import Op
-from tpufeed.options import named_options
+from tpufeed.options import checked
 from tpufeed.processes.limits import available_cores
-from tpufeed.sharding.build import RENAMED
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -49,23 +48,18 @@ from tpufeed.storage.store import Store
 _READ_WHOLE_BYTES = 2 * 10**9  # of a finished cache, to verify it
 _PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
 _PROBED_SECONDS = 1.0  # an op may take seconds an image
-_NOT_HERE = "a cache has all images of one size: give size=..., or ops=[...] of which one fixes it"
-_SHARD_FIRST = "make a dataset of them with tpufeed.shard, and warm that"
-_RENAMED = {
-    **{name: new for name, new in RENAMED.items() if new not in ("presize", "shards")},
-    **dict.fromkeys(("presize", "presize_px", "resize"), _NOT_HERE),
+
+
+_ELSEWHERE = {
+    "presize": "a cache has all images of one size: give size=..., or ops=[...] of which one fixes it",
     **dict.fromkeys(
         ("columns", "image_columns", "masks", "boxes", "box_format", "keypoints", "flip_pairs", "box_columns"),
-        _SHARD_FIRST,
+        "make a dataset of them with tpufeed.shard, and warm that",
     ),
-    "new_dir": "give another destination",
-    "transform": "ops",
-    "augment": "ops",
-    "dry_run": "call tpufeed.cache.build.preview_warmup(src, dst, CacheOptions(...))",
 }
 
 
-@named_options(_RENAMED)
+@checked(_ELSEWHERE)
 def warmup(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,

@@ -1,9 +1,9 @@
 """Options of a cache, checked once."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -13,8 +13,10 @@ from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.custom import Custom
 from tpufeed.images.ops import from_dict, to_dict
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.protocols import Op
+from tpufeed.images.policy import Quality
+from tpufeed.images.protocols import Op, Ops
 from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.options import between, check_fields
 from tpufeed.storage.store import parse_size
 
 Encoding = Literal["raw", "jpeg", "png", "webp"]
@@ -35,28 +37,22 @@ class CacheOptions:
     """
 
     size: int | None = None
-    ops: Sequence[Op] | None = None
-    final: Sequence[Op] | None = None
-    variants: int = 1
+    ops: Ops | None = None
+    final: Ops | None = None
+    variants: Annotated[int, between(1, 1000)] = 1
     encode: Encoding = "raw"
-    quality: int = 90
-    seed: int = 0
+    quality: Quality = 90
+    seed: Annotated[int, between(0, 2**63 - 1)] = 0
     shard_bytes: str | int | None = None
     applied: tuple[Op, ...] = field(init=False)
     size_bytes: int | None = field(init=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.size is not None and self.ops is not None:
             raise OptionError(
                 f"size={self.size!r} is that of the default ops; give either a size, or ops of which one fixes it"
             )
-        for name, most in (("variants", 1000), ("quality", 100)):
-            if not _is_whole(getattr(self, name), 1, most):
-                raise OptionError(f"{name} is a whole number between 1 and {most}, not {getattr(self, name)!r}")
-        if self.encode not in get_args(Encoding):
-            raise OptionError(f"encode is one of {', '.join(get_args(Encoding))}, not {self.encode!r}")
-        if not _is_whole(self.seed, 0, 2**63 - 1):
-            raise OptionError(f"a seed is a whole number between 0 and 2**63 - 1, not {self.seed!r}")
         ops = (RandomResizedCrop(224 if self.size is None else self.size), HorizontalFlip())
         for name, value in (
             ("applied", ops if self.ops is None else tuple(self.ops)),
@@ -118,10 +114,6 @@ class CacheOptions:
             seed=self.seed,
             fingerprint=fingerprint(source_digest, identity),
         )
-
-
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def fingerprint(source_digest: str, identity: Mapping[str, Any]) -> str:

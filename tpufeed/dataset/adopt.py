@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
@@ -39,7 +39,7 @@ from tpufeed.errors import (
     StoreError,
     mask_secrets,
 )
-from tpufeed.options import named_options
+from tpufeed.options import checked
 from tpufeed.storage.local import is_file
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
@@ -83,7 +83,7 @@ class AdoptResult:
     left_out: tuple[str, ...]
 
 
-@named_options({name: f"{name}_key" for name in ("image", "label", "text", "filename")} | {"split": "splits"})
+@checked()
 def adopt(  # noqa: PLR0913  # the public face: flat keywords
     url: str | Path,
     dst: str | Path | None = None,
@@ -126,7 +126,8 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         RecordError: a file is damaged, or a record has not what it should; names file, record and byte.
     """
     start = time.monotonic()
-    _check_choices(image_key, exif, boxes_of)
+    if image_key == NONE:
+        raise OptionError("--image-key none: a dataset has images")
     names = None if classes is None else read_classes(classes)
     told = {"image": image_key, "label": label_key, "text": text_key, "filename": filename_key}
     source = open_store(url, follow=dst is not None)  # beside the files a dataset stands, which no link may leave
@@ -207,15 +208,6 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     except ObjectExistsError as error:
         raise DatasetExistsError(f"{target.url}: another {MANIFEST} was put meanwhile; nothing was replaced") from error
     return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, tuple(left_out))
-
-
-def _check_choices(image_key: str | None, exif: str, boxes_of: str) -> None:
-    if exif not in ("apply", "ignore"):
-        raise OptionError(f"exif is 'apply' or 'ignore', not {exif!r}")
-    if boxes_of not in get_args(BoxesOf):
-        raise OptionError(f"boxes_of is one of {', '.join(get_args(BoxesOf))}, not {boxes_of!r}")
-    if image_key == NONE:
-        raise OptionError("--image-key none: a dataset has images")
 
 
 def _find_finished(

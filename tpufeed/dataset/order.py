@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.errors import OptionError
+from tpufeed.options import at_least
 
 Ints = npt.NDArray[np.int64]
 _Number = TypeVar("_Number", int, Ints)
@@ -60,9 +60,7 @@ class EpochOrder:
     """
 
     def __init__(self, shard_records: Sequence[int], seed: int, epoch: int, lanes: int, shuffle: bool = True) -> None:
-        if lanes < 1:
-            raise OptionError(f"lanes are at least 1, not {lanes}")
-        self.lanes = lanes
+        self.lanes = at_least(1).check("lanes", lanes)
         self.shuffle = shuffle
         self._key = (seed, epoch)
         counts = np.asarray(shard_records, dtype=np.int64)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from tpufeed.dataset.order import Ints
 from tpufeed.errors import OptionError
+from tpufeed.options import Count, check_fields
 
 Remainder = Literal["drop", "pad", "repeat"]
 
@@ -41,16 +42,13 @@ class Share:
     """
 
     records: int
-    batch_size: int
+    batch_size: Count
     world: World
     remainder: Remainder = "drop"
     start: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise OptionError(f"a batch has at least one sample, not {self.batch_size}")
-        if self.remainder not in ("drop", "pad", "repeat"):
-            raise OptionError(f"remainder is 'drop', 'pad' or 'repeat', not {self.remainder!r}")
+        check_fields(self)
 
     @property
     def global_batch(self) -> int:

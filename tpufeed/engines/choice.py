@@ -7,15 +7,17 @@ from typing import Any
 from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, task_name
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OptionError, TaskError
+from tpufeed.options import Count, checked
 from tpufeed.processes.limits import available_cores, failure_message
 
 LOCAL, RAY, BEAM = "local", "ray", "beam"
 _NAMES = (LOCAL, RAY, BEAM)
 
 
+@checked()
 def make_engine(
     name: str | None = None,
-    workers: int | None = None,
+    workers: Count | None = None,
     ray_address: str | None = None,
     beam_arguments: Sequence[str] = (),
 ) -> Engine:
@@ -33,8 +35,6 @@ def make_engine(
     """
     if name is not None and name not in _NAMES:
         raise OptionError(f"there is no engine {name!r}; there are {', '.join(_NAMES)}")
-    if workers is not None and workers < 1:
-        raise OptionError(f"workers are at least 1, not {workers}")
     if ray_address is not None and name != RAY:
         raise OptionError(f"--ray-address {ray_address} is for --engine ray")
     if beam_arguments and name != BEAM:

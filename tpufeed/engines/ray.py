@@ -26,6 +26,7 @@ from tpufeed import __version__
 from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
 from tpufeed.engines.preflight import HostView, check_hosts, view_here
 from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError
+from tpufeed.options import Count, checked
 
 _logger = logging.getLogger(__name__)
 
@@ -52,11 +53,10 @@ class RayEngine:
         runtime_env: of the workers, as `ray.init` takes it.
     """
 
+    @checked()
     def __init__(
-        self, address: str = AUTO, workers: int | None = None, runtime_env: Mapping[str, Any] | None = None
+        self, address: str = AUTO, workers: Count | None = None, runtime_env: Mapping[str, Any] | None = None
     ) -> None:
-        if workers is not None and workers < 1:
-            raise OptionError(f"workers are at least 1, not {workers}")
         self.address, self.workers, self.runtime_env = address, workers, runtime_env
 
     def describe(self) -> str:

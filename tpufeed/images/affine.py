@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import cv2
 import numpy as np
@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Affine, Draws, Fill, RandomlyApplied, SameSizeOp, apart
+from tpufeed.images.parameters import Fill, Probability, spread
+from tpufeed.images.protocols import Affine, Draws, RandomlyApplied, SameSizeOp, apart
 from tpufeed.images.resizing import scalar
-from tpufeed.images.validation import as_range, between, check_fill, check_probability, check_spread
+from tpufeed.images.rng import draw_between
 
 Row = tuple[float, float, float]
 _LONGEST_SIDE_PX = 24_000
@@ -102,16 +103,11 @@ class Rotate(SameSizeOp):
         p: the probability.
     """
 
-    degrees: float | tuple[float, float]
+    degrees: Annotated[float | tuple[float, float], spread(0.0, -360.0, 360.0)]
     fill: Fill = 0
-    p: float = 1.0
+    p: Probability = 1.0
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "degrees", check_spread("Rotate", "degrees", self.degrees, 0.0, -360.0, 360.0))
-        object.__setattr__(self, "fill", check_fill("Rotate", "fill", self.fill))
-        object.__setattr__(self, "p", check_probability("Rotate", self.p))
 
     def skips(self, draws: Draws) -> bool:
         return draws[0] >= self.p or self._angle(draws) == 0
@@ -123,7 +119,7 @@ class Rotate(SameSizeOp):
         return warp(image, rotation(image.shape[0], image.shape[1], self._angle(draws)), self.fill, out)
 
     def _angle(self, draws: Draws) -> float:
-        return between(as_range(self.degrees), draws[1])
+        return draw_between(self.degrees, draws[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +130,9 @@ class HorizontalFlip(RandomlyApplied):
         p: the probability, 0 to 1.
     """
 
-    p: float = 0.5
+    p: Probability = 0.5
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", check_probability("HorizontalFlip", self.p))
 
     def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
         return () if self.skips(draws) else ((-1.0, 0.0, float(width), 0.0, 1.0, 0.0),)
@@ -156,12 +149,9 @@ class VerticalFlip(RandomlyApplied):
         p: the probability, 0 to 1.
     """
 
-    p: float = 0.5
+    p: Probability = 0.5
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", check_probability("VerticalFlip", self.p))
 
     def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
         return () if self.skips(draws) else ((1.0, 0.0, 0.0, 0.0, -1.0, float(height)),)

@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
+from tpufeed.images.parameters import Probability, positive_range, spread
 from tpufeed.images.protocols import Draws, RandomlyApplied, SameSizeOp, apart, copied, keep
-from tpufeed.images.validation import as_range, between, check_positive_range, check_probability, check_spread
+from tpufeed.images.rng import draw_between
 
 _LEVELS = np.arange(256, dtype=np.float64)
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and torchvision have it
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / np.float32(13)  # Pillow's ImageFilter.SMOOTH
 _ORDERS = tuple(permutations(range(4)))
 _HUE_STEPS = 256
-_LARGEST_FACTOR = 100.0
-_LARGEST_SIGMA_PX = 100.0
+_Factor: TypeAlias = Annotated[float | tuple[float, float], spread(1.0, 0.0, 100.0)]
 
 
 def brighten(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
@@ -165,18 +165,12 @@ class ColorJitter(SameSizeOp):
     All four are held as (low, high).
     """
 
-    brightness: float | tuple[float, float] = 0.0
-    contrast: float | tuple[float, float] = 0.0
-    saturation: float | tuple[float, float] = 0.0
-    hue: float | tuple[float, float] = 0.0
+    brightness: _Factor = 0.0
+    contrast: _Factor = 0.0
+    saturation: _Factor = 0.0
+    hue: Annotated[float | tuple[float, float], spread(0.0, -0.5, 0.5)] = 0.0
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 5
-
-    def __post_init__(self) -> None:
-        for name in ("brightness", "contrast", "saturation"):
-            spread = check_spread("ColorJitter", name, getattr(self, name), 1.0, 0.0, _LARGEST_FACTOR)
-            object.__setattr__(self, name, spread)
-        object.__setattr__(self, "hue", check_spread("ColorJitter", "hue", self.hue, 0.0, -0.5, 0.5))
 
     def skips(self, draws: Draws) -> bool:
         return next(self._changes(draws), None) is None
@@ -192,7 +186,7 @@ class ColorJitter(SameSizeOp):
         """Yield number and amount of each change in the order that was drawn, without those that change nothing."""
         spreads = (self.brightness, self.contrast, self.saturation, self.hue)
         for number in _ORDERS[int(draws[4] * len(_ORDERS))]:
-            amount = between(as_range(spreads[number]), draws[number])
+            amount = draw_between(spreads[number], draws[number])
             if round(amount * _HUE_STEPS) % _HUE_STEPS if number == 3 else amount != 1:
                 yield number, amount
 
@@ -205,12 +199,9 @@ class Grayscale(RandomlyApplied):
         p: the probability, 0 to 1.
     """
 
-    p: float = 0.1
+    p: Probability = 0.1
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", check_probability("Grayscale", self.p))
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         return desaturate(image, out)
@@ -223,21 +214,16 @@ class GaussianBlur(RandomlyApplied):
     Beyond its edges the image is mirrored, the outermost pixels not repeated. OpenCV computes it in integers.
 
     Attributes:
-        sigma: in pixels, uniform in (low, high).
+        sigma: in pixels, uniform in (low, high); a number is both.
         p: the probability, 0 to 1.
     """
 
-    sigma: tuple[float, float] = (0.1, 2.0)
-    p: float = 0.5
+    sigma: Annotated[tuple[float, float], positive_range(100.0, or_one=True)] = (0.1, 2.0)
+    p: Probability = 0.5
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 2
 
-    def __post_init__(self) -> None:
-        sigma = (self.sigma, self.sigma) if isinstance(self.sigma, int | float) else self.sigma
-        object.__setattr__(self, "sigma", check_positive_range("GaussianBlur", "sigma", sigma, _LARGEST_SIGMA_PX))
-        object.__setattr__(self, "p", check_probability("GaussianBlur", self.p))
-
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        sigma = between(self.sigma, draws[1])
+        sigma = draw_between(self.sigma, draws[1])
         blurred: Pixels = cv2.GaussianBlur(image, (0, 0), sigma, dst=out)  # type: ignore[assignment]
         return blurred if out is None else out

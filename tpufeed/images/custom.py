@@ -7,18 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from keyword import iskeyword
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images.decoding import Pixels
+from tpufeed.images.parameters import CheckedOp
 from tpufeed.images.protocols import Draws, SameSizeOp, keep
 from tpufeed.images.rng import generator
-from tpufeed.images.validation import shown
+from tpufeed.options import Rule, is_whole, shown
 
 Augmentation = Callable[[Pixels, np.random.Generator], Pixels]
 _WAY_OUT = "put it, by `def` and under a name of its own, into a module that workers can import, and give 'module:name'"
+
+
+def _is_version(value: object) -> bool:
+    if is_whole(value):
+        return True
+    return isinstance(value, str) and 0 < len(value) <= 100 and value.isprintable() and value == value.strip()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,20 +52,14 @@ class Custom(SameSizeOp):
     """
 
     target: str | Augmentation
-    version: str = "1"
+    version: Annotated[str, Rule("a short text, like '2'", _is_version, str)] = "1"
     sample: bool = False
     draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         target = self.target if isinstance(self.target, str) else _name_of(self.target)
         object.__setattr__(self, "target", _check_target(target))
-        version: object = self.version
-        text = str(version) if isinstance(version, int) and not isinstance(version, bool) else version
-        if not isinstance(text, str) or not 0 < len(text) <= 100 or not text.isprintable() or text != text.strip():
-            raise OptionError(f"Custom: a version is a short text, like '2', not {shown(version)}")
-        object.__setattr__(self, "version", text)
-        if not isinstance(self.sample, bool):
-            raise OptionError(f"Custom: sample is True or False, not {shown(self.sample)}")
+        CheckedOp.__post_init__(self)  # no super(): `slots` makes another class of this one
 
     def __repr__(self) -> str:
         whole = ", sample=True" if self.sample else ""

@@ -19,8 +19,8 @@ from tpufeed.images.custom import Custom
 from tpufeed.images.erasing import RandomErasing
 from tpufeed.images.protocols import Op
 from tpufeed.images.randaugment import RandAugment
-from tpufeed.images.validation import shown
 from tpufeed.images.windows import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from tpufeed.options import shown
 
 __all__ = [
     "CenterCrop",

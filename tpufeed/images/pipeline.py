@@ -10,7 +10,8 @@ from tpufeed.errors import ImageError, OpError, OptionError
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, turn
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.mending import mend, orientation_of
-from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, is_op, keep
+from tpufeed.images.parameters import Fill
+from tpufeed.images.protocols import Draws, MovingOp, Op, PixelOp, Window, WindowOp, is_op, keep
 from tpufeed.images.resizing import (
     cut_padded,
     cut_resized,

@@ -8,7 +8,7 @@ of Pillow's Lanczos and three times as fast, because OpenCV runs both in SIMD.
 
 import io
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias
 
 import cv2
 import numpy as np
@@ -24,19 +24,18 @@ from tpufeed.images.mending import mend
 from tpufeed.images.protocols import Window
 from tpufeed.images.resizing import short_side_size
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
+from tpufeed.options import between, check_fields
 
 StoredFormat = Literal["jpeg", "png", "webp"]
 PresizeMode = Literal["short", "long", "fit"]
+Quality: TypeAlias = Annotated[int, between(1, 100)]
+PresizePx: TypeAlias = Annotated[int, between(8, 16384)]
+MaxPixels: TypeAlias = Annotated[int, between(1, MAX_PIXELS)]
+MinSidePx: TypeAlias = Annotated[int, between(1, 65535)]
 _LONGEST_SIDE_PX = {"jpeg": 65_500, "png": 2**31 - 1, "webp": 16_383}
 _LEAST_OVERSAMPLING = 1.9
 _LEAST_AFTER_MEANS = 3
 _LOBES = 3
-_RANGES = {
-    "quality": (1, 100),
-    "presize_px": (8, 16384),
-    "max_pixels": (1, MAX_PIXELS),
-    "min_side_px": (1, 65535),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +76,11 @@ class ImagePolicy:
 
     check: Literal["full", "header"] = "full"
     encode: Literal["keep", "exact", "jpeg", "png", "webp"] = "keep"
-    quality: int = 90
-    presize_px: int | None = None
+    quality: Quality = 90
+    presize_px: PresizePx | None = None
     presize_mode: PresizeMode = "short"
-    max_pixels: int = MAX_PIXELS
-    min_side_px: int = 1
+    max_pixels: MaxPixels = MAX_PIXELS
+    min_side_px: MinSidePx = 1
     exif: Literal["apply", "ignore"] = "apply"
     cmyk: Literal["rgb", "reject"] = "rgb"
     alpha: Literal["white", "black", "reject"] = "white"
@@ -95,6 +94,7 @@ class ImagePolicy:
     restart_markers: bool | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.restart_markers is None:  # the plan of a build says which, so that all of its hosts do the same
             object.__setattr__(self, "restart_markers", self.encode in ("keep", "jpeg") and CAN_REWRITE)
         if self.progressive == "baseline" and not self.restart_markers:
@@ -102,16 +102,6 @@ class ImagePolicy:
                 "progressive='baseline' rewrites JPEGs: that takes encode='keep' or 'jpeg', and a tpufeed with its C "
                 "extension (docs/install.md)"
             )
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise OptionError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}")
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if name == "presize_px" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise OptionError(f"{name} is a whole number between {least} and {most}, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by their names, as plain JSON data for plan and manifest.
@@ -119,10 +109,6 @@ class ImagePolicy:
         `bands` came later than others: it is there only if it is not the default, so that older datasets can grow.
         """
         return {name: value for name, value in asdict(self).items() if (name, value) != ("bands", "drop")}
-
-
-# The options with a list of choices: those of the fields' types.
-_CHOICES = {name: get_args(hint) for name, hint in get_type_hints(ImagePolicy).items() if get_origin(hint) is Literal}
 
 
 @dataclass(frozen=True, slots=True)

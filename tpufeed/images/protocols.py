@@ -1,17 +1,18 @@
 """Protocols of ops, of which there are two kinds, and their contract of the memory `out`."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import Annotated, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 
 from tpufeed.images.decoding import Pixels
+from tpufeed.images.parameters import CheckedOp, Fill
+from tpufeed.options import a_list
 
 Draws = Sequence[float]
 # From the place (x, y) in a result to the place (a x + b y + c, d x + e y + f) in the image, both in pixels; the middle
 # of the first pixel is (0.5, 0.5).
 Affine: TypeAlias = tuple[float, float, float, float, float, float]
-Fill: TypeAlias = int | tuple[int, int, int]  # 0 to 255: one level for all channels, or (red, green, blue)
 
 
 class Window(NamedTuple):
@@ -41,6 +42,9 @@ class Op(Protocol):
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return `(height, width)` of the results for images of `size`; None where it differs from image to image."""
+
+
+Ops: TypeAlias = Annotated[Sequence[Op], a_list("ops, like [RandomResizedCrop(size=224), HorizontalFlip()]")]
 
 
 @runtime_checkable
@@ -82,7 +86,7 @@ def is_op(value: object) -> TypeGuard[Op]:
     return isinstance(value, WindowOp | PixelOp) and not isinstance(value, type)
 
 
-class SameSizeOp:
+class SameSizeOp(CheckedOp):
     """Base of pixel ops: the size of an image does not change."""
 
     __slots__ = ()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from tpufeed.images.affine import Row, as_affine, rotation, shear_x, shear_y, warp
 from tpufeed.images.color import (
@@ -16,12 +16,10 @@ from tpufeed.images.color import (
     solarize,
 )
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Affine, Draws, Fill, SameSizeOp, keep
+from tpufeed.images.parameters import Fill
+from tpufeed.images.protocols import Affine, Draws, SameSizeOp, keep
 from tpufeed.images.resizing import cut_padded
-from tpufeed.images.validation import check_fill, check_int
-
-_MOST_OPS = 100
-_LARGEST_MAGNITUDE = 30  # of 31 bins
+from tpufeed.options import between
 
 # Each takes the magnitude with its sign, -30 to 30; where the sign means nothing they leave it out of account. Those
 # that move pixels give the rows of `warp` for an image of (height, width), or whole pixels (down, right) of a shift.
@@ -70,16 +68,10 @@ class RandAugment(SameSizeOp):
         fill: what lies beyond the image after a shear, a translation or a rotation.
     """
 
-    num_ops: int = 2
-    magnitude: int = 9
+    num_ops: Annotated[int, between(0, 100)] = 2
+    magnitude: Annotated[int, between(0, 30)] = 9
     fill: Fill = 128
     version: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_ops", check_int("RandAugment", "num_ops", self.num_ops, 0, _MOST_OPS))
-        magnitude = check_int("RandAugment", "magnitude", self.magnitude, 0, _LARGEST_MAGNITUDE)
-        object.__setattr__(self, "magnitude", magnitude)
-        object.__setattr__(self, "fill", check_fill("RandAugment", "fill", self.fill))
 
     @property
     def draws(self) -> int:

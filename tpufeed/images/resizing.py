@@ -6,7 +6,8 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Fill, Window, apart
+from tpufeed.images.parameters import Fill
+from tpufeed.images.protocols import Window, apart
 
 MOST_ENLARGED_PIXELS = 1 << 26
 _MOST_ASPECT = 16

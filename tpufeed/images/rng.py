@@ -35,6 +35,12 @@ def noise(draw: float, count: int) -> npt.NDArray[np.uint8]:
     return words.astype("<u8").view(np.uint8)[:count]
 
 
+def draw_between(bounds: float | tuple[float, float], draw: float) -> float:
+    """Map a uniform number of `[0, 1)` to `[low, high)`; an op holds its bounds as a pair, whatever was given."""
+    assert isinstance(bounds, tuple)
+    return bounds[0] + draw * (bounds[1] - bounds[0])
+
+
 def generator(draws: Sequence[float]) -> np.random.Generator:
     """Make a Philox generator (Salmon et al. 2011); its 128-bit key is the first 32 bits of four uniform numbers.
 

@@ -2,30 +2,26 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from tpufeed.images.protocols import Draws, Fill, Window
+from tpufeed.images.parameters import CheckedOp, Fill, SizePx, positive_range
+from tpufeed.images.protocols import Draws, Window
 from tpufeed.images.resizing import short_side_size
-from tpufeed.images.validation import check_fill, check_int, check_positive_range, check_size
-
-_MOST_PADDING_PX = 16384
+from tpufeed.options import between
 
 
 @dataclass(frozen=True, slots=True)
-class Resize:
+class Resize(CheckedOp):
     """The whole image, resized.
 
     Attributes:
         size: in pixels: an int is the shorter side (aspect kept), a pair is (height, width).
     """
 
-    size: int | tuple[int, int]
+    size: SizePx
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 0
     fill: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", check_size("Resize", self.size))
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         if not isinstance(self.size, int):
@@ -38,20 +34,17 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
-class CenterCrop:
+class CenterCrop(CheckedOp):
     """The middle of an image; one that is too small for that is enlarged first.
 
     Attributes:
         size: in pixels: an int for `size` x `size`, or (height, width).
     """
 
-    size: int | tuple[int, int]
+    size: SizePx
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 0
     fill: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", check_size("CenterCrop", self.size))
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
         return _pair(self.size)
@@ -66,7 +59,7 @@ class CenterCrop:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomResizedCrop:
+class RandomResizedCrop(CheckedOp):
     """A random window of `scale` of the area and `ratio` of width to height, resized to `size` (torchvision's rule).
 
     Ten tries for a window that fits; then the largest central one within `ratio`.
@@ -77,17 +70,12 @@ class RandomResizedCrop:
         ratio: (low, high) of its width to its height.
     """
 
-    size: int | tuple[int, int] = 224
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    size: SizePx = 224
+    scale: Annotated[tuple[float, float], positive_range(1.0)] = (0.08, 1.0)
+    ratio: Annotated[tuple[float, float], positive_range(1000.0)] = (3 / 4, 4 / 3)
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 22
     fill: ClassVar[int] = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", check_size("RandomResizedCrop", self.size))
-        object.__setattr__(self, "scale", check_positive_range("RandomResizedCrop", "scale", self.scale, 1.0))
-        object.__setattr__(self, "ratio", check_positive_range("RandomResizedCrop", "ratio", self.ratio, 1000.0))
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
         return _pair(self.size)
@@ -109,7 +97,7 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomCrop:
+class RandomCrop(CheckedOp):
     """A random window of `size` pixels after `padding` pixels of `fill` on each side; nothing is resized.
 
     torchvision's rule with `pad_if_needed`: a side that is still too short lies at a random place within the window.
@@ -120,16 +108,11 @@ class RandomCrop:
         fill: a level from 0 to 255, or (red, green, blue).
     """
 
-    size: int | tuple[int, int]
-    padding: int = 0
+    size: SizePx
+    padding: Annotated[int, between(0, 16384)] = 0
     fill: Fill = 0
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", check_size("RandomCrop", self.size))
-        object.__setattr__(self, "padding", check_int("RandomCrop", "padding", self.padding, 0, _MOST_PADDING_PX))
-        object.__setattr__(self, "fill", check_fill("RandomCrop", "fill", self.fill))
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
         return _pair(self.size)

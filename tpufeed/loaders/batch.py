@@ -29,7 +29,6 @@ from tpufeed.images.mending import seen_size
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
-from tpufeed.images.validation import shown
 from tpufeed.loaders.buffers import ArraySpec
 from tpufeed.loaders.columns import (
     IMAGE,
@@ -47,6 +46,7 @@ from tpufeed.loaders.columns import (
 from tpufeed.loaders.joint import JointPipeline
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import Source, draws_seed
+from tpufeed.options import shown
 from tpufeed.tfrecord.example import decode_arrays
 
 Array: TypeAlias = npt.NDArray[Any]

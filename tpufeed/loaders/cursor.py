@@ -13,10 +13,10 @@ from tpufeed.dataset.order import EpochOrder, Places
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import DatasetNotFoundError, OptionError, mask_secrets
-from tpufeed.images.validation import shown
 from tpufeed.loaders.batch import BatchRequest
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import Source
+from tpufeed.options import shown
 
 VERSION = 2  # of the order: 1 did not rotate shards
 LAST_EPOCH = 1 << 62

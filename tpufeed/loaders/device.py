@@ -19,8 +19,8 @@ from typing import Any, Self
 
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.loader import Adapter, NumpyLoader
-from tpufeed.loaders.options import check_count
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
+from tpufeed.options import Count, checked
 
 _LOGGER = logging.getLogger(__name__)
 _CLOSE_SECONDS = 10.0  # that closing waits for a source; one that is not ours may never return
@@ -126,8 +126,8 @@ class DeviceLoader(Adapter, ABC):
 
     thread_name = "tpufeed-device"
 
-    def __init__(self, source: Any, device_prefetch: int) -> None:
-        check_count("device_prefetch", device_prefetch)
+    @checked()
+    def __init__(self, source: Any, device_prefetch: Count) -> None:
         self.source = source
         self.device_prefetch = device_prefetch
         self.crossing = Crossing()

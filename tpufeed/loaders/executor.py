@@ -19,12 +19,12 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
-from tpufeed.images.validation import shown
 from tpufeed.loaders.admission import make_stage, pick_staged
 from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, Cost, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool, Memory
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import Source, SourceAddress
+from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers
 from tpufeed.storage.reading import AT_ONCE

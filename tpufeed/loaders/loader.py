@@ -17,7 +17,6 @@ from tpufeed.dataset.partition import Remainder, Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, OptionError, StoreError, mask_secrets
 from tpufeed.images.protocols import Op
-from tpufeed.images.validation import shown
 from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, warn_of_flips
 from tpufeed.loaders.buffers import BufferPool, stride_of
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
@@ -33,12 +32,12 @@ from tpufeed.loaders.cursor import (
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
 from tpufeed.loaders.mixture import Mixture, MixtureCursor, MixtureFeed
-from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
+from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sources import Source, SourceAddress, open_sources
 from tpufeed.loaders.workers import BatchFuture, Executor, ProcessExecutor
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
-from tpufeed.options import named_options
+from tpufeed.options import checked, shown
 from tpufeed.processes.limits import limit_reached
 
 _logger = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ _SUPERSEDED = (
 )
 
 
-@named_options(RENAMED)
+@checked()
 def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     url: DatasetLike,
     split: str = "train",

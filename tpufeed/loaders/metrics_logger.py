@@ -5,14 +5,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceStats
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import check_count
 from tpufeed.loaders.world import find_world
+from tpufeed.options import Count, above, checked
 
 _logger = logging.getLogger(__name__)
 
@@ -65,13 +65,14 @@ class MetricsLogger:
             another loader.
     """
 
+    @checked()
     def __init__(
         self,
         loader: Any,
         to: Any,
         *,
-        every_steps: int | None = None,
-        every_seconds: float | None = None,
+        every_steps: Count | None = None,
+        every_seconds: Annotated[float, above(0)] | None = None,
         prefix: str = "tpufeed/",
         all_ranks: bool = False,
     ) -> None:
@@ -82,13 +83,9 @@ class MetricsLogger:
                 "tpufeed.device_loader counts for a DataLoader how long its batches are waited for"
             )
         if every_seconds is None:
-            every_steps = 50 if every_steps is None else every_steps
-            check_count("every_steps", every_steps)
-        elif every_steps is not None or not isinstance(every_seconds, int | float) or not every_seconds > 0:
-            raise OptionError(
-                f"every_seconds is a number above 0, in place of every_steps, not {every_seconds!r} with every_steps="
-                f"{every_steps}"
-            )
+            every_steps = every_steps or 50
+        elif every_steps is not None:
+            raise OptionError(f"give either every_seconds={every_seconds:g} or every_steps={every_steps}, not both")
         self._loader, self._prefix, self._all_ranks = loader, prefix, all_ranks
         self._every, self._seconds = every_steps or 1, every_seconds or 0.0
         self._host = find_host(loader)

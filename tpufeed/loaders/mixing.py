@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpufeed.errors import OptionError
+from tpufeed.options import above
 
 _FILES = {"torch": "torch.pixels", "jax": "jax.pixels", "jaxlib": "jax.pixels", "tensorflow": "tf.pixels"}
 _MIXUP, _CUTMIX = 3, 4  # so that equal seeds give the two functions unrelated draws
@@ -61,8 +62,7 @@ def _mix(images: Any, labels: Any, seed: Any, alpha: float, classes: int | None,
         raise OptionError(
             f"images and labels are of one framework, not {type(images).__module__} and {type(labels).__module__}"
         )
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number) or not 0 < alpha < 1e6:
-        raise OptionError(f"alpha is a number above 0, not {alpha!r}")
+    alpha = above(0, 1e6).check("alpha", alpha)
     shape = _shape_of(images)
     if len(shape) != 4 or not re.search(r"\buint8\b|float", str(images.dtype)):
         raise OptionError(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -16,11 +16,11 @@ from tpufeed.dataset.order import EpochOrder, Ints, Places
 from tpufeed.dataset.partition import Share
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError, mask_secrets
-from tpufeed.images.validation import shown
 from tpufeed.loaders.batch import BatchRequest, group_rows
 from tpufeed.loaders.cursor import LAST_EPOCH, VERSION, check_identity, has_grown_since, state_number
-from tpufeed.loaders.options import LoaderOptions, check_bool
+from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import ClassList, JoinBy, Source, draws_seed, join_classes, label_of, open_sources
+from tpufeed.options import Whole, checked, is_number, shown
 
 Stop = Literal["shortest", "longest", "never"]
 
@@ -60,25 +60,18 @@ class Mixture:
         OptionError: a weight that is not a positive number, or an unknown value of an option.
     """
 
+    @checked()
     def __init__(
         self,
         weights: Mapping[str | Path | Dataset, float],
         *,
         stop: Stop = "shortest",
-        seed: int | None = None,
+        seed: Whole | None = None,
         classes: JoinBy = "by_name",
         reweight: bool = False,
     ) -> None:
-        if stop not in get_args(Stop):
-            raise OptionError(f"stop is 'shortest', 'longest' or 'never', not {stop!r}")
-        if classes not in get_args(JoinBy):
-            raise OptionError(f"classes is 'by_name', 'offset' or 'as_is', not {classes!r}")
-        check_bool("reweight", reweight)
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
-            raise OptionError(f"seed is a whole number, not {seed!r}")
         self.weights = _check_weights(weights)
-        self.stop, self.seed, self.classes = stop, None if seed is None else int(seed), classes
-        self.reweight = bool(reweight)
+        self.stop, self.seed, self.classes, self.reweight = stop, seed, classes, reweight
 
     def open(self, split: str) -> tuple[Source, ...]:
         """Open the split of each source. Raises as `open_sources` does."""
@@ -109,8 +102,7 @@ def _check_weights(weights: Mapping[str | Path | Dataset, float]) -> dict[str | 
     found: dict[str | Dataset, float] = {}
     for given, weight in weights.items():
         source = given if isinstance(given, Dataset) else str(given).rstrip("/")
-        is_number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
-        if not is_number or not (math.isfinite(weight) and weight > 0):
+        if not (is_number(weight) and 0 < weight < math.inf):
             raise OptionError(
                 f"the weight of {label_of(source)} is a number above 0, not {weight!r}; leave out what is not to be "
                 "read"

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tpufeed.errors import LoaderError, OptionError
 from tpufeed.measure.clock import StepTimes, first_shape, idle_band, length_of, wait_percentiles
 from tpufeed.measure.results import BenchRun
 from tpufeed.measure.tpu import AcceleratorProfile
+from tpufeed.options import Count, above, checked
 
 _AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's floor for ResNet-50
 _FEWEST_STEPS = 20  # after the first step; figures of fewer say little
@@ -50,26 +51,26 @@ class EmulatedAccelerator:
     where it would stand before a full queue.
     """
 
+    @checked()
     def __init__(
         self,
         profile: AcceleratorProfile,
-        batch_size: int,
+        batch_size: Count,
         now: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if batch_size < 1:
-            raise OptionError(f"a batch has at least one image, not {batch_size}")
         self.profile = profile
         self.batch_size = batch_size
         self.step_seconds = batch_size / profile.images_per_second
         self._now = now
         self._sleep = sleep
 
+    @checked()
     def run(
         self,
         loader: Iterable[Any],
-        steps: int | None = None,
-        seconds: float | None = None,
+        steps: Count | None = None,
+        seconds: Annotated[float, above(0)] | None = None,
         patience_seconds: float = 0.0,
     ) -> BenchRun:
         """Feed the device from `loader`, epoch after epoch. With fewer than two steps most figures are unknown.
@@ -85,8 +86,6 @@ class EmulatedAccelerator:
             LoaderError: an epoch has no batch.
             Exception: the loader's.
         """
-        if (steps is not None and steps < 1) or (seconds is not None and seconds <= 0):
-            raise OptionError(f"steps and seconds are positive, not {steps} and {seconds}")
         limits = Limits(steps, seconds, patience_seconds)
         epochs = RepeatedEpochs(loader, steps is not None or seconds is not None)
         arrivals, begins, images = array("d"), array("d"), list[int]()

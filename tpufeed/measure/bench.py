@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Annotated, Any
 
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.ops import parse_op
@@ -18,13 +18,14 @@ from tpufeed.measure.machine import machine, place_of
 from tpufeed.measure.results import BenchRun, spread
 from tpufeed.measure.tpu import AcceleratorProfile, find_tpu, nearest, profile
 from tpufeed.measure.wording import number_of
+from tpufeed.options import Count, Number, above, at_least, check_fields
 from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
 
 EMULATED = "emulated"
 DEFAULT_DEVICE = "emulated:tpu-v3-8"
 REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")
 DRAIN = "none"
-_BATCH_SIZE, _SECONDS, _MOST_SECONDS = 128, 8.0, 86_400.0
+_BATCH_SIZE, _SECONDS = 128, 8.0
 _WARM_UP_SECONDS = 2.0
 _LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to stage and to compile
 _ENTRY = "tpufeed.measure.bench:serve"
@@ -62,28 +63,22 @@ class BenchOptions:
     """
 
     device: str | None = None
-    batch_size: int | None = None
-    step_ms: float | None = None
-    steps: int | None = None
-    seconds: float | None = None
-    repeats: int = 3
-    warm_up: int = 1
+    batch_size: Count | None = None
+    step_ms: Annotated[float, above(0, 1e6)] | None = None
+    steps: Annotated[int, at_least(2)] | None = None
+    seconds: Annotated[float, above(0, 86_400)] | None = None
+    repeats: Count = 3
+    warm_up: Number = 1
     split: str = "train"
     ops: tuple[str, ...] | None = None
-    threads: int | None = None
-    processes: int | None = None
+    threads: Count | None = None
+    processes: Number | None = None
     model: str | None = None
     tpu: str | None = None
     patience_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        least = {"batch_size": 1, "steps": 2, "repeats": 1, "warm_up": 0, "threads": 1, "processes": 0}
-        for name, fewest in least.items():
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < fewest):
-                raise OptionError(f"{name} is a whole number, at least {fewest}, not {value!r}")
-        if self.seconds is not None and not 0 < self.seconds <= _MOST_SECONDS:
-            raise OptionError(f"seconds is a number above 0, at most {_MOST_SECONDS:,.0f}, not {self.seconds!r}")
+        check_fields(self)
         for text in self.ops or ():
             parse_op(text)
         if self.tpu is not None and (self.device is not None or self.step_ms is not None):
@@ -110,8 +105,6 @@ class BenchOptions:
             known = profile(rest)
         elif self.step_ms is None:
             raise OptionError(f"a device {EMULATED!r} without a profile needs step_ms: --step-ms 40 --batch 256")
-        elif not 0 < self.step_ms < float("inf"):
-            raise OptionError(f"a step takes more than 0 milliseconds, not {self.step_ms:g}")
         else:
             batch_size = self.batch_size or _BATCH_SIZE
             known = AcceleratorProfile(f"{self.step_ms:g}ms-step", 1e3 * batch_size / self.step_ms, batch_size)

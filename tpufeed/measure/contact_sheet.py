@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -27,12 +28,12 @@ from tpufeed.loaders.columns import Sample
 from tpufeed.measure.files import check_output, write_file
 from tpufeed.measure.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_labels
 from tpufeed.measure.wording import number_of
+from tpufeed.options import between, check_fields
 from tpufeed.tfrecord.example import Feature, decode_arrays
 
 # Format and longest side in pixels, by the ending of the sheet's name.
 _FORMATS = {".png": ("PNG", 1 << 20), ".jpg": ("JPEG", 65535), ".jpeg": ("JPEG", 65535), ".webp": ("WEBP", 16383)}
 _MOST_PIXELS = 300_000_000
-_MOST_TILES = 10_000
 
 _GAP_PX, _TITLE_PX, _LABEL_PX, _NAME_PX = 8, 26, 15, 13
 _TITLE_FONT_PX, _LABEL_FONT_PX, _NAME_FONT_PX = 14, 12, 10
@@ -56,16 +57,13 @@ class SheetOptions:
         size_px: side of the square that each image is fitted into.
     """
 
-    count: int = 64
+    count: Annotated[int, between(1, 10_000)] = 64
     class_name: str | None = None
     seed: int = 0
-    size_px: int = 160
+    size_px: Annotated[int, between(16, 2048)] = 160
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= _MOST_TILES:
-            raise OptionError(f"a sheet shows between 1 and {_MOST_TILES} images, not {self.count}")
-        if not 16 <= self.size_px <= 2048:
-            raise OptionError(f"size is a side in pixels between 16 and 2048, not {self.size_px}")
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import tpufeed
 from tpufeed.dataset.advice import iter_warnings
@@ -39,13 +39,13 @@ from tpufeed.measure.results import Diagnosis, Stage
 from tpufeed.measure.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
 from tpufeed.measure.wording import number_of
 from tpufeed.measure.xplane import read_profile
+from tpufeed.options import Count, between, checked
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.registry import open_store
 
 Listener = Callable[[str], None]
 T = TypeVar("T")
 
-_LEAST_SECONDS, _MOST_SECONDS = 1.0, 600.0
 _BATCH_SIZE = 128
 _DEFAULT_OPS = (RandomResizedCrop(224), HorizontalFlip())
 _NOTE_ON_OPS = "ops: RandomResizedCrop(224) and HorizontalFlip(), as none were given (--op)"
@@ -54,6 +54,7 @@ _MEASUREMENTS = 14  # share the time among them; starting processes takes the re
 _SAMPLING, _LOADING = 1.5, 4.0  # times a measurement's seconds: most of the prediction depends on the loader
 
 
+@checked()
 def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     url: str | Path,
     *,
@@ -61,9 +62,9 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     tpu: str | None = None,
     model: str | None = None,
     flops_per_sample: float | None = None,
-    batch_size: int | None = None,
+    batch_size: Count | None = None,
     ops: Sequence[Op] | None = None,
-    seconds: float = 25.0,
+    seconds: Annotated[float, between(1.0, 600.0)] = 25.0,
     steps: Path | None = None,
     profile: Path | None = None,
     listener: Listener | None = None,
@@ -90,12 +91,8 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
         OptionError: an option that cannot be, a split that is not there or is empty, or images that differ in size.
         StoreError, ManifestError: the dataset cannot be read.
     """
-    if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
-        raise OptionError(f"seconds are between {_LEAST_SECONDS:g} and {_MOST_SECONDS:g}, not {seconds:g}")
     if model is not None and flops_per_sample is not None:
         raise OptionError("give either a model or the FLOPs of a sample, not both")
-    if batch_size is not None and batch_size < 1:
-        raise OptionError(f"batch_size is a whole number, at least 1, not {batch_size}")
     goal, assumed = find_goal(tpu, model, flops_per_sample, batch_size, os.environ)
     evidence = read_evidence(steps, profile)
     mixture = parse_mixture(str(url))

@@ -5,16 +5,15 @@ them. Reading, decoding and ops share the cores of the loader: there the times o
 judged: where the page cache or the loaders' copies of shards hold the split, storage limits the first epoch only.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from tpufeed.errors import OptionError
 from tpufeed.measure.results import Action, Diagnosis, Stage
-from tpufeed.measure.tpu import TPUS, Tpu, find_model, find_tpu, training_flops
+from tpufeed.measure.tpu import TPUS, Flops, Tpu, find_model, find_tpu, training_flops
 from tpufeed.measure.wording import between
+from tpufeed.options import checked
 
 ACCELERATOR = "accelerator"
 STORAGE, READING, DECODING, OPS, ASSEMBLY, TRANSFER = "storage", "reading", "decoding", "ops", "assembly", "transfer"
@@ -272,15 +271,14 @@ def find_goal(
     return Goal(found.name, name, needed_rates(found, flops_per_sample), found.devices, batch_size), notes
 
 
-def needed_rates(tpu: Tpu, flops_per_sample: float | None) -> tuple[float, float]:
+@checked()
+def needed_rates(tpu: Tpu, flops_per_sample: Flops | None) -> tuple[float, float]:
     """Return images a second that a TPU takes, (low, high): from the table for ResNet-50, which None stands for.
 
     For other models: chips x peak x 20.5 % and 37.5 % / FLOPs, the shares of the peak at which ResNet-50 was trained.
     """
     if flops_per_sample is None:
         return tpu.low, tpu.high
-    if not (math.isfinite(flops_per_sample) and flops_per_sample > 0):
-        raise OptionError(f"FLOPs a sample are a number above 0, like 24.6e9, not {flops_per_sample}")
     peak = tpu.chips * tpu.peak_tflops * 1e12
     return peak * LOW_SHARE / flops_per_sample, peak * HIGH_SHARE / flops_per_sample
 

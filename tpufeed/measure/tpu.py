@@ -7,11 +7,13 @@ import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from tpufeed.errors import OptionError
+from tpufeed.options import Count, above, checked
 
 # A training step is a forward pass and a backward pass of twice its cost; a multiply-add is two operations.
+Flops: TypeAlias = Annotated[float, above(0, 1e18)]  # of training on one image
 _TRAINING_FLOPS = 3 * 2
 _RATES_MODEL = "resnet50"  # all rates of TPUs and profiles are for this model
 # MLPerf Storage's ResNet-50 trains on a batch of 400 in 0.224 s (H100) and in 0.435 s (A100).
@@ -163,7 +165,8 @@ def find_model(name: str) -> str:
         ) from None
 
 
-def training_flops(name: str, side_px: int | None = None) -> float:
+@checked()
+def training_flops(name: str, side_px: Count | None = None) -> float:
     """Return the FLOPs of training on one image, forward and backward: 24.6e9 for resnet50.
 
     Args:
@@ -172,13 +175,12 @@ def training_flops(name: str, side_px: int | None = None) -> float:
             is close for convolutions; the attention of a vision transformer grows somewhat faster.
     """
     giga_multiply_adds, usual_px = MODELS[find_model(name)]
-    if side_px is not None and side_px < 1:
-        raise OptionError(f"the side of an image is at least one pixel, not {side_px}")
     return giga_multiply_adds * 1e9 * _TRAINING_FLOPS * ((side_px or usual_px) / usual_px) ** 2
 
 
+@checked()
 def mfu_percent(
-    images_per_second: float | None, flops_per_sample: float | None, tpu: Tpu | None, chips: int | None = None
+    images_per_second: float | None, flops_per_sample: Flops | None, tpu: Tpu | None, chips: Count | None = None
 ) -> float | None:
     """Return images a second x FLOPs of an image / (peak x chips), in percent; None where one of them is not known.
 
@@ -191,8 +193,6 @@ def mfu_percent(
     if images_per_second is None or flops_per_sample is None or tpu is None:
         return None
     at_work = tpu.chips if chips is None else chips
-    if at_work < 1 or flops_per_sample <= 0:
-        raise OptionError(f"chips and FLOPs of a sample are positive, not {at_work} and {flops_per_sample}")
     return 100 * images_per_second * flops_per_sample / (tpu.peak_tflops * 1e12 * at_work)
 
 

@@ -24,6 +24,7 @@ from tpufeed.errors import (
     ObjectNotFoundError,
     OptionError,
 )
+from tpufeed.options import Names, checked
 from tpufeed.sharding.coco import is_coco
 from tpufeed.sharding.duplicates import report_duplicates
 from tpufeed.sharding.inventory import Inventory, take_inventory
@@ -320,7 +321,8 @@ def _find_base(store: Store, source: str) -> Dataset:
     return base
 
 
-def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequence[str] = ()) -> ShardOptions:
+@checked()
+def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Names = ()) -> ShardOptions:
     """Return the options of a dataset's first build for a further source.
 
     Args:
@@ -334,8 +336,6 @@ def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequ
             to unset.
     """
     stored, given = base.manifest.options, {name: value for name, value in given.items() if value is not None}
-    if isinstance(unset, str):  # its letters would be taken for names
-        raise OptionError(f"unset is a list of names like ['image'], not {unset!r}")
     left_out = {name.replace("-", "_") for name in unset}
     unknown = sorted(left_out - (ROLES.keys() - {"keeps_classes"}))
     if unknown:

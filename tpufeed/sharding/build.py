@@ -22,13 +22,13 @@ from tpufeed.dataset.schema import record_schema
 from tpufeed.engines.engine import Engine, Job
 from tpufeed.errors import DatasetExistsError, ObjectNotFoundError, OptionError
 from tpufeed.images.decoding import MAX_PIXELS
-from tpufeed.options import named_options
+from tpufeed.options import checked
 from tpufeed.sharding.append import AppendRun
 from tpufeed.sharding.coco import is_coco
 from tpufeed.sharding.duplicates import find_duplicates, report_duplicates
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
-from tpufeed.sharding.options import Handling, ShardOptions
+from tpufeed.sharding.options import POLICIES, Handling, ShardOptions
 from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_shards, probe_images
 from tpufeed.sharding.preview import Preview, preview_build
 from tpufeed.sharding.sample import iter_turn_warnings
@@ -36,24 +36,8 @@ from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
-_POLICIES = ("exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged")
-RENAMED = {
-    **{name: f"use policy={{{name!r}: ...}}" for name in _POLICIES},
-    "split": "shares",
-    "splits": "shares",
-    "shard_size": "shard_bytes",
-    "max_shard_size": "shard_bytes",
-    "num_shards": "shards",
-    "num_workers": "workers",
-    "processes": "workers",
-    "presize_px": "presize",
-    "resize": "presize",
-    "min_side_px": "min_side",
-    "dry_run": "call tpufeed.sharding.build.preview_shard(src, dst, ShardOptions(...))",
-}
 
-
-@named_options(RENAMED)
+@checked({name: f"use policy={{{name!r}: ...}}" for name in POLICIES})
 def shard(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,

@@ -19,7 +19,8 @@ from typing import Self
 
 from crc32c import crc32c
 
-from tpufeed.errors import OptionError, mask_secrets
+from tpufeed.errors import mask_secrets
+from tpufeed.options import Count, checked
 from tpufeed.storage.stage_fetcher import Fetcher, StageStats
 from tpufeed.storage.stage_folder import RemoteShard, StageFolder, copy_key
 from tpufeed.storage.store import Store
@@ -46,20 +47,16 @@ class ShardStage:
         OptionError: no folder for copies, or numbers that are none.
     """
 
+    @checked()
     def __init__(
         self,
         store: Store,
         parent: Path | None = None,
-        budget_bytes: int | None = None,
-        connections: int = 16,
-        range_bytes: int = 8 << 20,
+        budget_bytes: Count | None = None,
+        connections: Count = 16,
+        range_bytes: Count = 8 << 20,
         others: Mapping[str, Store] | None = None,
     ) -> None:
-        if connections < 1 or range_bytes < 1 or (budget_bytes is not None and budget_bytes < 1):
-            raise OptionError(
-                f"{connections} connections, ranges of {range_bytes} and stage_bytes={budget_bytes}: give numbers from "
-                "1 on (to do without a stage, make none)"
-            )
         self._store = store
         self._folder = StageFolder(parent, budget_bytes)
         self._stats = StageStats()

@@ -11,9 +11,9 @@ import numpy as np
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.loader import DatasetLike
-from tpufeed.loaders.options import LabelFormat, LoaderOptions, check_bool
+from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
-from tpufeed.options import named_options
+from tpufeed.options import checked
 from tpufeed.processes.limits import available_cores
 
 try:
@@ -30,7 +30,7 @@ _IN_GRAIN = {
 }
 
 
-@named_options(_IN_GRAIN)
+@checked(_IN_GRAIN)
 def grain_source(  # noqa: PLR0913  # each option is a parameter that editors show
     url: DatasetLike,
     split: str = "train",
@@ -74,7 +74,6 @@ def grain_source(  # noqa: PLR0913  # each option is a parameter that editors sh
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: options that do not fit it.
     """
-    check_bool("decode", decode)
     given = {name: value for name, value in locals().items() if name in LoaderOptions.__slots__}
     return GrainSource(PortableSamples(url, split, LoaderOptions(**given), decode))
 

@@ -12,13 +12,12 @@ from tpufeed.dataset.partition import Remainder, World
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
-from tpufeed.images.validation import shown
 from tpufeed.loaders.device import DeviceIterator, Exchange, StatefulDeviceLoader, Transfer
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
 from tpufeed.loaders.loader import DatasetLike, NumpyLoader, open_feed
-from tpufeed.loaders.options import RENAMED, LabelFormat, Numa, take_options
+from tpufeed.loaders.options import LabelFormat, Numa, take_options
 from tpufeed.loaders.world import WorldLike
-from tpufeed.options import named_options
+from tpufeed.options import checked, shown
 
 try:
     import jax
@@ -26,7 +25,7 @@ except ImportError as error:
     raise MissingExtraError("JAX", "jax") from error
 
 
-@named_options(RENAMED)
+@checked()
 def jax_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     url: DatasetLike,
     split: str = "train",

@@ -15,9 +15,9 @@ from tpufeed.images.protocols import Op
 from tpufeed.loaders.batch import Array
 from tpufeed.loaders.loader import Adapter, DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
+from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.world import WorldLike
-from tpufeed.options import named_options
+from tpufeed.options import checked
 
 if TYPE_CHECKING:
     from tpufeed.loaders.keras.state import KerasState
@@ -40,7 +40,7 @@ _TAKEN_TO_BUILD = 2  # batches, at most: by JAX on an accelerator, which takes o
 ENDLESS = 1 << 62  # batches
 
 
-@named_options(RENAMED)
+@checked()
 def keras_dataset(  # noqa: PLR0913  # each option is a parameter that editors show
     url: DatasetLike,
     split: str = "train",

@@ -15,9 +15,9 @@ from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.loader import DatasetLike, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, check_bool, take_options
+from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.world import WorldLike, find_tf_world
-from tpufeed.options import named_options
+from tpufeed.options import checked
 from tpufeed.processes.limits import available_cores
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _GCS_SETTINGS = {
 }
 
 
-@named_options(RENAMED)
+@checked()
 def tf_dataset(  # noqa: PLR0912, PLR0913  # each option is a parameter that editors show
     url: DatasetLike,
     split: str = "train",
@@ -210,10 +210,6 @@ def _check_options(
     sharding: Sharding | None,
 ) -> tuple[bool, Sharding | None]:
     """Return `direct` and `sharding` as the service implies them. Raises OptionError for what does not fit together."""
-    check_bool("direct", direct)
-    check_bool("deterministic", deterministic)
-    if sharding not in ("dynamic", "off", "file", None):
-        raise OptionError(f"sharding is 'dynamic', 'off' or 'file', not {sharding!r}")
     if service is None and sharding is not None:
         raise OptionError("sharding is how a tf.data service shares its work: give service='grpc://host:port' too")
     if service is not None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceLoader, StatefulDeviceLoader, Transfer
 from tpufeed.loaders.torch.loader import EpochSampler, map_leaves, refuse_item
-from tpufeed.options import named_options
+from tpufeed.options import checked
 
 try:
     import torch
@@ -22,7 +22,7 @@ _NEVER_PINNED = ("mps",)
 _GOOGLES = "github.com/google-pytorch/"  # its home page; sophgo has a package of the same name
 
 
-@named_options({"size": "device_prefetch", "prefetch": "device_prefetch", "prefetch_factor": "device_prefetch"})
+@checked()
 def device_loader(loader: Iterable[Any], device: Any = None, *, device_prefetch: int = 2) -> "TorchDeviceLoader":
     """The batches of `loader` on `device`, the next few already there while a step runs.
 

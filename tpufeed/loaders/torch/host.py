@@ -18,7 +18,7 @@ from tpufeed.loaders.loader import DatasetLike
 from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
-from tpufeed.options import named_options
+from tpufeed.options import checked
 
 try:
     import torch
@@ -69,7 +69,7 @@ class TFRecordImages(TorchDataset[Any]):
         OptionError: options that do not fit it.
     """
 
-    @named_options(dict.fromkeys(("batch_size", "shuffle", "num_workers", "drop_last"), "give it to the DataLoader"))
+    @checked(dict.fromkeys(("batch_size", "shuffle", "num_workers", "drop_last"), "give it to the DataLoader"))
     def __init__(  # noqa: PLR0913  # each option is a parameter that editors show
         self,
         url: DatasetLike,

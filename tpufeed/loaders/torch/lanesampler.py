@@ -7,11 +7,11 @@ from typing import Any
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.images.validation import shown
 from tpufeed.loaders.cursor import check_identity, check_lanes, check_state_lanes, grow_state, identity_of, state_number
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import find_world, thread_world
+from tpufeed.options import shown
 
 try:
     from torch.utils.data import DistributedSampler

@@ -17,11 +17,11 @@ from tpufeed.images.protocols import Op
 from tpufeed.loaders.columns import Batch
 from tpufeed.loaders.loader import Adapter, DatasetLike, EpochIterator, NumpyLoader, open_feed
 from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
+from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import WorldLike
-from tpufeed.options import named_options
+from tpufeed.options import checked
 
 try:
     import torch
@@ -33,7 +33,7 @@ except ImportError as error:
 _LONGEST_PAUSE_SECONDS = 0.1  # between two looks for the other ranks
 
 
-@named_options(RENAMED)
+@checked()
 def torch_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     url: DatasetLike,
     split: str = "train",

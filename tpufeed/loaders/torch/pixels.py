@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.options import at_least
 
 try:
     import torch
@@ -57,8 +58,7 @@ def random_shift(images: torch.Tensor, *, pixels: int, seed: Seed, fill: int = 0
         fill: the value of pixels from outside.
     """
     _check(images)
-    if pixels < 0:
-        raise OptionError(f"pixels is at least 0, not {pixels}")
+    pixels = at_least(0).check("pixels", pixels)
     draws = _generator(seed, _SHIFT).integers(0, 2 * pixels, (2, len(images)), endpoint=True)
     bits = (2 * pixels).bit_length()
     # The moves leave out 2**bits - 1 pixels of a direction in all, of which at most 2 * pixels are drawn.

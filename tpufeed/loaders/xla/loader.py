@@ -7,11 +7,11 @@ from typing import Any
 from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.protocols import Op
-from tpufeed.loaders.options import RENAMED, LabelFormat, LoaderOptions, Numa, take_options
+from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.world import WorldLike
 from tpufeed.loaders.xla import runtime
 from tpufeed.loaders.xla.runtime import Shardings
-from tpufeed.options import named_options
+from tpufeed.options import checked
 
 # Not before: without torch it is the extra "xla" that is missing.
 # isort: split
@@ -21,7 +21,7 @@ from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.torch.loader import EpochSampler, TorchLoader, Undivided, like, map_leaves, plain_tensor
 
 
-@named_options(RENAMED)
+@checked()
 def xla_loader(  # noqa: PLR0913  # each option is a parameter that editors show
     source: Any,
     split: str = "train",
