@@ -7,9 +7,10 @@ from tpufeed.loaders.options import LoaderOptions
 
 
 def differing_options(loader, count):
-    """Options whose default or annotation is not that of `LoaderOptions`, or that are not keywords; or their number."""
+    """Options whose default is not that of `LoaderOptions`, or that are not keywords; or their number."""
     known = inspect.signature(LoaderOptions).parameters
     shown = inspect.signature(loader).parameters
     shared = [shown[field.name] for field in fields(LoaderOptions) if field.name in shown]
     assert all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in shown.values())
-    return [str(found) for found in shared if found != known[found.name]] + [len(shared)] * (len(shared) != count)
+    different = [str(found) for found in shared if found.default != known[found.name].default]
+    return different + [len(shared)] * (len(shared) != count)

@@ -275,7 +275,7 @@ LOADERS = ["numpy_loader", "torch_loader", "jax_loader", "keras_dataset", "tf_da
 
 
 @pytest.mark.parametrize("name", [*LOADERS, *BY_NUMBER])
-def test_loaders_that_share_an_option_have_it_with_one_default_and_annotation(name):
+def test_loaders_that_share_an_option_have_it_with_one_default(name):
     """test_torchxla.py looks at xla_loader, which cannot be imported after tensorflow."""
     assert differing_options(getattr(tpufeed, name), 11 if name in BY_NUMBER else 23) == []
 
