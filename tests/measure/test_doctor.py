@@ -12,14 +12,16 @@ import msgspec
 import pytest
 
 import tpufeed
+from tests.measure.conftest import write_images
 from tpufeed.cache import warmup
 from tpufeed.errors import DamageError, DatasetNotFoundError, OptionError
 from tpufeed.images import Custom, HorizontalFlip
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.measure import alternatives, stages
-from tpufeed.measure.alternatives import Sample, take_sample, try_alternatives, write_sample
+from tpufeed.measure.alternatives import FedImages, take_sample, try_alternatives, write_sample
 from tpufeed.measure.clock import StepReport, StepTimes, save_steps
 from tpufeed.measure.doctor import examine
+from tpufeed.measure.prediction import Measurements
 from tpufeed.measure.rawfiles import measure_files, measure_pillow
 from tpufeed.measure.stages import LoaderRates, measure_loader
 
@@ -93,6 +95,15 @@ def test_fewer_samples_than_a_batch_are_measured_and_said(dataset_url: str) -> N
     assert any("fewer than a batch of 128" in note for note in found.notes)
 
 
+def test_a_mixture_is_measured_with_the_storage_of_its_heaviest_source(dataset_url: str, tmp_path: Path) -> None:
+    few = str(tmp_path / "few")
+    tpufeed.shard(write_images(tmp_path / "colours", 6), few, workers=1)
+    found = examine(f"{few}=0.7,{dataset_url}=0.3", **SHORT)
+    assert found.fed
+    assert stages_of(found)["storage"].images_per_second > 0
+    assert any(note.startswith(f"storage is that of {few}, the heaviest source") for note in found.notes)
+
+
 @pytest.fixture(scope="module")
 def memory_url(colour_folder: Path) -> str:
     tpufeed.shard(colour_folder, "memory://doctor", shard_bytes="3KB", workers=1)
@@ -133,11 +144,15 @@ def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path, mo
     assert not [note for note in found.notes if "could not be tried" in note]
 
 
+def files_of(url: Path) -> Measurements:
+    return measure_files(str(url), OPS, 8, 0.01, lambda _: None)
+
+
 def test_the_columns_of_a_table_are_asked_for(colour_folder: Path, tmp_path: Path) -> None:
     paths = sorted(colour_folder.glob("red/*"))
     (tmp_path / "t.csv").write_text("\n".join(["path,kind,subset", *(f"{path},red,val" for path in paths)]))
-    assert [note for note in measure_files(str(tmp_path / "t.csv"), 32, 0.01).notes if "--label COLUMN" in note]
-    assert not [note for note in measure_files(str(colour_folder), 32, 0.01).notes if "COLUMN" in note]
+    assert [note for note in files_of(tmp_path / "t.csv").notes if "--label COLUMN" in note]
+    assert not [note for note in files_of(colour_folder).notes if "COLUMN" in note]
 
 
 def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
@@ -269,9 +284,9 @@ def test_a_transfer_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert "neither torch_xla nor jax" in stages.measure_transfer((8, 8, 3), 4, 0.01).why_not
 
 
-def sample_of(dataset_url: str, **more) -> Sample:
+def sample_of(dataset_url: str, **more) -> FedImages:
     images, _ = take_sample(tpufeed.open_dataset(dataset_url), "train", 10.0)
-    return Sample(
+    return FedImages(
         **{"url": dataset_url, "images": images[:16], "records": 1_000_000, "ops": OPS, "batch_size": 8, **more}
     )
 
@@ -338,7 +353,6 @@ def test_pillow_is_measured_over_what_it_can_decode(photos: dict[str, bytes]) ->
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, bytes]) -> None:
     (tmp_path / "good.jpg").write_bytes(photos["rocket.jpg"])
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
-    found = measure_files(str(tmp_path), 32, 0.01)
-    assert found.count == 2
-    assert len(found.images) == 1
+    found = files_of(tmp_path)
+    assert found.total_bytes == 2 * found.record_bytes
     assert any("cannot be read, the first: " in note and "gone.jpg" in note for note in found.notes)

@@ -121,7 +121,7 @@ def write_sample(folder: Path, images: Sequence[bytes], shape: tuple[int, int, i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class FedImages:
     """Encoded images of a dataset or of files, and how the loader feeds them.
 
     Attributes:
@@ -141,7 +141,7 @@ class Sample:
     batch_size: int
 
 
-def try_alternatives(sample: Sample, folder: Path, seconds: float) -> tuple[tuple[Alternative, ...], list[str]]:
+def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[tuple[Alternative, ...], list[str]]:
     """Measure other ways to store a sample; return them, and why some could not be tried.
 
     Args:

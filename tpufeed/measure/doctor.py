@@ -14,13 +14,12 @@ from typing import Annotated, TypeVar
 import tpufeed
 from tpufeed.dataset.advice import iter_warnings
 from tpufeed.dataset.reader import Dataset, find_dataset
-from tpufeed.errors import DatasetNotFoundError, NoInputsError, OptionError, SourceError, TpufeedError
+from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.images import HorizontalFlip
-from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture, parse_mixture
-from tpufeed.measure.alternatives import SAMPLE_SPLIT, Sample, take_sample, try_alternatives, write_sample
+from tpufeed.measure.alternatives import SAMPLE_SPLIT, FedImages, take_sample, try_alternatives, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, load_steps
 from tpufeed.measure.machine import busy_notes, machine
 from tpufeed.measure.prediction import (
@@ -99,17 +98,18 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     about = machine()  # before there is any load of ours
     batch, each, tell = batch_size or _BATCH_SIZE, seconds / _MEASUREMENTS, listener or (lambda _: None)
     if isinstance(mixture, Mixture):
-        measured = _examine_mixture(mixture, split or "train", ops, batch, each, tell)
-        measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
-        return predict(measured, goal, str(url), about, evidence)
-    store = open_store(url, follow=False)
-    dataset = find_dataset(store)
-    if dataset is None:
-        measured = _examine_files(store.url, ops, batch, each, tell)
+        where, measured = str(url), _examine_datasets(mixture, split, ops, batch, each, tell)
     else:
-        measured = _examine_dataset(dataset, split, ops, batch, each, tell)
+        store = open_store(url, follow=False)
+        dataset = find_dataset(store)
+        if dataset is None:
+            if ops is None:
+                assumed += (_NOTE_ON_OPS,)
+            where, measured = store.url, measure_files(store.url, ops or _DEFAULT_OPS, batch, each, tell)
+        else:
+            where, measured = dataset.url, _examine_datasets(dataset, split, ops, batch, each, tell)
     measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
-    return predict(measured, goal, store.url if dataset is None else dataset.url, about, evidence)
+    return predict(measured, goal, where, about, evidence)
 
 
 def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, ...]:
@@ -139,76 +139,63 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
     return tuple(found)
 
 
-def _examine_files(
-    url: str, given: Sequence[Op] | None, batch_size: int, seconds: float, tell: Listener
-) -> Measurements:
-    """Measure raw images as one trains from them without tpufeed, and what shards of them would give.
-
-    Raises:
-        DatasetNotFoundError: there are no images.
-        OptionError: ops that leave images of several sizes.
-    """
-    tell("the files")
-    ops = tuple(given or _DEFAULT_OPS)
-    size = Pipeline(ops, 0).output_size(None)
-    if size is None:
-        raise OptionError("the ops leave images of several sizes; end with one that fixes it, like CenterCrop(224)")
-    try:
-        files = measure_files(url, size[0], seconds)
-    except (SourceError, NoInputsError) as error:
-        raise DatasetNotFoundError(
-            f"{url} holds neither a dataset (no manifest.json) nor images: {error}. Give the URL of a dataset, or of "
-            "images as `tpufeed shard` takes them"
-        ) from error
-    notes = [*files.notes, *([_NOTE_ON_OPS] if given is None else [])]
-    alternatives: tuple[Alternative, ...] = ()
-    stages = dict(files.stages)
-    if files.images:
-        tell(TRANSFER)
-        stages[TRANSFER] = measure_transfer((*size, 3), batch_size, seconds)
-        tell("what shards and caches of them would give")
-        sample = Sample(
-            url=url, images=files.images, records=files.count, are_files=True, ops=ops, batch_size=batch_size
+def _choose_split(data: Dataset | Mixture, name: str | None) -> tuple[str, list[Dataset]]:
+    """Return the split's name, and the datasets that have it. Raises OptionError if there is nothing in it."""
+    if isinstance(data, Mixture):
+        split = name or "train"
+        return split, [source.dataset for source in data.open(split)]
+    splits = data.manifest.splits
+    split = name or ("train" if "train" in splits else next(iter(splits), "train"))
+    if not data.split(split).records:
+        raise OptionError(
+            f"{data.url}: split {split!r} is empty, so there is nothing to measure; choose another one with --split"
         )
-        with temporary_folder() as folder:
-            alternatives, untried = try_alternatives(sample, folder, seconds)
-        notes += untried
-    return Measurements(
-        split="all",
-        record_bytes=files.mean_bytes,
-        total_bytes=files.mean_bytes * files.count,
-        storage=Storage(why_not="files are read one by one; see reading"),
-        stages=stages,
-        alternatives=alternatives,
-        notes=tuple(notes),
-    )
+    return split, [data]
 
 
-def _examine_dataset(
-    dataset: Dataset, name: str | None, given: Sequence[Op] | None, batch_size: int, seconds: float, tell: Listener
+def _advise_on_shards(dataset: Dataset, split: str) -> tuple[str, ...]:
+    """Return what is wrong with the sizes of its shards; nothing of an adopted dataset, whose shards are another's."""
+    options, shards = dataset.manifest.options, dataset.split(split).variants[0].shards
+    if options.get("command") == "adopt":
+        return ()
+    sentences = iter_warnings(split, len(shards), sum(shard.bytes for shard in shards), int(options.get("hosts", 1)))
+    return tuple(f"reshard: {sentence}" for sentence in sentences)
+
+
+def _examine_datasets(
+    data: Dataset | Mixture,
+    name: str | None,
+    given: Sequence[Op] | None,
+    batch_size: int,
+    seconds: float,
+    tell: Listener,
 ) -> Measurements:
-    """Measure storage, the loader and the transfer of a split, and other ways to store its images.
+    """Measure the loader, the storage of its heaviest source, the transfer, and for one dataset other ways to store it.
 
     Raises:
         OptionError: options that do not fit it; its images differ in size; the split is empty.
-        StoreError, ShardError: none of it can be read.
+        DatasetNotFoundError, ManifestError, StoreError, ShardError: none of it can be read.
     """
     tell("a sample of it")
-    manifest = dataset.manifest
-    split = name or ("train" if "train" in manifest.splits else next(iter(manifest.splits), "train"))
-    entry = dataset.split(split)
-    if not entry.records:
-        raise OptionError(
-            f"{dataset.url}: split {split!r} is empty, so there is nothing to measure; choose another one with --split"
-        )
-    default = given is None and manifest.cache is None
-    with tpufeed.numpy_loader(dataset.url, split, ops=_DEFAULT_OPS if default else given, world=(0, 1)) as loader:
-        shape, ops = loader.image_shape, loader.pipeline.ops
+    mixes, what = isinstance(data, Mixture), data if isinstance(data, Mixture) else data.url
+    split, sources = _choose_split(data, name)
+    default = given is None and any(source.manifest.cache is None for source in sources)
+    live = _DEFAULT_OPS if default else given
+    with tpufeed.numpy_loader(what, split, ops=live, world=(0, 1)) as loader:
+        shape, ops, shares = loader.image_shape, loader.pipeline.ops, loader.shares
+    dataset = sources[max(range(len(sources)), key=shares.__getitem__)]
+    manifest, records = dataset.manifest, sum(source.split(split).records for source in sources)
+    encoded = manifest.tensor_shape is None
     notes = [_NOTE_ON_OPS] if default else []
     alternatives: tuple[Alternative, ...] = ()
-    if entry.records < batch_size:
+    if mixes:
         notes.append(
-            f"split {split!r} has {number_of(entry.records, 'sample')}, fewer than a batch of {batch_size}: they come "
+            f"storage is that of {dataset.url}, the heaviest source; other ways to store the images are tried for one "
+            f"dataset: tpufeed doctor {quote(dataset.url)}"
+        )
+    elif records < batch_size:
+        notes.append(
+            f"split {split!r} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: they come "
             "again and again, in batches of as many"
         )
     images, damaged = take_sample(dataset, split, seconds * _SAMPLING)
@@ -220,96 +207,47 @@ def _examine_dataset(
         )
     storage = Storage()
     stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the records that were looked at can be read")}
-    shards = [shard for variant in entry.variants for shard in variant.shards]
-    encoded = manifest.tensor_shape is None
     if images:
         tell(STORAGE)
         found, why = _attempt(lambda: measure_storage(dataset, split, seconds))
         storage = found or Storage(why_not=why)
         with temporary_folder() as folder:
             # Loaders keep copies of remote shards: the sample stands for them, on a local disk and in the page cache.
-            near = (dataset.url, split)
-            if dataset.is_remote:
-                near = (write_sample(folder / "as-is", images, manifest.tensor_shape), SAMPLE_SPLIT)
+            copied = dataset.is_remote and not mixes
+            near: tuple[str | Mixture, str, Sequence[Op] | None] = (what, split, live)
+            if copied:
+                near = write_sample(folder / "as-is", images, manifest.tensor_shape), SAMPLE_SPLIT, ops
             tell(ASSEMBLY)
+            bad = records if damaged else 0
             rates, why = _attempt(
-                lambda: measure_loader(
-                    *near, batch_size, seconds * _LOADING, ops=ops, max_bad_records=entry.records if damaged else 0
-                )
+                lambda: measure_loader(*near[:2], batch_size, seconds * _LOADING, ops=near[2], max_bad_records=bad)
             )
             stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not=why)}
             if rates is not None:
                 stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
-            if rates is not None and encoded and manifest.cache is None:
+            if rates is not None and encoded and manifest.cache is None and not mixes:
                 tell("other ways of storing the images")
-                sample = Sample(
-                    url=dataset.url, images=images, records=entry.records, ops=ops, batch_size=rates.batch_size
+                sample = FedImages(
+                    url=dataset.url, images=images, records=records, ops=ops, batch_size=rates.batch_size
                 )
                 alternatives, untried = try_alternatives(sample, folder, seconds)
                 notes += untried
-        if dataset.is_remote and rates is not None:
+        if copied and rates is not None:
             stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
         tell(TRANSFER)
         stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
-    size, first = sum(shard.bytes for shard in shards), entry.variants[0].shards
-    hints = list[str]()
-    if manifest.options.get("command") != "adopt":  # the shards of an adopted dataset are another tool's
-        hosts = int(manifest.options.get("hosts", 1))
-        hints += iter_warnings(split, len(first), sum(shard.bytes for shard in first), hosts)
-    return Measurements(
-        split=split,
-        record_bytes=size / sum(shard.records for shard in shards),
-        total_bytes=size,
-        storage=storage,
-        stages=stages,
-        alternatives=alternatives,
-        hints=tuple(f"reshard: {sentence}" for sentence in hints),
-        notes=tuple(notes),
-    )
-
-
-def _examine_mixture(
-    mixture: Mixture, split: str, given: Sequence[Op] | None, batch_size: int, seconds: float, tell: Listener
-) -> Measurements:
-    """Measure the loader and the transfer of a mixture, and the storage of its heaviest source.
-
-    Raises:
-        OptionError, DatasetNotFoundError, ManifestError: sources or options that do not fit.
-        StoreError, ShardError: the heaviest source cannot be read.
-    """
-    tell("a sample of it")
-    sources = mixture.open(split)
-    default = given is None and any(source.dataset.manifest.cache is None for source in sources)
-    with tpufeed.numpy_loader(mixture, split, ops=_DEFAULT_OPS if default else given, world=(0, 1)) as loader:
-        shape, ops, shares = loader.image_shape, loader.pipeline.ops, loader.shares
-    heaviest = sources[max(range(len(sources)), key=shares.__getitem__)]
-    notes = [
-        *([_NOTE_ON_OPS] if default else []),
-        f"storage is that of {heaviest.label}, the heaviest source; other ways to store the images are tried for one "
-        f"dataset: tpufeed doctor {quote(heaviest.label)}",
-    ]
-    images, _ = take_sample(heaviest.dataset, split, seconds * _SAMPLING)
-    tell(STORAGE)
-    found, why = _attempt(lambda: measure_storage(heaviest.dataset, split, seconds))
-    tell(ASSEMBLY)
-    live = None if not default and given is None else ops
-    rates, why_not = _attempt(lambda: measure_loader(mixture, split, batch_size, seconds * _LOADING, ops=live))
-    stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not=why_not)}
-    if rates is not None:
-        encoded = heaviest.dataset.manifest.tensor_shape is None
-        stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
-    tell(TRANSFER)
-    stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
-    # Of a record as the mixture draws it, and of all that it draws from.
-    shards = [[shard for variant in source.entry.variants for shard in variant.shards] for source in sources]
+    # Of a record as it is drawn, and of all that it is drawn from.
+    shards = [[shard for variant in source.split(split).variants for shard in variant.shards] for source in sources]
     sizes = [sum(shard.bytes for shard in each) for each in shards]
     means = [size / sum(shard.records for shard in each) for size, each in zip(sizes, shards, strict=True)]
     return Measurements(
         split=split,
         record_bytes=sum(share * mean for share, mean in zip(shares, means, strict=True)),
         total_bytes=sum(sizes),
-        storage=found or Storage(why_not=why),
+        storage=storage,
         stages=stages,
+        alternatives=alternatives,
+        hints=() if mixes else _advise_on_shards(dataset, split),
         notes=tuple(notes),
     )
 
