@@ -11,7 +11,7 @@ from tpufeed.build.destination import see_objects
 from tpufeed.build.plan import Input, PlanHeader, Task
 from tpufeed.cache.moving import moves
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout
+from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout, several_labels
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.policy import ImagePolicy, load_image
@@ -85,7 +85,7 @@ class DatasetSource:
             pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
             rest = b"".join([entries[name] for name in kept if name in entries])  # in the schema's order
             name = _text(entries.get(FILENAME)) or f"sample {number}"
-            if not moving and not self.dataset.manifest.several_labels:
+            if not moving and not several_labels(self.dataset.manifest.features):
                 yield Sample(number, name, pixels, label, rest)
                 continue
             parsed = decode_arrays(payload, name)

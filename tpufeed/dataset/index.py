@@ -116,7 +116,7 @@ class Index:
         stage: ShardStage | None = None,
     ) -> None:
         self._store = store
-        self._reader = reader or SpanReader(store)
+        self._reader = reader or SpanReader()
         self._stage = stage
         self._variant = variant
         self._where = f"{store.url}/{variant.index.name}"
@@ -138,20 +138,28 @@ class Index:
                 self._mapped = self._open()
             mapped = self._mapped
         if mapped is not None:
+            offsets = np.frombuffer(mapped, _ITEM, self._starts[-1], self._header_bytes)
+            parts = ((shard, offsets[self._starts[shard] : self._starts[shard + 1]]) for shard in shards)
             try:
-                return self._look_up(mapped, shards)
+                found = [self._checked(shard, part) for shard, part in parts]
             except ShardError:
                 if not self.evict_damaged():
                     raise
+            else:
+                # Small ones are copied, so that none of the file's pages stays with this process.
+                found = [part.copy() if part.nbytes <= _COPIED_BYTES else part for part in found]
+                if isinstance(mapped.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+                    mapped.obj.madvise(mmap.MADV_DONTNEED)  # what is still looked at comes back from the page cache
+                return found
         at, name, tries_left = self._header_bytes, self._variant.index.name, _TRIES
         spans = [
             Span(name, at + self._starts[shard] * ITEM_BYTES, at + self._starts[shard + 1] * ITEM_BYTES)
             for shard in shards
         ]
         while True:
-            found = list[Offsets]()
+            found = []
             try:
-                for shard, data in zip(shards, self._reader.read(spans), strict=True):
+                for shard, data in zip(shards, self._reader.read(self._store, spans), strict=True):
                     if isinstance(data, StoreError):
                         raise data
                     found.append(self._checked(shard, np.frombuffer(data, _ITEM, len(data) // ITEM_BYTES)))
@@ -179,16 +187,6 @@ class Index:
         """Let go of the file; it is opened again when it is asked for."""
         with self._lock:
             self._mapped = None
-
-    def _look_up(self, mapped: memoryview, shards: Sequence[int]) -> list[Offsets]:
-        """Return parts of the mapped file; small ones are copied, so that none of its pages stays with this process."""
-        offsets, found = np.frombuffer(mapped, _ITEM, self._starts[-1], self._header_bytes), list[Offsets]()
-        for shard in shards:
-            part = self._checked(shard, offsets[self._starts[shard] : self._starts[shard + 1]])
-            found.append(part.copy() if part.nbytes <= _COPIED_BYTES else part)
-        if isinstance(mapped.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            mapped.obj.madvise(mmap.MADV_DONTNEED)  # what is still looked at comes back from the page cache
-        return found
 
     def _open(self) -> memoryview | None:
         """Return the whole file, where it is one of this machine's by now."""

@@ -261,11 +261,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """True where samples have a label."""
         return any(feature.name == "image/class/label" for feature in self.features)
 
-    @property
-    def several_labels(self) -> bool:
-        """True where samples have lists of labels; a sample then counts in each of its classes."""
-        return several_labels(self.features)
-
 
 _MANIFEST = msgspec.json.Decoder(Manifest)
 
@@ -349,28 +344,17 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 
 def _iter_problems(manifest: Manifest) -> Iterator[str]:
     """Yield what contradicts itself. What follows the first problem may not hold."""
-    if not _fits_64_bits(manifest) or not manifest.features:
-        yield "no features, or a number of more than 64 bits"
-    image = manifest.features[0]
-    if image.dtype == "uint8" and not _is_image(image.shape):
-        yield f"{image.name} of shape {image.shape} is no image"
-    for feature in manifest.features:
-        if not _can_be(feature):
-            yield f"{feature.name} cannot be {feature.type_text}"
-        elif flip_problem(feature):
-            yield f"{feature.name}: {flip_problem(feature)}"
-    if manifest.cache is not None:
-        yield from _iter_cache_problems(manifest.cache)
+    yield from _iter_feature_problems(manifest)
     if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
         yield f"its shards cannot lie at {manifest.data_url!r}"
     for name, split in manifest.splits.items():
-        yield from _iter_split_problems(name, split, manifest.several_labels)
-    has_grown = (msgspec.UNSET not in (manifest.version, manifest.parts), manifest.format_version == GROWN_VERSION)
-    if has_grown[0] != has_grown[1] or len(manifest.history) != manifest.number:
-        parts = len(manifest.history)
+        yield from _iter_split_problems(name, split, several_labels(manifest.features))
+    history, is_grown = manifest.history, manifest.format_version == GROWN_VERSION
+    if (msgspec.UNSET not in (manifest.version, manifest.parts)) != is_grown or len(history) != manifest.number:
+        parts = len(history)
         yield f"format version {manifest.format_version} with {parts} parts in version {manifest.number}"
     added = Counter[str]()
-    for part in manifest.history:
+    for part in history:
         added.update(part.records)
     if +added != +Counter({name: split.records for name, split in manifest.splits.items()}):
         yield "its parts have added other numbers of samples than its splits have"
@@ -379,27 +363,36 @@ def _iter_problems(manifest: Manifest) -> Iterator[str]:
         yield "a file stands for two"
 
 
-def _iter_cache_problems(cache: CacheInfo) -> Iterator[str]:
-    if not _is_image(cache.shape):
+def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
+    try:  # workers are told of it in MessagePack; the numbers of its splits are looked at one by one
+        msgspec.msgpack.encode(msgspec.structs.replace(manifest, splits={}))
+    except OverflowError:
+        yield "a number of more than 64 bits"
+    if not manifest.features:
+        yield "no features"
+    image, cache = manifest.features[0], manifest.cache
+    if image.dtype == "uint8" and not _is_image(image.shape):
+        yield f"{image.name} of shape {image.shape} is no image"
+    for feature in manifest.features:
+        least, most = feature.lengths if isinstance(feature.lengths, tuple) else (0, 1)
+        sizes = (*((max(most, 1),) if feature.shape is None else feature.shape), *feature.each)
+        can_be = feature.kind != "boxes" or (feature.dtype, feature.shape, feature.each) == ("float32", None, (4,))
+        # Loaders ask for the memory of a batch of it.
+        if not can_be or not 0 <= least <= most or min(sizes, default=1) < 1 or math.prod(sizes) >= _IMAGE_BYTES:
+            yield f"{feature.name} cannot be {feature.type_text}"
+        elif problem := flip_problem(feature):
+            yield f"{feature.name}: {problem}"
+    if cache is not None and not _is_image(cache.shape):
         yield f"a cache of shape {cache.shape} holds no images"
-    if not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.final)):
+    if cache is not None and not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.final)):
         yield "an op of the cache has no name"
 
 
-def _fits_64_bits(manifest: Manifest) -> bool:
-    """Return true where workers can be told of a manifest. The numbers of its splits are looked at one by one."""
-    try:
-        msgspec.msgpack.encode(msgspec.structs.replace(manifest, splits={}))
-    except OverflowError:
-        return False
-    return True
-
-
-def _iter_split_problems(name: str, split: Split, several_labels: bool) -> Iterator[str]:
+def _iter_split_problems(name: str, split: Split, several: bool) -> Iterator[str]:
     if not split.variants:
         yield f"split {name!r} has no shards"
     boundaries = [shard.records for shard in split.variants[0].shards]
-    most = max(split.class_counts, default=0) if several_labels else sum(split.class_counts)
+    most = max(split.class_counts, default=0) if several else sum(split.class_counts)
     if min((*boundaries, *split.class_counts), default=0) < 0 or most > split.records:
         yield f"the counts of split {name!r} contradict each other"
     if sum(boundaries) != split.records:
@@ -414,14 +407,6 @@ def _iter_split_problems(name: str, split: Split, several_labels: bool) -> Itera
         for shard in variant.shards:
             if shard.records * OVERHEAD_BYTES > shard.bytes:  # readers ask for memory by the count
                 yield f"{shard.name} with {shard.bytes} bytes cannot hold {shard.records} records"
-
-
-def _can_be(feature: FeatureSpec) -> bool:
-    """Return true where a record can hold a feature: loaders ask for the memory of a batch of it."""
-    least, most = feature.lengths if isinstance(feature.lengths, tuple) else (0, 1)
-    sizes = (*((max(most, 1),) if feature.shape is None else feature.shape), *feature.each)
-    are_boxes = feature.kind != "boxes" or (feature.dtype, feature.shape, feature.each) == ("float32", None, (4,))
-    return are_boxes and 0 <= least <= most and min(sizes, default=1) >= 1 and math.prod(sizes) < _IMAGE_BYTES
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:

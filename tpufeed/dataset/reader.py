@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Dataset:
     manifest: Manifest
     version: str = ""
     grown: bool = False
+    # Further versions of the file that were found to hold this very manifest.
+    _same: set[str] = field(default_factory=set, init=False, repr=False)
 
     @cached_property
     def shards(self) -> Store:
@@ -84,7 +86,7 @@ class Dataset:
         a raw cache always have. What is copied over itself stays the same dataset.
         """
         found = self.store.stat(MANIFEST) if self.version else None
-        if not self.version or (found is not None and found.version in self._versions):
+        if not self.version or (found is not None and found.version in (self.version, *self._same)):
             return
         present = find_dataset(self.store)
         if present is not None and present.number > self.number:
@@ -102,12 +104,7 @@ class Dataset:
                 f"{self.url} was {what} while it was read. Open it again once no build is at work there; what is "
                 "in use is better built anew in another place"
             )
-        self._versions.add(present.version)
-
-    @cached_property
-    def _versions(self) -> set[str]:
-        """Versions of the manifest file that were found to hold this very manifest."""
-        return {self.version}
+        self._same.add(present.version)
 
     def split(self, name: str) -> Split:
         """The split `name`. Raises OptionError naming those that there are."""
@@ -142,8 +139,16 @@ class Dataset:
         open_shards: int | None = None,
         threads: ThreadPoolExecutor | None = None,
     ) -> Reader:
-        """A reader of the records of one variant of a split; see `Reader`."""
-        return Reader(self, split, variant, stage, open_shards, threads)
+        """A reader of the records of one variant of a split; see `Reader`.
+
+        Raises:
+            OptionError: no such split or variant.
+        """
+        variants = self.split(split).variants
+        if not 0 <= variant < len(variants):
+            raise OptionError(f"{self.url}: split {split!r} has {len(variants)} variants, so none of number {variant}")
+        parts = (self.manifest, variants[variant], self.shards, self.store, self.check_current)
+        return Reader(*parts, stage=stage, open_shards=open_shards, threads=threads)
 
     def iter_examples(self, split: str, variant: int = 0) -> Iterator[dict[str, Feature]]:
         """Every sample of a split as its features, in the order of the shards."""
@@ -172,16 +177,14 @@ def open_dataset(url: str | Path, version: int | None = None, *, grown: bool = F
 def _open_older(store: Store, number: int, newest: Dataset) -> Dataset:
     """Return a version that is not the newest any more. Raises DatasetNotFoundError where it is not there."""
     name = version_name(number)
-    try:
-        info = None if store.local_path(name) is None else store.stat(name)
-        data = read_document(store, name)
-    except (ObjectNotFoundError, OptionError):
-        kept = ", ".join(map(str, find_versions(store, newest)))
-        raise DatasetNotFoundError(f"{store.url} has no version {number}; it has {kept}") from None
-    found = decode_manifest(data, f"{store.url}/{name}")
-    if found.number != number:
-        raise ManifestError(f"{store.url}/{name} is version {found.number}. The file was edited; restore it")
-    return Dataset(store, found, "" if info is None else info.version)
+    with suppress(OptionError):
+        found = find_dataset(store, name)
+        if found is not None and found.number != number:
+            raise ManifestError(f"{store.url}/{name} is version {found.number}. The file was edited; restore it")
+        if found is not None:
+            return found
+    kept = ", ".join(map(str, find_versions(store, newest)))
+    raise DatasetNotFoundError(f"{store.url} has no version {number}; it has {kept}")
 
 
 def find_versions(store: Store, newest: Dataset) -> list[int]:
@@ -222,12 +225,12 @@ def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool =
     return dataset
 
 
-def find_dataset(store: Store) -> Dataset | None:
-    """The dataset that `store` holds, or None. Raises as `open_dataset` does."""
+def find_dataset(store: Store, name: str = MANIFEST) -> Dataset | None:
+    """The dataset that `store` holds, by the manifest of this name; None if there is none. Raises as `open_dataset`."""
     try:
-        info = None if store.local_path(MANIFEST) is None else store.stat(MANIFEST)
+        info = None if store.local_path(name) is None else store.stat(name)
         version = "" if info is None else info.version
-        data = read_document(store, MANIFEST, version)
+        data = read_document(store, name, version)
     except ObjectNotFoundError:
         return None
-    return Dataset(store, decode_manifest(data, f"{store.url}/{MANIFEST}"), version)
+    return Dataset(store, decode_manifest(data, f"{store.url}/{name}"), version)

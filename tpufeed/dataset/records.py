@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tpufeed.dataset.index import Index, Offsets
-from tpufeed.dataset.manifest import Shard
+from tpufeed.dataset.manifest import Manifest, Shard, Variant
 from tpufeed.dataset.schema import record_layout
-from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, OptionError, RecordError, ShardError, StoreError
+from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, RecordError, ShardError, StoreError
 from tpufeed.storage.local import map_file
 from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.stage import ShardStage
@@ -22,9 +22,6 @@ from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.framing import decode_records
 from tpufeed.tfrecord.layout import FixedLayout
-
-if TYPE_CHECKING:
-    from tpufeed.dataset.reader import Dataset
 
 _logger = logging.getLogger(__name__)
 
@@ -46,46 +43,44 @@ class Reader:
     or deleting its file is harmless.
 
     Args:
-        dataset: what to read.
-        split: which part of it.
-        variant: of a cache.
+        manifest: of the dataset.
+        variant: what to read.
+        shards: the store that holds it.
+        index_store: the store that holds its index: another one if a dataset was adopted.
+        check_current: raises ObjectChangedError once the dataset was built anew, see `Dataset.check_current`.
         stage: local copies of remote shards, see `due`.
         open_shards: how many are kept open, as far as the process may, 128 by default; a staged one is in use as long
             as it is open.
         threads: of several readers, that ask for ranges of remote shards; by default it has its own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what is read, and what with
         self,
-        dataset: "Dataset",
-        split: str,
-        variant: int = 0,
+        manifest: Manifest,
+        variant: Variant,
+        shards: Store,
+        index_store: Store,
+        check_current: Callable[[], None],
+        *,
         stage: ShardStage | None = None,
         open_shards: int | None = None,
         threads: ThreadPoolExecutor | None = None,
     ) -> None:
-        variants = dataset.split(split).variants
-        if not 0 <= variant < len(variants):
-            raise OptionError(
-                f"{dataset.url}: split {split!r} has {len(variants)} variants, so none of number {variant}"
-            )
-        self.layout: FixedLayout = record_layout(dataset.manifest.features)
-        self._dataset = dataset
-        self._store = dataset.shards
-        self._shards = variants[variant].shards
-        pixels = math.prod(dataset.manifest.tensor_shape or (0,))
-        if pixels > _MOST_MISSING * variants[variant].fewest_record_bytes:  # before a batch's memory is asked for
+        self.layout: FixedLayout = record_layout(manifest.features)
+        self._store, self._index_store, self._check_current = shards, index_store, check_current
+        self._shards = variant.shards
+        pixels = math.prod(manifest.tensor_shape or (0,))
+        if pixels > _MOST_MISSING * variant.fewest_record_bytes:  # before a batch's memory is asked for
             shard = min(filter(lambda s: s.records, self._shards), key=lambda s: s.bytes / s.records)
             raise ShardError(
                 f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "
-                f"{dataset.manifest.tensor_shape}, as the manifest says. It was edited or damaged; build the "
-                "dataset again"
+                f"{manifest.tensor_shape}, as the manifest says. It was edited or damaged; build the dataset again"
             )
-        self._readers = SpanReader(dataset.store, threads), SpanReader(self._store, threads)
-        # An adopted dataset may have its index elsewhere: what is staged comes from the store of the shards.
-        index_stage = stage if dataset.store.url == self._store.url else None
-        self._index = Index(dataset.store, variants[variant], self._readers[0], index_stage)
-        self._remote = RemoteShards(self._store, self._shards, self._readers[1]) if dataset.is_remote else None
+        self._spans = SpanReader(threads)
+        # What is staged comes from the store of the shards.
+        self._index = Index(index_store, variant, self._spans, stage if index_store.url == shards.url else None)
+        is_remote = shards.local_path("x") is None
+        self._remote = RemoteShards(shards, self._shards, self._spans) if is_remote else None
         self._stage = stage
         wanted, allowed = open_shards or OPEN_SHARDS, _MOST_MAPPED
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -193,7 +188,7 @@ class Reader:
         yield from staged
         index, due_bytes = self._index.to_stage(), sum(shard.size_bytes for shard in staged)
         others_bytes = index.size_bytes * (1 - due_bytes / max(1, sum(shard.bytes for shard in self._shards)))
-        if self._dataset.store.url == self._store.url and (not staged or others_bytes <= _INDEX_FOR_OTHERS * due_bytes):
+        if self._index_store.url == self._store.url and (not staged or others_bytes <= _INDEX_FOR_OTHERS * due_bytes):
             yield index
 
     def to_stage(self, shard: int) -> RemoteShard:
@@ -206,8 +201,7 @@ class Reader:
         with self._lock:
             self._opened.clear()
         self._index.release()
-        for reader in self._readers:
-            reader.close()
+        self._spans.close()
 
     def place(self, shard: int, record: int) -> str:
         """Return a record's name for errors."""
@@ -236,7 +230,7 @@ class Reader:
             new = sorted(shards - opened.keys())
             views = [self._view(shard) for shard in new]
             if new:
-                self._dataset.check_current()  # only now: what is mapped stays the file that it is
+                self._check_current()  # only now: what is mapped stays the file that it is
                 offsets = self._index.offsets(new)
                 opened.update(zip(new, map(_OpenShard, views, offsets), strict=True))
             if self._stage is not None:
@@ -273,7 +267,7 @@ class Reader:
                 if size != entry.bytes:
                     raise ShardError(
                         f"{path} has {size} bytes; the manifest says {entry.bytes}. "
-                        f"Run: tpufeed verify {self._dataset.url}"
+                        f"Run: tpufeed verify {self._index_store.url}"
                     )
                 return map_file(file.fileno(), size) if size else memoryview(b"")
         except FileNotFoundError as error:
@@ -327,11 +321,11 @@ class RemoteShards:
         if self._store.generations:
             unknown = (number for number in {whole.shard for whole in wholes} - self._versions.keys())
             self._pin({number: "" for number in unknown if self._shards[number].generation is None})
-        found = self._reader.read([self._span(each) for each in wholes])
+        found = self._reader.read(self._store, [self._span(each) for each in wholes])
         changed = [number for number, data in enumerate(found) if isinstance(data, ObjectChangedError)]
         if changed:
             self._pin({wholes[number].shard: self._span(wholes[number]).version for number in changed})
-            again = self._reader.read([self._span(wholes[number]) for number in changed])
+            again = self._reader.read(self._store, [self._span(wholes[number]) for number in changed])
             for number, data in zip(changed, again, strict=True):
                 found[number] = data
         parts: list[memoryview] = []

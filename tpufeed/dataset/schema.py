@@ -199,13 +199,10 @@ def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
     """
     if not features or features[0].dtype not in ("bytes", "uint8"):
         raise ManifestError(f"the first feature of a dataset is its image; this one's are {[f.name for f in features]}")
-    return FixedLayout(features[0].key, [feature.key for feature in _leading_ints(features)])
+    return FixedLayout(features[0].key, [feature.key for feature in features[1 : 1 + len(fixed_ints(features))]])
 
 
 def fixed_ints(features: tuple[FeatureSpec, ...]) -> tuple[str, ...]:
     """The names of the integers that `record_layout(features).decode` gives, in its order."""
-    return tuple(feature.name for feature in _leading_ints(features))
-
-
-def _leading_ints(features: tuple[FeatureSpec, ...]) -> list[FeatureSpec]:
-    return list(itertools.takewhile(lambda feature: feature.dtype == "int64" and feature.shape == (), features[1:]))
+    ints = itertools.takewhile(lambda feature: feature.dtype == "int64" and feature.shape == (), features[1:])
+    return tuple(feature.name for feature in ints)

@@ -18,6 +18,7 @@ from tpufeed.dataset.manifest import Manifest, Shard, Variant
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.record_check import Picks, RecordCheck, parse_picks
+from tpufeed.dataset.schema import several_labels
 from tpufeed.dataset.walk import Ints, Walker, map_shards, stored_crc32c
 from tpufeed.errors import (
     Damage,
@@ -390,7 +391,7 @@ class _ClassCounts:
 
     def __init__(self, manifest: Manifest, split: str) -> None:
         self._names, self._split, self._entry = manifest.class_names, split, manifest.splits[split]
-        self._counted = bool(manifest.labelled and manifest.class_names and not manifest.several_labels)
+        self._counted = bool(manifest.labelled and manifest.class_names and not several_labels(manifest.features))
         self._counts = np.zeros((len(self._entry.variants), len(self._names)), np.int64)
         self._complete = [True] * len(self._entry.variants)
 

@@ -144,7 +144,7 @@ class LocalStore(Store):
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
         final = Path(self._path(name))
         with self._errors(name):
-            self._make_folders(str(final))
+            self._check_folders(str(final), make=True)
             status = path.stat()
             with _locked(final.parent, replaces is not None) as descriptor:
                 if replaces is not None and self.stat(name) == replaces:  # a link itself, not what it leads to
@@ -178,7 +178,7 @@ class LocalStore(Store):
             return open(path, "rb", buffering=0, opener=open_plain)  # not Path.open: 10 us less
         self._check_folders(path)
         try:
-            return open(path, "rb", buffering=0, opener=_open_no_link)
+            return open(path, "rb", buffering=0, opener=lambda path, flags: open_plain(path, flags | os.O_NOFOLLOW))
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise _link_error(path) from None
@@ -192,7 +192,7 @@ class LocalStore(Store):
         try:
             with ExitStack() as stack:
                 with self._errors(_TEMPORARY):
-                    make = partial(self._make_folders, f"{self._prefix}{_TEMPORARY}/")
+                    make = partial(self._check_folders, f"{self._prefix}{_TEMPORARY}/", make=True)
                     folder = stack.enter_context(temporary_folder(self._root / _TEMPORARY, make))
                 yield folder
         finally:
@@ -203,27 +203,26 @@ class LocalStore(Store):
     def _path(self, name: str) -> str:
         return self._prefix + check_name(name)
 
-    def _folders_above(self, path: str) -> Iterator[str]:
-        """Yield the folders that hold `path`, the outermost first: none of them may be a link."""
+    def _check_folders(self, path: str, make: bool = False) -> None:
+        """Raise LinkError if a folder that holds `path` is a link, the outermost first. With `make`, make them all.
+
+        A folder that is missing is no error here: whoever opens `path` is told so.
+        """
+        if make:
+            Path(self.url[: self._trusted] or "/").mkdir(parents=True, exist_ok=True)
         start = path.find("/", self._trusted + 1)
         while start >= 0:
-            yield path[:start]
-            start = path.find("/", start + 1)
-
-    def _check_folders(self, path: str) -> None:
-        """Raises LinkError where a folder that holds `path` is a link."""
-        with suppress(FileNotFoundError, NotADirectoryError):  # whoever opens `path` is told so
-            for folder in self._folders_above(path):
-                if stat.S_ISLNK(os.lstat(folder).st_mode):
-                    raise _link_error(folder)
-
-    def _make_folders(self, path: str) -> None:
-        """Make the folders that hold `path`. Raises LinkError where one of them is a link."""
-        Path(self.url[: self._trusted] or "/").mkdir(parents=True, exist_ok=True)
-        for folder in self._folders_above(path):
-            with suppress(FileExistsError):
-                os.mkdir(folder)  # noqa: PTH102
-            if stat.S_ISLNK(os.lstat(folder).st_mode):  # before anything is made in it
+            folder, start = path[:start], path.find("/", start + 1)
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(folder)  # noqa: PTH102
+            try:
+                is_link = stat.S_ISLNK(os.lstat(folder).st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                if make:
+                    raise
+                return
+            if is_link:  # before anything is made in it
                 raise _link_error(folder)
 
     @contextmanager
@@ -371,10 +370,6 @@ def _is_hollow(descriptor: int, size: int) -> bool:
     finally:
         os.lseek(descriptor, 0, os.SEEK_SET)
     return data * _HOLLOW < at
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return open_plain(path, flags | os.O_NOFOLLOW)
 
 
 def mode_of(path: str | Path) -> int:

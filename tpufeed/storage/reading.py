@@ -76,27 +76,25 @@ class SpanReader:
     `Store.read_many` is for thousands at a time, and may set up more than a loader's batch is worth. Thread-safe.
 
     Args:
-        store: where the spans are.
         shared: threads of several readers, which their owner ends.
     """
 
-    def __init__(self, store: Store, shared: ThreadPoolExecutor | None = None) -> None:
-        self._store = store
+    def __init__(self, shared: ThreadPoolExecutor | None = None) -> None:
         self._lock = threading.Lock()
         self._shared = shared
         self._executor: ThreadPoolExecutor | None = None
 
-    def read(self, spans: Sequence[Span]) -> list[bytes | StoreError]:
-        """Return the bytes of each span, or why they cannot be read."""
+    def read(self, store: Store, spans: Sequence[Span]) -> list[bytes | StoreError]:
+        """Return the bytes of each span of a store, or why they cannot be read."""
         if len(spans) < 2:
-            return [read_span(self._store, span) for span in spans]
+            return [read_span(store, span) for span in spans]
         if self._shared is not None:
-            return list(self._shared.map(partial(read_span, self._store), spans))
+            return list(self._shared.map(partial(read_span, store), spans))
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(AT_ONCE, "tpufeed-read")
             # Under the lock, as `close` in another thread could shut the executor down before all spans are submitted.
-            results = self._executor.map(partial(read_span, self._store), spans)
+            results = self._executor.map(partial(read_span, store), spans)
         return list(results)
 
     def close(self) -> None:
