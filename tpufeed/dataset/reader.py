@@ -171,7 +171,9 @@ def open_dataset(url: str | Path, version: int | None = None, *, grown: bool = F
     found = find_dataset(store)
     if found is None:
         raise DatasetNotFoundError(f"{store.url} holds no dataset: there is no {MANIFEST}. {_how_to_make_one(store)}")
-    return replace(found if version in (None, found.number) else _open_older(store, version, found), grown=grown)
+    if version not in (None, found.manifest.number):
+        found = _open_older(store, version, found)
+    return replace(found, grown=grown)
 
 
 def _open_older(store: Store, number: int, newest: Dataset) -> Dataset:

@@ -70,7 +70,7 @@ class Reader:
         self._store, self._index_store, self._check_current = shards, index_store, check_current
         self._shards = variant.shards
         pixels = math.prod(manifest.tensor_shape or (0,))
-        if pixels > _MOST_MISSING * variant.fewest_record_bytes:  # before a batch's memory is asked for
+        if pixels and pixels > _MOST_MISSING * variant.fewest_record_bytes:  # before a batch's memory is asked for
             shard = min(filter(lambda s: s.records, self._shards), key=lambda s: s.bytes / s.records)
             raise ShardError(
                 f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "

@@ -201,11 +201,12 @@ class Sample:
         return decode_mask(data, "depth").astype(np.int32)  # so that it holds each fill, like -1
 
 
-def iter_flip_warnings(specs: Iterable[FeatureSpec | None], ops: Iterable[Op]) -> Iterator[str]:
+def iter_flip_warnings(specs: Iterable[FeatureSpec | None], ops: Sequence[Op]) -> Iterator[str]:
     """Yield a sentence for each column of keypoints whose left and right points ops may mirror and cannot swap."""
-    mirrors = next((type(op).__name__ for op in ops if may_mirror(op)), None)
-    for spec in specs if mirrors else ():
-        if spec is not None and spec.kind == "keypoints" and isinstance(spec.flip_pairs, msgspec.UnsetType):
+    points = [spec for spec in specs if spec is not None and spec.kind == "keypoints"]
+    for spec in points:
+        mirrors = next((type(op).__name__ for op in ops if may_mirror(op)), None)
+        if mirrors and isinstance(spec.flip_pairs, msgspec.UnsetType):
             yield (
                 f"{mirrors} mirrors pictures, and the dataset does not say which points of {spec.name!r} are left "
                 "or right: a mirrored left eye looks like a right one, and stays in the place of left ones. Build the "

@@ -206,13 +206,13 @@ class ThreadExecutor:
                 reader.release()
 
 
+@dataclass(slots=True, eq=False)
 class ThreadFuture:
-    """A batch that threads decode."""
+    """A batch that threads decode, chunk by chunk."""
 
-    def __init__(self, executor: ThreadExecutor, job: BatchJob, chunks: Sequence[Future[list[Cost]]]) -> None:
-        self._executor = executor
-        self._job = job
-        self.chunks = chunks
+    executor: ThreadExecutor
+    job: BatchJob
+    chunks: Sequence[Future[list[Cost]]]
 
     def done(self) -> bool:
         """Return true where the batch is there, or has failed."""
@@ -242,7 +242,7 @@ class ThreadFuture:
             # Cycles: an exception's traceback holds this frame, and the future the exception. They would keep the
             # loader's threads until the garbage collector comes by.
             self.chunks, failed = (), None
-        return self._executor.finish(self._job, costs)
+        return self.executor.finish(self.job, costs)
 
     def _first_failure(self, deadline: float) -> BaseException | None:
         """Return the batch's first failure, when all its rows are done: until then its memory is written to.
@@ -288,10 +288,12 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
         OptionError: processes are asked for, and they cannot have one of the datasets or an op.
     """
     # The ranks of this host, as torchrun and others say, or `torch_xla.launch`.
-    ranks = max(1, _number(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "")))
-    rank = os.environ.get("LOCAL_RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK", "")
+    environment = os.environ.get
+    count = environment("LOCAL_WORLD_SIZE") or environment("PJRT_LOCAL_PROCESS_COUNT", "")
+    rank = environment("LOCAL_RANK") or environment("PJRT_LOCAL_PROCESS_RANK", "")
+    ranks = max(1, int(count)) if count.isdecimal() else 1
     cores = max(1, available_cores() // ranks)
-    wanted, text = options.processes, os.environ.get(_ENVIRONMENT)
+    wanted, text = options.processes, environment(_ENVIRONMENT)
     if wanted is None and text:
         if not text.isdecimal():
             raise OptionError(f"{_ENVIRONMENT} in the environment is a number of processes, not {shown(text)}")
@@ -308,12 +310,9 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
         threads *= _THREADS_A_CORE
     nodes = list[Node]()
     if processes and options.numa == "auto" and (ranks == 1 or rank.isdecimal()):  # else all ranks would take one node
-        nodes = place_workers(find_nodes(), processes, _number(rank) % ranks, ranks)
+        number = int(rank) % ranks if rank.isdecimal() else 0
+        nodes = place_workers(find_nodes(), processes, number, ranks)
     return Workers(processes, options.threads or threads, tuple(nodes))
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
 
 
 def _decodes_long(dataset: Dataset) -> bool:

@@ -102,14 +102,15 @@ def _iter_groups(root: Path, controller: str) -> Iterator[Path]:
     own: dict[str, str] = {}
     for names, group in _OWN.findall(_read(root / "proc/self/cgroup")):
         own |= dict.fromkeys(names.split(","), group)  # version 2 has one group for all controllers, under no name
-    for top, mount, kind, options in _MOUNT.findall(_read(root / "proc/self/mountinfo")):
+    for *escaped, kind, options in _MOUNT.findall(_read(root / "proc/self/mountinfo")):
         name = "" if kind == "cgroup2" else controller
         if name not in own or (name and name not in options.split(",")):
             continue
-        place, group = root / _unescape(mount).lstrip("/"), PurePosixPath(own[name])
+        top, mount = (re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field) for field in escaped)
+        place, group = root / mount.lstrip("/"), PurePosixPath(own[name])
         below: tuple[str, ...] = ()  # where a container sees its group alone, and under another name
-        if group.is_relative_to(_unescape(top)) and ".." not in group.parts:
-            below = group.relative_to(_unescape(top)).parts
+        if group.is_relative_to(top) and ".." not in group.parts:
+            below = group.relative_to(top).parts
         for depth in range(len(below) + 1):
             yield place.joinpath(*below[:depth])
 
@@ -117,10 +118,6 @@ def _iter_groups(root: Path, controller: str) -> Iterator[Path]:
 def _numbers(group: Path, names: tuple[str, ...]) -> list[int]:
     texts = [_read(group / name) for name in names]
     return [int(text) for text in texts if text.isdecimal()]
-
-
-def _unescape(field: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
 def _read(path: Path) -> str:
