@@ -21,18 +21,17 @@ CLASSES = 1000
 
 PLAN = """
 import json, resource, sys, time
-from tpufeed.build.commit import join_or_begin
+from tpufeed.build.commit import check_destination, put_plan
 from tpufeed.build.plan import write_plan
-from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.plan import SizeEstimate, plan_shards
+from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.storage.registry import open_store
-source, destination, options = sys.argv[1], open_store(sys.argv[2]), ShardOptions(shard_bytes="128KB")
-def make_plan(path, freed_bytes):
-    with take_inventory(source, options) as inventory:
-        write_plan(path, *plan_shards(inventory, options, SizeEstimate(), source))
+destination, recipe = open_store(sys.argv[2]), ShardRecipe(sys.argv[1], ShardOptions(shard_bytes="128KB"))
 start = time.perf_counter()
-plan, _ = join_or_begin(destination, "shard", source, options.to_dict(), make_plan)
+standing = check_destination(destination, recipe.kind, recipe.source, recipe.identity, overwrite=False)
+with destination.temporary_folder() as folder, recipe.draft(is_preview=False) as draft:
+    write_plan(folder / "plan", draft.header, draft.tasks)
+    plan = put_plan(destination, folder / "plan", standing)
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps({"seconds": seconds, "peak_mb": peak / 1e3, "tasks": len(plan.tasks)}))

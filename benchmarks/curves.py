@@ -33,7 +33,8 @@ def iter_rows(found):
 options = ShardOptions()
 start, cpu = time.perf_counter(), time.process_time()
 with Inventory(folder, Source("/made/up", "folder", False, iter_rows), options) as inventory:
-    write_plan(folder / "plan", *plan_shards(inventory, options, SizeEstimate(), "/made/up"))
+    draft = plan_shards(inventory, options, SizeEstimate(), "/made/up", options.to_dict())
+    write_plan(folder / "plan", draft.header, draft.tasks)
 print(json.dumps({
     "seconds": time.perf_counter() - start,
     "cpu_seconds": time.process_time() - cpu,

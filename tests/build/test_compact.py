@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import tpufeed
 from tests.dataset.damaging import flip
-from tpufeed.build import compact as compact_module
 from tpufeed.build.compact import Run, compact_layout, find_runs
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant
 from tpufeed.dataset.reader import find_versions, open_dataset
@@ -205,7 +204,7 @@ def interrupted(url, monkeypatch):
         raise BuildError("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr(compact_module, "publish", stop)
+        patch.setattr("tpufeed.build.run.publish", stop)
         with pytest.raises(BuildError, match="stopped"):
             tpufeed.compact(url, workers=1)
     assert open_dataset(url).number == PARTS
@@ -235,7 +234,7 @@ def test_a_compaction_during_an_append_says_so(url, folders, tmp_path, monkeypat
     more = tmp_path / "more"
     shutil.copytree(folders[0], more / "x")
     with monkeypatch.context() as patch:
-        patch.setattr("tpufeed.sharding.append.publish", lambda *_: (_ for _ in ()).throw(BuildError("stopped")))
+        patch.setattr("tpufeed.build.run.publish", lambda *_: (_ for _ in ()).throw(BuildError("stopped")))
         with pytest.raises(BuildError, match="stopped"):
             tpufeed.append(more, url, workers=1)
     before = files_of(url)
@@ -336,7 +335,7 @@ def test_overwriting_removes_parts_versions_and_what_a_prune_has_left(url, folde
     tpufeed.compact(url, workers=1)
     tpufeed.prune(url, keep=2)
     with monkeypatch.context() as patch:
-        patch.setattr("tpufeed.sharding.append.publish", lambda *_: (_ for _ in ()).throw(BuildError("stopped")))
+        patch.setattr("tpufeed.build.run.publish", lambda *_: (_ for _ in ()).throw(BuildError("stopped")))
         with pytest.raises(BuildError, match="stopped"):
             tpufeed.append(folders[0].parent, url, workers=1)
     tpufeed.shard(folders[0], url, overwrite=True, workers=1)

@@ -144,8 +144,9 @@ def test_a_preview_changes_nothing_and_comes_near(kind, encode, source, photo_fo
     assert (state_of(Path(url)), state_of(tmp_path)) == before
     done = warmup(url, tmp_path / "c", workers=1, **options)
     splits = done.manifest.splits
-    assert foretold.samples == {name: split.records for name, split in splits.items()}
-    assert foretold.shards == {name: 2 * len(split.variants[0].shards) for name, split in splits.items()}
+    assert {name: (split.inputs, split.shards) for name, split in foretold.splits.items()} == {
+        name: (split.records, 2 * len(split.variants[0].shards)) for name, split in splits.items()
+    }
     assert foretold.bytes == pytest.approx(done.bytes, rel=0.15)
     assert foretold.fingerprint == done.manifest.cache.fingerprint
     assert (foretold.variants, foretold.probed) == (2, 16)
@@ -161,7 +162,7 @@ def test_dry_run(source, undisturbed, tmp_path):
     assert f"fingerprint: {undisturbed.manifest.cache.fingerprint}\n" in done.stdout
     foretold = json.loads(run(source, tmp_path / "c", *FLAGS, "--dry-run", "--json").stdout)
     assert foretold["bytes"] == pytest.approx(undisturbed.bytes, rel=0.1)
-    assert foretold["samples"] == {"train": 50, "val": 10}
+    assert {name: split["inputs"] for name, split in foretold["splits"].items()} == {"train": 50, "val": 10}
     assert run(source, tmp_path / "c", "--op", "HorizontalFlip", "--dry-run").returncode == 2
     assert state_of(tmp_path) == before
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tpufeed.cache import build as build_module
 from tpufeed.cache import warmup
 from tpufeed.cache.build import preview_warmup
 from tpufeed.cache.options import CacheOptions
@@ -57,7 +56,7 @@ def test_records_are_those_of_a_cache_that_was_warmed_at_once(source, photos, ca
         tpufeed.append(folder, source, workers=1)
         grown = warmup(source, cache, **OPTIONS)
         assert (grown.manifest.number, grown.added) == (version, 20)
-        assert grown.images - grown.earlier_images == 40
+        assert (grown.images, grown.earlier_images) == (40, 0)
     whole = warmup(source, tmp_path / "whole", **OPTIONS)
     assert records_of(cache) == records_of(whole.url)
     assert records_of(cache, version=1) == old
@@ -128,7 +127,7 @@ def interrupted(source, photos, cache, monkeypatch):
         raise BuildError("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "publish", stop)
+        patch.setattr("tpufeed.build.run.publish", stop)
         with pytest.raises(BuildError, match="stopped"):
             warmup(source, cache, **OPTIONS)
     assert open_dataset(cache).number == 1
@@ -137,13 +136,13 @@ def interrupted(source, photos, cache, monkeypatch):
 
 def test_an_interrupted_warmup_is_finished_by_its_command(source, interrupted, tmp_path):
     result = warmup(source, interrupted, **OPTIONS)
-    assert (result.images, result.earlier_images) == (80, 80)
+    assert (result.images, result.earlier_images) == (40, 40)
     assert records_of(interrupted) == records_of(warmup(source, tmp_path / "whole", **OPTIONS).url)
 
 
 def test_what_was_begun_for_a_version_that_grew_again_gives_way(source, photos, interrupted, tmp_path):
     tpufeed.append(photos[2], source, workers=1)
-    assert preview_warmup(source, interrupted, CacheOptions(size=32, variants=2, shard_bytes="100KB")).samples
+    assert preview_warmup(source, interrupted, CacheOptions(size=32, variants=2, shard_bytes="100KB")).splits
     assert warmup(source, interrupted, **OPTIONS).added == 40
     assert records_of(interrupted) == records_of(warmup(source, tmp_path / "whole", **OPTIONS).url)
     tpufeed.verify(interrupted)
@@ -153,7 +152,7 @@ def test_the_preview_is_of_what_is_new(source, photos, cache):
     tpufeed.append(photos[1], source, workers=1)
     before = files_of(cache)
     preview = preview_warmup(source, cache, CacheOptions(size=32, variants=2, shard_bytes="100KB"))
-    assert (sum(preview.samples.values()), preview.complete) == (20, False)
+    assert (sum(split.inputs for split in preview.splits.values()), preview.complete) == (20, False)
     assert files_of(cache) == before
 
 
@@ -176,5 +175,5 @@ def test_a_cache_in_another_store_grows(scheme, photos, tmp_path):
     tpufeed.shard(photos[0], source, workers=1)
     warmup(source, cache, **OPTIONS)
     tpufeed.append(photos[1], source, workers=1)
-    assert warmup(source, cache, **OPTIONS).images == 80
+    assert warmup(source, cache, **OPTIONS).images == 40
     assert tpufeed.verify(cache).records == 80

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tpufeed.cache import build as build_module
 from tpufeed.cache import warmup
 from tpufeed.dataset.manifest import encode_manifest
 from tpufeed.errors import BuildError, DatasetExistsError, DatasetNotFoundError, DuplicateWriterError, OptionError
@@ -198,7 +197,7 @@ def test_a_complete_cache_that_is_damaged_is_not_taken_for_sound(damage, source,
 
 
 def test_of_a_large_cache_sizes_alone_are_looked_at(source, cached, place, monkeypatch):
-    monkeypatch.setattr(build_module, "_READ_WHOLE_BYTES", 1000)
+    monkeypatch.setattr("tpufeed.cache.recipe._READ_WHOLE_BYTES", 1000)
     shard = place / cached.manifest.splits["val"].variants[1].shards[0].name
     assert warmup(source, place, **OPTIONS).seconds == 0
     os.truncate(shard, 100)

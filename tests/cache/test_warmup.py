@@ -11,7 +11,7 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
-from tpufeed.cache.plan import CacheOptions
+from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import Sample
 from tpufeed.cache.worker import Augmenter
 from tpufeed.dataset.reader import open_dataset

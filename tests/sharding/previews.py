@@ -2,7 +2,7 @@
 
 from tpufeed.cache import build as cache_build
 from tpufeed.cache.options import CacheOptions
-from tpufeed.cache.plan import RAW_OPTIONS
+from tpufeed.cache.source import RAW_OPTIONS
 from tpufeed.sharding import build
 from tpufeed.sharding.options import ShardOptions
 

@@ -399,7 +399,7 @@ def test_an_append_that_fails_changes_nothing_and_goes_on(grown, tmp_path):
         tpufeed.append(more, url, max_rejects=1, workers=1)
     assert (url / "manifest.json").read_bytes() == before
     tpufeed.verify(url)
-    with pytest.raises(DuplicateWriterError, match=r"another append of .*/more to .* was interrupted; nothing"):
+    with pytest.raises(DuplicateWriterError, match=r"append of .*/more.* on version 3, or was interrupted"):
         tpufeed.append(draw(tmp_path / "other", ["cat/x.png"], 9), url, workers=1)
     result = tpufeed.append(more, url, max_rejects=3, workers=1)
     assert (result.added, result.manifest.number) == (12, 3)

@@ -34,9 +34,9 @@ def test_a_plan_sorts_all_inputs_once(inventory):
     """By key for the shards: the digest, for which they are sorted by path, is as old as the inventory."""
     statements = []
     inventory._database.set_trace_callback(statements.append)
-    header, tasks = plan_shards(inventory, ShardOptions(), SizeEstimate(), "memory://s")
-    list(tasks)
-    assert header.notes["listed_twice"] == ROWS // 100
+    draft = plan_shards(inventory, ShardOptions(), SizeEstimate(), "memory://s", {})
+    list(draft.tasks)
+    assert draft.header.notes["listed_twice"] == ROWS // 100
     whole = [statement for statement in statements if " ORDER BY " in statement and " LIMIT " not in statement]
     sorts = [statement.partition(" ORDER BY ")[2].partition(",")[0] for statement in whole]
     assert sorts == ["key"]

@@ -50,8 +50,8 @@ def inventory_of(rows, options, ignored_files=()):
 
 def make_plan(rows, options, estimate=RECORD):
     with inventory_of(rows, options, {".txt": 2}) as inventory:
-        header, tasks = plan_shards(inventory, options, estimate, "memory://source")
-        return header, list(tasks)
+        draft = plan_shards(inventory, options, estimate, "memory://source", options.to_dict())
+        return draft.header, list(draft.tasks)
 
 
 def size_of(item):

@@ -8,11 +8,11 @@ run that has lost the destination publishes nothing.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,6 @@ from tpufeed.build.plan import (
     read_plan,
     read_plan_file,
     read_run_id,
-    with_access,
 )
 from tpufeed.dataset.manifest import Manifest, Markers
 from tpufeed.dataset.naming import (
@@ -115,51 +114,27 @@ _REPORT = msgspec.json.Decoder(Report)
 _REMOVALS = msgspec.json.Decoder(dict[str, str])
 
 
-def join_or_begin(
-    store: Store,
-    kind: str,
-    source: str,
-    options: dict[str, Any],
-    make_plan: Callable[[Path, int], None],
-    overwrite: bool = False,
-) -> tuple[Plan, bool]:
-    """The plan of this build at `store`, and whether an earlier run had stored it already.
+class Standing(NamedTuple):
+    """What is at a destination before a build begins.
 
-    `make_plan` is called only where there is none yet, or none that counts; it writes the plan to a new file, and is
-    told how many bytes will be removed before there are shards.
-
-    Args:
-        overwrite: once there is a new plan in the place of the old one, remove what stands at `store`, see
-            `find_build`. A source that cannot be planned costs nothing.
-
-    Raises:
-        DuplicateWriterError, DatasetExistsError, SourceError, StoreError: as `check_destination` does.
-        BuildError: another run with `overwrite` and other options was quicker.
+    Attributes:
+        plan: of an earlier run of the same build, if there is one.
+        old: what a build with --overwrite removes, see `find_build`.
+        foreign: names of all other files.
     """
-    plan, old = check_destination(store, kind, source, options, overwrite)
-    joined = plan is not None
-    if plan is None:
-        plan = _begin(store, make_plan, old)
-        joined = plan is None
-    if plan is None:
-        plan = _read_current_plan(store)
-        try:
-            check_same_plan(store, plan.header, kind, source, options)
-        except DuplicateWriterError as error:
-            if not overwrite:
-                raise
-            raise BuildError(_REPLACED.format(store.url)) from error
-    remove_old(store, plan.header)
-    return with_access(plan, source), joined
+
+    plan: Plan | None
+    old: list[ObjectInfo]
+    foreign: set[str]
+
+    @property
+    def old_bytes(self) -> int:
+        """Bytes that are free again once `old` is removed."""
+        return sum(info.size_bytes for info in self.old)
 
 
-def check_destination(
-    store: Store, kind: str, source: str, options: dict[str, Any], overwrite: bool
-) -> tuple[Plan | None, list[ObjectInfo]]:
+def check_destination(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Standing:
     """Check that a build can begin or go on at `store`. Changes nothing.
-
-    Returns:
-        The plan that an earlier run of this build has stored, if any; and what `overwrite` removes, see `find_build`.
 
     Raises:
         DuplicateWriterError: the destination belongs to a build with another source or other options.
@@ -172,9 +147,51 @@ def check_destination(
     old = find_build(store) if overwrite else []
     plan = None if overwrite or store.stat(PLAN) is None else _read_current_plan(store)
     if plan is not None:
-        check_same_plan(store, plan.header, kind, source, options)
+        check_same_plan(store, plan.header, kind, source, identity)
     check_writable(store)
-    return plan, old
+    foreign = set() if plan is not None else {info.name for info in store.iter_objects()} - {info.name for info in old}
+    return Standing(plan, old, foreign)
+
+
+def put_plan(store: Store, path: Path, standing: Standing) -> Plan | None:
+    """Put a new plan in the place of the one among `standing.old`. None if another run of the same command was quicker.
+
+    What is to be removed is noted before: the old plan, which names it, will be gone. Outputs of that plan that are not
+    there yet are noted as well, as the run that it belongs to may still be at work.
+    """
+    plan = read_plan_file(path)
+    check_names(store, plan.header, standing)
+    seen = {info.name: info for info in standing.old}
+    # The version that was seen: a plan that another run has put meanwhile is not replaced.
+    replaced, removals = seen.pop(PLAN, None), removals_name(plan.header.run_id)
+    if not store.conditional:  # a listing may spell a version otherwise
+        replaced = store.stat(PLAN)
+    if standing.old:
+        noted = _noted_names(store, seen) | {name: info.version for name, info in seen.items()}
+        store.put(removals, msgspec.json.encode(noted))
+    try:
+        put = store.put_file(PLAN, path, replaced)
+    except ObjectExistsError:  # the same command was started twice
+        store.delete(removals)
+        return None
+    return replace(plan, version=put.version)
+
+
+def join_plan(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Plan:
+    """Return the plan that another run has put, which was quicker.
+
+    Raises:
+        DuplicateWriterError: it is one with another source or other options.
+        BuildError: likewise, and both runs overwrite.
+    """
+    plan = _read_current_plan(store)
+    try:
+        check_same_plan(store, plan.header, kind, source, identity)
+    except DuplicateWriterError as error:
+        if not overwrite:
+            raise
+        raise BuildError(_REPLACED.format(store.url)) from error
+    return plan
 
 
 def find_build(store: Store) -> list[ObjectInfo]:
@@ -258,33 +275,6 @@ def _noted_names(store: Store, present: Mapping[str, ObjectInfo]) -> dict[str, s
         if name.startswith(f"{REMOVALS}-"):
             noted = {**(_read_removals(store, name) or {}), **noted}
     return noted
-
-
-def _begin(store: Store, make_plan: Callable[[Path, int], None], old: Sequence[ObjectInfo]) -> Plan | None:
-    """Put a new plan in the place of the one among `old`. None where another run of the same command was quicker.
-
-    What is to be removed is noted before: the old plan, which names it, will be gone. Outputs of that plan that are not
-    there yet are noted as well, as the run that it belongs to may still be at work.
-    """
-    foreign = foreign_names(store, old)
-    with store.temporary_folder() as folder:
-        make_plan(folder / "plan", sum(info.size_bytes for info in old))
-        plan = read_plan_file(folder / "plan")
-        check_names(store, plan.header, foreign, old)
-        seen = {info.name: info for info in old}
-        # The version that was seen: a plan that another run has put meanwhile is not replaced.
-        standing, removals = seen.pop(PLAN, None), removals_name(plan.header.run_id)
-        if not store.conditional:  # a listing may spell a version otherwise
-            standing = store.stat(PLAN)
-        if old:
-            noted = _noted_names(store, seen) | {name: info.version for name, info in seen.items()}
-            store.put(removals, msgspec.json.encode(noted))
-        try:
-            put = store.put_file(PLAN, folder / "plan", standing)
-        except ObjectExistsError:  # the same command was started twice
-            store.delete(removals)
-            return None
-    return replace(plan, version=put.version)
 
 
 def _read_current_plan(store: Store) -> Plan:
@@ -379,15 +369,10 @@ def open_part(store: Store, version: int) -> Store:
     return open_store(f"{store.url.rstrip('/')}/{part_folder(version)}", follow=False)
 
 
-def foreign_names(store: Store, old: Sequence[ObjectInfo]) -> set[str]:
-    """Names of all objects at `store` but those of `old`, which a build will remove."""
-    return {info.name for info in store.iter_objects()} - {info.name for info in old}
-
-
-def check_names(store: Store, header: PlanHeader, foreign: set[str], old: Sequence[ObjectInfo]) -> None:
-    """Raises DuplicateWriterError where one of the `foreign` files has a name that the plan needs."""
-    outputs = header.output_names
-    taken = sorted(name for name in foreign if uncounted(name) in outputs)
+def check_names(store: Store, header: PlanHeader, standing: Standing) -> None:
+    """Raises DuplicateWriterError where a foreign file has a name that the plan needs."""
+    outputs, old = header.output_names, standing.old
+    taken = sorted(name for name in standing.foreign if uncounted(name) in outputs)
     if taken and old:
         # The build that stands may be at work: what it has put since `old` was listed is no foreign file.
         known = {info.name for info in find_build(store)}

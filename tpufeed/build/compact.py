@@ -8,48 +8,30 @@ import itertools
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tpufeed.build.commit import (
-    Report,
-    find_finished,
-    join_or_begin,
-    open_part,
-    put_report,
-    put_shard,
-    read_report,
-)
-from tpufeed.build.destination import check_space, choose_engine, see_destination
-from tpufeed.build.plan import Owner, Plan, PlanHeader, Task, TaskRef, iter_tasks, read_plan, read_task, write_plan
+from tpufeed.build.commit import find_finished
+from tpufeed.build.destination import choose_engine
+from tpufeed.build.plan import Plan, PlanHeader, Task, check_forged
+from tpufeed.build.recipe import Draft, Recipe, SplitPreview
 from tpufeed.build.rejects import RejectBudget
-from tpufeed.build.run import ProgressListener, run_build
-from tpufeed.build.versions import COMPACT, Layout, Piece, follows, publish, read_offsets
-from tpufeed.dataset.manifest import Manifest, Part
-from tpufeed.dataset.naming import MANIFEST, PLAN, counted, part_folder
+from tpufeed.build.run import ProgressListener
+from tpufeed.build.run import run as run_recipe
+from tpufeed.build.versions import COMPACT, Layout, Piece, follows, read_offsets
+from tpufeed.build.worker import Output, TaskContext
+from tpufeed.dataset.manifest import CacheInfo, Manifest
+from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import record_layout
-from tpufeed.dataset.writer import ShardWriter
-from tpufeed.engines import engine
-from tpufeed.engines.engine import Job
-from tpufeed.errors import (
-    BuildError,
-    DamageError,
-    DatasetNotFoundError,
-    DuplicateWriterError,
-    ManifestError,
-    ObjectNotFoundError,
-    OptionError,
-)
+from tpufeed.engines.engine import Engine
+from tpufeed.errors import DatasetNotFoundError, ManifestError, OptionError
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
-ENTRY = "tpufeed.build.compact:run"
-REACH = "tpufeed.build.compact:reach"
-_TRIES = 5  # where an append has been quicker
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64  # of a cache whose command says no size
 _MOST_HOSTS = 1 << 20
 _SMALL = 2  # a shard of less than one part in so many of the usual size is small
@@ -86,13 +68,18 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class CompactContext:
-    """Data that all tasks of a compaction share."""
+class CompactContext(TaskContext):
+    """What all tasks of a compaction share."""
 
     dataset: Dataset
-    part: str
-    header: PlanHeader
-    owner: Owner
+
+    def write(self, task: Task, output: Output) -> None:
+        """Copy the records of the old shards."""
+        for variant, writer in enumerate(output.writers):
+            for payload in self.dataset.reader(task.split, variant).iter_payloads(task.first, task.stop):
+                writer.add_payload(payload)
+                output.meter.add(images=1, size=len(payload))
+        output.retries = self.dataset.shards.retries  # the counts of classes stay those of the version before
 
 
 def compact(
@@ -101,7 +88,7 @@ def compact(
     overwrite: bool = False,
     fsync: bool = False,
     workers: int | None = None,
-    engine: engine.Engine | str | None = None,
+    engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
 ) -> CompactResult:
     """Join the small shards of a dataset, or of a cache, that has grown, as its next version.
@@ -126,39 +113,97 @@ def compact(
         TaskError, BuildError: the work failed; what is done stays, and the same call goes on.
     """
     start, store = time.monotonic(), open_store(url, follow=False)
-    chosen = choose_engine(engine, workers, store)
-    with chosen.prepare(ENTRY):
-        for _ in range(_TRIES):
-            base = _find_base(store)
-            runs = find_runs(base.manifest)
-            before = _count_shards(base.manifest)
-            if not runs:
-                return CompactResult(base.url, base.number, before, before, 0, time.monotonic() - start)
-            part_store = open_part(store, base.number + 1)
-            try:
-                plan = _plan(base, part_store, runs, overwrite)
-            except DuplicateWriterError as error:
-                if _find_base(store).number != base.number:  # it has become a version by now
-                    continue
-                raise _at_work(base, part_store, error) from error
-            job = Job(ENTRY, CompactContext(base, part_store.url, plan.header, plan.owner), REACH)
-            result = run_build(
-                part_store, plan, job, engine=chosen, budget=RejectBudget(0), fsync=fsync, listener=listener,
-                cache=base.manifest.cache,
-            )  # fmt: skip
-            about = Part(
-                folder=part_folder(base.number + 1),
-                kind=COMPACT,
-                source=plan.header.source,
-                run_id=plan.header.run_id,
-                input_digest=plan.header.input_digest,
-                records={},
+    recipe, chosen = Compaction(), choose_engine(engine, workers, store)
+    result = run_recipe(
+        recipe, store, engine=chosen, budget=RejectBudget(0), overwrite=overwrite, fsync=fsync, listener=listener
+    )
+    return CompactResult(
+        url=result.url,
+        version=result.manifest.number,
+        shards_before=_count_shards(recipe.manifest),
+        shards=_count_shards(result.manifest),
+        copied_bytes=0 if recipe.base is None else result.bytes,
+        seconds=time.monotonic() - start,
+    )
+
+
+class Compaction(Recipe):
+    """The recipe of `compact`: which dataset it is of, `look` finds out."""
+
+    kind = grows_by = COMPACT
+    worker = "tpufeed.build.worker"
+
+    def look(self, destination: Store, overwrite: bool) -> Dataset | None:
+        """Look at the dataset; it is finished if no run of small shards is left to join."""
+        base = find_finished(destination)
+        if base is None:
+            raise DatasetNotFoundError(
+                f"{destination.url} holds no dataset to compact; make one with: tpufeed shard PHOTOS DATASET"
             )
-            part = Dataset(part_store, result.manifest)
-            grown = publish(base, part, about, compact_layout(base.manifest, runs))
-            seconds = time.monotonic() - start
-            return CompactResult(base.url, grown.number, before, _count_shards(grown.manifest), result.bytes, seconds)
-    raise BuildError(f"{store.url} has grown {_TRIES} times meanwhile; run the same command again")
+        manifest = self.manifest = base.manifest
+        if manifest.options.get("command") == "adopt" or manifest.data_url is not None:
+            raise OptionError(
+                f"{destination.url} was adopted: its shards are another program's, and are not joined. Nothing was "
+                "changed"
+            )
+        self.runs = find_runs(manifest)
+        if not self.runs:
+            self.base = None
+            return base
+        self.base, self.source, self.layout = base, base.url, compact_layout(manifest, self.runs)
+        self.identity = follows(base) | {
+            name: manifest.options[name] for name in ("names",) if name in manifest.options
+        }
+        self.tasks = list(_iter_tasks(base, self.runs))
+        return None
+
+    @contextmanager
+    def draft(self, is_preview: bool) -> Iterator[Draft]:
+        """Plan a task for each new shard."""
+        base, manifest = self._base, self.manifest
+        variants = len(next(iter(manifest.splits.values())).variants)
+        splits = dict[str, SplitPreview]()
+        for name, runs in self.runs.items():
+            old = [
+                shard
+                for variant in manifest.splits[name].variants
+                for run in runs
+                for shard in variant.shards[run.start : run.stop]
+            ]
+            shards = sum(run.shards for run in runs)
+            samples = sum(shard.records for shard in old) // variants
+            splits[name] = SplitPreview(samples, shards * variants, sum(shard.bytes for shard in old))
+        header = PlanHeader(
+            kind=COMPACT,
+            source=self.source,
+            options=self.identity,
+            run_id=secrets.token_hex(8),
+            input_digest=base.content_digest,
+            splits={name: sum(run.shards for run in runs) for name, runs in self.runs.items()},
+            variants=None if manifest.cache is None else variants,
+            class_names=manifest.class_names,
+            features=manifest.features,
+            notes={"images": variants * sum(split.inputs for split in splits.values())},
+        )
+        yield Draft(header=header, tasks=self.tasks, splits=splits)
+
+    def check_joined(self, store: Store, plan: Plan) -> None:
+        """Check that the plan is the one that this run would make."""
+        with self.draft(is_preview=True) as draft:
+            check_forged(store, plan, draft.header, draft.tasks)
+
+    def context(self, store: Store, plan: Plan) -> "CompactContext":
+        """Return what all tasks share."""
+        return CompactContext(store.url, plan.header, plan.owner, self._base)
+
+    def cache_info(self, header: PlanHeader) -> CacheInfo | None:
+        """Return what the manifest says of the cache, if it is of one: the same as before."""
+        return self.manifest.cache
+
+    @property
+    def _base(self) -> Dataset:
+        assert self.base is not None, "there is nothing to compact"
+        return self.base
 
 
 def usual_shard_bytes(manifest: Manifest) -> float:
@@ -210,92 +255,6 @@ def compact_layout(base: Manifest, runs: Mapping[str, list[Run]]) -> Layout:
     return layout
 
 
-def run(context: CompactContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
-    """Make the shards that `ref` refers to: one, or one of each variant."""
-    destination, dataset, header = open_store(context.part, follow=False), context.dataset, context.header
-    if read_report(destination, ref, context.owner.run_id) is not None:  # another run was quicker
-        return
-    task = read_task(destination, ref)
-    meter, layout = engine.ProgressMeter(report_progress), record_layout(header.features)
-    shards = []
-    with destination.temporary_folder() as folder:
-        for variant, name in enumerate(header.shard_names(task)):
-            path = folder / f"variant-{variant}"
-            with ShardWriter(path, layout) as writer:
-                for payload in dataset.reader(task.split, variant).iter_payloads(task.first, task.stop):
-                    writer.add_payload(payload)
-                    meter.add(images=1, size=len(payload))
-            written = writer.finish()
-            with meter.putting(written.bytes):
-                shard_name = counted(name, task.stop - task.first)
-                shards.append(put_shard(destination, shard_name, path, written, context.owner))
-            path.unlink(missing_ok=True)
-    counts = (0,) * len(header.class_names)  # those of the version before stay
-    retries = destination.retries + dataset.shards.retries
-    put_report(destination, Report(task.number, tuple(shards), counts, {}, (), retries=retries), context.owner)
-
-
-def reach(context: CompactContext, _: TaskRef) -> dict[str, str]:
-    """Return what this host sees of the destination, see `Job.reach`."""
-    return see_destination(open_store(context.part, follow=False), context.header.run_id)
-
-
-def _find_base(store: Store) -> Dataset:
-    base = find_finished(store)
-    if base is None:
-        raise DatasetNotFoundError(
-            f"{store.url} holds no dataset to compact; make one with: tpufeed shard PHOTOS DATASET"
-        )
-    if base.manifest.options.get("command") == "adopt" or base.manifest.data_url is not None:
-        raise OptionError(
-            f"{store.url} was adopted: its shards are another program's, and are not joined. Nothing was changed"
-        )
-    return base
-
-
-def _plan(base: Dataset, part: Store, runs: Mapping[str, list[Run]], overwrite: bool) -> Plan:
-    """Store the plan of the part, or join the one that a run of the same command has stored."""
-    manifest, identity = base.manifest, follows(base)
-    if "names" in manifest.options:
-        identity["names"] = manifest.options["names"]
-    variants = len(next(iter(manifest.splits.values())).variants)
-    tasks = list(_iter_tasks(base, runs))
-    shards = {name: sum(run.shards for run in of_split) for name, of_split in runs.items()}
-    header = PlanHeader(
-        kind=COMPACT,
-        source=base.url,
-        options=identity,
-        run_id=secrets.token_hex(8),
-        input_digest=base.content_digest,
-        splits=shards,
-        variants=None if manifest.cache is None else variants,
-        class_names=manifest.class_names,
-        features=manifest.features,
-        notes={"images": variants * sum(task.stop - task.first for task in tasks)},
-    )
-
-    def make_plan(path: Path, freed_bytes: int) -> None:
-        sizes = (
-            shard.bytes
-            for name, of_split in runs.items()
-            for run in of_split
-            for variant in manifest.splits[name].variants
-            for shard in variant.shards[run.start : run.stop]
-        )
-        check_space(part, sum(sizes), freed_bytes)
-        write_plan(path, header, tasks)
-
-    plan, joined = join_or_begin(part, COMPACT, base.url, identity, make_plan, overwrite)
-    if joined:  # one who may write to the destination could have put it there
-        same = (plan.header.splits, plan.header.variants) == (header.splits, header.variants)
-        if not same or plan.header.features != header.features or list(iter_tasks(part, plan)) != tasks:
-            raise ManifestError(
-                f"{part.url}/{PLAN}: no plan of a compaction of {base.url}. Nothing was changed. It was forged, or "
-                "written by another version of tpufeed: say --overwrite to discard it"
-            )
-    return plan
-
-
 def _iter_tasks(base: Dataset, runs: Mapping[str, list[Run]]) -> Iterator[Task]:
     """Yield a task for each new shard: of each run those of nearly equal size."""
     number = 0
@@ -320,19 +279,6 @@ def _cut(sizes: "np.ndarray[Any, np.dtype[np.int64]]", count: int) -> list[int]:
         edge = int(np.searchsorted(ends - sizes / 2, ends[-1] * number / count))  # by the middle byte of each
         edges.append(min(max(edge, edges[-1] + 1), len(sizes) - (count - number)))
     return [*edges, len(sizes)]
-
-
-def _at_work(base: Dataset, part: Store, error: DuplicateWriterError) -> DuplicateWriterError:
-    try:
-        header = read_plan(part).header
-    except (ObjectNotFoundError, DamageError):
-        return error
-    return DuplicateWriterError(
-        f"{base.url}: another command ({'append' if header.kind == 'shard' else header.kind} of {header.source}) is at "
-        f"work on version {base.number + 1}, or was interrupted at it; this is {COMPACT}. Nothing was changed. Wait "
-        "for it, or run that command again to finish it; or discard it with --overwrite, which removes "
-        f"{part.url} only"
-    )
 
 
 def _count_shards(manifest: Manifest) -> int:

@@ -410,6 +410,31 @@ def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, opt
         )
 
 
+def check_forged(store: Store, plan: Plan, header: PlanHeader | None, tasks: Iterable[Task]) -> None:
+    """Check a plan that another run has put against the header and the tasks that this run would have put.
+
+    Raises:
+        ManifestError: they differ.
+    """
+    found = plan.header
+    same = ("run_id", "source", "options")  # the run's own, and what `check_same_plan` has compared
+    wanted = header and msgspec.structs.replace(header, **{name: getattr(found, name) for name in same})
+    if wanted != found:
+        raise forged(store, found.source, "its header says other than the dataset")
+    if any(task != given for task, given in itertools.zip_longest(tasks, iter_tasks(store, plan))):
+        raise forged(store, found.source, "its tasks are not the parts of the dataset")
+
+
+def forged(store: Store, source: str, problem: str) -> ManifestError:
+    """Return the error for a plan that cannot be of this build, whatever its header says."""
+    return ManifestError(
+        mask_secrets(
+            f"{store.url}/{PLAN}: no plan of {source}: {problem}. Nothing was read or changed. It was forged, or the "
+            f"source has changed since: take another destination, or say --overwrite to build {store.url} anew"
+        )
+    )
+
+
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Say in words how the options of two builds differ; both are as JSON gives them."""
     stored = {**{name: value for name, value in _BEFORE.items() if name in wanted}, **stored}

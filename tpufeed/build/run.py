@@ -1,4 +1,8 @@
-"""Run a stored plan to a finished dataset: do the tasks that are left, then write index, rejects and manifest."""
+"""Run a recipe to a finished dataset, or tell what that would do.
+
+A run checks what is at the destination, stores its plan there or joins that of an earlier run, does the tasks that are
+left, and writes index, rejects and manifest. A dataset that grows gets the result as its next version.
+"""
 
 import itertools
 import os
@@ -16,30 +20,49 @@ import numpy as np
 from tpufeed import __version__
 from tpufeed.build.commit import (
     Report,
+    Standing,
+    check_destination,
+    check_names,
     check_owner,
     discard_report,
+    find_finished,
     find_lost,
     is_stored,
+    join_plan,
+    open_part,
     put_data,
     put_made,
+    put_plan,
     read_report,
     remove_old,
     remove_orphans,
 )
+from tpufeed.build.destination import check_space
 from tpufeed.build.digests import DigestWriter, Duplicates
-from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef
-from tpufeed.build.rejects import RejectBudget, Rejects
-from tpufeed.dataset.advice import manifest_warnings
+from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef, read_plan, with_access, write_plan
+from tpufeed.build.recipe import Preview, Recipe, SplitPreview
+from tpufeed.build.rejects import RejectBudget, Rejects, too_many
+from tpufeed.build.versions import publish
+from tpufeed.dataset.advice import iter_warnings, manifest_warnings
 from tpufeed.dataset.index import IndexWriter
-from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Markers, Shard, Split, Variant, encode_manifest
-from tpufeed.dataset.naming import MANIFEST, REJECTS, counted, index_name, removals_name, report_name
+from tpufeed.dataset.manifest import IndexFile, Manifest, Markers, Part, Shard, Split, Variant, encode_manifest
+from tpufeed.dataset.naming import MANIFEST, REJECTS, counted, index_name, part_folder, removals_name, report_name
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import several_labels
+from tpufeed.dataset.schema import further_columns, several_labels
 from tpufeed.engines.engine import Done, Engine, Event, Job, Progress
-from tpufeed.errors import BuildError, DamageError, StoreError, TaskError
+from tpufeed.errors import (
+    BuildError,
+    DamageError,
+    DuplicateWriterError,
+    ObjectNotFoundError,
+    StoreError,
+    TaskError,
+    mask_secrets,
+)
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.store import Store
 
+_TRIES = 5  # at growing a dataset, while others are quicker
 _REPORTS_AT_A_TIME = 16
 _REPORTS_A_BLOCK = 256  # in memory, with the length of each record
 
@@ -64,7 +87,6 @@ class BuildProgress:
 
 
 ProgressListener = Callable[[BuildProgress], None]
-Conclude = Callable[[Path], Duplicates | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +97,15 @@ class BuildResult:
         url: where the dataset stands.
         manifest: what it holds.
         seconds: of this run.
-        images: in the dataset, each variant of a cache counted.
-        bytes: of all shards.
+        images: that the build has taken, each variant of a cache counted; those of the new part if a dataset has grown.
+        bytes: of the shards that hold them.
         earlier_images: those of `images` that were done before this run.
         ignored_files: in the source, that are no images by their names: how many, by their endings (`.txt`).
         listed_twice: inputs that the source names more than once.
         retries: requests to stores that this run made again.
         warnings: what would serve training better, as sentences.
         skipped: images of an append that were in the dataset already.
-        added: samples that an append has added; None where it was no append.
+        added: samples that the dataset has more, if it has grown; else None.
         duplicates: images that the source has more than once; None where there are none, or nobody has asked.
         read_before: images that were read before the plan, to find duplicates or to deal them to splits.
         rejected: inputs that this build has not taken, counted by reason; of a dataset that has grown `manifest` counts
@@ -114,41 +136,244 @@ class BuildResult:
         return sum(self.rejected.values())
 
 
-def run_build(  # noqa: PLR0913  # both builds call it
-    store: Store,
-    plan: Plan,
-    job: Job,
+def run(  # noqa: PLR0913  # how a build is run
+    recipe: Recipe,
+    destination: Store,
     *,
     engine: Engine,
     budget: RejectBudget,
-    joined: bool = False,
-    cache: CacheInfo | None = None,
+    overwrite: bool = False,
     fsync: bool = False,
     listener: ProgressListener | None = None,
-    conclude: Conclude | None = None,
 ) -> BuildResult:
-    """Run the tasks of the plan that are not done, then put index, rejects and, last of all, the manifest.
+    """Build what the recipe says: check, plan or join a plan, run the tasks that are left, publish.
+
+    Killed anywhere and called again it ends with the same bytes.
 
     Args:
-        store: the destination.
-        plan: what the build does.
-        job: how a task is done.
+        recipe: what is built.
+        destination: where the dataset goes, or is.
         engine: runs the tasks.
         budget: rejects beyond it fail the build.
-        joined: another run had stored the plan, and may still be at work.
-        cache: what the manifest of a cache says besides.
+        overwrite: once there is a new plan, remove what is at the destination; of a dataset that grows only what an
+            interrupted run has left of the next version.
         fsync: bring what stands in a local store to the disk before the manifest.
         listener: called with the progress.
-        conclude: finds duplicates, once digests and rejects are put; it gets a folder for temporary files.
 
     Raises:
+        TpufeedError: from the checks and the plan, with nothing changed.
         TaskError: a task failed for good. What is done stays; the same command goes on from there.
         TooManyRejectsError: more inputs than the budget allows cannot be taken; what is done stays.
         BuildError: no input could be taken, or the destination belongs to another run by now.
     """
+    for _ in range(_TRIES):
+        try:
+            finished = recipe.look(destination, overwrite)
+            if finished is not None:
+                dataset, duplicates = recipe.finish(finished)
+                said = () if duplicates is None else duplicates.warnings
+                return replace(finished_result(dataset), duplicates=duplicates, warnings=said)
+            with engine.prepare(f"{recipe.worker}:run"):
+                return _build(recipe, destination, engine, budget, overwrite, fsync, listener or (lambda _: None))
+        except (DuplicateWriterError, BuildError):
+            now = None if recipe.base is None else find_finished(destination)
+            if now is None or recipe.base is None or now.number == recipe.base.number:
+                raise
+    raise BuildError(f"{destination.url} has grown {_TRIES} times meanwhile; run the same command again")
+
+
+def preview(
+    recipe: Recipe, destination: Store, *, budget: RejectBudget, overwrite: bool = False, workers: int | None = None
+) -> Preview:
+    """Tell what `run` with the same arguments would do. Changes nothing.
+
+    Raises:
+        TpufeedError: as `run` does before it works.
+        TooManyRejectsError, BuildError: more inputs than the budget allows, or all, cannot be taken, of those alone
+            that were tried or have no file or class; or there is no room.
+    """
+    finished, base = recipe.look(destination, overwrite), recipe.base
+    if finished is not None:
+        return _preview_of(recipe, finished)
+    store, standing = _check(recipe, destination, overwrite)
+    with recipe.draft(is_preview=True) as draft:
+        header = draft.header
+        if header is None:
+            assert base is not None, "only a dataset that grows may have all samples already"
+            complete = _preview_of(recipe, base)
+            said = (*recipe.warnings, *draft.warnings)
+            return replace(complete, splits={}, bytes=0, skipped=draft.skipped, version=base.number, warnings=said)
+        inputs, refused = sum(split.inputs for split in draft.splits.values()), draft.refused
+        allowed = budget.allowed(inputs)
+        if refused.total() > allowed:
+            advice = "Nothing was changed. Mend the source, or allow more with --max-rejects"
+            raise too_many(dict(sorted(refused.items())), draft.first_refused, inputs, allowed, advice)
+        if inputs and refused.total() == inputs:
+            first = draft.first_refused[0]
+            raise BuildError(
+                f"none of the {inputs} images can be taken; the first: {first.path}: {first.message}. "
+                "Nothing was changed; mend the source"
+            )
+        if standing.plan is None:
+            check_space(store, draft.bytes, standing.old_bytes)
+            check_names(store, header, standing)
+        cache = recipe.cache_info(header)
+        few_warnings = (
+            iter_warnings(name, split.shards, split.bytes, header.options.get("hosts", 1))
+            for name, split in draft.splits.items()
+        )
+        return Preview(
+            source=recipe.source,
+            destination=destination.url,
+            splits=draft.splits,
+            bytes=draft.bytes,
+            variants=len(header.variant_numbers),
+            classes=len(header.class_names),
+            columns=draft.columns,
+            source_bytes=draft.source_bytes,
+            ignored_files=header.ignored_files,
+            listed_twice=header.notes.get("listed_twice", 0),
+            free_bytes=store.free_bytes(),
+            seconds=inputs * draft.probed_seconds / (workers or available_cores()),
+            probed=draft.probed,
+            probed_rejects=draft.probed_rejects,
+            probed_seconds=draft.probed_seconds,
+            warnings=(
+                *recipe.warnings,
+                *header.warnings,
+                *itertools.chain.from_iterable(() if cache else few_warnings),
+                *draft.warnings,
+            ),
+            skipped=header.notes.get("skipped", 0),
+            read_before=0 if standing.plan else draft.read_before,
+            version=None if base is None else base.number + 1,
+            images_from=mask_secrets(header.base) if recipe.names_base else "",
+            fingerprint="" if cache is None else cache.fingerprint,
+        )
+
+
+def _preview_of(recipe: Recipe, finished: Dataset) -> Preview:
+    """Return the preview of what is finished already."""
+    splits = {
+        name: SplitPreview(
+            split.records,
+            sum(len(variant.shards) for variant in split.variants),
+            sum(shard.bytes for variant in split.variants for shard in variant.shards),
+        )
+        for name, split in finished.manifest.splits.items()
+    }
+    cache = finished.manifest.cache
+    return Preview(
+        source=recipe.source,
+        destination=finished.url,
+        splits=splits,
+        bytes=sum(split.bytes for split in splits.values()),
+        variants=1 if cache is None else cache.variants,
+        classes=len(finished.manifest.class_names),
+        columns=further_columns(finished.manifest.features),
+        free_bytes=finished.store.free_bytes(),
+        complete=True,
+        fingerprint="" if cache is None else cache.fingerprint,
+    )
+
+
+def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, Standing]:
+    """Check where a build would begin or go on, as its preview does; return the store that it works in."""
+    base, kind = recipe.base, recipe.kind
+    store = destination if base is None else open_part(destination, base.number + 1)
+    try:
+        standing = check_destination(store, kind, recipe.source, recipe.identity, overwrite or recipe.is_stale)
+    except DuplicateWriterError as error:
+        if base is None:
+            raise
+        raise _at_work(recipe, base, store, error) from error
+    if standing.plan is not None:
+        recipe.check_joined(store, standing.plan)
+    return store, standing
+
+
+def _at_work(recipe: Recipe, base: Dataset, part: Store, error: DuplicateWriterError) -> DuplicateWriterError:
+    try:
+        header = read_plan(part).header
+    except (ObjectNotFoundError, DamageError):
+        return error
+    kind = "append" if header.kind == "shard" else header.kind
+    return DuplicateWriterError(
+        f"{base.url}: another command ({kind} of {header.source}) is at work on version {base.number + 1}, or was "
+        f"interrupted at it; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run "
+        f"that command again to finish it; or discard it with --overwrite, which removes {part.url} only"
+    )
+
+
+def _build(  # noqa: PLR0913, PLR0917  # one run
+    recipe: Recipe,
+    destination: Store,
+    engine: Engine,
+    budget: RejectBudget,
+    overwrite: bool,
+    fsync: bool,
+    listener: ProgressListener,
+) -> BuildResult:
+    store, standing = _check(recipe, destination, overwrite)
+    plan, said, base = standing.plan, tuple[str, ...](), recipe.base
+    joined = plan is not None
+    if plan is None:
+        with store.temporary_folder() as folder:
+            with recipe.draft(is_preview=False) as draft:
+                said = draft.warnings
+                if draft.header is None:
+                    assert base is not None, "only a dataset that grows may have all samples already"
+                    nothing = replace(finished_result(base), skipped=draft.skipped, added=0, rejected={})
+                    return replace(nothing, warnings=said)
+                check_space(store, draft.bytes, standing.old_bytes)
+                write_plan(folder / "plan", draft.header, draft.tasks)
+            plan = put_plan(store, folder / "plan", standing)
+    if plan is None:
+        joined = True
+        plan = join_plan(store, recipe.kind, recipe.source, recipe.identity, overwrite)
+        recipe.check_joined(store, plan)
+    remove_old(store, plan.header)
+    plan = with_access(plan, recipe.source)
+    result = _run_tasks(recipe, store, plan, engine, budget, joined, fsync, listener)
+    header = plan.header
+    result = replace(
+        result,
+        warnings=(*recipe.warnings, *said, *header.warnings, *recipe.judge(result.manifest), *result.warnings),
+        images_from=header.base if recipe.names_base else "",
+    )
+    if base is None:
+        return result
+    records = {name: split.records for name, split in result.manifest.splits.items()}
+    about = Part(
+        folder=part_folder(base.number + 1),
+        kind=recipe.grows_by,
+        source=header.source,
+        run_id=header.run_id,
+        input_digest=header.input_digest,
+        records={} if recipe.layout is not None else records,
+        skipped=header.notes.get("skipped", 0),
+        different=dict(recipe.different),
+    )
+    grown = publish(base, Dataset(store, result.manifest), about, recipe.layout)
+    return replace(
+        result, url=base.url, manifest=grown.manifest, skipped=about.skipped, added=sum(about.records.values())
+    )
+
+
+def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
+    recipe: Recipe,
+    store: Store,
+    plan: Plan,
+    engine: Engine,
+    budget: RejectBudget,
+    joined: bool,
+    fsync: bool,
+    listener: ProgressListener,
+) -> BuildResult:
+    """Run the tasks of the plan that are not done, then put index, rejects and, last of all, the manifest."""
     start = time.monotonic()
-    listener = listener or (lambda _: None)
     images = plan.header.notes["images"] - plan.header.notes.get("dropped", 0)
+    job = Job(f"{recipe.worker}:run", recipe.context(store, plan), f"{recipe.worker}:reach")
     try:
         rejects = Rejects(store, budget, images // len(plan.header.variant_numbers), plan.owner)
         pending, earlier = list[TaskRef](), 0
@@ -182,7 +407,7 @@ def run_build(  # noqa: PLR0913  # both builds call it
                     rejects.add(report)
                     rejects.check()
         with store.temporary_folder() as folder:
-            manifest, duplicates = _finish(folder, store, plan, rejects, cache, fsync, conclude)
+            manifest, duplicates = _finish(recipe, folder, store, plan, rejects, fsync)
     except (BuildError, StoreError, DamageError):
         check_owner(store, plan.owner)  # another run may have removed what this one has missed
         raise
@@ -291,19 +516,10 @@ class _Part:
         return Split(records, tuple(self.class_counts.tolist()), tuple(variants))
 
 
-def _finish(  # noqa: PLR0913, PLR0917  # what a build ends with
-    folder: Path,
-    store: Store,
-    plan: Plan,
-    rejects: Rejects,
-    cache: CacheInfo | None,
-    fsync: bool,
-    conclude: Conclude | None,
+def _finish(  # what a build ends with
+    recipe: Recipe, folder: Path, store: Store, plan: Plan, rejects: Rejects, fsync: bool
 ) -> tuple[Manifest, Duplicates | None]:
-    """Put indexes and rejects, and at the very end the manifest; `folder` is for temporary files.
-
-    Returns the manifest, and what `conclude` returns.
-    """
+    """Put indexes and rejects, and at the very end the manifest; `folder` is for temporary files."""
     header = plan.header
     parts = {split: _Part(header, split, folder) for split in header.splits}
     images, odd, marked, unmarked = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
@@ -339,10 +555,10 @@ def _finish(  # noqa: PLR0913, PLR0917  # what a build ends with
         rejects=rejects.by_reason(),
         images=dict(sorted(images.items())),
         odd=dict(sorted(odd.items())),
-        cache=cache,
+        cache=recipe.cache_info(header),
         markers=Markers(**marked, unmarked=dict(sorted(unmarked.items()))) if marked else msgspec.UNSET,
     )
-    duplicates = None if conclude is None else conclude(folder)
+    duplicates = recipe.conclude(store, plan, folder)
     remove_old(store, header)
     remove_orphans(store, header, manifest)
     store.delete(removals_name(header.run_id))  # before there is a manifest of this run

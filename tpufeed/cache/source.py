@@ -1,8 +1,10 @@
 """Sources of a cache: the samples of a dataset, or raw images."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,13 +12,21 @@ from tpufeed.build.commit import Reject
 from tpufeed.build.destination import see_objects
 from tpufeed.build.plan import Input, PlanHeader, Task
 from tpufeed.cache.moving import moves
-from tpufeed.dataset.reader import Dataset
+from tpufeed.cache.options import CacheOptions, Size
+from tpufeed.dataset.naming import PLAN, check_split_name
+from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout, several_labels
-from tpufeed.errors import ImageError
+from tpufeed.errors import DatasetNotFoundError, ImageError, OptionError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.policy import ImagePolicy, load_image
+from tpufeed.images.ops import OPS
+from tpufeed.images.policy import load_image
+from tpufeed.loaders.columns import iter_flip_warnings
 from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
+from tpufeed.sharding.inventory import Inventory, take_inventory
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.worker import see_inputs
+from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import (
     Feature,
     decode_arrays,
@@ -28,6 +38,11 @@ from tpufeed.tfrecord.example import (
 )
 from tpufeed.tfrecord.layout import ScalarEntry
 
+SOURCE_VERSION = "source_version"  # the version of the source that a cache covers, where that has grown
+RAW_OPTIONS = ("shares", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
+_OF_SHARDS = frozenset(
+    {"shard_bytes", "shards", "hosts", "seed", "check", "encode", "quality", "presize", "presize_mode"}
+)
 _FILENAME_ENTRY = ScalarEntry(FILENAME, "bytes")
 
 
@@ -56,10 +71,76 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Listing:
+    """What a source has.
+
+    Attributes:
+        samples: of each split.
+        features: of the samples.
+        facts: what the header of a plan says of the source.
+        notes: likewise, counts.
+        inventory: of raw images; None of a dataset.
+    """
+
+    samples: dict[str, int]
+    features: Sequence[FeatureSpec]
+    facts: dict[str, Any]
+    notes: dict[str, int]
+    inventory: Inventory | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetSource:
     """The samples of a dataset. Small and picklable, like `RawSource`: it goes to every worker."""
 
     dataset: Dataset
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.dataset.url
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """The stores that workers read from."""
+        return self.dataset.store, self.dataset.shards
+
+    @property
+    def size(self) -> Size | None:
+        """The (height, width) of all images; None if they differ."""
+        shape = self.dataset.manifest.tensor_shape
+        return None if shape is None else shape[:2]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the bytes of the source, as plain data."""
+        return {"source_digest": self.dataset.content_digest}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Options of a plan that decide no bytes: the version of a source that has grown."""
+        return {SOURCE_VERSION: self.dataset.number} if self.dataset.number > 1 else {}
+
+    def digest(self) -> str:
+        """Digest of what the source holds now."""
+        return self.dataset.content_digest
+
+    def covered_by(self, cache: Dataset) -> dict[str, int] | None:
+        """The samples of each split that a cache of this source, or of an earlier version, has; None of another."""
+        covered = cache.manifest.cache
+        return None if covered is None else self.dataset.manifest.records_of(covered.source_digest)
+
+    @contextmanager
+    def open_listing(self, options: CacheOptions) -> Iterator[Listing]:
+        """List what there is to warm."""
+        manifest = self.dataset.manifest
+        samples = {check_split_name(name): split.records for name, split in manifest.splits.items()}
+        facts = {
+            "input_digest": self.digest(),
+            "class_names": manifest.class_names,
+            "warnings": tuple(iter_flip_warnings(manifest.features, options.applied)),
+        }
+        yield Listing(samples, manifest.features, facts, {})
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
         """The samples of a task, in order. Header and task are those of the cache's plan."""
@@ -126,13 +207,59 @@ class DatasetSource:
 class RawSource:
     """Images as they lie in folders, tables or tars: sharded and warmed in one go."""
 
-    policy: ImagePolicy
+    url: str
+    options: ShardOptions
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return (open_store(self.url, follow=False),)
+
+    @property
+    def size(self) -> None:
+        return None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        identity = {name: value for name, value in self.options.to_dict().items() if name not in _OF_SHARDS}
+        if self.options.split_shares is not None:  # whose order matters, and a dict's is none to JSON
+            identity["split"] = list(self.options.split_shares.items())
+        return identity
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def digest(self) -> str:
+        with take_inventory(self.url, self.options) as inventory:
+            return inventory.digest
+
+    def covered_by(self, cache: Dataset) -> None:
+        return None
+
+    @contextmanager
+    def open_listing(self, options: CacheOptions) -> Iterator[Listing]:
+        with take_inventory(self.url, self.options) as inventory:
+            moving = [feature.name for feature in inventory.features if isinstance(feature.kind, str)]
+            if moving:
+                raise OptionError(
+                    f"{self.url} has {', '.join(moving)}, which move with the crop: make a dataset of it first "
+                    "(tpufeed shard), and warm that"
+                )
+            samples = {name: count for name, (count, _, _) in inventory.totals.items()}
+            facts = {
+                "input_digest": inventory.digest,
+                "class_names": inventory.classes.names,
+                "base": inventory.base,
+                "ignored_files": inventory.ignored_files,
+                "warnings": inventory.warnings,
+            }
+            yield Listing(samples, inventory.features, facts, {"listed_twice": inventory.listed_twice}, inventory)
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
         features = InputFeatures(header.features, header.class_names)
 
         def take(item: Input, data: Sequence[bytes]) -> tuple[bytes | Pixels, tuple[str, ...]]:
-            return load_image(data[0], self.policy, item.path)
+            return load_image(data[0], self.options.images, item.path)
 
         for number, (item, taken) in enumerate(iter_taken(Files(header.base), task.inputs, take), task.first):
             if isinstance(taken, ImageError):
@@ -158,7 +285,7 @@ class RawSource:
 
     @property
     def mends(self) -> bool:
-        return self.policy.damaged == "mend"
+        return self.options.images.damaged == "mend"
 
     @property
     def retries(self) -> int:
@@ -166,6 +293,40 @@ class RawSource:
 
 
 CacheSource = DatasetSource | RawSource
+
+
+def open_source(src: str | Path, raw: ShardOptions, allow_augmented: bool) -> CacheSource:
+    """Open the dataset at `src`, or else the raw images, which `raw` describes.
+
+    Raises:
+        OptionError: options for raw images, where there is a dataset; or an augmented cache that is not allowed.
+        DatasetNotFoundError: a dataset that is not finished.
+    """
+    store = open_store(src, follow=False)
+    dataset = find_dataset(store)
+    if dataset is None:
+        if store.stat(PLAN) is not None:
+            raise DatasetNotFoundError(
+                f"{store.url} holds the beginnings of a dataset; run its command again to finish it first"
+            )
+        return RawSource(store.url, raw)
+    default = ShardOptions()
+    given = [name for name in RAW_OPTIONS if getattr(raw, name) != getattr(default, name)]
+    if given:
+        raise OptionError(
+            f"{store.url} is a dataset, whose splits and labels stand; these options are for raw images: "
+            f"{', '.join(given)}"
+        )
+    cache = dataset.manifest.cache
+    random = [str(op["op"]) for op in cache.ops if op["op"] not in OPS or OPS[op["op"]].draws] if cache else []
+    if cache is not None and random and not allow_augmented:
+        raise OptionError(
+            f"{dataset.url} is a cache that random ops have augmented ({', '.join(random)}): its images are "
+            f"cropped or changed for good, and of its variants ({cache.variants}) only the first would be read. "
+            f"Warm from its source, {dataset.manifest.options.get('source')}, or give allow_augmented=True "
+            "(--allow-augmented)"
+        )
+    return DatasetSource(dataset)
 
 
 def _text(entry: bytes | None) -> str:

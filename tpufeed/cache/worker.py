@@ -1,94 +1,64 @@
 """One task of a cache: a range of samples, decoded once each, written to a shard of every variant."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
-from tpufeed.build.commit import Reject, Report, put_report, put_shard, read_report
-from tpufeed.build.destination import see_destination
-from tpufeed.build.plan import Owner, PlanHeader, TaskRef, read_task
+from tpufeed.build.commit import Reject
+from tpufeed.build.plan import Task
+from tpufeed.build.worker import Output, TaskContext, reach, run
 from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import CacheSource, Sample
-from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, record_layout
-from tpufeed.dataset.writer import ShardWriter
-from tpufeed.engines import engine
+from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels, make_scratch
 from tpufeed.images.mending import mend
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws
-from tpufeed.storage.registry import open_store
 from tpufeed.tfrecord.example import Feature, encode_entry
 
-ENTRY = "tpufeed.cache.worker:run"
-REACH = "tpufeed.cache.worker:reach"
+__all__ = ["Augmenter", "CacheContext", "iter_augmented", "reach", "run"]  # an engine finds `run` and `reach` here
+
 _BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
-class CacheContext:
-    """Data that all tasks of a cache share."""
+class CacheContext(TaskContext):
+    """What all tasks of a cache share."""
 
     source: CacheSource
-    destination: str
-    header: PlanHeader
     options: CacheOptions
-    owner: Owner
 
-
-def run(context: CacheContext, ref: TaskRef, report_progress: engine.ReportProgress) -> None:
-    """Make the shards that `ref` refers to."""
-    destination = open_store(context.destination, follow=False)
-    if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
-        return
-    task = read_task(destination, ref)
-    header, options, source, before = context.header, context.options, context.source, context.source.retries
-    names, layout, int_names = header.shard_names(task), record_layout(header.features), fixed_ints(header.features)
-    image_format = encode_entry(FORMAT, Feature("bytes", (options.encode.encode(),)))
-    augment = Augmenter(options, source.draws_seed(options.seed), source.upright)
-    mover = Mover(source.features, options, augment.pipeline)
-    meter = engine.ProgressMeter(report_progress)
-    counts, rejects, odd, done = [0] * len(header.class_names), list[Reject](), Counter[str](), 0
-    with destination.temporary_folder() as folder:
-        paths = [folder / f"variant-{number}" for number in range(len(names))]
-        with ExitStack() as stack:
-            writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
-            samples = stack.enter_context(closing(source.iter_samples(header, task)))
+    def write(self, task: Task, output: Output) -> None:
+        """Write every variant of the task's samples, each decoded once."""
+        header, options, source, before = self.header, self.options, self.source, self.source.retries
+        int_names = fixed_ints(header.features)
+        image_format = encode_entry(FORMAT, Feature("bytes", (options.encode.encode(),)))
+        augment = Augmenter(options, source.draws_seed(options.seed), source.upright)
+        mover, stored = Mover(source.features, options, augment.pipeline), f"{options.encode}, augmented"
+        output.images[stored] = 0
+        with closing(source.iter_samples(header, task)) as samples:
             for sample, variants, moved in iter_augmented(samples, augment, mover, source.mends):
                 if isinstance(sample, Reject):
-                    rejects.append(sample)
-                    meter.add(rejects=len(paths))
+                    output.reject(sample)
                     continue
                 rest = image_format + sample.rest
-                for writer, pixels, entries in zip(writers, variants, moved, strict=True):
+                for writer, pixels, entries in zip(output.writers, variants, moved, strict=True):
                     ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
                     data = encode_pixels(pixels, options)
                     writer.add(data, [ints[name] for name in int_names], rest + entries)
-                    meter.add(images=1, size=len(data))
-                for label in set(sample.labels) if sample.label is None else (sample.label,):
-                    counts[label] += 1
-                odd.update(sample.odd)
-                done += 1
-        written = [writer.finish() for writer in writers]
-        with meter.putting(sum(shard.bytes for shard in written)):
-            shards = [
-                put_shard(destination, *shard, context.owner) for shard in zip(names, paths, written, strict=True)
-            ]
-    retries = destination.retries + source.retries - before
-    images = {f"{options.encode}, augmented": done}
-    report = Report(task.number, tuple(shards), tuple(counts), images, tuple(rejects), dict(odd), retries)
-    put_report(destination, report, context.owner)
+                    output.meter.add(images=1, size=len(data))
+                output.count(set(sample.labels) if sample.label is None else (sample.label,))
+                output.odd.update(sample.odd)
+                output.images[stored] += 1
+        output.retries = source.retries - before
 
-
-def reach(context: CacheContext, ref: TaskRef) -> dict[str, str]:
-    """Return what this host sees of the cache's destination and of the source, see `Job.reach`."""
-    destination = open_store(context.destination, follow=False)
-    seen = see_destination(destination, context.header.run_id)
-    return seen | context.source.see(context.header, read_task(destination, ref)) if seen else seen
+    def see(self, task: Task) -> dict[str, str]:
+        """Return the versions of the first files of a task."""
+        return self.source.see(self.header, task)
 
 
 def iter_augmented(

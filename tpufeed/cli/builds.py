@@ -13,10 +13,9 @@ from tpufeed.errors import OptionError
 from tpufeed.measure.wording import between, number_of
 
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
+    from tpufeed.build.recipe import Preview
     from tpufeed.build.run import BuildProgress, BuildResult, ProgressListener
-    from tpufeed.cache.build import CachePreview
     from tpufeed.engines.engine import Engine
-    from tpufeed.sharding.preview import Preview
 
 _LOG_SECONDS = 1.0
 
@@ -179,7 +178,7 @@ def _say_not_taken(result: "BuildResult") -> None:
 
 
 def print_preview(
-    preview: "Preview | CachePreview",
+    preview: "Preview",
     engine: "Engine | None",
     as_json: bool,
     columns: Sequence[str],
@@ -190,7 +189,7 @@ def print_preview(
     if as_json:
         print_json(preview)
         return
-    version, skipped = getattr(preview, "version", None), getattr(preview, "skipped", 0)
+    version, skipped = preview.version, preview.skipped
     if preview.complete:
         if version is None:
             echo(f"{preview.destination} is complete already: nothing to do")
@@ -201,9 +200,8 @@ def print_preview(
     say_details()
     if skipped:
         echo(f"in the dataset already: {number_of(skipped, 'image')}, which are skipped")
-    read_before = getattr(preview, "read_before", 0)
-    if read_before:
-        echo(f"read before the build, to compare what is in them: {number_of(read_before, 'image')}")
+    if preview.read_before:
+        echo(f"read before the build, to compare what is in them: {number_of(preview.read_before, 'image')}")
     free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
     echo(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
     echo(f"time: about {preview.seconds:,.0f} s")

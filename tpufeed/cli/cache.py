@@ -122,12 +122,12 @@ def warmup_command(
         options: dict[str, Any] = {"options": CacheOptions(**given(CacheOptions, values)), "raw": ShardOptions(**raw)}
         preview = preview_warmup(**options, **given(preview_warmup, values))
         rows = [
-            (name, f"{samples:,}", str(preview.variants), str(preview.shards[name]))
-            for name, samples in preview.samples.items()
+            (name, f"{split.inputs:,}", str(preview.variants), str(split.shards))
+            for name, split in preview.splits.items()
         ]
 
         def say_details() -> None:
-            each = f"{preview.seconds_a_sample * 1e3:,.1f} ms of one core each"
+            each = f"{preview.probed_seconds * 1e3:,.1f} ms of one core each"
             echo(f"source: {preview.source}")
             echo(f"tried: {number_of(preview.probed, 'sample')}, {each}")
             echo(f"fingerprint: {preview.fingerprint}")

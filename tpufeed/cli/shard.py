@@ -11,8 +11,8 @@ from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
+    from tpufeed.build.recipe import Preview
     from tpufeed.engines.engine import Engine
-    from tpufeed.sharding.preview import Preview
 
 
 @reports_build_errors

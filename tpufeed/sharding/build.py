@@ -1,38 +1,20 @@
-"""`shard`: from raw images to a dataset, and the preview of it."""
+"""`shard`: from raw images to a dataset."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from tpufeed.build.commit import (
-    check_destination,
-    find_finished,
-    find_lost,
-    join_or_begin,
-)
-from tpufeed.build.destination import check_space, choose_engine, refuse_source
-from tpufeed.build.plan import Plan, check_same_plan, read_plan, write_plan
-from tpufeed.build.rejects import RejectBudget, parse_budget
-from tpufeed.build.run import BuildResult, ProgressListener, finished_result, run_build
-from tpufeed.dataset.naming import PLAN
-from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import record_schema
-from tpufeed.engines.engine import Engine, Job
-from tpufeed.errors import DatasetExistsError, ObjectNotFoundError, OptionError
+from tpufeed.build.destination import choose_engine, refuse_source
+from tpufeed.build.recipe import Preview
+from tpufeed.build.rejects import parse_budget
+from tpufeed.build.run import BuildResult, ProgressListener, preview, run
+from tpufeed.engines.engine import Engine
+from tpufeed.errors import OptionError
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.options import checked
-from tpufeed.sharding.append import AppendRun
-from tpufeed.sharding.coco import is_coco
-from tpufeed.sharding.duplicates import find_duplicates, report_duplicates
-from tpufeed.sharding.inventory import take_inventory
-from tpufeed.sharding.joined import check_joined
+from tpufeed.sharding.append import AppendRecipe
 from tpufeed.sharding.options import POLICIES, Handling, ShardOptions
-from tpufeed.sharding.plan import KIND, SizeEstimate, count_shards, needs_probe, plan_shards, probe_images
-from tpufeed.sharding.preview import Preview, preview_build
-from tpufeed.sharding.sample import iter_turn_warnings
-from tpufeed.sharding.worker import ENTRY, REACH, ShardContext
+from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
@@ -191,110 +173,12 @@ def shard(  # noqa: PLR0913  # the public face
         duplicates=duplicates,
         split_by_content=split_by_content,
     )
-    if append:
-        run = AppendRun(parse_budget(max_rejects), overwrite, fsync, workers, engine, listener)
-        return run.append(src, dst, lambda *_: options, allow_different)
-    request = _check_request(src, dst, options, max_rejects, allow_different, overwrite, workers, engine)
-    if request.finished is not None:
-        found = None if options.duplicates == "keep" else find_duplicates(request.finished)
-        said = () if found is None else found.warnings
-        return replace(finished_result(request.finished), duplicates=found, warnings=said)
-    source, destination = request.source, request.destination
-
-    def make_plan(path: Path, freed_bytes: int) -> None:
-        """Write the plan to a new file, in memory that does not grow with the inputs."""
-        with take_inventory(source, options) as inventory:
-            inventory.prepare(options)
-            probed = needs_probe(options.images)
-            estimate = probe_images(inventory, options).estimate if probed else SizeEstimate()
-            size = sum(size for _, size in count_shards(inventory, options, estimate).values())
-            check_space(destination, size, freed_bytes)
-            write_plan(path, *plan_shards(inventory, options, estimate, source))
-
-    with request.engine.prepare(ENTRY):
-        plan, joined = join_or_begin(destination, KIND, source, options.to_dict(), make_plan, overwrite)
-        if joined:
-            _check_joined(request, plan)
-        job = Job(ENTRY, ShardContext(destination.url, plan.header, options.images, plan.owner), REACH)
-        result = run_build(
-            destination,
-            plan,
-            job,
-            engine=request.engine,
-            budget=request.budget,
-            joined=joined,
-            fsync=fsync,
-            listener=listener,
-            conclude=None if options.duplicates == "keep" else partial(report_duplicates, destination, plan),
-        )
-    of_images = *iter_turn_warnings(result.manifest.odd), *result.warnings
-    said = (*options.warnings, *plan.header.warnings, *of_images)
-    return replace(result, warnings=said, images_from=plan.header.base if is_coco(source) else "")
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """The arguments of `shard`, checked; `finished` is the dataset of the same call, where it stands already."""
-
-    options: ShardOptions
-    budget: RejectBudget
-    source: str
-    destination: Store
-    engine: Engine
-    finished: Dataset | None
-
-
-def _check_request(  # noqa: PLR0913, PLR0917  # those of `shard`
-    src: str | Path,
-    dst: str | Path,
-    options: ShardOptions,
-    max_rejects: str | int | None,
-    allow_different: bool,
-    overwrite: bool,
-    workers: int | None,
-    engine: Engine | str | None,
-) -> _Request:
-    """Check all that `shard` and its preview check before they list the source, unless they append."""
-    if allow_different:
-        raise OptionError("allow_different is for append=True")
-    budget, source, destination = parse_budget(max_rejects), open_store(src), open_store(dst, follow=False)
+    source, destination = open_store(src), open_store(dst, follow=False)
+    recipe = _recipe(source, options, append, allow_different)
     chosen = choose_engine(engine, workers, source, destination)
     refuse_source(destination, source)
-    finished = None if overwrite else find_finished(destination)
-    if finished is not None:
-        _check_same_dataset(finished, source.url, options)
-    return _Request(options, budget, source.url, destination, chosen, finished)
-
-
-def _check_same_dataset(finished: Dataset, source: str, options: ShardOptions) -> None:
-    """Raises where the dataset that stands is not what the call would build now."""
-    try:
-        plan = read_plan(finished.store)
-    except ObjectNotFoundError:
-        raise DatasetExistsError(
-            f"{finished.url} already holds a dataset (see: tpufeed info {finished.url}), and {PLAN}, which would say "
-            "whether it is this one, is gone; nothing was changed. Take another destination, or say --overwrite"
-        ) from None
-    check_same_plan(finished.store, plan.header, KIND, source, options.to_dict())
-    lost = find_lost(finished.store, finished.manifest)
-    if lost is not None:
-        raise DatasetExistsError(
-            f"{finished.url} already holds the dataset of this command, but {lost} is missing or damaged. Nothing was "
-            f"changed. Run: tpufeed verify {finished.url}; say --overwrite to build it anew"
-        )
-    with take_inventory(source, options) as inventory:
-        if inventory.digest != plan.header.input_digest:
-            raise DatasetExistsError(
-                f"{finished.url} already holds the dataset of this command, but {source} has changed since: "
-                f"{plan.header.notes['images']:,} inputs then, {inventory.count:,} now. Nothing was changed. To add "
-                f"what is new: tpufeed append {source} {finished.url}. Or take another destination, or say --overwrite "
-                "to build it anew"
-            )
-
-
-def _check_joined(request: _Request, plan: Plan) -> None:
-    image = record_schema(labelled=False)[0]
-    check_joined(request.destination, plan, request.source, request.options, None, image)
+    budget = parse_budget(max_rejects)
+    return run(recipe, destination, engine=chosen, budget=budget, overwrite=overwrite, fsync=fsync, listener=listener)
 
 
 def preview_shard(  # noqa: PLR0913  # those of `shard`
@@ -317,26 +201,16 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
             no file or class.
         BuildError, StoreError: there is no room at the destination, it cannot be written, or no input can be taken.
     """
+    source, destination = open_store(src), open_store(dst, follow=False)
+    recipe = _recipe(source, options, append, allow_different)
+    choose_engine(engine, workers, source, destination)
+    refuse_source(destination, source)
+    return preview(recipe, destination, budget=parse_budget(max_rejects), overwrite=overwrite, workers=workers)
+
+
+def _recipe(source: Store, options: ShardOptions, append: bool, allow_different: bool) -> ShardRecipe:
     if append:
-        run = AppendRun(
-            parse_budget(max_rejects), overwrite, fsync=False, workers=workers, engine=engine, listener=None
-        )
-        return run.preview(src, dst, lambda *_: options, allow_different)
-    request = _check_request(src, dst, options, max_rejects, allow_different, overwrite, workers, engine)
-    source, destination, finished = request.source, request.destination, request.finished is not None
-    plan, old = (None, []) if finished else check_destination(destination, KIND, source, options.to_dict(), overwrite)
-    if plan is not None:
-        _check_joined(request, plan)
-    with take_inventory(source, options) as inventory:
-        return preview_build(
-            inventory,
-            options,
-            source=source,
-            destination=destination,
-            base=None,
-            budget=request.budget,
-            plan=plan,
-            old=old,
-            workers=workers,
-            complete=finished,
-        )
+        return AppendRecipe(source.url, options, allow_different=allow_different)
+    if allow_different:
+        raise OptionError("allow_different is for append=True")
+    return ShardRecipe(source.url, options)

@@ -14,10 +14,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tpufeed.build.plan import ImageRef, Input, Plan, iter_tasks
-from tpufeed.dataset.naming import PLAN
+from tpufeed.build.plan import ImageRef, Input, Plan, forged, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schema
-from tpufeed.errors import ManifestError, OptionError, mask_secrets, url_identity
+from tpufeed.errors import OptionError, url_identity
 from tpufeed.sharding import coco, huggingface, tables, tars
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import stem_of
@@ -89,16 +88,6 @@ def check_joined(
                 raise forged(store, source, f"what task {task.number} says of {item.path!r} cannot be")
     if inputs * len(header.variant_numbers) != header.notes["images"]:
         raise forged(store, source, f"it has {inputs} inputs, and says {header.notes['images']} images")
-
-
-def forged(store: Store, source: str, problem: str) -> ManifestError:
-    """The error for a plan that cannot be of this build, whatever its header says."""
-    return ManifestError(
-        mask_secrets(
-            f"{store.url}/{PLAN}: no plan of {source}: {problem}. Nothing was read or changed. It was forged, or the "
-            f"source has changed since: take another destination, or say --overwrite to build {store.url} anew"
-        )
-    )
 
 
 def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:

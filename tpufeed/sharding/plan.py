@@ -2,8 +2,9 @@
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from tpufeed import __version__
 from tpufeed.build.commit import Reject
 from tpufeed.build.plan import Input, PlanHeader, Task
-from tpufeed.dataset.reader import Dataset
+from tpufeed.build.recipe import Draft, SplitPreview
+from tpufeed.dataset.schema import further_columns
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.policy import ImagePolicy
 from tpufeed.sharding.inputs import Files, iter_taken
@@ -119,24 +121,44 @@ def count_shards(inventory: Inventory, options: ShardOptions, estimate: SizeEsti
     return counted
 
 
-def plan_shards(
-    inventory: Inventory,
-    options: ShardOptions,
-    estimate: SizeEstimate,
-    source: str,
-    base: Dataset | None = None,
-) -> tuple[PlanHeader, Iterator[Task]]:
-    """Header and tasks: each split's inputs in the global order, cut into shards of nearly equal size.
+def draft_shards(
+    inventory: Inventory, options: ShardOptions, source: str, identity: dict[str, Any], is_preview: bool
+) -> Draft:
+    """Plan a build, having tried a few images if the sizes of records do not follow from those of files.
 
     Args:
         inventory: of the inputs.
         options: of the build.
-        estimate: of the sizes of records.
         source: URL of the inputs.
-        base: the version of a dataset that the build appends to.
+        identity: the options that the plan is known by.
+        is_preview: try a few images in any case.
 
     Raises:
         OptionError: a shard would be smaller than its largest record, or names of shards would be ambiguous.
+    """
+    probe = Probe(SizeEstimate(), 0.0, 0, 0, ())
+    if is_preview or needs_probe(options.images):
+        probe = probe_images(inventory, options)
+    draft = plan_shards(inventory, options, probe.estimate, source, identity)
+    return replace(
+        draft,
+        columns=further_columns(inventory.features),
+        source_bytes=sum(size for _, size, _ in inventory.totals.values()),
+        read_before=inventory.count_reads(options) if is_preview else 0,
+        probed=probe.images,
+        probed_rejects=probe.rejects,
+        probed_seconds=probe.seconds_an_image,
+        refused=inventory.rejects + Counter(reject.reason for reject in probe.read_rejects),
+        first_refused=[*inventory.first_rejects, *probe.read_rejects],
+    )
+
+
+def plan_shards(
+    inventory: Inventory, options: ShardOptions, estimate: SizeEstimate, source: str, identity: dict[str, Any]
+) -> Draft:
+    """Plan: each split's inputs in the global order, cut into shards of nearly equal size.
+
+    `estimate` is of the sizes of records; otherwise as `draft_shards`.
     """
     shards = count_shards(inventory, options, estimate)
     numbered = [name for name in shards if name[-1].isdigit()] if options.names == "kaggle" else []
@@ -149,7 +171,7 @@ def plan_shards(
     header = PlanHeader(
         kind=KIND,
         source=source,
-        options=plan_options(options, base),
+        options=identity,
         run_id=secrets.token_hex(8),
         input_digest=inventory.digest,
         splits={name: count for name, (count, _) in shards.items()},
@@ -192,13 +214,8 @@ def plan_shards(
                 yield Task(number, split, shard, count, tuple(run))
                 number += 1
 
-    return header, iter_tasks()
-
-
-def plan_options(options: ShardOptions, base: Dataset | None) -> dict[str, Any]:
-    """Return the options that a plan is known by; those of an append name the version that it begins with."""
-    begins_with = {} if base is None else {"append_to": base.number, "base_digest": base.content_digest}
-    return {**options.to_dict(), **begins_with}
+    splits = {name: SplitPreview(counts[name], count, int(size)) for name, (count, size) in shards.items()}
+    return Draft(header=header, tasks=iter_tasks(), splits=splits)
 
 
 def cut(sized: Iterable[tuple[Input, float]], count: int, shards: int, total: float) -> Iterator[list[Input]]:

@@ -1,0 +1,203 @@
+"""A recipe is what makes one kind of build; `build.run` runs them all, and previews them all.
+
+`tpufeed shard`, `append`, `cache warmup` and `compact` are the four recipes. Each says by what a plan of it is known,
+drafts the plan, gives the work of one task, and adds what its manifest and its result say besides.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tpufeed.build.commit import Reject
+from tpufeed.build.digests import Duplicates
+from tpufeed.build.plan import Plan, PlanHeader, Task
+from tpufeed.build.versions import Layout
+from tpufeed.build.worker import TaskContext
+from tpufeed.dataset.manifest import CacheInfo, Manifest
+from tpufeed.dataset.reader import Dataset
+from tpufeed.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPreview:
+    """A split that a build would make.
+
+    Attributes:
+        inputs: samples of the source.
+        shards: how many, those of all variants of a cache together.
+        bytes: of all of them, about.
+    """
+
+    inputs: int
+    shards: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A plan before it is stored, and what is known of its build besides.
+
+    Attributes:
+        header: of the plan; None if the dataset that grows has all samples already.
+        tasks: of the plan; read once, and only while the draft is open.
+        splits: by name.
+        warnings: sentences that the plan does not store.
+        skipped: samples that the dataset has already, if there is no header to say so.
+        source_bytes: of the images as they are.
+        columns: types of the further columns of a table.
+        read_before: images that have to be read before the plan, if a preview has left that out.
+        probed: samples that were tried.
+        probed_rejects: how many of them cannot be taken.
+        probed_seconds: that one sample takes one core, all variants of a cache together.
+        refused: inputs that are known to be rejected, counted by reason.
+        first_refused: the first few of them.
+    """
+
+    header: PlanHeader | None
+    tasks: Iterable[Task] = ()
+    splits: dict[str, SplitPreview] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    skipped: int = 0
+    source_bytes: int = 0
+    columns: dict[str, str] = field(default_factory=dict)
+    read_before: int = 0
+    probed: int = 0
+    probed_rejects: int = 0
+    probed_seconds: float = 0.0
+    refused: Counter[str] = field(default_factory=Counter)
+    first_refused: Sequence[Reject] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards together, about."""
+        return sum(split.bytes for split in self.splits.values())
+
+
+class Recipe(Protocol):
+    """One kind of build. A method with a body need not be overridden.
+
+    Attributes:
+        kind: the command, as plan and manifest name it.
+        worker: the module that has `run` and `reach` of a task, see `engines.engine.Job`.
+        source: URL of what is read.
+        identity: the options that decide every byte; with kind and source a plan is known by them.
+        warnings: sentences on the options.
+        base: the version of a dataset that grows by this build; None for a dataset of its own.
+        grows_by: the kind of the part that is added to `base`.
+        different: options that decide bytes and are not those of `base`.
+        layout: the shards of the version that follows on `base`; None: those of the part come last.
+        is_stale: an interrupted run has left the beginnings of a part that nobody wants any more; they are removed.
+        names_base: the result says where the files of the source are.
+    """
+
+    kind: str
+    worker: str
+    source: str
+    identity: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+    base: Dataset | None = None
+    grows_by: str = ""
+    different: Mapping[str, Any] = {}
+    layout: Layout | None = None
+    is_stale: bool = False
+    names_base: bool = False
+
+    def look(self, destination: Store, overwrite: bool) -> Dataset | None:
+        """Look at what is at the destination. A recipe that makes a dataset grow learns its `base` here.
+
+        Returns:
+            The dataset if it is finished already.
+
+        Raises:
+            TpufeedError: another dataset is there, or none that could grow. Nothing was changed.
+        """
+
+    def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
+        """Do what is left for a dataset that `look` has found, and return it with its duplicates."""
+        return finished, None
+
+    def draft(self, is_preview: bool) -> AbstractContextManager[Draft]:
+        """List the source, and plan the build. Nothing is changed.
+
+        Args:
+            is_preview: try some samples, so that the time and the rejects of the build can be foretold; and do not
+                read the whole source, though a plan that is stored would need it.
+        """
+
+    def check_joined(self, store: Store, plan: Plan) -> None:
+        """Check a plan that another run has put at `store`: whoever can write there may have forged it.
+
+        Raises:
+            ManifestError: it reads what is none of the source's, or contradicts itself. Nothing was read.
+        """
+
+    def context(self, store: Store, plan: Plan) -> TaskContext:
+        """Return what the tasks of the plan share."""
+
+    def cache_info(self, header: PlanHeader) -> CacheInfo | None:
+        """Return what the manifest of a cache says besides."""
+        return None
+
+    def conclude(self, store: Store, plan: Plan, folder: Path) -> Duplicates | None:
+        """Do what is left once all shards, digests and rejects are put; `folder` is for temporary files."""
+        return None
+
+    def judge(self, manifest: Manifest) -> Iterable[str]:
+        """Yield sentences on what the build has met."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Forecast of a build: its plan, and what listing the source and trying a few samples have told.
+
+    Attributes:
+        source: as a URL.
+        destination: likewise.
+        splits: by name.
+        bytes: of all shards together, about.
+        variants: of a cache; 1 for other datasets.
+        classes: how many there are.
+        columns: types of the further columns of a table, see `further_columns`.
+        source_bytes: of the images as they are.
+        ignored_files: files in the source that are no images by their names, counted by their endings (`.txt`).
+        listed_twice: inputs that the source names more than once.
+        free_bytes: at the destination; None where nobody can say.
+        seconds: about what it would take.
+        probed: samples tried for this.
+        probed_rejects: those of them that cannot be taken.
+        probed_seconds: that one sample takes one core, all variants of a cache together.
+        warnings: what would serve training better, as sentences.
+        complete: the dataset stands there already: nothing would be done.
+        skipped: images of an append that are in the dataset already.
+        read_before: images that are read before the build, to find duplicates or to deal them to splits by content.
+        version: the dataset's number afterwards, if it grows; else None.
+        images_from: the folder that file names in COCO's JSON are taken to be relative to; else empty.
+        fingerprint: of the cache that it would be; else empty.
+    """
+
+    source: str
+    destination: str
+    splits: dict[str, SplitPreview]
+    bytes: int
+    variants: int = 1
+    classes: int = 0
+    columns: dict[str, str] = field(default_factory=dict)
+    source_bytes: int = 0
+    ignored_files: dict[str, int] = field(default_factory=dict)
+    listed_twice: int = 0
+    free_bytes: int | None = None
+    seconds: float = 0.0
+    probed: int = 0
+    probed_rejects: int = 0
+    probed_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+    complete: bool = False
+    skipped: int = 0
+    read_before: int = 0
+    version: int | None = None
+    images_from: str = ""
+    fingerprint: str = ""

@@ -1,0 +1,123 @@
+"""A task of a build: make a shard of each variant in temporary files, put the shards, then the report.
+
+What differs between builds is where the records come from: `TaskContext.write` of each of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import msgspec
+
+from tpufeed.build.commit import Reject, Report, put_report, put_shard, read_report
+from tpufeed.build.destination import see_destination
+from tpufeed.build.plan import Owner, PlanHeader, Task, TaskRef, read_task
+from tpufeed.dataset.manifest import Markers
+from tpufeed.dataset.naming import counted
+from tpufeed.dataset.schema import record_layout
+from tpufeed.dataset.writer import ShardWriter
+from tpufeed.engines.engine import ProgressMeter, ReportProgress
+from tpufeed.storage.registry import open_store
+
+
+class Output:
+    """What a task makes.
+
+    Attributes:
+        writers: of the shards, one for each variant.
+        meter: counts progress.
+        class_counts: samples of each class.
+        images: how images were stored, counted.
+        odd: the odd cases that a policy dealt with, counted.
+        rejects: inputs not taken.
+        markers: the restart markers of kept JPEGs, if there are any.
+        digests: of the source images, see `build.digests`, if the build stores them.
+        retries: requests to the source that were made again.
+    """
+
+    def __init__(self, header: PlanHeader, writers: Sequence[ShardWriter], meter: ProgressMeter) -> None:
+        self.writers, self.meter = writers, meter
+        self.class_counts = [0] * len(header.class_names)
+        self.images, self.odd, self.rejects = Counter[str](), Counter[str](), list[Reject]()
+        self.markers: Markers | msgspec.UnsetType = msgspec.UNSET
+        self.digests: bytes | msgspec.UnsetType = msgspec.UNSET
+        self.retries = 0
+
+    def reject(self, reject: Reject) -> None:
+        """Note an input that cannot be taken."""
+        self.rejects.append(reject)
+        self.meter.add(rejects=len(self.writers))
+
+    def count(self, labels: Iterable[int]) -> None:
+        """Count a sample for its classes."""
+        for label in labels:
+            self.class_counts[label] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskContext:
+    """What all tasks of a build share; small and picklable.
+
+    Attributes:
+        destination: URL of the build.
+        header: of its plan.
+        owner: the run that the destination belongs to.
+    """
+
+    destination: str
+    header: PlanHeader
+    owner: Owner
+
+    def check(self) -> None:
+        """Raise BuildError on a host that cannot do the work."""
+
+    def write(self, task: Task, output: Output) -> None:
+        """Write the records of a task."""
+        raise NotImplementedError
+
+    def see(self, task: Task) -> dict[str, str]:
+        """Return what this host sees of the files that a task needs: versions by URL."""
+        return {}
+
+
+def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> None:
+    """Make the shards that `ref` refers to."""
+    context.check()
+    destination, header = open_store(context.destination, follow=False), context.header
+    if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
+        return
+    task, layout = read_task(destination, ref), record_layout(header.features)
+    names = header.shard_names(task)
+    with destination.temporary_folder() as folder:
+        paths = [folder / f"shard-{number}" for number in range(len(names))]
+        with ExitStack() as stack:
+            writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
+            output = Output(header, writers, ProgressMeter(report_progress))
+            context.write(task, output)
+        written = [writer.finish() for writer in writers]
+        with output.meter.putting(sum(shard.bytes for shard in written)):
+            shards = tuple(
+                put_shard(destination, counted(name, len(shard.lengths)), path, shard, context.owner)
+                for name, path, shard in zip(names, paths, written, strict=True)
+            )
+    report = Report(
+        task.number,
+        shards,
+        tuple(output.class_counts),
+        dict(output.images),
+        tuple(output.rejects),
+        dict(output.odd),
+        destination.retries + output.retries,
+        markers=output.markers,
+        digests=output.digests,
+    )
+    put_report(destination, report, context.owner)
+
+
+def reach(context: TaskContext, ref: TaskRef) -> dict[str, str]:
+    """Return what this host sees of the destination and of what the task needs, see `Job.reach`."""
+    context.check()
+    destination = open_store(context.destination, follow=False)
+    seen = see_destination(destination, context.header.run_id)
+    return seen | context.see(read_task(destination, ref)) if seen else seen

@@ -1,0 +1,379 @@
+"""The recipe of `cache warmup`: a dataset, or raw images, become a cache, or the next version of one."""
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tpufeed.build.commit import find_finished, find_lost, is_stored, open_part
+from tpufeed.build.digests import Duplicates
+from tpufeed.build.plan import Plan, PlanHeader, Task, check_forged, differing_options, forged, read_plan
+from tpufeed.build.recipe import Draft, Recipe, SplitPreview
+from tpufeed.build.versions import follows, put_version
+from tpufeed.cache.moving import Mover, cached_spec, encode_pixels
+from tpufeed.cache.options import CacheOptions, Size
+from tpufeed.cache.source import SOURCE_VERSION, CacheSource, Listing, RawSource, Sample
+from tpufeed.cache.worker import Augmenter, CacheContext
+from tpufeed.dataset.manifest import GROWN_VERSION, CacheInfo, Part
+from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
+from tpufeed.errors import (
+    DamageError,
+    DatasetExistsError,
+    ImageError,
+    ObjectNotFoundError,
+    OpError,
+    OptionError,
+    mask_secrets,
+)
+from tpufeed.images.decoding import Pixels, decode
+from tpufeed.images.pipeline import Pipeline, check_deterministic
+from tpufeed.processes.limits import available_cores
+from tpufeed.sharding.inventory import Inventory
+from tpufeed.sharding.joined import check_joined
+from tpufeed.storage.store import Store
+
+KIND = "cache warmup"
+_FEATURES_BYTES = 400  # of a record, besides the image
+_LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64
+_READ_WHOLE_BYTES = 2 * 10**9  # of a finished cache, to verify it
+_PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
+_PROBED_SECONDS = 1.0  # an op may take seconds an image
+
+
+class CacheRecipe(Recipe):
+    """A cache of its own, or the samples that are new in a source that has grown.
+
+    Args:
+        origin: what is warmed.
+        options: of the cache.
+
+    Raises:
+        OptionError: the images would differ in size.
+    """
+
+    kind, worker, grows_by = KIND, "tpufeed.cache.worker", "warmup"
+
+    def __init__(self, origin: CacheSource, options: CacheOptions) -> None:
+        self.origin, self.options, self.source = origin, options, origin.url
+        self.size = options.output_size(origin.size)
+        # Every option that decides bytes, as it comes back from JSON.
+        self.wanted = msgspec.json.decode(msgspec.json.encode({**origin.identity, **options.to_dict()}))
+
+    def look(self, destination: Store, overwrite: bool) -> Dataset | None:
+        """Return the cache that stands, if it is this one; that of an earlier version of the source is to grow."""
+        self.base, self.is_stale, self._is_behind = None, False, False
+        self.before = dict[str, int]()  # samples of each split that the cache has
+        self.identity = {**self.wanted, **self.origin.facts}
+        try:
+            present = find_finished(destination)
+        except DamageError:
+            if not overwrite:
+                raise
+            return None
+        if present is None:
+            return None
+        differing = self._differences(present)
+        if not differing and _is_sound(present):
+            return present
+        if overwrite:
+            return None
+        before = self.origin.covered_by(present)
+        if before is not None:  # of an earlier version of this source
+            there = {**_options_of(present), "source_digest": self.wanted["source_digest"]}
+            differing = differing_options(there, self.wanted)
+            if not differing and _is_sound(present):
+                return self._grow(present, before)
+        if not differing:
+            raise DatasetExistsError(
+                f"{present.url} already holds this cache, but it is damaged. Run: tpufeed verify {present.url}; say "
+                "--overwrite to warm it again"
+            )
+        what = "another cache: " if present.manifest.cache is not None else ""
+        raise DatasetExistsError(
+            f"{present.url} already holds {what}{'; '.join(differing)} (see: tpufeed info {present.url}). Nothing "
+            "was changed. Say --overwrite to replace it, or take another destination"
+        )
+
+    def _grow(self, present: Dataset, before: dict[str, int]) -> Dataset | None:
+        """Make the cache the base; return it if the newer version of the source has the same samples."""
+        with self.origin.open_listing(self.options) as listing:
+            if all(count <= before.get(name, 0) for name, count in listing.samples.items()):
+                self._is_behind = True
+                return present
+        self.base, self.before = present, before
+        self.identity |= follows(present)
+        try:
+            found = read_plan(open_part(present.store, present.number + 1)).header.options
+        except (ObjectNotFoundError, DamageError):
+            return None
+        # Begun for the same version of the cache, and another version of its source.
+        names = (found.keys() | self.identity.keys()) - {"source_digest", SOURCE_VERSION}
+        same = all(found.get(name) == self.identity.get(name) for name in names)
+        self.is_stale = same and found.get("source_digest") != self.identity["source_digest"]
+        return None
+
+    def _differences(self, present: Dataset) -> list[str]:
+        """Return what the cache at the destination has otherwise, as parts of a sentence; nothing if it is this one."""
+        cache, stored = present.manifest.cache, _options_of(present)
+        if cache is None:
+            return ["a dataset that is no cache"]
+        if stored.get("source_digest") != self.wanted.get("source_digest"):
+            return [f"it was warmed from another source, or {self.source} has changed since"]
+        differing = differing_options(stored, self.wanted)
+        if not differing and cache.source_digest != self.origin.digest():
+            differing = [f"the images of {self.source} have changed since"]
+        return differing
+
+    def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
+        """Note that the cache covers a version of its source that has the same samples, as that of a compaction."""
+        if not self._is_behind:
+            return finished, None
+        digest = self.origin.digest()
+        manifest = msgspec.structs.replace(
+            finished.manifest,
+            run_id=secrets.token_hex(8),
+            format_version=GROWN_VERSION,
+            version=finished.number + 1,
+            cache=self.options.cache_info(digest, self.wanted, self.size),
+            options={"command": KIND, "source": mask_secrets(self.source), **self.identity},
+            input_digest=digest,
+        )
+        about = Part(
+            folder="",
+            kind=self.grows_by,
+            source=mask_secrets(self.source),
+            run_id=manifest.run_id,
+            input_digest=digest,
+            records={},
+            follows=finished.content_digest,
+        )
+        return put_version(finished, msgspec.structs.replace(manifest, parts=(*finished.manifest.history, about))), None
+
+    @contextmanager
+    def draft(self, is_preview: bool) -> Iterator[Draft]:
+        """List the source, and warm a few samples."""
+        with self.origin.open_listing(self.options) as listing:
+            samples, header = self._new(listing), self._header(listing)
+            few = {name: min(count, _PROBED_SAMPLES) for name, count in samples.items()}
+            first = list(iter_ranges(few, dict.fromkeys(few, 1), listing.inventory, self.before))
+            probe = probe_samples(header, samples, first, self.origin, self.options, self.size)
+            variants, record_bytes = self.options.variants, probe.bytes / max(1, sum(samples.values()))
+            yield Draft(
+                header=msgspec.structs.replace(header, splits=probe.shards),
+                tasks=iter_ranges(samples, probe.shards, listing.inventory, self.before),
+                splits={
+                    name: SplitPreview(count, probe.shards[name] * variants, int(count * record_bytes))
+                    for name, count in samples.items()
+                },
+                probed=probe.samples,
+                probed_seconds=probe.seconds_a_sample,
+            )
+
+    def check_joined(self, store: Store, plan: Plan) -> None:
+        """Check that the plan is of the source, and of nothing else."""
+        if isinstance(self.origin, RawSource):
+            image, *_ = cached_schema(plan.header.features, self.options, self.size)
+            check_joined(store, plan, self.source, self.origin.options, self.options.variants, image)
+            return
+        shards = plan.header.splits
+        with self.origin.open_listing(self.options) as listing:
+            samples = self._new(listing)
+            if shards.keys() != samples.keys():
+                raise forged(store, self.source, "its splits are not those of the dataset")
+            header = msgspec.structs.replace(self._header(listing), splits=shards)
+            check_forged(store, plan, header, iter_ranges(samples, shards, None, self.before))
+
+    def context(self, store: Store, plan: Plan) -> CacheContext:
+        """Return what all tasks share."""
+        return CacheContext(store.url, plan.header, plan.owner, self.origin, self.options)
+
+    def cache_info(self, header: PlanHeader) -> CacheInfo:
+        """Return what the manifest says of the cache."""
+        return self.options.cache_info(header.input_digest, self.wanted, self.size)
+
+    def _new(self, listing: Listing) -> dict[str, int]:
+        return {name: count - self.before.get(name, 0) for name, count in listing.samples.items()}
+
+    def _header(self, listing: Listing) -> PlanHeader:
+        """Return the plan's header without the numbers of shards."""
+        return PlanHeader(
+            kind=KIND,
+            source=self.source,
+            options=self.identity,
+            run_id=secrets.token_hex(8),
+            splits={},
+            variants=self.options.variants,
+            features=cached_schema(listing.features, self.options, self.size),
+            notes={"images": self.options.variants * sum(self._new(listing).values()), **listing.notes},
+            **listing.facts,
+        )
+
+
+def _options_of(present: Dataset) -> dict[str, Any]:
+    left_out = ("command", "source", SOURCE_VERSION)
+    return {name: value for name, value in present.manifest.options.items() if name not in left_out}
+
+
+def _is_sound(present: Dataset) -> bool:
+    """Return true where all files have their sizes and, up to 2 GB, their CRCs."""
+    files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
+    if find_lost(present.store, present.manifest) is not None:
+        return False
+    if sum(file.bytes for file in files) > _READ_WHOLE_BYTES:
+        return True
+    with ThreadPoolExecutor(available_cores(), "tpufeed-verify") as executor:
+        return all(executor.map(lambda file: is_stored(present.store, file.name, file.bytes, file.crc32c), files))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Result of warming a few samples.
+
+    Attributes:
+        shards: of each variant, by split.
+        bytes: of all variants together, about.
+        seconds_a_sample: that all variants take one core.
+        samples: tried.
+    """
+
+    shards: dict[str, int]
+    bytes: float
+    seconds_a_sample: float
+    samples: int
+
+
+def probe_samples(
+    header: PlanHeader,
+    samples: dict[str, int],
+    first: Sequence[Task],
+    source: CacheSource,
+    options: CacheOptions,
+    size: Size,
+) -> Probe:
+    """Warm a few samples, and run each op of the first of them twice.
+
+    Args:
+        header: of the plan, without the numbers of shards.
+        samples: of each split, to be warmed.
+        first: tasks of a few samples.
+        source: reads them.
+        options: of the cache.
+        size: of its images.
+
+    Raises:
+        OpError: an op raises, returns what is no image of its size, or gives other pixels the second time; names op
+            and sample.
+        OptionError: a shard would be smaller than a record.
+    """
+    seed = source.draws_seed(options.seed)
+    augment = Augmenter(options, seed, source.upright)
+    ops, final = Pipeline(options.applied, seed), Pipeline(options.final or (), seed)
+    mover, moving = Mover(source.features, options, augment.pipeline), list[int]()
+    lengths, seconds = list[int](), list[float]()
+    begun = time.monotonic()
+    tried = (sample for task in first for sample in source.iter_samples(header, task))
+    for sample in tried:
+        if not isinstance(sample, Sample):
+            continue
+        start = time.perf_counter()
+        try:
+            variants = augment(sample)
+            moved = (
+                mover.encode(sample.moving, sample.name, sample.image, augment.draws(sample.number)) if mover else []
+            )
+        except ImageError:
+            continue
+        moving += map(len, moved)
+        lengths += [len(encode_pixels(pixels, options)) for pixels in variants]
+        seconds.append(time.perf_counter() - start)
+        if len(seconds) <= _FIRST_SAMPLES:
+            pixels = sample.image if isinstance(sample.image, np.ndarray) else decode(sample.image)
+            _check_repeats(sample, ops, pixels)
+            _check_repeats(sample, final, variants[0])
+        slow = len(seconds) >= _FIRST_SAMPLES and time.monotonic() - begun > _PROBED_SECONDS
+        if slow or len(seconds) >= _PROBED_SAMPLES:
+            break
+    # What plans are cut by must be no matter of time: the mean of the first samples alone.
+    early = slice(_FIRST_SAMPLES * options.variants)
+    shards = count_shards(samples, options, record_size(options, size, _mean(lengths[early]), _mean(moving[early])))
+    total = record_size(options, size, _mean(lengths), _mean(moving)) * options.variants * sum(samples.values())
+    return Probe(shards, total, _mean(seconds), len(seconds))
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / max(1, len(numbers))
+
+
+def _check_repeats(sample: Sample, pipeline: Pipeline, pixels: Pixels) -> None:
+    draws = [op[0] for op in pipeline.draw(0, np.array([sample.number]))]
+    try:
+        check_deterministic(pipeline, pixels, draws)
+    except OpError as error:
+        raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
+
+
+def record_size(options: CacheOptions, size: Size, probed_bytes: float, moving_bytes: float) -> float:
+    """Bytes of a record: known for raw pixels, else those of the images that were probed; and those of what moves."""
+    return (size[0] * size[1] * 3 if options.encode == "raw" else probed_bytes) + moving_bytes + _FEATURES_BYTES
+
+
+def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes: float) -> dict[str, int]:
+    """Return the number of shards of each variant, by split.
+
+    Raises:
+        OptionError: a shard would be smaller than a record.
+    """
+    target: float | None = options.size_bytes
+    if target is None:
+        total = max(samples.values(), default=0) * record_bytes
+        target = min(_LARGE_SHARD, max(_SMALL_SHARD, total / _ENOUGH_SHARDS))
+    elif record_bytes > target:
+        raise OptionError(
+            f"a shard of {options.size_bytes} bytes cannot hold one record of {record_bytes:.0f}; give a --shard-size "
+            "of 64MB to 256MB"
+        )
+    return {name: min(count, max(1, round(count * record_bytes / target))) for name, count in samples.items()}
+
+
+def iter_ranges(
+    samples: Mapping[str, int],
+    shards: Mapping[str, int],
+    inventory: Inventory | None,
+    before: Mapping[str, int],
+) -> Iterator[Task]:
+    """Tasks of equally many samples: each is the range `[first, stop)` of a split, of raw images with their inputs.
+
+    A sample's id is its place in the global order, whether it is taken or not. In a cache that grows the first is the
+    one behind the samples of each split that came `before`.
+    """
+    number = 0
+    for split, count in samples.items():
+        inputs = None if inventory is None else inventory.iter_inputs(split)
+        for shard in range(shards[split]):
+            first, stop = (count * edge // shards[split] for edge in (shard, shard + 1))
+            run = () if inputs is None else tuple(item for item, _ in itertools.islice(inputs, stop - first))
+            start = before.get(split, 0)
+            yield Task(number, split, shard, shards[split], run, start + first, start + stop)
+            number += 1
+
+
+def cached_schema(features: Sequence[FeatureSpec], options: CacheOptions, size: Size) -> tuple[FeatureSpec, ...]:
+    """The features of a cache whose source has `features`."""
+    label = next((feature for feature in features if feature.name == LABEL), None)
+    several = label.lengths if label is not None and label.shape is None else None
+    own = record_schema(label is not None, several if isinstance(several, tuple) else None)
+    stored = {feature.name: feature for feature in features}
+    known = {feature.name for feature in own}
+    present = stored.keys() | {HEIGHT, WIDTH, CHANNELS, FORMAT}
+    others = (f for f in features[1:] if f.name not in known)
+    image = FeatureSpec(TENSOR, "uint8", (*size, 3)) if options.encode == "raw" else own[0]
+    lists = (stored.get(f.name, f) if f.shape is None else f for f in own[1:] if f.name in present)
+    return (image, *(cached_spec(feature, options, size) for feature in (*lists, *others)))
