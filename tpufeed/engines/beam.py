@@ -60,11 +60,7 @@ class Failed(NamedTuple):
     number: int | None = None
 
 
-class Ended(NamedTuple):
-    """The pipeline has ended well."""
-
-
-Message = Ready | Progress | Failed | Ended
+Message = Ready | Progress | Failed | None  # None: the pipeline has ended well
 
 
 class BeamEngine:
@@ -136,7 +132,7 @@ class BeamEngine:
                     if message.number is None:
                         raise BuildError(message.message)
                     raise TaskError(f"{task_name(tasks[message.number])}: {message.message}")
-                if isinstance(message, Ended):
+                if message is None:
                     break
                 assert isinstance(message, Progress), "there is no other message of a pipeline"
                 yield message

@@ -27,7 +27,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 import tpufeed
-from tpufeed.engines.beam import Ended, Failed, Message, Ready, Work
+from tpufeed.engines.beam import Failed, Message, Ready, Work
 from tpufeed.engines.engine import NOTHING, Progress
 from tpufeed.engines.preflight import check_hosts, run_pickled, view_here
 from tpufeed.errors import BuildError, OptionError, TpufeedError
@@ -136,7 +136,7 @@ class BeamPipeline:
         # It was never started where `run` raised. Where it was, its last progress has to be sent before the end is.
         if telling.ident is not None:
             telling.join()
-        self._send(Ended() if failed is None else failed)
+        self._send(failed)
 
     def cancel(self) -> None:
         """Stop it, also when it is just about to begin."""

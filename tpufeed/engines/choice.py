@@ -8,6 +8,7 @@ from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, task_name
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OptionError, TaskError
 from tpufeed.options import Count, checked
+from tpufeed.processes.child import load_function
 from tpufeed.processes.limits import available_cores, failure_message
 
 LOCAL, RAY, BEAM = "local", "ray", "beam"
@@ -64,7 +65,7 @@ class SerialEngine:
         return nullcontext()
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
-        function = job.load()
+        function = load_function(job.entry)
         for index, task in enumerate(tasks):
             progress: list[Progress] = []
             try:

@@ -2,13 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tpufeed.errors import TaskError
-from tpufeed.processes.child import load_function
 
 DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, three in a row do
 
@@ -41,8 +40,6 @@ class Done(NamedTuple):
 Event: TypeAlias = Progress | Done
 ReportProgress: TypeAlias = Callable[[Progress], None]
 TaskFunction: TypeAlias = Callable[[Any, Any, ReportProgress], None]
-ReachFunction: TypeAlias = Callable[[Any, Any], Mapping[str, str]]
-
 
 _PROGRESS_SECONDS = 0.2
 _PULSE_SECONDS = 30.0
@@ -53,9 +50,10 @@ _SLOWEST_BYTES_A_SECOND = 100_000
 class Job:
     """Job of all tasks: `entry` is "module:function", called as `function(context, task, report_progress)`.
 
-    Context and tasks are small and picklable. The function may run more than once for a task, also at the same time;
-    it puts its result in place itself and returns nothing. It reports progress every few minutes at least, if only of
-    zeros: an engine may take one that says nothing for hung.
+    A worker imports it by that name, so it needs nothing of the launcher's memory. Context and tasks are small and
+    picklable. The function may run more than once for a task, also at the same time; it puts its result in place itself
+    and returns nothing. It reports progress every few minutes at least, if only of zeros: an engine may take one that
+    says nothing for hung.
 
     `reach` is another "module:function", called as `function(context, task)` on each host before the work, where
     hosts may differ: what it sees there of what the task needs, URLs with their versions. It raises where it cannot
@@ -65,16 +63,6 @@ class Job:
     entry: str
     context: Any
     reach: str = ""
-
-    def load(self) -> TaskFunction:
-        """The function, imported by name, so that a worker needs nothing of the launcher's memory."""
-        function: TaskFunction = load_function(self.entry)
-        return function
-
-    def load_reach(self) -> ReachFunction | None:
-        """The function, where there is one."""
-        function: ReachFunction | None = load_function(self.reach) if self.reach else None
-        return function
 
 
 class ProgressMeter:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from tpufeed import __version__
 from tpufeed.engines.engine import Job, ReportProgress, TaskFunction
 from tpufeed.errors import BuildError
+from tpufeed.processes.child import load_function
 from tpufeed.processes.limits import failure_message
 
 _SHARED_ADVICE = (
@@ -41,10 +42,11 @@ def view_here(job: bytes, task: bytes) -> HostView:
     """Return what this host sees of a pickled job and the first of its tasks."""
     problem, places = "", dict[str, str]()
     try:
-        context, reach = _load_job(job)[0].context, _load_job(job)[0].load_reach()
-        places = dict(reach(context, pickle.loads(task))) if reach is not None else {}
+        loaded, _ = _load_job(job)
+        if loaded.reach:
+            places = dict(load_function(loaded.reach)(loaded.context, pickle.loads(task)))
     except Exception as error:  # noqa: BLE001  # the launcher raises it
-        problem = _import_message(error) or failure_message(error)
+        problem = failure_message(error)
         if isinstance(error, FileNotFoundError):
             problem += f". {_SHARED_ADVICE}"
     return HostView(socket.gethostname(), platform.python_version(), __version__, problem, places)
@@ -89,28 +91,22 @@ def run_pickled(job: bytes, task: bytes, report_progress: ReportProgress) -> str
         loaded, function = _load_job(job)
         function(loaded.context, pickle.loads(task), report_progress)
     except Exception as error:  # noqa: BLE001  # the launcher raises it
-        return _import_message(error) or failure_message(error)
+        return failure_message(error)
     return None
 
 
 @lru_cache(maxsize=1)
 def _load_job(data: bytes) -> tuple[Job, TaskFunction]:
-    """Once in a process, which may run many tasks: the context of a cache opens its source."""
+    """Once in a process, which may run many tasks: the context of a cache opens its source.
+
+    Raises:
+        BuildError: something that it needs cannot be imported here.
+    """
     try:
         job: Job = pickle.loads(data)
-        return job, job.load()
+        return job, load_function(job.entry)
     except (ImportError, AttributeError) as error:
-        raise _JobError(error) from error
-
-
-class _JobError(Exception):
-    """Import that a job needs and that fails."""
-
-
-def _import_message(error: Exception) -> str:
-    if not isinstance(error, _JobError):
-        return ""
-    return (
-        f"a worker cannot import what the job needs: {error}. Move what `__main__` defines into a module that can be "
-        "imported on every host"
-    )
+        raise BuildError(
+            f"a worker cannot import what the job needs: {error}. Move what `__main__` defines into a module that can "
+            "be imported on every host"
+        ) from error

@@ -18,7 +18,7 @@ from typing import Any
 
 from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
 from tpufeed.errors import TaskError, TpufeedError
-from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
+from tpufeed.processes.child import Child, ChildDiedError, Failure, load_function, stop_all
 
 _logger = logging.getLogger(__name__)
 
@@ -141,10 +141,8 @@ class _Pool:
     def replace_silent(self, seconds: float) -> Iterator[Progress]:
         """Kill each worker that has a task and has said nothing for so long. Yields progress, raises as `listen`."""
         for worker in [each for each in self.workers if each.task_number != _IDLE and each.silent_seconds >= seconds]:
-            name, death = (
-                task_name(self._tasks[worker.task_number]),
-                f"killed after it had said nothing for {seconds:g} s",
-            )
+            name = task_name(self._tasks[worker.task_number])
+            death = f"killed after it had said nothing for {seconds:g} s"
             lost = self._take_back(worker, death, _SILENCE_ADVICE)
             _logger.warning("%s: a worker process was %s; another one begins anew. %s", name, death, _SILENCE_ADVICE)
             yield lost
@@ -174,7 +172,7 @@ class _Pool:
 
 def run_tasks(job: Job, connection: Connection) -> None:
     """Run tasks as they come, in a worker process, until the launcher's end of the socket closes."""
-    function = job.load()
+    function = load_function(job.entry)
     while True:
         number, task = connection.recv()
         signal.signal(signal.SIGTERM, _leave)
