@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from curves import slope_of
+from scaling import HOSTS as HOSTS_OF_TPUS
 
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import World, default_lanes
@@ -191,11 +192,12 @@ def iter_pod_lines() -> Iterator[str]:
     """Requests of pods that start at one second, and while they train."""
     tpu, dataset = TPUS["v5e-8"], DATASETS[0]
     a_host = tpu.low * (dataset.image_bytes + RECORD_BYTES)
-    processes = worker_processes(tpu.vcpus)
+    vcpus, _ = HOSTS_OF_TPUS[tpu.name]
+    processes = worker_processes(vcpus)
     yield "### Pods"
     yield ""
     yield (
-        f"{tpu.name} hosts of {tpu.vcpus} vCPUs, so {processes} worker processes by default. Until the first batch is "
+        f"{tpu.name} hosts of {vcpus} vCPUs, so {processes} worker processes by default. Until the first batch is "
         f"there {processes} processes and two more read the manifest, and each asks for the offsets of up to four "
         f"shards; the {BATCH} records of each batch are (1 + {FIRST_AHEAD}) x {BATCH} = {(1 + FIRST_AHEAD) * BATCH:,} "
         f"more. Then ranges of 8 MiB: {dataset.name}, "

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tpufeed.measure.feeding import random_window
+from tpufeed.measure.naive import random_crop
 from tpufeed.processes.limits import available_cores
 
 SIZE = 224
@@ -122,8 +122,7 @@ def guide_pipeline(filenames: Sequence[str], batch_size: int) -> Any:
 def _read_image(path: str, rng: random.Random) -> np.ndarray:
     with Image.open(path) as file:
         image = file.convert("RGB")
-    left, top, width, height = random_window(image.width, image.height, rng)
-    image = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+    image = random_crop(image, SIZE, rng)
     if rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.asarray(image)

@@ -19,7 +19,17 @@ from tpufeed.measure.tpu import TPUS, Tpu
 
 PAGE = Path(__file__).parent / "scaling.md"
 MARKS = "<!-- from here on: benchmarks/scaling.py --write -->", "<!-- up to here -->"
-HOSTS = ("v3-8", "v5e-8", "v6e-8")  # 96, 224 and 180 vCPUs
+# (vCPUs of the host's largest VM, Gbit/s of its network card)
+HOSTS = {
+    "v2-8": (96, 100),
+    "v3-8": (96, 100),
+    "v4-8": (240, 100),
+    "v5e-8": (224, 200),
+    "v5p-8": (208, 200),
+    "v6e-8": (180, 800),
+    "v7x-4": (224, 800),
+}
+SHOWN = ("v3-8", "v5e-8", "v6e-8")
 
 # A vCPU of a TPU VM is one of two hyperthreads of a core; what it does of one of ours is not known, so both ends stand.
 VCPU_OF_A_CORE = 0.6, 1.0
@@ -88,22 +98,23 @@ def iter_lines(measured: Measured) -> Iterator[str]:
         f"Handing batches of 128 over from worker processes takes {measured.handing_seconds * 1e6:.1f} us an image of "
         f"the training process' GIL: {_rounded(1 / measured.handing_seconds)} img/s at the most."
     )
-    for name in HOSTS:
+    for name in SHOWN:
         yield ""
         yield from _iter_host_lines(TPUS[name], measured)
 
 
 def _iter_host_lines(tpu: Tpu, measured: Measured) -> Iterator[str]:
+    vcpus, nic_gbps = HOSTS[tpu.name]
     needed = f"ResNet-50 takes {tpu.low:,.0f} to {tpu.high:,.0f} img/s"
-    yield f"**{tpu.name}**: {tpu.vcpus} vCPUs, {tpu.nic_gbps} Gbit/s; {needed}."
+    yield f"**{tpu.name}**: {vcpus} vCPUs, {nic_gbps} Gbit/s; {needed}."
     yield ""
     columns = ("CPUs", "handing over", "network, first epoch", "memory bus at the high rate", "fed", "idle, high rate")
     yield f"| from | {' | '.join(columns)} |"
     yield f"|---|{'---:|' * len(columns)}"
     for kind, rate in measured.a_core.items():
-        cpus = [_rounded(rate * tpu.vcpus * share) for share in VCPU_OF_A_CORE]
-        network = tpu.nic_gbps / 8 * 1e9 / JPEG_BYTES[kind]
-        fed = [min(rate * tpu.vcpus * share, 1 / measured.handing_seconds) for share in VCPU_OF_A_CORE]
+        cpus = [_rounded(rate * vcpus * share) for share in VCPU_OF_A_CORE]
+        network = nic_gbps / 8 * 1e9 / JPEG_BYTES[kind]
+        fed = [min(rate * vcpus * share, 1 / measured.handing_seconds) for share in VCPU_OF_A_CORE]
         idle = [idle_percent(images, tpu.high) for images in fed]
         bus = tpu.high * PIXELS_BYTES * BUS_PASSES[kind] / 1e9
         cells = [

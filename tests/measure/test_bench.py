@@ -16,7 +16,7 @@ from tpufeed.measure import bench as bench_module
 from tpufeed.measure import feeding
 from tpufeed.measure.bench import BenchOptions, Measurement, bench, measure, measure_apart, middle_run
 from tpufeed.measure.clock import StepClock
-from tpufeed.measure.feeding import NaiveLoader
+from tpufeed.measure.naive import NaiveLoader
 from tpufeed.measure.results import BenchRun
 
 SAMPLES, BATCH, SIDE = 62, 4, 16

@@ -21,8 +21,9 @@ from tpufeed.measure import alternatives, stages
 from tpufeed.measure.alternatives import FedImages, take_sample, try_alternatives, write_sample
 from tpufeed.measure.clock import StepReport, StepTimes, save_steps
 from tpufeed.measure.doctor import examine
+from tpufeed.measure.naive import measure_pillow
 from tpufeed.measure.prediction import Measurements
-from tpufeed.measure.rawfiles import measure_files, measure_pillow
+from tpufeed.measure.rawfiles import measure_files
 from tpufeed.measure.stages import LoaderRates, measure_loader
 
 OPS = [RandomResizedCrop(32), HorizontalFlip()]

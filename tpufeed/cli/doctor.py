@@ -105,7 +105,6 @@ def doctor_command(
 
 def _print(diagnosis: "Diagnosis") -> None:
     """Print the stages as a table, the prediction, and what to do next."""
-    from tpufeed.measure.wording import between
     from tpufeed.measure.wording import say as figure
 
     low, high = diagnosis.needed
@@ -137,13 +136,8 @@ def _print(diagnosis: "Diagnosis") -> None:
         echo("next: nothing here that would help")
     for number, action in enumerate(diagnosis.actions, 1):
         echo(f"{number}. {action.do}")
-        effect = [f"{action.factor:,.1f}x"] if action.factor is not None else []
-        if action.images_per_second is not None:
-            effect.append(f"{action.images_per_second:,.0f} images a second")
-        if action.idle_percent is not None:
-            effect.append(f"idle {between(*action.idle_percent)} %" if action.idle_percent[1] else "no idle")
-        if effect:
-            echo(f"   predicted: {', '.join(effect)}")
+        if action.effect:
+            echo(f"   predicted: {action.effect}")
         if action.cost:
             echo(f"   {action.cost}")
     for note in diagnosis.notes:

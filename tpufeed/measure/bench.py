@@ -140,8 +140,8 @@ class BenchResult:
     """The result of a benchmark.
 
     Attributes:
-        machine: see `diagnosis.machine.machine`.
-        places: where the datasets lie, see `diagnosis.machine.place_of`.
+        machine: see `machine.machine`.
+        places: where the datasets lie, see `machine.place_of`.
         options: the options, as given.
         runs: the median run of each dataset and loader, in the order given.
     """

@@ -1,16 +1,12 @@
 """Open a loader, and feed a device from it once: emulated, real, or none at all, which drains the loader."""
 
-import io
-import math
-import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
 
 import tpufeed
 from tpufeed.dataset.reader import Dataset
@@ -20,10 +16,10 @@ from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture
 from tpufeed.measure.accelerator import EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
 from tpufeed.measure.clock import StepClock
+from tpufeed.measure.naive import NaiveLoader
 from tpufeed.measure.results import BenchRun
 from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, mfu_percent, read_counters
 from tpufeed.measure.wording import number_of
-from tpufeed.tfrecord.example import Feature, decode_example
 
 # Loader: (function of `tpufeed`, options that it is always given). One iteration of a tf.data.Dataset goes through all
 # epochs, because beginning another one costs up to 0.4 s.
@@ -122,62 +118,6 @@ def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
             "give a smaller --batch, or a larger dataset"
         )
     return records
-
-
-class NaiveLoader:
-    """The loader that people write first: one thread, one sample after the other, with Pillow.
-
-    It reads records in their order, and gives them a random-resized crop to 224 pixels and a flip; tensors of a raw
-    cache stay as they are. Batches are (uint8 (n, height, width, 3), int64 (n,)). An epoch leaves out what is less
-    than a batch.
-    """
-
-    def __init__(self, dataset: Dataset, split: str, batch_size: int, seed: int = 0) -> None:
-        self.dataset, self.split, self.batch_size = dataset, split, batch_size
-        self._entry = dataset.split(split)
-        self._rng = random.Random(seed)
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        return self._entry.records // self.batch_size
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        variant = self._epoch % len(self._entry.variants)
-        self._epoch += 1
-        payloads = self.dataset.reader(self.split, variant).iter_payloads(0, len(self) * self.batch_size)
-        for _ in range(len(self)):
-            samples = [decode_example(next(payloads)) for _ in range(self.batch_size)]
-            labels = [sample.get("image/class/label") for sample in samples]
-            yield (
-                np.stack([self._read_image(sample) for sample in samples]),
-                np.array([-1 if label is None else int(label.values[0]) for label in labels], np.int64),
-            )
-
-    def _read_image(self, sample: dict[str, Feature]) -> Any:
-        shape = self.dataset.manifest.tensor_shape
-        data: Any = sample["image/encoded" if shape is None else "image/tensor"].values[0]
-        if shape is not None:
-            return np.frombuffer(bytes(data), np.uint8).reshape(shape)
-        with Image.open(io.BytesIO(data)) as file:
-            image = file.convert("RGB")
-        left, top, width, height = random_window(image.width, image.height, self._rng)
-        image = image.crop((left, top, left + width, top + height))
-        image = image.resize((_IMAGE_PX, _IMAGE_PX), Image.Resampling.BILINEAR)
-        if self._rng.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return np.asarray(image)
-
-
-def random_window(width: int, height: int, rng: random.Random) -> tuple[int, int, int, int]:
-    """Return (left, top, width, height) as torchvision's RandomResizedCrop draws them."""
-    for _ in range(10):
-        area = width * height * rng.uniform(0.08, 1.0)
-        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        cut_width, cut_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < cut_width <= width and 0 < cut_height <= height:
-            return rng.randint(0, width - cut_width), rng.randint(0, height - cut_height), cut_width, cut_height
-    side = min(width, height)
-    return (width - side) // 2, (height - side) // 2, side, side
 
 
 def feed(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun:

@@ -18,7 +18,7 @@ from tpufeed.options import checked
 ACCELERATOR = "accelerator"
 STORAGE, READING, DECODING, OPS, ASSEMBLY, TRANSFER = "storage", "reading", "decoding", "ops", "assembly", "transfer"
 
-# The shares of their peak at which the two published runs of `profiling.tpu` trained ResNet-50.
+# The shares of their peak at which the two published runs of `tpu` trained ResNet-50.
 LOW_SHARE, HIGH_SHARE = 0.205, 0.375
 LEAST_FACTOR = 1.05  # a smaller gain is within the noise of a few seconds
 

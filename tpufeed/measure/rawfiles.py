@@ -1,21 +1,19 @@
 """Raw images that are no dataset yet: how fast one trains from them with plain Python, the "before" of every story."""
 
-import io
 import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
-from PIL import Image
 
 from tpufeed.build.plan import Input
 from tpufeed.errors import DatasetNotFoundError, ImageError, NoInputsError, OptionError, SourceError
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
 from tpufeed.measure.alternatives import FedImages, try_alternatives
+from tpufeed.measure.naive import measure_pillow
 from tpufeed.measure.prediction import (
     ASSEMBLY,
     DECODING,
@@ -129,33 +127,3 @@ def measure_files(
         alternatives=alternatives,
         notes=tuple(notes),
     )
-
-
-def measure_pillow(images: Sequence[bytes], side_px: int | None, threads: int, seconds: float) -> float:
-    """Return images a second that so many threads of this process decode, and crop to a side where one is given.
-
-    An image that Pillow refuses does not count.
-    """
-
-    def run(number: int) -> float:
-        draw, done = random.Random(number), 0
-        start = now = time.perf_counter()
-        for tried, image in enumerate(itertools.islice(itertools.cycle(images), number, None), 1):
-            try:
-                with Image.open(io.BytesIO(image)) as opened:
-                    picture = opened.convert("RGB")
-                if side_px is not None:
-                    side = max(1, int(min(picture.size) * draw.uniform(0.5, 1.0)))
-                    left, top = draw.randint(0, picture.width - side), draw.randint(0, picture.height - side)
-                    box = (left, top, left + side, top + side)
-                    np.asarray(picture.resize((side_px, side_px), Image.Resampling.BILINEAR, box=box))
-                done += 1
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-                pass
-            now = time.perf_counter()
-            if now - start >= seconds and (done or tried >= len(images)):
-                break
-        return done / (now - start)
-
-    with ThreadPoolExecutor(threads, "tpufeed-doctor") as executor:
-        return sum(executor.map(run, range(threads)))

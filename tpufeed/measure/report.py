@@ -155,12 +155,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
     if diagnosis is not None and diagnosis.actions:
         items = ""
         for action in diagnosis.actions:
-            parts = [
-                "" if action.factor is None else f"{action.factor:,.1f}x",
-                "" if action.images_per_second is None else f"{say(action.images_per_second)} images a second",
-                "" if action.idle_percent is None else f"idle {_range(action.idle_percent, ' %')}",
-            ]
-            effect = f"predicted: {', '.join(filter(None, parts)) or 'effect not known'}"
+            effect = f"predicted: {action.effect or 'effect not known'}"
             effect += f"; cost: {action.cost}" if action.cost else ""
             items += f'<li>{_text(action.do)}<br><span class="faint">{_text(effect)}</span></li>'
         body.append(f'<h2>What to do next</h2>\n<ol class="card">{items}</ol>')

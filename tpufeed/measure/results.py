@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpufeed.measure.clock import StepTimes
+from tpufeed.measure.wording import between
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,16 @@ class Action:
     idle_percent: tuple[float, float] | None = None
     cost: str = ""
 
+    @property
+    def effect(self) -> str:
+        """What is predicted of it, for people; empty if nothing is known."""
+        parts = [] if self.factor is None else [f"{self.factor:,.1f}x"]
+        if self.images_per_second is not None:
+            parts.append(f"{self.images_per_second:,.0f} images a second")
+        if self.idle_percent is not None:
+            parts.append(f"idle {between(*self.idle_percent)} %" if self.idle_percent[1] else "no idle")
+        return ", ".join(parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
@@ -128,7 +139,7 @@ class Diagnosis:
     Attributes:
         url: of the dataset, or of raw images.
         split: that was measured.
-        machine: see `diagnosis.machine.machine`.
+        machine: see `machine.machine`.
         stages: in the order in which an image goes through them.
         fed: images a second that arrive at the device: the least of assembly, storage and transfer.
         tpu: that is to be fed: "v5e-8".

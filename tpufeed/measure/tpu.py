@@ -33,8 +33,6 @@ class Tpu:
         peak_tflops: bf16 TFLOP/s of a chip, as Google publishes them.
         low: images a second of ResNet-50 training, all chips together.
         high: the same figure for a well tuned training.
-        vcpus: number of vCPUs of the host's largest VM.
-        nic_gbps: bandwidth of the host's network card, in Gbit/s.
     """
 
     name: str
@@ -43,8 +41,6 @@ class Tpu:
     peak_tflops: float
     low: float
     high: float
-    vcpus: int
-    nic_gbps: int
 
 
 # `low` and `high` scale two published runs on v3 by peak FLOP/s: 1.05 M img/s on 1024 chips (Ying et al. 2018), 480 k
@@ -53,13 +49,13 @@ class Tpu:
 TPUS = {
     tpu.name: tpu
     for tpu in (
-        Tpu("v2-8", 4, 8, 45, 1_500, 2_744, 96, 100),
-        Tpu("v3-8", 4, 8, 123, 4_100, 7_500, 96, 100),
-        Tpu("v4-8", 4, 4, 275, 9_167, 16_768, 240, 100),
-        Tpu("v5e-8", 8, 8, 197, 13_133, 24_024, 224, 200),
-        Tpu("v5p-8", 4, 4, 459, 15_300, 27_988, 208, 200),
-        Tpu("v6e-8", 8, 8, 918, 61_200, 111_951, 180, 800),
-        Tpu("v7x-4", 4, 8, 2307, 76_900, 140_671, 224, 800),
+        Tpu("v2-8", 4, 8, 45, 1_500, 2_744),
+        Tpu("v3-8", 4, 8, 123, 4_100, 7_500),
+        Tpu("v4-8", 4, 4, 275, 9_167, 16_768),
+        Tpu("v5e-8", 8, 8, 197, 13_133, 24_024),
+        Tpu("v5p-8", 4, 4, 459, 15_300, 27_988),
+        Tpu("v6e-8", 8, 8, 918, 61_200, 111_951),
+        Tpu("v7x-4", 4, 8, 2307, 76_900, 140_671),
     )
 }
 
