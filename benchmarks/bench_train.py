@@ -19,7 +19,7 @@ from harness import describe, figure, machine, print_table, write_result
 
 from tpufeed.errors import TpufeedError
 from tpufeed.measure.bench import BenchOptions, Measurement, measure, middle_run
-from tpufeed.measure.feeding import LOADERS, Opened, feed
+from tpufeed.measure.feeding import LOADERS, feed
 from tpufeed.measure.results import BenchRun
 
 FROM_PHOTOS = ("pil", "pil-all-cores")
@@ -70,29 +70,23 @@ def run_once(args: argparse.Namespace, options: BenchOptions) -> BenchRun:
     ledger = None
     if args.loader in FROM_PHOTOS:
         folder = feeders.PilFolder if args.loader == "pil" else feeders.PilFolderOnAllCores
-        loader = folder(args.photos, batch_size)
+        loader: Any = folder(args.photos, batch_size)
         ledger = Ledger(loader, len(loader.samples), batch_size)
-        opened = Opened(
-            loader=ledger,
-            name=args.loader,
-            url=str(args.photos),
-            source="raw files",
-            batch_size=batch_size,
-            samples=len(loader.samples),
-        )
+        what, source, batches = str(args.photos), "raw files", len(loader)
     else:
         # It repeats before it shuffles, so that epochs run into one another: nothing can be said of repeats.
         import tpufeed
 
         shards = tpufeed.open_dataset(args.data).split(args.split).variants[0].shards
-        pipeline: Any = feeders.guide_pipeline([f"{args.data}/{shard.name}" for shard in shards], batch_size)
-        opened = Opened(loader=pipeline, name=args.loader, url=args.data, source="shards", batch_size=batch_size)
+        loader = feeders.guide_pipeline([f"{args.data}/{shard.name}" for shard in shards], batch_size)
+        what, source, batches = args.data, "shards", None
     try:
-        run = feed(options.choice, opened, options.limits)
+        run = feed(options.choice, loader if ledger is None else ledger, batch_size, options.limits, batches)
     finally:
-        opened.close()
+        getattr(loader, "close", lambda: None)()
     problems = (*run.problems, *(() if ledger is None else ledger.problems()))
-    return dataclasses.replace(run, problems=problems, verdict="" if problems else run.verdict)
+    about = {"label": f"{what}, {args.loader}", "url": what, "loader": args.loader, "source": source}
+    return dataclasses.replace(run, **about, problems=problems, verdict="" if problems else run.verdict)
 
 
 def show(run: BenchRun) -> None:

@@ -35,10 +35,6 @@ class Ledger:
             yield batch
         self._ended += 1
 
-    def close(self) -> None:
-        """End the loader."""
-        self._loader.close()
-
     def problems(self) -> tuple[str, ...]:
         """Why the figures of this loader are not to be trusted, as sentences."""
         epochs = [np.concatenate(epoch) for epoch in self._epochs if epoch]

@@ -13,7 +13,7 @@ from tpufeed.images.ops import parse_op
 from tpufeed.loaders.loader import open_feed
 from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.measure.accelerator import Limits
-from tpufeed.measure.feeding import LOADERS, DeviceChoice, check_split, feed, open_loader
+from tpufeed.measure.feeding import LOADERS, DeviceChoice, check_split, feed, kind_of, open_loader
 from tpufeed.measure.machine import machine, place_of
 from tpufeed.measure.results import BenchRun, spread
 from tpufeed.measure.tpu import AcceleratorProfile, find_tpu, nearest, profile
@@ -165,12 +165,15 @@ def measure(measurement: Measurement) -> BenchRun:
         from tpufeed.loaders.xla import runtime  # noqa: F401  # torch_xla cannot be imported after TensorFlow
     ops = None if options.ops is None else [parse_op(text) for text in options.ops]
     given = {"ops": ops, "threads": options.threads, "processes": options.processes}
-    data = open_feed(parse_mixture(measurement.url))
-    opened = open_loader(measurement.loader, data, options.split, options.images_a_step, given)
+    data, size = open_feed(parse_mixture(measurement.url)), options.images_a_step
+    batches = None if isinstance(data, Mixture) else check_split(data, options.split, size) // size
+    source = "mixture" if isinstance(data, Mixture) else kind_of(data, options.split)
+    loader = open_loader(measurement.loader, data, options.split, size, given)
     try:
-        return feed(choice, replace(opened, url=measurement.url), options.limits)  # the URL as it was given
+        run = feed(choice, loader, size, options.limits, batches)
     finally:
-        opened.close()
+        getattr(loader, "close", lambda: None)()
+    return replace(run, label=str(measurement), url=measurement.url, loader=measurement.loader, source=source)
 
 
 def measure_apart(measurement: Measurement) -> BenchRun:

@@ -59,54 +59,29 @@ class DeviceChoice:
         return self.name if self.profile is None else f"EMULATED {self.profile.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A loader that is ready to be iterated; `close` ends it.
-
-    Attributes:
-        loader: gives batches of `batch_size`.
-        name: the loader's name.
-        url: URL of what it reads.
-        source: "raw files", "shards", "cache" or "mixture".
-        samples: of an epoch; None if unknown.
-    """
-
-    loader: Iterable[Any]
-    name: str
-    url: str
-    source: str
-    batch_size: int
-    samples: int | None = None
-
-    def close(self) -> None:
-        """End the loader, if it can be ended."""
-        getattr(self.loader, "close", lambda: None)()
-
-
-def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int, options: dict[str, Any]) -> Opened:
+def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int, options: dict[str, Any]) -> Any:
     """Open one of `LOADERS` on a split of a dataset or mixture. Options that are None are not given to it.
 
     Raises:
-        OptionError: the split has less than a batch, or options or sources do not fit.
+        OptionError: options or sources do not fit.
         MissingExtraError: the loader's framework is not installed.
     """
-    sources = [source.dataset for source in data.open(split)] if isinstance(data, Mixture) else [data]
-    samples = None if isinstance(data, Mixture) else check_split(data, split, batch_size)
-    are_caches = all(dataset.manifest.cache is not None for dataset in sources)
-    source = "mixture" if isinstance(data, Mixture) else "cache" if are_caches else "shards"
-    url = repr(data) if isinstance(data, Mixture) else data.url
-    loader: Any
     if name == "naive":
         if isinstance(data, Mixture):
             raise OptionError("the loader naive reads one dataset; a mixture is for the other loaders")
-        loader = NaiveLoader(data, split, batch_size)
-    else:
-        function, always = LOADERS[name]
-        given = {name: value for name, value in options.items() if value is not None}
-        given.setdefault("ops", None if are_caches else [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()])
-        what = data if isinstance(data, Mixture) else data.url
-        loader = getattr(tpufeed, function)(what, split, batch_size=batch_size, **always, **given)
-    return Opened(loader=loader, name=name, url=url, source=source, batch_size=batch_size, samples=samples)
+        return NaiveLoader(data, split, batch_size)
+    function, always = LOADERS[name]
+    given = {name: value for name, value in options.items() if value is not None}
+    if kind_of(data, split) != "cache":
+        given.setdefault("ops", [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()])
+    what = data if isinstance(data, Mixture) else data.url
+    return getattr(tpufeed, function)(what, split, batch_size=batch_size, **always, **given)
+
+
+def kind_of(data: Dataset | Mixture, split: str) -> str:
+    """Return "cache" if all that is read is one, which has ops of its own, else "shards"."""
+    sources = [source.dataset for source in data.open(split)] if isinstance(data, Mixture) else [data]
+    return "cache" if all(dataset.manifest.cache is not None for dataset in sources) else "shards"
 
 
 def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
@@ -120,43 +95,43 @@ def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
     return records
 
 
-def feed(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun:
-    """Feed the device from the loader until a limit is reached.
+def feed(
+    choice: DeviceChoice, loader: Iterable[Any], batch_size: int, limits: Limits, batches: int | None = None
+) -> BenchRun:
+    """Feed the device from a loader until a limit is reached.
+
+    Args:
+        choice: the device.
+        loader: gives batches of `batch_size`.
+        batch_size: images of a step.
+        limits: the end.
+        batches: of an epoch; None if unknown.
 
     Raises:
         OptionError: the device does not exist here.
         Exception: the loader's.
     """
     if choice.profile is None:
-        run = _feed_loop(choice, opened, limits)
+        run = _feed_loop(choice, loader, batch_size, limits)
     else:
-        run = EmulatedAccelerator(choice.profile, opened.batch_size).run(opened.loader, *limits)
+        run = EmulatedAccelerator(choice.profile, batch_size).run(loader, *limits)
         mfu = mfu_percent(run.images_per_second, choice.profile.flops_per_sample, choice.profile.tpu)
         run = replace(run, mfu_percent=mfu)
     problems = run.problems
-    batches = None if opened.samples is None else opened.samples // opened.batch_size
     if batches is not None and batches < _FEWEST_BATCHES:
         small = (
-            f"an epoch has {number_of(batches, 'batch', 'batches')} of {opened.batch_size}: too few to "
-            "measure anything but the start of epochs; take a larger dataset or a smaller --batch"
+            f"an epoch has {number_of(batches, 'batch', 'batches')} of {batch_size}: too few to measure anything but "
+            "the start of epochs; take a larger dataset or a smaller --batch"
         )
         problems = (small, *problems)
-    return replace(
-        run,
-        label=f"{opened.url}, {opened.name}",
-        url=opened.url,
-        loader=opened.name,
-        source=opened.source,
-        problems=problems,
-        verdict="" if problems else run.verdict,
-    )
+    return replace(run, problems=problems, verdict="" if problems else run.verdict)
 
 
-def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun:
+def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, limits: Limits) -> BenchRun:
     """Feed a real device, or none: then no figure of a step says anything."""
     clock, counters = StepClock(), TpuCounters()
     step = None if choice.kind == "none" else open_step(choice)
-    epochs = RepeatedEpochs(clock(opened.loader), True)
+    epochs = RepeatedEpochs(clock(loader), True)
     first = 0.0
     with closing(epochs.batches()) as batches:
         for given, batch in enumerate(batches, 1):
@@ -169,7 +144,7 @@ def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun
                 break
         if step is not None:
             counters = read_counters()  # they cover the last second
-    report, times = clock.report(opened.batch_size), clock.timeline()
+    report, times = clock.report(batch_size), clock.timeline()
     unknown = {"images", "notes"}
     if step is None:
         unknown |= {"step_ms", "idle_percent", "bytes_per_second", "compile_seconds", "recompilations"}
@@ -178,8 +153,8 @@ def _feed_loop(choice: DeviceChoice, opened: Opened, limits: Limits) -> BenchRun
     return BenchRun(
         label=choice.label,
         device=choice.label,
-        batch_size=opened.batch_size,
-        images=report.steps * opened.batch_size,
+        batch_size=batch_size,
+        images=report.steps * batch_size,
         first_batch_seconds=report.first_wait_seconds,
         problems=(*few_steps(max(0, report.steps - 1)), *epochs.problems()),
         timeline=times,
