@@ -122,13 +122,14 @@ def make_random(folder: Path, records: int) -> Path:
 
 def put_manifest(folder: Path, records: int) -> None:
     """Make a dataset of DLIO's files. `tpufeed adopt` refuses them, rightly: random bytes are no images."""
+    from crc32c import crc32c
+
     import tpufeed
     from tpufeed.dataset.adopt_keys import make_features
     from tpufeed.dataset.adopt_scan import Contents, Keys, scan_shard
     from tpufeed.dataset.index import encode_index
     from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
     from tpufeed.storage.registry import open_store
-    from tpufeed.tfrecord.crc32c import crc32c
 
     source, keys, contents = open_store(folder / "train"), Keys("image"), Contents()
     infos = sorted(source.iter_objects(), key=lambda info: info.name)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -28,7 +29,6 @@ from tpufeed.errors import (
 )
 from tpufeed.images import CenterCrop, Resize
 from tpufeed.images.decoding import MAX_PIXELS
-from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.framing import encode_header
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07"

@@ -2,7 +2,7 @@
 
 import struct
 
-from tpufeed.tfrecord.crc32c import masked_crc32c
+from tpufeed.tfrecord.framing import masked_crc32c
 
 
 def records_of(data):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from tpufeed import verify
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetDamagedError
-from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.framing import encode_record
 
 

@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from tpufeed.dataset import reader
 from tpufeed.dataset.index import IndexWriter, encode_index
@@ -22,7 +23,6 @@ from tpufeed.dataset.naming import MANIFEST, index_name, shard_name
 from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import StoreError
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.tfrecord.crc32c import crc32c
 
 SHARDS, RECORDS = 30_000, 1_000
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 import tpufeed
 from tpufeed import verify
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.tfrecord.crc32c import crc32c
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from tests.tfrecords import records_of
 from tpufeed.dataset.walk import Walker
 from tpufeed.storage.local import LocalStore
-from tpufeed.tfrecord.crc32c import crc32c
 
 
 class Counting(LocalStore):

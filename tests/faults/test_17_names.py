@@ -6,12 +6,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 import tpufeed
 from tpufeed import cache
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import TpufeedError
-from tpufeed.tfrecord.crc32c import crc32c
 
 EVIL = [
     "../evil",

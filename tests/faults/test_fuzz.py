@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -34,7 +35,6 @@ from tpufeed.sharding.rows import Found
 from tpufeed.sharding.tables import iter_table
 from tpufeed.sharding.tars import iter_tars
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.example import Feature, decode_entries, decode_example, encode_entry, encode_example
 from tpufeed.tfrecord.framing import decode_records, encode_record
 from tpufeed.tfrecord.layout import FixedLayout, ScalarEntry

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from crc32c import crc32c
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -30,7 +31,6 @@ from tpufeed.cli.app import app
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.errors import TpufeedError
 from tpufeed.images import CenterCrop, Resize
-from tpufeed.tfrecord.crc32c import crc32c
 
 MOST_SECONDS, MOST_BYTES = 20.0, 500 << 20
 KINDS = ("grown", "begun", "cache", "adopted")

@@ -305,8 +305,9 @@ def test_no_signature_of_a_row_is_stored(small_jpegs, tmp_path):
 
 
 def test_a_plan_at_the_destination_names_rows_of_the_source_alone(hub, small_jpegs, tmp_path):
+    from crc32c import crc32c
+
     from tpufeed.dataset.naming import PLAN
-    from tpufeed.tfrecord.crc32c import crc32c
 
     options = {"workers": 1, "max_rejects": 0}
     bad = hub / "data/validation-00001-of-00002.parquet"

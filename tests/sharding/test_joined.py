@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 from PIL import Image
 
 import tpufeed
@@ -19,7 +20,6 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.store import read_span
-from tpufeed.tfrecord.crc32c import crc32c
 
 OPTIONS = {"shard_bytes": "40KB", "workers": 1}
 PLAN = "_tpufeed/plan.jsonl"

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 from typer.testing import CliRunner
 
 import tpufeed
@@ -18,7 +19,6 @@ from tpufeed.errors import BuildError, DuplicateWriterError
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.registry import open_store
-from tpufeed.tfrecord.crc32c import crc32c
 
 OPTIONS = {"workers": 1, "shard_bytes": "40KB"}
 CALLS = ("put", "put_file", "delete")

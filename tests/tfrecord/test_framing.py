@@ -4,6 +4,7 @@ import struct
 
 import pytest
 import tensorflow as tf
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,8 +12,15 @@ from tests.tfrecords import records_of
 from tpufeed.dataset.walk import Walker
 from tpufeed.errors import RecordError
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.tfrecord.crc32c import crc32c, mask_crc32c, masked_crc32c
-from tpufeed.tfrecord.framing import HEADER_BYTES, decode_records, encode_footer, encode_header, encode_record
+from tpufeed.tfrecord.framing import (
+    HEADER_BYTES,
+    decode_records,
+    encode_footer,
+    encode_header,
+    encode_record,
+    mask_crc32c,
+    masked_crc32c,
+)
 
 PAYLOADS = [b"", b"x", b"hello", b"\0" * 1000, bytes(range(256)) * 400, b""]
 # tf.io.TFRecordWriter(path).write(b"hello") of TensorFlow 2.21

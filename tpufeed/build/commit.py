@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from crc32c import crc32c
 
 from tpufeed.build.plan import (
     Owner,
@@ -60,7 +61,6 @@ from tpufeed.errors import (
 from tpufeed.storage.reading import READS, read_document
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
-from tpufeed.tfrecord.crc32c import crc32c
 
 _logger = logging.getLogger(__name__)
 

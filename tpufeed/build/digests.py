@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from tpufeed.build.commit import put_made
 from tpufeed.build.plan import Owner
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.errors import ManifestError
 from tpufeed.storage.store import Store
-from tpufeed.tfrecord.crc32c import crc32c
 
 DIGEST_BYTES = 16
 UNREAD = bytes(DIGEST_BYTES)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
+from crc32c import crc32c
 
 from tpufeed.dataset.naming import PLAN, check_split_name, index_name, kaggle_shard_name, shard_name
 from tpufeed.dataset.schema import FeatureSpec
@@ -28,7 +29,6 @@ from tpufeed.errors import (
 )
 from tpufeed.storage.reading import READS, open_object, read_line
 from tpufeed.storage.store import Span, Store
-from tpufeed.tfrecord.crc32c import crc32c
 
 PLAN_VERSION = 1
 DUPLICATE = "duplicate"  # the problem of an input that is left out: its message is the digest of its image

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from crc32c import crc32c
 
 from tpufeed.build.commit import check_owner, find_lost, is_stored
 from tpufeed.build.plan import Owner
@@ -38,7 +39,6 @@ from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
 from tpufeed.storage.reading import read_document
 from tpufeed.storage.store import ObjectInfo, Store
-from tpufeed.tfrecord.crc32c import crc32c
 
 COMPACT = "compact"  # the kind of a part whose shards take the place of others, and hold their records
 PART_OPTIONS = frozenset({"append_to", "base_digest"})  # by which a part's plan says which version it follows

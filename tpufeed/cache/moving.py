@@ -17,8 +17,8 @@ from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import encode
 from tpufeed.images.protocols import Draws
 from tpufeed.loaders.columns import Sample as ParsedSample
-from tpufeed.tfrecord.crc32c import BytesLike
 from tpufeed.tfrecord.example import Feature, encode_entry
+from tpufeed.tfrecord.framing import BytesLike
 
 
 def moves(spec: FeatureSpec) -> bool:

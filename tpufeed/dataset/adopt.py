@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from crc32c import crc32c
 
 from tpufeed import __version__
 from tpufeed.dataset.adopt_keys import NONE, BoxesOf, FirstRecord, choose_keys, glimpse, make_features
@@ -43,7 +44,6 @@ from tpufeed.options import checked
 from tpufeed.storage.local import is_file
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
-from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.example import decode_example
 
 _logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
@@ -23,7 +24,6 @@ from tpufeed.storage.reading import SpanReader
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
-from tpufeed.tfrecord.crc32c import crc32c
 
 Offsets = npt.NDArray[np.uint64]
 

@@ -17,12 +17,12 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from tpufeed.errors import RecordError, ShardError, StoreError
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.reading import open_object, settle
 from tpufeed.storage.store import Store
-from tpufeed.tfrecord.crc32c import crc32c
 from tpufeed.tfrecord.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,

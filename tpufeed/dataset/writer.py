@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from crc32c import crc32c
 
 from tpufeed.dataset.index import Offsets
 from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import OptionError, StoreError
 from tpufeed.storage.store import Store
-from tpufeed.tfrecord.crc32c import BytesLike, crc32c, mask_crc32c, masked_crc32c
-from tpufeed.tfrecord.framing import encode_footer, encode_header
+from tpufeed.tfrecord.framing import BytesLike, encode_footer, encode_header, mask_crc32c, masked_crc32c
 from tpufeed.tfrecord.layout import FixedLayout
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 
 import numpy as np
+from crc32c import crc32c
 
 from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
@@ -31,7 +32,6 @@ from tpufeed.measure.sampling import draw_evenly, iter_payloads
 from tpufeed.measure.stages import measure_loader
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.stage_folder import free_bytes
-from tpufeed.tfrecord.crc32c import crc32c
 
 SAMPLE_SPLIT = "train"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from tpufeed.build.commit import put_made
 from tpufeed.build.digests import DIGEST_BYTES, REJECTED, Crossing, Duplicates, InputDigests, read_digests
@@ -20,7 +21,6 @@ from tpufeed.errors import ObjectNotFoundError, mask_secrets
 from tpufeed.sharding.rows import splits_mentioned
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import Store
-from tpufeed.tfrecord.crc32c import crc32c
 
 _logger = logging.getLogger(__name__)
 _GROUPS_AT_ONCE = 1_000_000  # whose paths are in memory

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import RecordError
-from tpufeed.tfrecord.crc32c import BytesLike
+from tpufeed.tfrecord.framing import BytesLike
 
 Kind = Literal["bytes", "float", "int64"]
 _FIELD_OF_KIND: dict[Kind, int] = {"bytes": 1, "float": 2, "int64": 3}
@@ -37,7 +37,7 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
     Raises:
         RecordError: a value that its kind cannot hold, naming the feature.
     """
-    return _field(1, encode_entries(features))
+    return encode_field(1, encode_entries(features))
 
 
 def encode_entries(features: Mapping[str, Feature]) -> bytes:
@@ -48,8 +48,8 @@ def encode_entries(features: Mapping[str, Feature]) -> bytes:
 def encode_entry(name: str, feature: Feature) -> bytes:
     """One entry of the map in `Features`, tag and length included."""
     try:
-        value = b"" if feature.kind is None else _field(_FIELD_OF_KIND[feature.kind], _encode_list(feature))
-        return _field(1, _field(1, name.encode()) + _field(2, value))
+        value = b"" if feature.kind is None else encode_field(_FIELD_OF_KIND[feature.kind], _encode_list(feature))
+        return encode_field(1, encode_field(1, name.encode()) + encode_field(2, value))
     except (TypeError, UnicodeEncodeError, struct.error, OverflowError) as error:
         raise RecordError(f"feature {name!r}: {error} in a list of kind {feature.kind}") from error
 
@@ -165,19 +165,20 @@ def to_signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _field(number: int, data: bytes) -> bytes:
+def encode_field(number: int, data: bytes) -> bytes:
+    """A field of bytes, as strings, messages and packed lists are."""
     return encode_varint(number << 3 | _BYTES) + encode_varint(len(data)) + data
 
 
 def _encode_list(feature: Feature) -> bytes:
     if feature.kind == "bytes":
         # memoryview, as bytes(5) would be five zeros
-        return b"".join(_field(1, bytes(memoryview(value))) for value in feature.values)  # type: ignore[arg-type]  # kind says so
+        return b"".join(encode_field(1, bytes(memoryview(value))) for value in feature.values)  # type: ignore[arg-type]  # kind says so
     if feature.kind == "float":
         packed = struct.pack(f"<{len(feature.values)}f", *feature.values)
     else:
         packed = b"".join(encode_int64(value) for value in feature.values)  # type: ignore[arg-type]  # kind says so
-    return _field(1, packed) if packed else b""
+    return encode_field(1, packed) if packed else b""
 
 
 def _iter_fields(buffer: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:

@@ -4,8 +4,11 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from crc32c import crc32c
+
 from tpufeed.errors import RecordError
-from tpufeed.tfrecord.crc32c import BytesLike, crc32c, mask_crc32c, masked_crc32c
+
+BytesLike = bytes | bytearray | memoryview  # `collections.abc.Buffer` from Python 3.12 on
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -15,6 +18,16 @@ LENGTH_DAMAGED = "the CRC of the record's length does not match"
 _LENGTH = struct.Struct("<Q")
 _HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
+
+
+def mask_crc32c(crc: int) -> int:
+    """A CRC-32C as TFRecord stores it: rotated right by 15 bits plus a constant (tensorflow/core/lib/hash/crc32c.h)."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def masked_crc32c(data: BytesLike) -> int:
+    """The masked CRC-32C of `data`."""
+    return mask_crc32c(crc32c(data))
 
 
 def encode_header(payload_bytes: int) -> bytes:
@@ -69,7 +82,7 @@ def decode_records(
 
 @lru_cache(maxsize=1 << 16)  # all raw images of a cache have one length
 def _length_crc(payload_bytes: int) -> int:
-    return masked_crc32c(_LENGTH.pack(payload_bytes))
+    return mask_crc32c(crc32c(_LENGTH.pack(payload_bytes)))
 
 
 def find_problem(record: memoryview) -> str:

@@ -19,8 +19,8 @@ from tpufeed.tfrecord.example import (
     Kind,
     decode_example,
     encode_entry,
+    encode_field,
     encode_int64,
-    encode_varint,
     read_varint,
     to_signed,
 )
@@ -36,13 +36,15 @@ class FixedLayout:
     """
 
     def __init__(self, image_key: str, int_keys: Sequence[str]) -> None:
-        key = image_key.encode()
         self.image_key = image_key
         self.int_keys = tuple(int_keys)
-        self._key_field = b"\x0a" + encode_varint(len(key)) + key
+        self._key_field = encode_field(1, image_key.encode())
         self.image_offset = 30 + len(self._key_field)
         self._key_at = slice(12, 12 + len(self._key_field))
-        self._heads = tuple(_int_head(name) for name in self.int_keys)
+        # Entries of one padded varint, without it: all their lengths are known.
+        packed = encode_field(3, encode_field(1, bytes(_INT_BYTES)))
+        entries = (encode_field(1, encode_field(1, name.encode()) + encode_field(2, packed)) for name in self.int_keys)
+        self._heads = tuple(entry[:-_INT_BYTES] for entry in entries)
         self._ints = struct.Struct("".join(f"{len(head)}s{_INT_BYTES}s" for head in self._heads))
 
     def encode(self, image_bytes: int, ints: Sequence[int], rest: bytes) -> tuple[bytes, bytes]:
@@ -227,19 +229,6 @@ def _unpad_length(varint: bytes) -> int:
         return -1
     low = bits & 0x7F | bits >> 1 & 0x3F80 | bits >> 2 & 0x1FC000 | bits >> 3 & 0xFE00000
     return low | bits >> 32 << 28
-
-
-def _int_head(name: str) -> bytes:
-    """The bytes before the padded varint of an int64 feature: an entry whose lengths are all known."""
-    key = b"\x0a" + encode_varint(len(name.encode())) + name.encode()
-    packed = b"\x0a" + encode_varint(_INT_BYTES)
-    int64_list = b"\x1a" + encode_varint(len(packed) + _INT_BYTES)
-    value = b"\x12" + encode_varint(len(int64_list) + len(packed) + _INT_BYTES)
-    return (
-        b"\x0a"
-        + encode_varint(len(key) + len(value) + len(int64_list) + len(packed) + _INT_BYTES)
-        + (key + value + int64_list + packed)
-    )
 
 
 def _read_padded(varint: bytes) -> int | None:
