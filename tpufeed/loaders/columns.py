@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -83,6 +84,21 @@ class Sample:
         self._features, self._specs = features, specs
         self._find_geometry, self._min_visibility, self.classes = find_geometry, min_visibility, classes
         self._boxes: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = {}
+        self._arrays: Mapping[str, Array] = {}
+        self._whole: Geometry | None = None
+
+    def behind(self, find_geometry: Callable[[], Geometry], whole: Geometry, arrays: Mapping[str, Array]) -> "Sample":
+        """Return the sample as some of the ops have left it, for those behind them.
+
+        Args:
+            find_geometry: tells what the next ops do to the image.
+            whole: what all ops do.
+            arrays: moving columns by the names of features, in pixels of the image; the others are as they are stored.
+        """
+        sample = copy(self)
+        sample.__dict__.pop("geometry", None)
+        sample._find_geometry, sample._whole, sample._arrays, sample._boxes = find_geometry, whole, arrays, {}
+        return sample
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -92,7 +108,7 @@ class Sample:
     @property
     def window(self) -> tuple[float, float, float, float]:
         """The part of the stored image that the result shows: (top, left, height, width) in pixels."""
-        return self.geometry.bounds()
+        return (self._whole or self.geometry).bounds()
 
     def values(self, spec: FeatureSpec) -> Any:
         """Return a feature's values. Raises RecordError where it holds another kind of list."""
@@ -108,6 +124,9 @@ class Sample:
 
         Those of boxes that the crop drops are left out; labels are ids of the mixture's classes. Raises RecordError.
         """
+        if spec.name in self._arrays:
+            items = self._arrays[spec.name]
+            return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
         if len(spec.keys) > 1:
             return self._object_boxes(spec)
         found, each = self.values(spec), spec.each if spec.shape is None else spec.shape[1:]
@@ -185,6 +204,8 @@ class Sample:
         return self._boxes[spec.name]
 
     def _picture(self, spec: FeatureSpec) -> Array:
+        if spec.name in self._arrays:
+            return self._arrays[spec.name]
         (data,) = self.values(spec) if len(self.values(spec)) == 1 else (None,)
         if data is None:
             raise RecordError(f"{self.where}: {spec.key} is missing")

@@ -5,56 +5,18 @@ begin with.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OpError
 from tpufeed.images.custom import Custom
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Draws
 from tpufeed.loaders.columns import IMAGE, Field, Mask, Sample
-
-
-class ArraySample(Sample):
-    """A sample whose moving columns are arrays already, in pixels of its image.
-
-    Args:
-        before: the sample as it is stored, or as an earlier whole-sample op left it.
-        arrays: by the names of features.
-        whole: where each pixel of the result of all ops lies in the stored image.
-    """
-
-    def __init__(self, before: Sample, arrays: Mapping[str, Any], whole: Geometry) -> None:
-        super().__init__(
-            before._features,
-            before.where,
-            before._specs,
-            before._find_geometry,
-            before._min_visibility,
-            before.classes,
-            upright=before._upright,
-        )
-        self._arrays, self._whole = arrays, whole
-        self.dropped = before.dropped
-
-    @property
-    def window(self) -> tuple[float, float, float, float]:
-        return self._whole.bounds()  # `geometry` leads to the image that the whole-sample op returned
-
-    def items(self, spec: FeatureSpec) -> npt.NDArray[Any]:
-        if spec.name not in self._arrays:
-            return super().items(spec)
-        items: npt.NDArray[Any] = self._arrays[spec.name]
-        return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
-
-    def _picture(self, spec: FeatureSpec) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = self._arrays[spec.name]
-        return found
 
 
 class JointPipeline:
@@ -84,28 +46,26 @@ class JointPipeline:
 
         Args:
             run_first: decodes the image and runs the first part over it.
-            sample: as it is stored; its geometry is replaced by that of the first part.
+            sample: as it is stored.
             draws: one entry an op.
 
         Raises:
             ImageError, RecordError, OpError: the sample is damaged, or an op failed.
         """
-        pixels: Pixels | None = None
+        pixels, arrays = None, dict[str, Any]()
         whole = sample.geometry
         size = whole.source
         for at, part, custom in self._parts:
             drawn = draws[at]
-            sample._find_geometry = _finder(part, size, drawn)
-            sample.__dict__.pop("geometry", None)
+            sample = sample.behind(partial(part.geometry, *size, drawn), whole, arrays)
             pixels = run_first(part, drawn) if pixels is None else part.run(pixels, drawn).copy()
             if custom is None:
                 break
-            arrays = {name: self._materialise(name, spec, sample) for name, spec in self._specs.items()}
-            changed = custom.apply_sample({IMAGE: np.ascontiguousarray(pixels), **arrays}, draws[at.stop])
+            moved = {name: self._materialise(name, spec, sample) for name, spec in self._specs.items()}
+            changed = custom.apply_sample({IMAGE: np.ascontiguousarray(pixels), **moved}, draws[at.stop])
             self._check_counts(custom, changed)
             pixels, size = changed.pop(IMAGE), pixels.shape[:2]
-            by_feature = {self._specs[name].name: values for name, values in changed.items()}
-            sample = ArraySample(sample, by_feature, whole)
+            arrays = {self._specs[name].name: values for name, values in changed.items()}
         assert pixels is not None, "there is a part at least"
         return pixels, sample
 
@@ -124,7 +84,3 @@ class JointPipeline:
         if spec.kind == "boxes":
             return sample.boxes(spec)
         return sample.points(spec)[0] if spec.kind == "keypoints" else sample.items(spec)
-
-
-def _finder(pipeline: Pipeline, size: tuple[int, int], draws: Sequence[Draws]) -> Callable[[], Any]:
-    return lambda: pipeline.geometry(*size, draws)
