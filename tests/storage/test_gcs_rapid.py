@@ -16,7 +16,7 @@ from tests.gcs_server import rapid as server_of_rapid
 from tests.gcs_server.rapid import Fault
 from tests.storage.test_gcs_faults import HURRY, PATIENCE
 from tpufeed.errors import AccessError, MissingExtraError, StoreError, UnavailableError
-from tpufeed.storage import gcs_rapid, gcs_requests
+from tpufeed.storage import gcs_rapid
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.gcs_rapid import PARTS
 from tpufeed.storage.gcs_requests import Tries
@@ -319,13 +319,6 @@ def test_a_layout_that_may_not_be_asked_is_asked_once(server, rapid, status):
     store.put("a", b"x")
     assert store.read("a") == b"x"
     assert len(server.requests(operation="layout")) == 1
-
-
-def test_without_the_extra_the_error_names_it(server, rapid, monkeypatch):
-    monkeypatch.setattr(gcs_requests, "has_grpc", lambda: False)
-    server.fault("status", operation="write", status=400, message="Use gRPC.")
-    with pytest.raises(StoreError, match=r"Use gRPC\.; rapid is a zonal .* pip install 'tpufeed\[rapid\]'"):
-        GcsStore("gs://rapid/set", HURRY).put("a", b"x")
 
 
 def test_a_client_library_that_is_too_old_is_named(rapid, monkeypatch):

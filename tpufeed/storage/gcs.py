@@ -132,7 +132,7 @@ class GcsStore(Store):
         replaced = "" if replaces is None else f", no longer as generation {replaces.version}"
         raise ObjectExistsError(f"{self._folder.where(name)} exists already{replaced}")
 
-    def _download(self, name: str, version: str) -> Download | RapidDownload:
+    def _download(self, name: str, version: str) -> Download:
         return (RapidDownload if self._folder.speaks_grpc() else Download)(self._folder, name, version)
 
     def _count_retry(self) -> None:

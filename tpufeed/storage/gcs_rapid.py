@@ -34,9 +34,8 @@ from tpufeed.storage.gcs_requests import (
     Tries,
     UnexpectedError,
     error_of,
-    generation_of,
 )
-from tpufeed.storage.gcs_transfers import Content
+from tpufeed.storage.gcs_transfers import Content, Download
 from tpufeed.storage.store import check_name
 
 _logger = logging.getLogger(__name__)
@@ -48,53 +47,25 @@ _locks: dict[int, threading.Lock] = {}  # one a process, as in `gcs_requests`
 T = TypeVar("T")
 
 
-class RapidDownload:
-    """One read; its methods are those of `Download`. A stream that breaks goes on where it stopped."""
+class RapidDownload(Download):
+    """One read. After a broken stream it goes on where it stopped, in the same generation."""
 
     def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
-        self._folder, self._name, self._version = folder, name, version
-        self._key = folder.key(name)
-        self._pinned = self._generation = int(generation_of(version)) if version else None
-        self._connection = _connect(folder)
-        self._buffer: memoryview | None = None
-        self._start = self._done = 0
-        self._whole = False
-
-    def read(self) -> bytes:
-        """Read all bytes, checked against the service's CRC-32C. Raises ObjectNotFoundError, ObjectChangedError."""
-        self._whole = True
-        self._persist()
-        assert self._buffer is not None
-        return bytes(self._buffer)
-
-    def read_into(self, start: int, buffer: memoryview) -> int:
-        """Fill `buffer` from byte `start` on; returns how many bytes there were. Raises as `read` does."""
-        self._start, self._buffer = start, buffer.cast("B")
-        self._persist()
-        return self._done
+        super().__init__(folder, name, version)
+        self._key, self._connection = folder.key(name), _connect(folder)
 
     def write(self, data: bytes) -> None:
         """Take the next bytes: the client writes to this as to a file."""
-        assert self._buffer is not None
-        if len(data) > len(self._buffer) - self._done:
-            raise TransientError(f"more than the {len(self._buffer)} bytes that were asked for came")
-        self._buffer[self._done : self._done + len(data)] = data
-        self._done += len(data)
+        assert self.buffer is not None
+        if len(data) > len(self.buffer) - self.done:
+            raise TransientError(f"more than the {len(self.buffer)} bytes that were asked for came")
+        self.buffer[self.done : self.done + len(data)] = data
+        self.done += len(data)
 
-    def _persist(self) -> None:
-        target = self._folder.where(self._name), "storage.objects.get"
-        while True:
-            try:
-                _persist(self._folder, *target, self._connection, self._attempt, lambda: self._done)
-                return
-            except ObjectNotFoundError as error:
-                if self._generation == self._pinned:
-                    raise self._folder.absence(self._name, self._version, error) from error
-                # It was replaced while it was read, and no version was asked for: begin again with the new one.
-                self._generation, self._done = self._pinned, 0
-                self._buffer = None if self._whole else self._buffer
+    def _transfer(self) -> None:
+        _persist(self._folder, self._where, "storage.objects.get", self._connection, self._stream, lambda: self.done)
 
-    async def _attempt(self, retries: Any) -> None:
+    async def _stream(self, retries: Any) -> None:
         from google.cloud.storage.asyncio.async_multi_range_downloader import AsyncMultiRangeDownloader
         from google.cloud.storage.exceptions import DataCorruption
 
@@ -102,33 +73,33 @@ class RapidDownload:
             self._connection.client,
             self._folder.bucket,
             self._key,
-            generation=self._generation,
+            generation=int(self.generation) if self.generation else None,
             retry_policy=retries,
         )
         try:
             size, found = stream.persisted_size, stream.object_metadata
             if size is None or found is None:
                 raise TransientError("the answer does not say how long the object is")
-            self._generation = found.generation  # a retry must not join the halves of two objects
-            if self._buffer is None:
-                self._buffer = memoryview(bytearray(size))
-            wanted = min(len(self._buffer), max(0, size - self._start))
-            if self._done < wanted:
-                rest = self._start + self._done, wanted - self._done, self
+            self.generation = str(found.generation)  # a retry must not join the halves of two objects
+            if self.buffer is None:
+                self.buffer = memoryview(bytearray(size))
+            wanted = min(len(self.buffer), max(0, size - self._start))
+            if self.done < wanted:
+                rest = self._start + self.done, wanted - self.done, self
                 try:
                     await stream.download_ranges([rest], retry_policy=retries)
                 except DataCorruption:
                     # The client checks the whole, too. Bytes that fail so are no progress: tries would never end.
-                    if self._done == wanted:
-                        self._done = 0
+                    if self.done == wanted:
+                        self.done = 0
                     raise
-            if self._done < wanted:
-                raise TransientError(f"{self._done} bytes came instead of {wanted}")
+            if self.done < wanted:
+                raise TransientError(f"{self.done} bytes came instead of {wanted}")
             # Each piece was checked as it came. An object that is still written to has no sum of the whole yet.
             if wanted == size and found.finalize_time and "crc32c" in found.checksums:
-                came = crc32c(self._buffer[:size])
+                came = crc32c(self.buffer[:size])
                 if came != found.checksums.crc32c:
-                    self._done = 0
+                    self.done = 0
                     raise ChecksumError(f"crc32c is {came:08x} where the service says {found.checksums.crc32c:08x}")
         finally:
             if stream.is_stream_open:
@@ -149,8 +120,8 @@ class RapidUpload:
     def run(self) -> Resource:
         """Put it. Raises PreconditionError, StoreError."""
         try:
-            target = self._where, "storage.objects.create"
-            _persist(self._folder, *target, self._connection, self._append, self._count_written)
+            permission = "storage.objects.create"
+            _persist(self._folder, self._where, permission, self._connection, self._append, self._count_written)
             return self._move()
         finally:
             for part in self._parts:  # those of tries that broke off, and the last one where it could not move

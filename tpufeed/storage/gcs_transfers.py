@@ -109,7 +109,7 @@ class Download:
     def _persist(self) -> None:
         while True:
             try:
-                self._folder.persist(self._where, "storage.objects.get", self._attempt)
+                self._transfer()
                 return
             except ObjectNotFoundError as error:
                 if self.generation == self._pinned:
@@ -117,6 +117,9 @@ class Download:
                 # It was replaced while it was read, and no version was asked for: begin again with the new one.
                 self.generation, self.done = self._pinned, 0
                 self.buffer = None if self._whole else self.buffer
+
+    def _transfer(self) -> None:
+        self._folder.persist(self._where, "storage.objects.get", self._attempt)
 
     def _attempt(self, send: Send, tries: Tries) -> None:
         first = self._start + self.done
