@@ -134,8 +134,7 @@ class RapidServer:
             if request.flush or request.finish_write:
                 opened = self._keep(opened, bytes(data), request.finish_write)
             if request.finish_write:
-                expected = request.object_checksums.crc32c
-                if expected != opened.crc:
+                if "object_checksums" in request and request.object_checksums.crc32c != opened.crc:
                     context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The object's checksum does not match.")
                 yield api.BidiWriteObjectResponse(resource=_described(opened))
             elif request.state_lookup:
@@ -155,8 +154,10 @@ class RapidServer:
         if not first.write_object_spec.appendable:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Objects of this bucket are appendable.")
         draft = StoredObject(named.bucket.removeprefix(_BUCKETS), named.name, b"", 0, attributes={_UNFINISHED: True})
+        wanted = first.write_object_spec
+        demands = Conditions(wanted.if_generation_match if "if_generation_match" in wanted else None)
         try:
-            return self._vault.store(draft, Conditions(first.write_object_spec.if_generation_match))
+            return self._vault.store(draft, demands)
         except ApiError as error:
             code = grpc.StatusCode.FAILED_PRECONDITION if error.status == 412 else grpc.StatusCode.NOT_FOUND
             context.abort(code, str(error))
