@@ -108,7 +108,7 @@ def measure(folder: Path, count: int, seconds: float) -> dict[str, float]:
         rollup = Path(f"/proc/{worker}/smaps_rollup").read_text().splitlines()
         private = sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
         status = Path(f"/proc/{worker}/status").read_text()
-        cursor = loader._start.at(0)
+        cursor = loader._sampler.cursor(loader.world, 0)
         begun, planned = time.perf_counter(), 0
         while planned < 50:
             planned += sum(1 for _ in cursor.requests(planned))

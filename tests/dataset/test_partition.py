@@ -53,8 +53,6 @@ def test_default_lanes_are_the_world_times_a_power_of_two():
         (lambda: World(1, 1), "a rank is in"),
         (lambda: World(-1, 2), "a rank is in"),
         (lambda: World(0, 0), "a rank is in"),
-        (lambda: Share(1, 0, World()), "at least one sample"),
-        (lambda: Share(1, 1, World(), "wrap"), "'drop', 'pad' or 'repeat', not 'wrap'"),
     ],
 )
 def test_options_out_of_range_are_refused(make, message):

@@ -31,9 +31,9 @@ from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, find_dataset, open_dataset
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError
-from tpufeed.loaders.cursor import EpochCursor
 from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sampler import Sampler
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
@@ -46,8 +46,8 @@ _fresh = count()
 
 def due_shards(records, world, epoch=0, seed=7):
     """The shards that a rank's loader has fetched for one epoch, by what it knows of epochs."""
-    start = EpochCursor([records], seed, default_lanes(world), True, Share(sum(records), BATCH, world))
-    ((_, _, now), _) = start.at(epoch).due_shards()
+    sampler = Sampler(made_up(records), "train", LoaderOptions(batch_size=BATCH, seed=seed))
+    ((_, _, now), _) = sampler.cursor(world, epoch).due_shards()
     return now
 
 

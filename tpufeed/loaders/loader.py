@@ -13,28 +13,22 @@ from weakref import WeakSet
 
 import numpy as np
 
-from tpufeed.dataset.partition import Remainder, Share, World, default_lanes
+from tpufeed.dataset.partition import Remainder, World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, OptionError, StoreError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, warn_of_flips
 from tpufeed.loaders.buffers import BufferPool, stride_of
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
-from tpufeed.loaders.cursor import (
-    LAST_EPOCH,
-    DatasetFeed,
-    EpochCursor,
-    check_lanes,
-    check_state_lanes,
-    check_version,
-    state_number,
-)
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
-from tpufeed.loaders.mixture import Mixture, MixtureCursor, MixtureFeed
+from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa, take_options
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.sources import Source, SourceAddress, open_sources
+from tpufeed.loaders.sampler import Cursor, Sampler
+from tpufeed.loaders.sources import Source, SourceAddress
+from tpufeed.loaders.states import LAST
+from tpufeed.loaders.training import Training
 from tpufeed.loaders.workers import BatchFuture, Executor, ProcessExecutor
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
 from tpufeed.options import checked, shown
@@ -42,11 +36,8 @@ from tpufeed.processes.limits import limit_reached
 
 _logger = logging.getLogger(__name__)
 
-Cursor: TypeAlias = EpochCursor | MixtureCursor
-Feed: TypeAlias = DatasetFeed | MixtureFeed
 DatasetLike: TypeAlias = str | Path | Dataset | Mixture
 
-_MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
 _FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
 _FIRST_AHEAD = 4  # batches, of an epoch whose shards may have to come first
 _SUPERSEDED = (
@@ -175,19 +166,13 @@ class NumpyLoader:
         self._given = dataset
         self.split = split
         self.batch_size = options.batch_size
-        feed: Feed
-        if isinstance(dataset, Mixture):
-            feed = MixtureFeed(dataset, open_sources(tuple(dataset.weights), split), split, options)
-            options = replace(options, repeat=True) if feed.is_endless else options
-        else:
-            feed = DatasetFeed(Source(dataset, split), options)
-            if not feed.sources[0].entry.records:
-                raise OptionError(f"{dataset.url}: split {split!r} is empty")
+        self._sampler = Sampler(dataset, split, options)
+        if isinstance(dataset, Mixture) and dataset.stop == "never":
+            options = replace(options, repeat=True)
         self.options = options
-        self._workers = plan_workers([source.dataset for source in feed.sources], options)
+        self._workers = plan_workers([source.dataset for source in self.sources], options)
         self._executor: Executor | None = None
-        self._feed = feed
-        self._make_decoder(feed.sources)
+        self._make_decoder(self.sources)
         warn_of_flips(self._decoder.decoders)
         batch_bytes = stride_of(self._decoder.pooled)
         wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
@@ -204,8 +189,6 @@ class NumpyLoader:
         )
         self._world = thread_world() if options.world is None else None
         self._find_world = find
-        self._lanes = options.lanes
-        self._start: Cursor | None = None  # the start of an epoch, from which all other places are made
         self._next = 0, 0  # epoch and samples at which the next iteration begins
         self._current: EpochPrefetch | None = None  # of the iteration that was opened last
         self._opened = WeakSet[EpochPrefetch]()  # of all iterations that somebody has
@@ -214,12 +197,12 @@ class NumpyLoader:
     @property
     def url(self) -> str:
         """URL of the dataset, or the mixture in words."""
-        return self._feed.url
+        return self._sampler.label
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """The datasets that samples are drawn from: one, or those of a mixture."""
-        return self._feed.sources
+        return self._sampler.sources
 
     @property
     def dataset(self) -> Dataset:
@@ -230,13 +213,13 @@ class NumpyLoader:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of the samples that each source gives; of a schedule in proportion to its largest weights."""
-        return self._feed.shares
+        """The share of the samples that each source gives."""
+        return self._sampler.shares
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, of a mixture the joined ones; a label is a place among them."""
-        return self._feed.class_names
+        return self._sampler.training.classes.names
 
     def column(self, name: str) -> Column:
         """Return dtype and shape of a column; the shape is that of one sample."""
@@ -258,13 +241,7 @@ class NumpyLoader:
     @property
     def lanes(self) -> int:
         """Lanes of the order: as given or loaded, else the default for the world."""
-        world = self.world
-        if self._lanes is None:
-            self._lanes = self._default_lanes(world)
-        if self._lanes > self._most_lanes:
-            raise OptionError(f"lanes are at most {self._most_lanes} for the split {self.split!r}, not {self._lanes}")
-        check_lanes(self._lanes, world)
-        return self._lanes
+        return self._sampler.stream(self.world).lanes
 
     def __len__(self) -> int:
         """Return the batches of an epoch, the same number on every rank."""
@@ -272,7 +249,7 @@ class NumpyLoader:
 
     def batches_from(self, samples: int) -> int:
         """Return the batches that are left of an epoch after `samples` samples of the whole world."""
-        return len(self._share(samples))
+        return len(self._sampler.share(self.world, samples))
 
     def __iter__(self) -> "EpochIterator":
         """Return the next epoch, and with `repeat` all that follow.
@@ -287,10 +264,10 @@ class NumpyLoader:
         Where that epoch is next anyhow, what is prepared of it stays, and so does the place in it that a loaded state
         says: training loops name each epoch before they iterate it, also one that they go on with.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < LAST_EPOCH:
+        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < LAST:
             raise OptionError(f"epochs are numbered 0, 1, 2 ...; {shown(epoch)} is none of them")
         if epoch != self._next[0]:
-            self._feed = self._feed.restarted(int(epoch))
+            self._sampler = self._sampler.restarted(int(epoch))
             self._move(int(epoch), 0)
         else:
             self._supersede([opened for opened in self._opened if opened.begun])
@@ -314,9 +291,7 @@ class NumpyLoader:
 
     def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
         """Return the state after `samples` samples of the whole world in `epoch`."""
-        lanes = self.lanes
-        share = Share(self._records, self.batch_size, self.world, self.options.remainder)
-        return self._feed.state(epoch, lanes, samples, share)
+        return self._sampler.state(self.world, epoch, samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
@@ -327,30 +302,15 @@ class NumpyLoader:
         """
         if not isinstance(state, Mapping):
             raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
-        check_version(state, "loader")
-        lanes = state_number(state, "lanes", 1, self._most_lanes)
-        feed, epoch, samples = self._feed.resumed(state, lanes)
-        check_state_lanes(lanes, self.world)
-        records = feed.records(lanes)
-        if samples >= records or not len(self._share(samples, records)):
-            feed, epoch, samples = feed.after(samples), epoch + 1, 0
-        if len(feed.class_names) > len(self.class_names):
-            _logger.warning(
-                "%s: the training that continues has %d classes, of which these datasets hold %d. `class_names` has "
-                "all of them: give the model as many outputs",
-                mask_secrets(self.url),
-                len(feed.class_names),
-                len(self.class_names),
-            )
-        self._take_feed(feed)
-        self._lanes = lanes
-        self._move(epoch, samples)
+        sampler = self._sampler.resumed(state, self.world)
+        self._take(sampler)
+        self._move(sampler.training.epoch, sampler.training.samples)
 
     def epoch_spec(self) -> EpochSpec:
         """Return what all ranks have to agree on before they begin the epoch that was opened last."""
         current = self._current
         assert current is not None, "one was opened"
-        order = self.state_at(current.cursor.epoch, current.cursor.samples_after(0)) | {
+        order = self.state_at(current.cursor.epoch, current.cursor.share.samples_after(0)) | {
             "remainder": self.options.remainder,
             "columns": [f"{name} {self._columns[name].shape}" for name in self.form.names],
         }
@@ -392,24 +352,12 @@ class NumpyLoader:
         return (
             type(self),
             (self._given, self.split, self.options, self._find_world),
-            (self._lanes, place, self._feed.run),
+            (place, self._sampler.training),
         )
 
-    def __setstate__(self, state: tuple[int | None, tuple[int, int], Any]) -> None:
-        self._lanes, self._next, run = state
-        self._take_feed(self._feed.with_run(run))
-
-    @property
-    def _most_lanes(self) -> int:
-        return max(self._feed.most_lanes, _MOST_LANES, default_lanes(self.world))
-
-    def _default_lanes(self, world: World) -> int:
-        return default_lanes(world) if self.options.shuffle else world.size
-
-    @property
-    def _records(self) -> int:
-        """Samples of an epoch."""
-        return self._feed.records(self.lanes)
+    def __setstate__(self, state: tuple[tuple[int, int], Training]) -> None:
+        self._next, training = state
+        self._take(self._sampler.continued(training))
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -433,20 +381,20 @@ class NumpyLoader:
         self._columns: dict[str, Column] = {column.name: column for column in own}
         self.pixels = frozenset(column.name for column in columns.pooled)
 
-    def _take_feed(self, feed: Feed) -> None:
-        """Read from `feed` from now on: a mixture has the classes, and its sources the draws, of its training."""
-        if feed.sources is not self._feed.sources:
-            self._make_decoder(feed.sources)
+    def _take(self, sampler: Sampler) -> None:
+        """Give the samples of `sampler` from now on: a mixture has the classes and draws of its training."""
+        if sampler.sources is not self.sources:
+            self._make_decoder(sampler.sources)
             executor, self._executor = self._executor, None
             if executor is not None:
                 executor.close()
-        self._feed = feed
+        self._sampler = sampler
 
     def _move(self, epoch: int, samples: int) -> None:
         self._supersede(list(self._opened))
         if self._ahead is not None:
             self._ahead.close()
-        self._ahead = self._start = None
+        self._ahead = None
         self._next = epoch, samples
 
     def _supersede(self, iterations: "list[EpochPrefetch]") -> None:
@@ -454,18 +402,6 @@ class NumpyLoader:
             opened.close(_SUPERSEDED)
             if opened is self._current:
                 self._current = None
-
-    def _share(self, start: int, records: int | None = None) -> Share:
-        records = self._records if records is None else records
-        share = Share(records, self.options.batch_size, self.world, self.options.remainder, start)
-        if not start and not len(share):
-            most = records // self.world.size
-            raise OptionError(
-                f"{self.url}: the {records} samples of split {self.split!r} fill no batch of "
-                f"{self.options.batch_size} on each of {self.world.size} ranks, and remainder='drop' leaves none; give "
-                f"{f'a batch_size of at most {most}, or ' if most else ''}remainder='pad' or 'repeat'"
-            )
-        return share
 
     def _open_executor(self) -> Executor:
         """Return the workers, and start them where there are none."""
@@ -488,18 +424,16 @@ class NumpyLoader:
         processes, threads = self._workers.processes, self._workers.threads
         pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
         addresses = tuple(map(SourceAddress.of, self.sources))
-        config = WorkerConfig(addresses, self._feed.shares, self.options, threads, lanes, pool.file)
+        config = WorkerConfig(addresses, self._sampler.shares, self.options, threads, lanes, pool.file)
         if processes:
             return ProcessExecutor(self.sources, config, processes, pool, self._stages, self._workers.nodes)
         return ThreadExecutor(self.sources, config, self._decoder, pool)
 
     def _open_ahead(self, executor: Executor) -> "EpochPrefetch":
         """Return the next epoch, of which batches may be prepared already."""
-        if self._start is None:
-            self._start = self._feed.cursor(self.lanes, self._share(0))
         ahead = self._ahead
         if ahead is None or ahead.executor is not executor or ahead.cursor.epoch != self._next[0]:
-            ahead = self._ahead = EpochPrefetch(self._start.at(*self._next), executor)
+            ahead = self._ahead = EpochPrefetch(self._sampler.cursor(self.world, *self._next), executor)
         return ahead
 
     def _open_next(self, executor: Executor) -> "EpochPrefetch":
@@ -637,7 +571,7 @@ class EpochPrefetch:
     @property
     def samples(self) -> int:
         """Samples of the epoch that the whole world has had."""
-        return self.cursor.samples_after(self.returned)
+        return self.cursor.share.samples_after(self.returned)
 
     def submit(self, batches: int) -> int:
         """Have `batches` batches in work; return how many of these the epoch does not have."""

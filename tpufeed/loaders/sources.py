@@ -11,12 +11,13 @@ import numpy as np
 
 from tpufeed.dataset.index import Index
 from tpufeed.dataset.manifest import Manifest, Split
-from tpufeed.dataset.order import Ints
+from tpufeed.dataset.order import EpochOrder, Ints
 from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.errors import OptionError, RecordError, mask_secrets
 from tpufeed.storage.registry import open_store
 
 JoinBy = Literal["by_name", "offset", "as_is"]
+KEPT_ORDERS = 3  # epochs of a source that lanes are in at the same time
 _OPENED_AT_ONCE = 16
 
 
@@ -76,6 +77,12 @@ class Source:
     def entry(self) -> Split:
         """The split in the manifest."""
         return self.dataset.split(self.split)
+
+    def epoch_order(self, seed: int, lanes: int, shuffle: bool, epoch: int) -> EpochOrder:
+        """Return the order of one of its epochs; `seed` is the loader's."""
+        variant = self.entry.variants[epoch % len(self.entry.variants)]
+        records = [shard.records for shard in variant.shards]
+        return EpochOrder(records, draws_seed(seed, self.root), epoch, lanes, shuffle)
 
     @property
     def label(self) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tpufeed.dataset.order import EpochOrder
-from tpufeed.dataset.partition import Share, World, default_lanes
+from tpufeed.dataset.partition import Share, World, check_lanes, default_lanes
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.cursor import check_identity, check_lanes, check_state_lanes, grow_state, identity_of, state_number
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.states import check_identity, grow_state, identity_of, state_number
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import find_world, thread_world
 from tpufeed.options import shown
@@ -155,7 +155,7 @@ class LaneSampler(DistributedSampler[int]):
         state = grow_state(state, self.dataset.dataset)
         check_identity(state, self._identity, "sampler", self.dataset.dataset.url)
         epoch, samples, lanes = (state_number(state, name, 0, _MOST) for name in ("epoch", "samples", "lanes"))
-        check_state_lanes(lanes, self.world)
+        check_lanes(lanes, self.world, of_state=True)
         if samples and not len(self._share(1, samples)):  # the end of an epoch is the start of the next one
             epoch, samples = epoch + 1, 0
         self._lanes = lanes

@@ -1,0 +1,313 @@
+"""Which samples a loader gives, in which order: the part of a loader that reads nothing."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from tpufeed.dataset.order import Ints, Places
+from tpufeed.dataset.partition import Share, World, check_lanes, default_lanes
+from tpufeed.dataset.reader import Dataset
+from tpufeed.errors import OptionError
+from tpufeed.loaders.batch import BatchRequest
+from tpufeed.loaders.mixture import Mixture
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sources import KEPT_ORDERS, ClassList, Source, join_classes, open_sources
+from tpufeed.loaders.states import LAST, check_identity, grow_state, identity_of, state_number
+from tpufeed.loaders.training import MixtureStream, Training, begin_training, decode_training
+
+_logger = logging.getLogger(__name__)
+_MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
+
+
+class Stream(Protocol):
+    """The endless sequence of a training's samples, the same for every number of ranks. For one thread.
+
+    Attributes:
+        lanes: of the order.
+        records: samples of an epoch.
+        first: the position from which on all samples are of sources that are still there.
+        at_once: how many samples to draw at once.
+        due_again: after how many samples shards are due that `due_shards` did not name before.
+    """
+
+    lanes: int
+    records: int
+    first: int
+    at_once: int
+    due_again: int
+
+    def begin_of(self, epoch: int, share: Share) -> int:
+        """Return the position at which an epoch of such shares begins. Raises OptionError if that is not known."""
+
+    def draw(self, positions: Ints) -> tuple[Ints | None, Ints | int, Places]:
+        """Return for each position of an epoch its source, the epoch of that, and the place of the sample.
+
+        As in `BatchRequest`, source None and one epoch are those of all positions.
+        """
+
+    def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
+        """Return (source, variant, shards) that lanes read next, the first ones due first.
+
+        That is to the end of each source's next epoch, but no shard that is due `horizon` samples from here or later.
+        """
+
+
+class DatasetStream:
+    """The epochs of one dataset, end to end: each has all of its samples, in an order of its own. See `Stream`."""
+
+    first, at_once = 0, 1024
+
+    def __init__(self, source: Source, options: LoaderOptions, lanes: int) -> None:
+        self.lanes, self.records, self.due_again = lanes, source.entry.records, source.entry.records
+        self._variants = len(source.entry.variants)
+        self._order = lru_cache(KEPT_ORDERS)(partial(source.epoch_order, options.seed, lanes, options.shuffle))
+
+    def begin_of(self, epoch: int, share: Share) -> int:
+        """Return the position at which an epoch begins."""
+        return epoch * self.records
+
+    def draw(self, positions: Ints) -> tuple[None, int, Places]:
+        """Return None, the epoch, and the places of the samples."""
+        epoch = int(positions[0]) // self.records
+        return None, epoch, self._order(epoch).places_at(positions - epoch * self.records)
+
+    def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
+        """Return the shards of this epoch, and of the next one."""
+        epoch, done = divmod(position, self.records)
+        due = (
+            (number, self._order(number).due_shards(lanes, done * (number == epoch))) for number in (epoch, epoch + 1)
+        )
+        return [(0, number % self._variants, shards) for number, shards in due]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in an epoch, from which a rank's batches go on. For one thread.
+
+    Attributes:
+        stream: all samples of the training.
+        begun: position there of the epoch's first sample.
+        share: this rank's batches of the epoch from the place on.
+        epoch: the number of the epoch.
+    """
+
+    stream: Stream
+    begun: int
+    share: Share
+    epoch: int
+
+    @property
+    def due_every(self) -> int:
+        """Batches after which shards are due that were not named before."""
+        return -(-self.stream.due_again // self.share.global_batch)
+
+    def requests(self, first: int) -> Iterator[BatchRequest]:
+        """Plan the next few batches, beginning with number `first` from this place on.
+
+        Of one dataset that costs 0.3 ms, for one batch as for several.
+        """
+        share = self.share
+        stop = min(len(share), first + max(1, self.stream.at_once // share.batch_size))
+        positions, masks = zip(*map(share.positions, range(first, stop)), strict=True)
+        source, epoch, places = self.stream.draw(np.concatenate(positions) + self.begun)
+        for batch, mask in enumerate(masks):
+            rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
+            yield BatchRequest(
+                epoch if isinstance(epoch, int) else epoch[rows],
+                Places(*(column[rows] for column in places)),
+                mask,
+                None if source is None else source[rows],
+            )
+
+    def due_shards(self, batches: int = 0) -> list[tuple[int, int, list[int]]]:
+        """Return (source, variant, shards) that this rank reads after so many batches, up to the next epoch's end."""
+        world, done = self.share.world, self.share.samples_after(batches)
+        lanes = range(world.rank, self.stream.lanes, world.size)
+        return self.stream.due_shards(lanes, self.begun + done, max(0, 2 * self.share.records - done))
+
+
+class Sampler:
+    """The order of a training's samples, and its states. A dataset is a mixture of one.
+
+    What a dataset has of its own are its stream, whose epochs each have all of its samples, and a state that names it;
+    a mixture's state names all sources of the training. Every rank has the same sampler, and says its world with what
+    it asks. One that continues a training is another sampler. For one thread.
+
+    Args:
+        given: what to read.
+        split: which part of it.
+        options: of the loader.
+        training: that is continued; by default one that begins.
+        sources: those of a mixture if they are open already.
+
+    Attributes:
+        sources: the datasets with their classes, in the order of the mixture's weights.
+        shares: the share of the samples that each source gives.
+        training: what is drawn from, since when. It has the lanes once they are known.
+
+    Raises:
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: the split is empty; two sources are the same; the classes cannot be joined.
+    """
+
+    sources: tuple[Source, ...]
+    shares: tuple[float, ...]
+
+    def __init__(
+        self,
+        given: Dataset | Mixture,
+        split: str,
+        options: LoaderOptions,
+        training: Training | None = None,
+        sources: Sequence[Source] = (),
+    ) -> None:
+        self._given, self._split, self._options = given, split, options
+        self._stream: Stream | None = None
+        if isinstance(given, Mixture):
+            found = sources or [Source(dataset, split) for dataset in open_sources(tuple(given.weights), split)]
+            training = training or begin_training(found, given, options)
+            numbers = {each.digest: each.root for each in training.sources}
+            roots = [numbers[source.dataset.content_digest] for source in found]
+            classes, tables = join_classes([source.dataset for source in found], given.classes, roots, training.classes)
+            joined = zip(found, tables, roots, strict=True)
+            self.sources = tuple(replace(source, classes=table, root=root) for source, table, root in joined)
+            total = math.fsum(given.weights.values())
+            self.shares = tuple(weight / total for weight in given.weights.values())
+        else:
+            source, classes = Source(given, split), ClassList(given.manifest.class_names)
+            if not source.entry.records:
+                raise OptionError(f"{source.label}: split {split!r} is empty")
+            training = training or Training(lanes=options.lanes)
+            self.sources, self.shares = (source,), (1.0,)
+        self.training = replace(training, classes=classes)
+
+    @property
+    def label(self) -> str:
+        """What is read, for messages: the URL of the dataset without secrets, or the mixture in words."""
+        return repr(self._given) if isinstance(self._given, Mixture) else self.sources[0].label
+
+    def stream(self, world: World) -> Stream:
+        """Return all samples: in lanes as given or loaded, else by default for the world that asks first.
+
+        Raises:
+            OptionError: the lanes are too many, or cannot be dealt to the ranks.
+        """
+        if self._stream is None:
+            training, options = self.training, self._options
+            lanes = training.lanes or (default_lanes(world) if options.shuffle else world.size)
+            training = self.training = replace(training, lanes=lanes)
+            if lanes > (most := self._most_lanes(world)):
+                raise OptionError(f"lanes are at most {most} for the split {self._split!r}, not {lanes}")
+            check_lanes(lanes, world)
+            if isinstance(self._given, Mixture):
+                self._stream = MixtureStream(training, self.sources, options, lanes, self._given.stop != "shortest")
+            else:
+                self._stream = DatasetStream(self.sources[0], options, lanes)
+        return self._stream
+
+    def share(self, world: World, start: int = 0) -> Share:
+        """Return the batches of a rank from place `start` of an epoch on. Raises OptionError if an epoch has none."""
+        share = self._share(world, start)
+        if not start and not len(share):
+            most = share.records // world.size
+            raise OptionError(
+                f"{self.label}: the {share.records} samples of split {self._split!r} fill no batch of "
+                f"{share.batch_size} on each of {world.size} ranks, and remainder='drop' leaves none; give "
+                f"{f'a batch_size of at most {most}, or ' if most else ''}remainder='pad' or 'repeat'"
+            )
+        return share
+
+    def cursor(self, world: World, epoch: int, samples: int = 0) -> Cursor:
+        """Return the place in `epoch` after `samples` samples of the whole world.
+
+        Raises:
+            OptionError: it is not known where the epoch begins, or it has samples of a source that is no longer there.
+        """
+        stream, share = self.stream(world), self.share(world)
+        begun = stream.begin_of(epoch, share)
+        if begun + samples < stream.first:
+            raise OptionError(
+                f"epoch {epoch} has samples of a source that was left out later, at sample {stream.first} of the "
+                f"training: give the mixture that source again, or set an epoch from {self.training.epoch + 1} on"
+            )
+        return Cursor(stream, begun, replace(share, start=samples), epoch)
+
+    def state(self, world: World, epoch: int, samples: int) -> dict[str, Any]:
+        """Return the state after `samples` samples of the whole world in `epoch`, the same on every rank."""
+        stream = self.stream(world)
+        state = {**self._identity, "epoch": epoch, "lanes": stream.lanes, "samples": samples}
+        if isinstance(self._given, Dataset):
+            return state
+        share = self._share(world)
+        begun = stream.begin_of(epoch, share)
+        return {**state, "mixture": self.training.text, "begun": begun, "epoch_samples": share.end}
+
+    def resumed(self, state: Mapping[str, Any], world: World) -> "Sampler":
+        """Return the sampler that continues from `state`: at `samples` of `epoch` of its training.
+
+        Raises:
+            OptionError: the state is of something else; or of an older version of a dataset, or of other weights or
+                sources, and `grown` or `reweight` do not allow that; or one of its numbers cannot be.
+        """
+        given = self._given
+        if isinstance(given, Dataset):
+            state = grow_state(state, given)
+        elif "mixture" not in state and "content_digest" in state:
+            raise OptionError(
+                f"the state is of one dataset, and {self.label} is a mixture; load it into a loader of that"
+            )
+        check_identity(state, self._identity, "loader", self.label)
+        lanes = state_number(state, "lanes", 1, self._most_lanes(world))
+        if isinstance(given, Dataset):
+            epoch = state_number(state, "epoch", 0, LAST)
+            samples = state_number(state, "samples", 0, self.sources[0].entry.records)
+            training = Training(lanes=lanes, epoch=epoch, samples=samples)
+        else:
+            training = decode_training(state, lanes).drawing(self.sources, given, self.training)
+        check_lanes(lanes, world, of_state=True)
+        sampler = self.continued(training)
+        share = sampler.share(world, training.samples)
+        if not len(share):  # the end of an epoch is the start of the next one
+            sampler = self.continued(
+                replace(training, epoch=training.epoch + 1, begun=training.begun + training.samples, samples=0)
+            )
+        if len(sampler.training.classes.names) > len(self.training.classes.names):
+            _logger.warning(
+                "%s: the training that continues has %d classes, of which these datasets hold %d. `class_names` has "
+                "all of them: give the model as many outputs",
+                self.label,
+                len(sampler.training.classes.names),
+                len(self.training.classes.names),
+            )
+        return sampler
+
+    def restarted(self, epoch: int) -> "Sampler":
+        """Return the sampler for an epoch that is read from its start, also if it was continued in its middle."""
+        training = self.training
+        return self.continued(replace(training, samples=0)) if epoch == training.epoch and training.samples else self
+
+    def continued(self, training: Training) -> "Sampler":
+        """Return the sampler that continues a training. Its `sources` are this one's if nothing changes in them."""
+        found = Sampler(self._given, self._split, self._options, training, self.sources)
+        roots = [[source.root for source in sampler.sources] for sampler in (self, found)]
+        if found.training.classes == self.training.classes and roots[0] == roots[1]:
+            found.sources = self.sources
+        return found
+
+    def _most_lanes(self, world: World) -> int:
+        return max(min(source.entry.records for source in self.sources), _MOST_LANES, default_lanes(world))
+
+    def _share(self, world: World, start: int = 0) -> Share:
+        records, options = self.stream(world).records, self._options
+        wraps = isinstance(self._given, Dataset)
+        return Share(records, options.batch_size, world, options.remainder, start, wraps)
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        dataset = self._given if isinstance(self._given, Dataset) else None
+        return identity_of(dataset, self._split, self._options.seed, self._options.shuffle)

@@ -1,0 +1,340 @@
+"""The training of a mixture: what it has drawn from since it began, how it continues, and the stream of its samples."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tpufeed.dataset.mixture import LEAST_SHARE, SHARES, MixtureOrder, Phase, whole_shares
+from tpufeed.dataset.order import Ints, Places
+from tpufeed.dataset.partition import Share
+from tpufeed.errors import OptionError
+from tpufeed.loaders.batch import group_rows
+from tpufeed.loaders.mixture import Mixture
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sources import KEPT_ORDERS, ClassList, JoinBy, Source
+from tpufeed.loaders.states import LAST, has_grown_since, state_number
+from tpufeed.options import shown
+
+
+class TrainedSource(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A dataset that a training draws from, or has drawn from.
+
+    Attributes:
+        digest: of its content.
+        url: without secrets, for messages.
+        records: of its split.
+        root: number of the source, among all of the training, that it is a version of; its own if of none.
+        epoch: with which it began: after an older version of it the next one, else 0.
+    """
+
+    digest: str
+    url: str
+    records: int
+    root: int
+    epoch: int
+
+    def lane_length(self, lane: int, lanes: int) -> int:
+        """Return the samples of a lane in an epoch."""
+        return self.records // lanes + (lane < self.records % lanes)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training has drawn from since it began, and where in its stream an epoch begins.
+
+    Attributes:
+        sources: all that a mixture has had. Those that it has no more keep their numbers.
+        phases: shares of these, from a position of the stream on. Those of the present sources alone are above 0 in the
+            last one.
+        seed: of the draws of sources.
+        join: how classes are joined.
+        classes: of all sources.
+        lanes: of the order; None if nobody has asked for them yet.
+        epoch: that begins at position `begun`.
+        begun: that position; of a dataset it follows from the epoch.
+        samples: of that epoch the first one that was read, if a state said so.
+    """
+
+    sources: tuple[TrainedSource, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    seed: int = 0
+    join: JoinBy = "by_name"
+    classes: ClassList = field(default_factory=ClassList)
+    lanes: int | None = None
+    epoch: int = 0
+    begun: int = 0
+    samples: int = 0
+
+    def drawing(self, present: Sequence[Source], mixture: Mixture, other: "Training") -> "Training":
+        """Return the training that continues from its place with the present sources and weights.
+
+        Args:
+            present: sources of the mixture.
+            mixture: weighs them.
+            other: the training that it takes the place of, which began with the mixture.
+
+        Raises:
+            OptionError: it is of other weights or sources, and `reweight` does not allow that; or of other draws; or a
+                dataset has grown, and was not opened with `grown`.
+        """
+        for name, there, here in (("seed", self.seed, other.seed), ("classes", self.join, other.join)):
+            if there != here:
+                raise OptionError(
+                    f"the state's mixture has {name}={there!r}, this loader's {name}={here!r}; give that of the state"
+                )
+        assert self.lanes is not None, "a state has them"
+        last, position = self.phases[-1], self.begun + self.samples
+        numbers = {each.digest: number for number, each in enumerate(self.sources)}
+        weights = dict(
+            zip((source.dataset.content_digest for source in present), mixture.weights.values(), strict=True)
+        )
+        gone = {each.digest for each, share in zip(self.sources, last.shares, strict=True) if share} - weights.keys()
+        sources, expected = list(self.sources), list(last.shares)
+        order, has_grown = MixtureOrder(self.phases, self.lanes, self.seed), False
+        for source in present:
+            dataset = source.dataset
+            if dataset.content_digest in numbers:
+                continue
+            root, epoch, share = len(sources), 0, 0
+            past = dataset.manifest.past_digests
+            older = next((digest for digest in reversed(past) if digest in gone), None)
+            if older is not None:
+                if not dataset.grown and not mixture.reweight:
+                    raise has_grown_since(dataset, past.index(older) + 1)
+                gone.remove(older)
+                has_grown, number = True, numbers[older]
+                root, epoch = sources[number].root, _next_epoch(order, number, sources[number], position)
+                share, expected[number] = expected[number], 0  # the newer version takes its place
+            sources.append(_trained(source, root, epoch))
+            expected.append(share)
+        shares = whole_shares([weights.get(each.digest, 0.0) for each in sources])
+        # Equal weights may differ in the last bit: 0.7 and 0.3, or 7 and 3.
+        is_same = all(abs(here - there) <= len(shares) for here, there in zip(shares, expected, strict=True))
+        if is_same and not has_grown:
+            return self
+        if not is_same and not mixture.reweight:
+            raise self._other_weights(dict(zip((source.label for source in present), weights.items(), strict=True)))
+        new = Phase(position, tuple(expected) if is_same else shares)
+        more = (0,) * (len(sources) - len(self.sources))
+        past_phases = (Phase(phase.first, phase.shares + more) for phase in self.phases if phase.first < position)
+        return replace(self, sources=tuple(sources), phases=(*past_phases, new))
+
+    def _other_weights(self, present: Mapping[str, tuple[str, float]]) -> OptionError:
+        """Return what to raise; `present` has digest and weight of each source by its label."""
+        there = [(each, share) for each, share in zip(self.sources, self.phases[-1].shares, strict=True) if share]
+        changed = [each.url for each, _ in there if each.url in present and each.digest != present[each.url][0]]
+        total = math.fsum(weight for _, weight in present.values())
+        return OptionError(
+            f"the state is of other weights or datasets: there "
+            f"{', '.join(f'{each.url}={share / SHARES:.6g}' for each, share in there)}, here "
+            f"{', '.join(f'{label}={weight / total:.6g}' for label, (_, weight) in present.items())}. "
+            + (f"{changed[0]} holds other samples now. " if changed else "")
+            + "Give the mixture of the state, or Mixture(..., reweight=True) to continue from its place with this one"
+        )
+
+    @cached_property
+    def text(self) -> str:
+        """The training as states hold it, without the place: text, which every checkpointer takes."""
+        phases = [
+            (phase.first, [(number, share) for number, share in enumerate(phase.shares) if share])
+            for phase in self.phases
+        ]
+        return msgspec.json.encode(_Stored(self.sources, phases, self.classes, self.join, self.seed)).decode()
+
+
+def begin_training(present: Sequence[Source], mixture: Mixture, options: LoaderOptions) -> Training:
+    """Return the training that begins with a mixture, whose sources are `present`."""
+    sources = tuple(_trained(source, root, 0) for root, source in enumerate(present))
+    phase = Phase(0, whole_shares(list(mixture.weights.values())))
+    seed = options.seed if mixture.seed is None else mixture.seed
+    return Training(sources, (phase,), seed, mixture.classes, lanes=options.lanes)
+
+
+def _trained(source: Source, root: int, epoch: int) -> TrainedSource:
+    return TrainedSource(source.dataset.content_digest, source.label, source.entry.records, root, epoch)
+
+
+def _next_epoch(order: MixtureOrder, number: int, source: TrainedSource, position: int) -> int:
+    """Return the first epoch of a source of which no lane has read a sample before this position of the mixture."""
+    counts = (int(order.counts(lane, order.number_at(lane, position))[number]) for lane in range(order.lanes))
+    return source.epoch + max(-(-count // source.lane_length(lane, order.lanes)) for lane, count in enumerate(counts))
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sources: tuple[TrainedSource, ...]
+    phases: list[tuple[int, list[tuple[int, int]]]]
+    classes: ClassList
+    join: JoinBy
+    seed: int
+
+
+_STORED = msgspec.json.Decoder(_Stored)
+
+
+def decode_training(state: Mapping[str, Any], lanes: int) -> Training:
+    """Return the training of a mixture at the place that a state says. Raises OptionError if it cannot be.
+
+    Args:
+        state: holds it as `Training.text`, with the place.
+        lanes: of the state.
+    """
+    epoch, begun, samples = (state_number(state, name, 0, LAST) for name in ("epoch", "begun", "samples"))
+    try:
+        found = _STORED.decode(state.get("mixture"))  # type: ignore[arg-type]  # anything but a text raises
+        firsts, count = [first for first, _ in found.phases], len(found.sources)
+        phases = list[Phase]()
+        for first, given in found.phases:
+            shares = dict(given)
+            phases.append(Phase(first, tuple(shares.get(number, 0) for number in range(count))))
+            if sum(phases[-1].shares) != SHARES or min(shares.values()) < LEAST_SHARE:
+                raise ValueError("its shares do not add up")
+        if not firsts or firsts[0] or firsts != sorted(set(firsts)):
+            raise ValueError("its phases do not follow one another")
+        if any(each.records < lanes or each.epoch < 0 or not 0 <= each.root < count for each in found.sources):
+            raise ValueError("its sources do not fit its lanes")
+        return Training(
+            found.sources, tuple(phases), found.seed, found.join, found.classes, lanes, epoch, begun, samples
+        )
+    except (TypeError, ValueError) as error:  # of msgspec as well
+        raise OptionError(f"the state's mixture is not what state_dict() gives: {error}") from error
+
+
+class MixtureStream:
+    """The samples of several datasets, drawn in exact shares: see `Stream`.
+
+    Args:
+        training: its sources and phases.
+        sources: those of them that are there.
+        options: of the loader.
+        lanes: of the order.
+        longest: an epoch ends when each source was read once, not when the first one is used up.
+
+    Raises:
+        OptionError: a source has fewer samples than there are lanes.
+    """
+
+    at_once = 8192  # each source and epoch that they meet costs a look-up in its order
+
+    def __init__(
+        self, training: Training, sources: Sequence[Source], options: LoaderOptions, lanes: int, longest: bool
+    ) -> None:
+        for source in sources:
+            records = source.entry.records
+            if records < lanes:
+                raise OptionError(
+                    f"{source.label}: split {source.split!r} has {records} samples, fewer than the {lanes} lanes of "
+                    f"the mixture, and each lane needs some; give lanes={2 ** (records.bit_length() - 1)} or fewer (a "
+                    "multiple of the number of ranks), or leave this source out"
+                )
+        self.lanes, self._training = lanes, training
+        self._draws = MixtureOrder(training.phases, lanes, training.seed)
+        self._variants = [len(source.entry.variants) for source in sources]
+        self._orders = [
+            lru_cache(KEPT_ORDERS)(partial(source.epoch_order, options.seed, lanes, options.shuffle))
+            for source in sources
+        ]
+        # Among all of the training the number of each source that is there; and the other way round, -1 if it is not.
+        digests = [each.digest for each in training.sources]
+        self._numbers = [digests.index(source.dataset.content_digest) for source in sources]
+        self._members = np.full(len(digests), -1)
+        self._members[self._numbers] = range(len(sources))
+        self._records = np.asarray([each.records for each in training.sources], np.int64)
+        self._epochs = np.asarray([each.epoch for each in training.sources], np.int64)
+        gone = self._members < 0
+        self.first = max(
+            (after.first for phase, after in pairwise(training.phases) if any(gone & np.sign(phase.shares))), default=0
+        )
+        shares = training.phases[-1].shares
+        self.records = self._epoch_samples(longest)
+        self.due_again = min(int(training.sources[each].records * SHARES / shares[each]) for each in self._numbers)
+
+    def begin_of(self, epoch: int, share: Share) -> int:
+        """Return the position at which an epoch begins: behind the last sample of the one before it.
+
+        Args:
+            epoch: its number.
+            share: of a whole epoch.
+
+        Raises:
+            OptionError: it is before the one that the training continued with, whose length was another; or too late.
+        """
+        training = self._training
+        if epoch == training.epoch:
+            return training.begun
+        if epoch > training.epoch:
+            end = training.begun + replace(share, start=training.samples).end
+            begin = end + (epoch - training.epoch - 1) * share.end
+        elif not epoch or training.begun == training.epoch * share.end:
+            begin = epoch * share.end
+        else:
+            raise OptionError(
+                f"where epoch {epoch} of this training began is not known, as epochs had another length before epoch "
+                f"{training.epoch}: other weights, batch size or ranks. Set epoch 0, or one from {training.epoch} on"
+            )
+        if begin > LAST:
+            raise OptionError(f"a mixture has no epoch {shown(epoch)}: its samples are numbered up to 2**62")
+        return begin
+
+    def draw(self, positions: Ints) -> tuple[Ints, Ints, Places]:
+        """Return for each position, from `first` on, its source, the epoch of that, and the place of the sample."""
+        lane, at = positions % self.lanes, positions // self.lanes
+        drawn, number = np.empty_like(positions), np.empty_like(positions)
+        for each in np.unique(lane).tolist():
+            rows = np.flatnonzero(lane == each)
+            rows = rows[np.argsort(at[rows], kind="stable")]
+            drawn[rows], number[rows] = self._draws.draw(each, at[rows])
+        records = self._records[drawn]
+        length = records // self.lanes + (lane < records % self.lanes)
+        epoch, place = self._epochs[drawn] + number // length, (number % length) * self.lanes + lane
+        source = self._members[drawn]
+        found = Places(*(np.empty(len(positions), np.int64) for _ in Places._fields))
+        for each, its_epoch, rows in group_rows(source, epoch):
+            for column, values in zip(found, self._orders[each](its_epoch).places_at(place[rows]), strict=True):
+                column[rows] = values
+        return source, epoch, found
+
+    def _epoch_samples(self, longest: bool) -> int:
+        """Count the samples of an epoch, from the beginning of a training with the present shares."""
+        training = self._training
+        order, ends, near = (
+            MixtureOrder([Phase(0, training.phases[-1].shares)], self.lanes, training.seed),
+            list[int](),
+            0,
+        )
+        for lane in range(self.lanes):
+            wholes = np.full(len(self._records), 0 if longest else LAST)
+            wholes[self._numbers] = [training.sources[each].lane_length(lane, self.lanes) for each in self._numbers]
+            near = order.first_where(lane, partial(_is_through, wholes, longest), near)
+            ends.append(near)
+        return self.lanes * (max(ends) if longest else min(ends) - 1)
+
+    def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
+        """Return the shards one by one."""
+        due = list[tuple[float, int, int, int]]()
+        given = {lane: self._draws.counts(lane, self._draws.number_at(lane, position)) for lane in lanes}
+        now = [phase for phase in self._draws.phases if phase.first <= position][-1]
+        for source, number in enumerate(self._numbers):
+            trained, share = self._training.sources[number], now.shares[number] / SHARES
+            if not share:
+                continue
+            counts = {lane: int(given[lane][number]) for lane in lanes}
+            lengths = {lane: trained.lane_length(lane, self.lanes) for lane in lanes}
+            first, start = min(counts[lane] // lengths[lane] for lane in lanes), min(counts.values())
+            for epoch in (first, first + 1):
+                read = {lane: max(0, counts[lane] - epoch * lengths[lane]) for lane in lanes}
+                for shard, place in self._orders[source](trained.epoch + epoch).due_positions(read).items():
+                    when = (epoch * trained.records + place - start * self.lanes) / share
+                    if when < horizon:
+                        due.append((when, source, (trained.epoch + epoch) % self._variants[source], shard))
+        return [(source, variant, [shard]) for _, source, variant, shard in sorted(due)]
+
+
+def _is_through(wholes: Ints, longest: bool, counts: Ints) -> bool:
+    """Return true where each source was read once, or for the shortest where one has begun its next epoch."""
+    return bool((counts >= wholes).all() if longest else (counts > wholes).any())
