@@ -91,6 +91,19 @@ class Pipeline:
             raise refuse_too_long(found.size, found.source)
         return found
 
+    def run_stored(
+        self,
+        data: memoryview,
+        shape: tuple[int, ...] | None,
+        draws: Sequence[Draws],
+        out: Pixels | None = None,
+        buffer: Buffer | None = None,
+    ) -> Pixels:
+        """Run over uint8 pixels of a shape, in C order; without one over an encoded image, as `run_encoded` does."""
+        if not shape:
+            return self.run_encoded(data, draws, out, buffer)
+        return self.run(np.frombuffer(data, np.uint8).reshape(shape), draws, out)
+
     def run_encoded(
         self, data: memoryview, draws: Sequence[Draws], out: Pixels | None = None, buffer: Buffer | None = None
     ) -> Pixels:

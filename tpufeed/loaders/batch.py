@@ -194,10 +194,9 @@ class BatchDecoder:
         for source, epoch, numbers in groups:
             (variant, reader), decoder = open_reader(source, epoch), self.decoders[source]
             rows = range(size) if isinstance(numbers, slice) else numbers.tolist()
+            own = where if isinstance(numbers, slice) else [where[row] for row in rows]
             draws = [pipeline.draw(epoch, places.sample[numbers]) for pipeline in decoder.pipelines]
-            job.parts.append(
-                JobPart(source, epoch, variant, reader, decoder, [where[row] for row in rows], draws, rows)
-            )
+            job.parts.append(JobPart(source, epoch, variant, reader, decoder, own, draws, rows))
         return job
 
     def decode(self, job: BatchJob, start: int, stop: int) -> list[Cost]:
@@ -214,7 +213,7 @@ class BatchDecoder:
             except RecordError as error:
                 if not self._skips:
                     raise RecordError(f"{error}. {_ADVICE}") from error
-                if len(rows) > 1:  # one by one, which finds the bad ones and decodes the others
+                if len(rows) > 1:  # one by one in this loop, which finds the bad ones and decodes the others
                     spans += [(part, number, number + 1) for number in range(first, last)]
                 else:
                     job.bad[rows[0]] = BadRecord((part.source, part.variant, *places[0]), str(error))
@@ -356,15 +355,16 @@ class Decoder:
                 if not columns.fields and (is_copied or not columns.images):
                     continue
                 if images is not None:
-                    self._run(self.pipelines[0], image, [op[number] for op in draws[0]], images[at[number]])
+                    drawn, out = [op[number] for op in draws[0]], images[at[number]]
+                    self.pipelines[0].run_stored(image, self._shape, drawn, out, _scratch)
                     continue
-                drawn = [[op[number] for op in view] for view in draws]
+                views = [[op[number] for op in view] for view in draws]
                 if columns.images and not is_copied and self._joint is None:
-                    self._decode_image(image, drawn, rows, at[number])
+                    self._decode_image(image, views, rows, at[number])
                 if columns.fields:
                     where = reader.place(*places[number])
-                    sample = self._parse(payload, where, image, ints, drawn[0])
-                    dropped += self._decode_fields(sample, image, drawn[0], rows, at[number])
+                    sample = self._parse(payload, where, image, ints, views[0])
+                    dropped += self._decode_fields(sample, image, views[0], rows, at[number])
             except OpError as error:
                 raise OpError(f"{reader.place(*places[number])}: {error}") from error
             except (ImageError, RecordError) as error:  # any other ValueError is a bug, not the record's fault
@@ -402,10 +402,11 @@ class Decoder:
         Raises:
             ImageError, RecordError, OpError: the sample is damaged, or does not fit its row.
         """
-        pipeline = self.pipelines[0]
         if self._joint is not None:
             # Copied: the first ops may fix no size, so that they leave a view of scratch.
-            pixels, sample = self._joint.run(lambda ops, drawn: self._run(ops, image, drawn).copy(), sample, draws)
+            pixels, sample = self._joint.run(
+                lambda ops, drawn: ops.run_stored(image, self._shape, drawn, None, _scratch).copy(), sample, draws
+            )
             for column in self.columns.images:
                 rows[column.name][row] = pixels
         for each in self._fields:
@@ -415,10 +416,7 @@ class Decoder:
             if len(found) != 1:
                 raise RecordError(f"{sample.where}: {picture.spec.key} is missing")
             out = None if isinstance(target, list) else target[row]
-            if picture.spec.shape:
-                made = pipeline.run(np.frombuffer(found[0], np.uint8).reshape(picture.spec.shape), draws, out)
-            else:
-                made = pipeline.run_encoded(found[0], draws, out, _scratch)
+            made = self.pipelines[0].run_stored(found[0], picture.spec.shape, draws, out, _scratch)
             if out is None:
                 target[row] = made.copy()
         return sample.dropped
@@ -436,7 +434,8 @@ class Decoder:
         if self._shape is None and len(self.pipelines) > 1:
             made = run_views(self.pipelines, image, draws, outs, _scratch)
         else:
-            made = [self._run(*each) for each in zip(self.pipelines, [image] * len(outs), draws, outs, strict=True)]
+            each = zip(self.pipelines, draws, outs, strict=True)
+            made = [ops.run_stored(image, self._shape, drawn, out, _scratch) for ops, drawn, out in each]
         for (name, place), pixels in zip(self.columns.views, made, strict=True):
             target = rows[name]
             if isinstance(target, list):  # copied, as it may be a view of the shard, or of scratch
@@ -444,11 +443,6 @@ class Decoder:
                     target[row] = pixels.copy()
                 else:
                     target[row] = [*(target[row] or ()), pixels.copy()]
-
-    def _run(self, ops: Pipeline, image: memoryview, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
-        if self._shape is None:
-            return ops.run_encoded(image, draws, out, _scratch)
-        return ops.run(np.frombuffer(image, np.uint8).reshape(self._shape), draws, out)
 
     def _copier(self, start: int, rows: Rows, at: Sequence[int]) -> Callable[[int, memoryview], None] | None:
         """Return what copies pixels from byte `start` of a payload to a row; None for rows that are lists.
