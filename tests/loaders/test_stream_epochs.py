@@ -165,17 +165,17 @@ def test_a_batch_that_fails_is_raised_when_nobody_writes_to_its_memory_any_more(
     damaged = damage(cache_url, 3).url
     with make(damaged, shuffle=False, batch_size=70, threads=2) as loader:
         begun, ended = [], []
-        fill = loader._decoder.fill
+        decode = loader._decoder.decode
 
         def watched(work, *rows):
             begun.append(id(work))
             try:
                 time.sleep(0.05 * len(begun))
-                return fill(work, *rows)
+                return decode(work, *rows)
             finally:
                 ended.append(id(work))
 
-        loader._decoder.fill = watched
+        loader._decoder.decode = watched
         iterator = iter(loader)
         with pytest.raises(RecordError):
             next(iterator)
