@@ -1,5 +1,7 @@
 """Who reads what: shares of a world that cover an epoch, and go on where another world stopped."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,6 +40,21 @@ def test_a_batch_is_what_the_docs_say():
     positions, mask = share.positions(1)
     assert positions.tolist() == [16, 19, 22, 25]
     assert mask.tolist() == [True, True, True, False]
+
+
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(1, 9), remainders, st.integers(0, 350))
+def test_an_epoch_that_wraps_fills_its_last_batch_from_its_start(records, batch, world, remainder, start):
+    share = Share(records, batch, World(world - 1, world), remainder, start)
+    wrapped = replace(share, wraps=True)
+    for number in range(len(share)):
+        (positions, mask), (places, same_mask) = share.positions(number), wrapped.positions(number)
+        assert places.tolist() == [g % records for g in positions.tolist()]
+        assert same_mask.tolist() == mask.tolist()
+        given_to_all = start + (number + 1) * batch * world
+        assert wrapped.samples_after(number + 1) == min(records, given_to_all)
+        assert share.samples_after(number + 1) == (
+            wrapped.samples_after(number + 1) if remainder == "pad" else given_to_all
+        )
 
 
 def test_default_lanes_are_the_world_times_a_power_of_two():

@@ -13,7 +13,7 @@ rank r of W owns the g with g mod W = r. So any W that divides L gives the same 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise, starmap
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ import numpy.typing as npt
 from tpufeed.options import at_least
 
 Ints = npt.NDArray[np.int64]
-_Number = TypeVar("_Number", int, Ints)
 
 _SHARDS, _RECORDS, _ROTATIONS = 0, 1, 2
 
@@ -178,8 +177,8 @@ class EpochOrder:
         return last[1]
 
 
-def reverse_digits(number: _Number, base_product: int) -> _Number:
-    """`number`, or each of an array, with its digits reversed.
+def reverse_digits(number: Ints, base_product: int) -> Ints:
+    """Reverse the digits of each number.
 
     They are those of the mixed radix of the prime factors of `base_product`, largest first.
 

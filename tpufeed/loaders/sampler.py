@@ -44,8 +44,8 @@ class Stream(Protocol):
     def begin_of(self, epoch: int, share: Share) -> int:
         """Return the position at which an epoch of such shares begins. Raises OptionError if that is not known."""
 
-    def draw(self, positions: Ints) -> tuple[Ints | None, Ints | int, Places]:
-        """Return for each position of an epoch its source, the epoch of that, and the place of the sample.
+    def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints | None, Ints | int, Places]:
+        """Return for each position of an epoch, which begins at `begun`, source, epoch of that, and place of a sample.
 
         As in `BatchRequest`, source None and one epoch are those of all positions.
         """
@@ -71,18 +71,17 @@ class DatasetStream:
         """Return the position at which an epoch begins."""
         return epoch * self.records
 
-    def draw(self, positions: Ints) -> tuple[None, int, Places]:
+    def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[None, int, Places]:
         """Return None, the epoch, and the places of the samples."""
-        epoch = int(positions[0]) // self.records
-        return None, epoch, self._order(epoch).places_at(positions - epoch * self.records)
+        return None, epoch, self._order(epoch).places_at(positions)
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
         """Return the shards of this epoch, and of the next one."""
-        epoch, done = divmod(position, self.records)
-        due = (
-            (number, self._order(number).due_shards(lanes, done * (number == epoch))) for number in (epoch, epoch + 1)
-        )
-        return [(0, number % self._variants, shards) for number, shards in due]
+        epoch, samples = divmod(position, self.records)
+        return [
+            (0, number % self._variants, self._order(number).due_shards(lanes, done))
+            for number, done in ((epoch, samples), (epoch + 1, 0))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ class Cursor:
         share = self.share
         stop = min(len(share), first + max(1, self.stream.at_once // share.batch_size))
         positions, masks = zip(*map(share.positions, range(first, stop)), strict=True)
-        source, epoch, places = self.stream.draw(np.concatenate(positions) + self.begun)
+        source, epoch, places = self.stream.draw(self.epoch, self.begun, np.concatenate(positions))
         for batch, mask in enumerate(masks):
             rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
             yield BatchRequest(

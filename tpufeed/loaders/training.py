@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -246,11 +245,9 @@ class MixtureStream:
         self._members[self._numbers] = range(len(sources))
         self._records = np.asarray([each.records for each in training.sources], np.int64)
         self._epochs = np.asarray([each.epoch for each in training.sources], np.int64)
-        gone = self._members < 0
-        self.first = max(
-            (after.first for phase, after in pairwise(training.phases) if any(gone & np.sign(phase.shares))), default=0
-        )
-        shares = training.phases[-1].shares
+        *past, (_, shares) = training.phases
+        ends = (number for number, phase in enumerate(past, 1) if np.any(phase.shares, where=self._members < 0))
+        self.first = training.phases[max(ends, default=0)].first
         self.records = self._epoch_samples(longest)
         self.due_again = min(int(training.sources[each].records * SHARES / shares[each]) for each in self._numbers)
 
@@ -281,9 +278,9 @@ class MixtureStream:
             raise OptionError(f"a mixture has no epoch {shown(epoch)}: its samples are numbered up to 2**62")
         return begin
 
-    def draw(self, positions: Ints) -> tuple[Ints, Ints, Places]:
-        """Return for each position, from `first` on, its source, the epoch of that, and the place of the sample."""
-        lane, at = positions % self.lanes, positions // self.lanes
+    def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints, Ints, Places]:
+        """Return for each position its source, the epoch of that, and the place of the sample."""
+        at, lane = np.divmod(positions + begun, self.lanes)
         drawn, number = np.empty_like(positions), np.empty_like(positions)
         for each in np.unique(lane).tolist():
             rows = np.flatnonzero(lane == each)
@@ -291,22 +288,18 @@ class MixtureStream:
             drawn[rows], number[rows] = self._draws.draw(each, at[rows])
         records = self._records[drawn]
         length = records // self.lanes + (lane < records % self.lanes)
-        epoch, place = self._epochs[drawn] + number // length, (number % length) * self.lanes + lane
+        epochs, place = self._epochs[drawn] + number // length, (number % length) * self.lanes + lane
         source = self._members[drawn]
         found = Places(*(np.empty(len(positions), np.int64) for _ in Places._fields))
-        for each, its_epoch, rows in group_rows(source, epoch):
+        for each, its_epoch, rows in group_rows(source, epochs):
             for column, values in zip(found, self._orders[each](its_epoch).places_at(place[rows]), strict=True):
                 column[rows] = values
-        return source, epoch, found
+        return source, epochs, found
 
     def _epoch_samples(self, longest: bool) -> int:
         """Count the samples of an epoch, from the beginning of a training with the present shares."""
-        training = self._training
-        order, ends, near = (
-            MixtureOrder([Phase(0, training.phases[-1].shares)], self.lanes, training.seed),
-            list[int](),
-            0,
-        )
+        training, ends, near = self._training, list[int](), 0
+        order = MixtureOrder([Phase(0, training.phases[-1].shares)], self.lanes, training.seed)
         for lane in range(self.lanes):
             wholes = np.full(len(self._records), 0 if longest else LAST)
             wholes[self._numbers] = [training.sources[each].lane_length(lane, self.lanes) for each in self._numbers]
@@ -318,7 +311,7 @@ class MixtureStream:
         """Return the shards one by one."""
         due = list[tuple[float, int, int, int]]()
         given = {lane: self._draws.counts(lane, self._draws.number_at(lane, position)) for lane in lanes}
-        now = [phase for phase in self._draws.phases if phase.first <= position][-1]
+        now = [phase for phase in self._training.phases if phase.first <= position][-1]
         for source, number in enumerate(self._numbers):
             trained, share = self._training.sources[number], now.shares[number] / SHARES
             if not share:
