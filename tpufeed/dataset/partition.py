@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from tpufeed.dataset.order import Ints
 from tpufeed.errors import OptionError
-from tpufeed.options import Count
 
 Remainder = Literal["drop", "pad", "repeat"]
 
@@ -46,7 +45,7 @@ class Share:
     """
 
     records: int
-    batch_size: Count
+    batch_size: int
     world: World
     remainder: Remainder = "drop"
     start: int = 0
