@@ -102,12 +102,6 @@ _ROOM_OF_NAME = {
     "verify": "dataset.verify",
     "xla_loader": "loaders.xla.loader",
 }
-# Names of version 0.1, and what to use instead.
-_RENAMED = {
-    "LoaderOptions": "the keywords of each loader; help(tpufeed.numpy_loader) explains them",
-    "batch_size": "per_core * tpufeed.count_cores(world)",
-    "device_prefetch": "tpufeed.device_loader(loader, device)",
-}
 
 
 def __getattr__(name: str) -> Any:
@@ -117,8 +111,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"tpufeed.{_ROOM_OF_NAME[name]}"), name)
         globals()[name] = value
         return value
-    hint = f"; use {_RENAMED[name]}" if name in _RENAMED else ""
-    raise AttributeError(f"module 'tpufeed' has no attribute {name!r}{hint}")
+    raise AttributeError(f"module 'tpufeed' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

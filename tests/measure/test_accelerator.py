@@ -195,7 +195,7 @@ def test_what_the_device_refuses() -> None:
     with pytest.raises(OptionError, match="batch_size is a whole number"):
         EmulatedAccelerator(FAST, 0)
     for limits in ({"steps": 0}, {"seconds": 0.0}, {"steps": -1}):
-        with pytest.raises(OptionError, match="steps is a whole number|seconds is a number above 0"):
+        with pytest.raises(OptionError, match=r"steps is a whole number|seconds is a number above 0"):
             device.run([batch()], **limits)  # type: ignore[arg-type]
 
 

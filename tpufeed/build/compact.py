@@ -29,6 +29,7 @@ from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import DatasetNotFoundError, ManifestError, OptionError
+from tpufeed.options import checked
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
@@ -82,6 +83,7 @@ class CompactContext(TaskContext):
         output.retries = self.dataset.shards.retries  # the counts of classes stay those of the version before
 
 
+@checked()
 def compact(
     url: str | Path,
     *,

@@ -22,6 +22,7 @@ from tpufeed.errors import (
     TpufeedError,
 )
 from tpufeed.images.header import format_of_name
+from tpufeed.options import checked
 from tpufeed.storage.local import is_file
 from tpufeed.storage.reading import read_document
 from tpufeed.storage.registry import open_store
@@ -157,6 +158,7 @@ class Dataset:
             yield decode_example(payload, f"{self.url}, sample {sample} of split {split!r}")
 
 
+@checked()
 def open_dataset(url: str | Path, version: int | None = None, *, grown: bool = False) -> Dataset:
     """The dataset at `url`, in its newest version or in that of this number.
 

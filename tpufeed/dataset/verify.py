@@ -30,6 +30,7 @@ from tpufeed.errors import (
     StoreError,
     Unreadable,
 )
+from tpufeed.options import checked
 from tpufeed.storage.reading import settle
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED, OVERHEAD_BYTES
@@ -75,6 +76,7 @@ class VerifyProgress:
 VerifyListener = Callable[[VerifyProgress], None]
 
 
+@checked()
 def verify(
     url: str | Path,
     decode: str | None = None,

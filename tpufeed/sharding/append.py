@@ -34,6 +34,7 @@ _OF_SOURCE = {"command", "source"} | {name for name, role in ROLES.items() if ro
 _STORED_OTHERWISE = {"shares", "shards", "policy", "image_columns"}  # than they are given
 
 
+@checked()
 def append(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,
@@ -43,7 +44,7 @@ def append(  # noqa: PLR0913  # the public face
     split_by: str | None = None,
     masks: str | Path | None = None,
     duplicates: Handling | None = None,
-    unset: Sequence[str] = (),
+    unset: Names = (),
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     fsync: bool = False,
@@ -102,7 +103,7 @@ def preview_append(  # noqa: PLR0913  # those of `append`
     dst: str | Path,
     given: Mapping[str, Any],
     *,
-    unset: Sequence[str] = (),
+    unset: Names = (),
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     workers: int | None = None,
@@ -189,8 +190,7 @@ class AppendRecipe(ShardRecipe):
         return self.standing.parts
 
 
-@checked()
-def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Names = ()) -> ShardOptions:
+def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequence[str] = ()) -> ShardOptions:
     """Return the options of a dataset's first build for a further source.
 
     Args:

@@ -7,11 +7,10 @@ from typing import Any
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.partition import Share, World, check_lanes, default_lanes
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.states import check_identity, grow_state, identity_of, state_number
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.world import find_world, thread_world
-from tpufeed.options import shown
+from tpufeed.options import Count, Whole, checked, shown
 
 try:
     from torch.utils.data import DistributedSampler
@@ -49,16 +48,17 @@ class LaneSampler(DistributedSampler[int]):
 
     dataset: TFRecordImages
 
+    @checked()
     def __init__(  # noqa: PLR0913  # DistributedSampler's own parameters
         self,
         dataset: TFRecordImages,
         num_replicas: int | None = None,
         rank: int | None = None,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: Whole = 0,
         drop_last: bool = False,
         *,
-        lanes: int | None = None,
+        lanes: Count | None = None,
     ) -> None:
         # Not DistributedSampler's own, which wants to know the world before anybody is launched.
         if not isinstance(dataset, TFRecordImages):
@@ -67,10 +67,10 @@ class LaneSampler(DistributedSampler[int]):
             raise OptionError(f"num_replicas={num_replicas} and rank={rank}: give both or neither")
         self.dataset = dataset
         self.shuffle = shuffle
-        self.seed = LoaderOptions(seed=seed).seed
+        self.seed = seed
         self.drop_last = drop_last
         self.epoch = 0
-        self._lanes = LoaderOptions(lanes=lanes).lanes
+        self._lanes = lanes
         self._begun = 0, 0  # an epoch, and the sample of it to begin with
         self._told = False  # `set_epoch` was called, and no iteration has begun since
         self._next: int | None = None  # the epoch of the next iteration, if a state has moved `epoch` meanwhile
