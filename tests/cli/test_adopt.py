@@ -79,7 +79,7 @@ def test_as_json(run, flowers, tmp_path):
     done = run("adopt", flowers, "--to", tmp_path / "to", "--splits", "train,val", "--json")
     facts = json.loads(done.stdout)
     size = (flowers / "train/00-224x224-7.tfrec").stat().st_size
-    assert facts["splits"]["train"] == {"images": 7, "shards": 1, "bytes": size}
+    assert facts["splits"]["train"] == {"images": 7, "variants": 1, "shards": 1, "bytes": size}
     assert (facts["classes"], facts["ignored_files"], facts["left_out"]) == (2, {".csv": 1}, [])
     assert facts["keys"] == {"image": "image", "label": "class", "text": None, "filename": "id"}
     assert facts["content_digest"] == open_dataset(tmp_path / "to").content_digest

@@ -3,7 +3,7 @@
 import pytest
 
 from tpufeed.cli import progress
-from tpufeed.cli.progress import ProgressLine, Status
+from tpufeed.cli.progress import ProgressLine, status
 
 PARTS = ["13,500/30,000 images", "1,234 img/s", "12 MB/s", "2 rejected"]
 
@@ -47,8 +47,8 @@ def test_nothing_where_it_is_to_be_quiet(clock, capsys):
     with ProgressLine("sharding", quiet=True, clock=clock) as line:
         clock.now = 1e6
         line.update(1, 2, PARTS)
-    with Status("measuring") as status:
-        status.say("storage")
+    with status("measuring") as tell:
+        tell("storage")
     assert capsys.readouterr() == ("", "")
 
 

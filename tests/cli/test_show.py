@@ -61,7 +61,7 @@ def test_what_show_refuses(run, dataset_url, tmp_path):
         (["--out", tmp_path / "s.png", "--split", "test"], "has no split 'test'; it has train, val"),
         (["--out", tmp_path / "s.png", "--class", "dog"], "no class 'dog' among 3; the first: astronaut, cat, coffee"),
         (["--out", tmp_path / "s.png", "--count", "0"], "count is a whole number between 1"),
-        (["--out", tmp_path / "s.png", "--size", "1"], "size_px is a whole number between 16"),
+        (["--out", tmp_path / "s.png", "--size", "1"], "a whole number between 16 and 2048, not 1"),
     ):
         done = run("show", dataset_url, *flags)
         assert (done.returncode, done.stdout) == (2, "")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import given, say_left_out
+from tpufeed.cli.builds import given, say_left_out, split_facts
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.cli.progress import ProgressLine
@@ -95,11 +95,7 @@ def _facts(result: "AdoptResult") -> dict[str, Any]:
     manifest = result.manifest
     return {
         "url": result.url,
-        "splits": {
-            name: {"images": split.records, "shards": len(shards), "bytes": sum(shard.bytes for shard in shards)}
-            for name, split in manifest.splits.items()
-            for shards in [split.variants[0].shards]
-        },
+        "splits": {name: split_facts(split) for name, split in manifest.splits.items()},
         "classes": len(manifest.class_names),
         "keys": manifest.options["keys"],
         "stored": manifest.images,

@@ -15,6 +15,7 @@ from tpufeed.measure.wording import between, number_of
 if TYPE_CHECKING:  # a command imports what it runs when it runs it
     from tpufeed.build.recipe import Preview
     from tpufeed.build.run import BuildProgress, BuildResult, ProgressListener
+    from tpufeed.dataset.manifest import Split
     from tpufeed.engines.engine import Engine
 
 _LOG_SECONDS = 1.0
@@ -93,15 +94,7 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
     done = result.images - result.earlier_images
     return {
         "url": result.url,
-        "splits": {
-            name: {
-                "images": split.records,
-                "variants": len(split.variants),
-                "shards": sum(len(variant.shards) for variant in split.variants),
-                "bytes": sum(shard.bytes for variant in split.variants for shard in variant.shards),
-            }
-            for name, split in manifest.splits.items()
-        },
+        "splits": {name: split_facts(split) for name, split in manifest.splits.items()},
         "images": result.images,
         "earlier_images": result.earlier_images,
         "bytes": result.bytes,
@@ -124,6 +117,17 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
     }
 
 
+def split_facts(split: "Split") -> dict[str, int]:
+    """Return the size of a split."""
+    shards = [shard for variant in split.variants for shard in variant.shards]
+    return {
+        "images": split.records,
+        "variants": len(split.variants),
+        "shards": len(shards),
+        "bytes": sum(shard.bytes for shard in shards),
+    }
+
+
 def _print_build(result: "BuildResult") -> None:
     from tpufeed.dataset.schema import further_columns
 
@@ -143,10 +147,7 @@ def _print_build(result: "BuildResult") -> None:
     for what, counts in (("stored", manifest.images), ("odd images", manifest.odd)):
         if counts:
             echo(f"{what}: {_say(counts)}")
-    if result.images_from:
-        echo(f"names of images are relative to: {result.images_from}")
-    say_columns(further_columns(manifest.features))
-    say_left_out(result.ignored_files)
+    say_listing(result, further_columns(manifest.features))
     _say_not_taken(result)
     done = result.images - result.earlier_images
     if result.earlier_images:
@@ -162,8 +163,6 @@ def _print_build(result: "BuildResult") -> None:
 
 def _say_not_taken(result: "BuildResult") -> None:
     manifest = result.manifest
-    if result.listed_twice:
-        echo(f"listed more than once: {number_of(result.listed_twice, 'row')}")
     if result.rejects:
         rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(result.rejected)})"
         folder = "" if result.added is None else f"{manifest.history[-1].folder}/"
@@ -216,10 +215,15 @@ def _nothing_new(skipped: int, url: str, version: int) -> str:
     return f"nothing new: all {number_of(skipped, 'image')} are in {url} already, which stays version {version}"
 
 
-def say_columns(columns: Mapping[str, str]) -> None:
-    """Columns of the user's table and their types, if there are any."""
+def say_listing(listing: "BuildResult | Preview", columns: Mapping[str, str]) -> None:
+    """Print what is to be known of a source: columns of the user's table, and what was left out or is there twice."""
+    if listing.images_from:
+        echo(f"names of images are relative to: {listing.images_from}")
     if columns:
         echo(f"columns: {', '.join(f'{name} {dtype}' for name, dtype in columns.items())}")
+    say_left_out(listing.ignored_files)
+    if listing.listed_twice:
+        echo(f"listed more than once: {number_of(listing.listed_twice, 'row')}")
 
 
 def say_left_out(endings: Mapping[str, int], named: str = "as images are") -> None:

@@ -9,7 +9,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, find_own_modules, print_json, reports_errors
-from tpufeed.cli.progress import Status
+from tpufeed.cli.progress import status
 from tpufeed.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def doctor_command(
     # Or each measurement warns of the same bad records; the diagnosis has a note of them.
     logger.setLevel(logging.ERROR)
     try:
-        with Status("measuring") as line:
-            diagnosis = examine(listener=line.say, **given(examine, values))
+        with status("measuring") as tell:
+            diagnosis = examine(listener=tell, **given(examine, values))
     finally:
         logger.setLevel(level)
     if report is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
+from tpufeed.cli.builds import split_facts
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.tables import print_table
 from tpufeed.measure.wording import number_of
@@ -93,14 +94,10 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
     import msgspec
 
     manifest = dataset.manifest
-    splits = {}
+    splits = dict[str, Any]()
     for name, split in manifest.splits.items():
         sizes = [shard.bytes for variant in split.variants for shard in variant.shards]
-        splits[name] = {
-            "images": split.records,
-            "variants": len(split.variants),
-            "shards": len(sizes),
-            "bytes": sum(sizes),
+        splits[name] = split_facts(split) | {
             "smallest_shard_bytes": min(sizes, default=None),
             "largest_shard_bytes": max(sizes, default=None),
             "class_counts": split.class_counts,

@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from tpufeed.cli.console import echo_error, printable
@@ -73,31 +74,17 @@ class ProgressLine:
             echo_error(f"{self._verb}: {', '.join([*parts, f'ETA {left}'])}")
 
 
-class Status:
-    """A line that says what is at work, where progress cannot be told; only a terminal shows it."""
+@contextmanager
+def status(verb: str) -> Iterator[Callable[[str], None]]:
+    """Within it a line says what is at work, where progress cannot be told; only a terminal shows it."""
+    if not is_live():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
 
-    def __init__(self, verb: str) -> None:
-        self._verb = verb
-        self._live: Any = None
-
-    def __enter__(self) -> Self:
-        if is_live():
-            from rich.console import Console
-
-            self._live = Console(stderr=True, highlight=False).status(self._verb)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def say(self, what: str) -> None:
-        """Show `what`."""
-        if self._live is not None:
-            from rich.text import Text
-
-            self._live.update(Text(f"{self._verb}: {printable(what)}"))
+    with Console(stderr=True, highlight=False).status(verb) as live:
+        yield lambda what: live.update(Text(f"{verb}: {printable(what)}"))
 
 
 def is_live(stream: Any = None) -> bool:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import choose_engine, given, parse_pairs, print_preview, run_build, say_columns, say_left_out
+from tpufeed.cli.builds import choose_engine, given, parse_pairs, print_preview, run_build, say_listing
 from tpufeed.cli.console import echo, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
@@ -193,12 +193,7 @@ def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -
     def say_details() -> None:
         classes = number_of(preview.classes, "class", "classes")
         echo(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
-        if preview.images_from:
-            echo(f"names of images are relative to: {preview.images_from}")
-        say_columns(preview.columns)
-        say_left_out(preview.ignored_files)
-        if preview.listed_twice:
-            echo(f"listed more than once: {number_of(preview.listed_twice, 'row')}")
+        say_listing(preview, preview.columns)
         if preview.version is not None:
             new = sum(split.inputs for split in preview.splits.values())
             echo(f"version {preview.version}: {number_of(new, 'image')} to add")
