@@ -87,12 +87,11 @@ def run(what: str, folder: str, number: int, batches: int) -> dict[str, float]:
 
 def make(folder: Path) -> None:
     """A raw cache of small images: pixels play no part."""
-    from tpufeed.measure import alternatives
+    from tpufeed.measure.alternatives import write_sample
 
-    alternatives._PLENTY_BYTES, alternatives._SHARDS = 1, 64
     random = np.random.default_rng(0)
     images = [random.integers(0, 255, SIDE * SIDE * 3, np.uint8).tobytes() for _ in range(IMAGES)]
-    alternatives.write_sample(folder / "raw", images, (SIDE, SIDE, 3))
+    write_sample(folder / "raw", images, (SIDE, SIDE, 3), 64, least_bytes=1)
 
 
 def answer(_: Any, connection: Connection) -> None:

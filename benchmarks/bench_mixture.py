@@ -32,7 +32,7 @@ from harness import print_table, write_result  # noqa: E402
 import tpufeed  # noqa: E402
 from tests.gcs_server import GcsServer  # noqa: E402
 from tpufeed.loaders.mixture import Mixture  # noqa: E402
-from tpufeed.measure import alternatives  # noqa: E402
+from tpufeed.measure.alternatives import write_sample  # noqa: E402
 
 IMAGES, SHARDS, SIDE, BATCH = 20_000, 100, 64, 128
 COUNTS = (0, 1, 10, 100)  # sources; 0 is the dataset without a mixture
@@ -71,12 +71,10 @@ def main() -> None:
 
 def make(folder: Path, count: int) -> None:
     """Write `count` raw caches that hold all images together, in as many shards in all."""
-    alternatives._PLENTY_BYTES = 1  # each image once
-    alternatives._SHARDS = SHARDS // count
     random = np.random.default_rng(count)
     for number in range(count):
         images = [random.integers(0, 255, SIDE * SIDE * 3, np.uint8).tobytes() for _ in range(IMAGES // count)]
-        alternatives.write_sample(folder / str(count) / str(number), images, (SIDE, SIDE, 3))
+        write_sample(folder / str(count) / str(number), images, (SIDE, SIDE, 3), SHARDS // count, least_bytes=1)
 
 
 def run(folder: str, count: int, seconds: float) -> dict[str, float]:

@@ -66,12 +66,11 @@ def soak(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from tests.gcs_server import GcsServer
-    from tpufeed.measure import alternatives
+    from tpufeed.measure.alternatives import write_sample
 
-    alternatives._PLENTY_BYTES, alternatives._SHARDS = 1, 24
     draw_pixels = np.random.default_rng(0)
     pixels = [draw_pixels.integers(0, 255, SIDE * SIDE * 3, np.uint8).tobytes() for _ in range(IMAGES)]
-    alternatives.write_sample(folder / "bucket/cache", pixels, (SIDE, SIDE, 3))
+    write_sample(folder / "bucket/cache", pixels, (SIDE, SIDE, 3), 24, least_bytes=1)
     with GcsServer(process=True) as server:
         for file in (folder / "bucket/cache").iterdir():
             server.put("bucket", f"cache/{file.name}", file.read_bytes())

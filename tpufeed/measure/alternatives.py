@@ -37,7 +37,6 @@ SAMPLE_SPLIT = "train"
 
 _SAMPLES = 512
 _BLOCK = 16
-_SHARDS = 8
 _PLENTY_BYTES = 128 << 20  # past the processor's cache, or copying would look faster than it is
 _MOST_ROUNDS = 64
 
@@ -74,10 +73,16 @@ def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[byte
     return images, damaged
 
 
-def write_sample(folder: Path, images: Sequence[bytes], shape: tuple[int, int, int] | None = None) -> str:
-    """Write a dataset of these images, of raw pixels where there is a `shape`, and return its URL.
+def write_sample(
+    folder: Path,
+    images: Sequence[bytes],
+    shape: tuple[int, int, int] | None = None,
+    shards: int = 8,
+    least_bytes: int = _PLENTY_BYTES,
+) -> str:
+    """Write a dataset of these images, of raw pixels if there is a `shape`, and return its URL.
 
-    The images are repeated until there are enough bytes for the processor's cache to be no help.
+    The images are repeated until there are `least_bytes`: enough for the processor's cache to be no help.
 
     Raises:
         StoreError: it cannot be written.
@@ -85,26 +90,26 @@ def write_sample(folder: Path, images: Sequence[bytes], shape: tuple[int, int, i
     from tpufeed import __version__
 
     features = (FeatureSpec(ENCODED, "bytes") if shape is None else FeatureSpec(TENSOR, "uint8", shape),)
-    shards, offsets = list[Shard](), []
+    made, offsets = list[Shard](), []
     try:
         folder.mkdir(parents=True)
-        rounds = min(_PLENTY_BYTES, free_bytes(folder) // 2) // max(1, sum(map(len, images)))
+        rounds = min(least_bytes, free_bytes(folder) // 2) // max(1, sum(map(len, images)))
         rounds = max(1, min(rounds, _MOST_ROUNDS))
-        for number in range(min(_SHARDS, len(images))):
-            name, part = f"sample-{number}.tfrecord", [*images[number::_SHARDS]] * rounds
+        for number in range(min(shards, len(images))):
+            name, part = f"sample-{number}.tfrecord", [*images[number::shards]] * rounds
             with ShardWriter(folder / name, record_layout(features)) as writer:
                 for image in part:
                     writer.add(image, (), b"")
             written = writer.finish()
-            shards.append(Shard(name, written.bytes, written.crc32c, len(part)))
+            made.append(Shard(name, written.bytes, written.crc32c, len(part)))
             offsets.append(written.offsets)
         index = encode_index(offsets)
         (folder / "sample.index.npy").write_bytes(index)
-        variant = Variant(tuple(shards), IndexFile("sample.index.npy", len(index), crc32c(index)))
+        variant = Variant(tuple(made), IndexFile("sample.index.npy", len(index), crc32c(index)))
         manifest = Manifest(
             run_id="doctor",
             tool_version=__version__,
-            splits={SAMPLE_SPLIT: Split(sum(shard.records for shard in shards), (), (variant,))},
+            splits={SAMPLE_SPLIT: Split(sum(shard.records for shard in made), (), (variant,))},
             class_names=(),
             features=features,
             options={},
