@@ -86,7 +86,7 @@ class DatasetStream:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in an epoch, from which a rank's batches go on. For one thread.
+    """A place in an epoch, from which a rank's batches continue. For one thread.
 
     Attributes:
         stream: all samples of the training.
@@ -108,7 +108,7 @@ class Cursor:
     def requests(self, first: int) -> Iterator[BatchRequest]:
         """Plan the next few batches, beginning with number `first` from this place on.
 
-        Of one dataset that costs 0.3 ms, for one batch as for several.
+        Of one dataset that costs some 0.1 ms, and the first request of an epoch as long as its order takes to make.
         """
         share = self.share
         stop = min(len(share), first + max(1, self.stream.at_once // share.batch_size))
@@ -275,13 +275,12 @@ class Sampler:
             sampler = self.continued(
                 replace(training, epoch=training.epoch + 1, begun=training.begun + training.samples, samples=0)
             )
-        if len(sampler.training.classes.names) > len(self.training.classes.names):
+        there, here = (len(each.training.classes.names) for each in (sampler, self))
+        if there > here:
             _logger.warning(
                 "%s: the training that continues has %d classes, of which these datasets hold %d. `class_names` has "
                 "all of them: give the model as many outputs",
-                self.label,
-                len(sampler.training.classes.names),
-                len(self.training.classes.names),
+                *(self.label, there, here),
             )
         return sampler
 
