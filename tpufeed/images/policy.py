@@ -28,6 +28,9 @@ from tpufeed.options import between, check_fields
 
 StoredFormat = Literal["jpeg", "png", "webp"]
 PresizeMode = Literal["short", "long", "fit"]
+Check = Literal["full", "header"]
+Encode = Literal["keep", "exact", "jpeg", "png", "webp"]
+Progressive = Literal["keep", "baseline"]
 Quality: TypeAlias = Annotated[int, between(1, 100)]
 PresizePx: TypeAlias = Annotated[int, between(8, 16384)]
 MaxPixels: TypeAlias = Annotated[int, between(1, MAX_PIXELS)]
@@ -74,8 +77,8 @@ class ImagePolicy:
             see `markers`. None is true where tpufeed has its C extension and `encode` is "keep" or "jpeg".
     """
 
-    check: Literal["full", "header"] = "full"
-    encode: Literal["keep", "exact", "jpeg", "png", "webp"] = "keep"
+    check: Check = "full"
+    encode: Encode = "keep"
     quality: Quality = 90
     presize_px: PresizePx | None = None
     presize_mode: PresizeMode = "short"
@@ -90,7 +93,7 @@ class ImagePolicy:
     bands: Literal["drop", "reject"] = "drop"
     extension: Literal["sniff", "reject"] = "sniff"
     damaged: Literal["mend", "reject"] = "mend"
-    progressive: Literal["keep", "baseline"] = "keep"
+    progressive: Progressive = "keep"
     restart_markers: bool | None = None
 
     def __post_init__(self) -> None:

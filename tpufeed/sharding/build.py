@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from tpufeed.build.destination import choose_engine, refuse_source
 from tpufeed.build.recipe import Preview
@@ -11,9 +10,10 @@ from tpufeed.build.run import BuildResult, ProgressListener, preview, run
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import OptionError
 from tpufeed.images.decoding import MAX_PIXELS
-from tpufeed.options import checked
+from tpufeed.images.policy import Check, Encode, MaxPixels, MinSidePx, PresizeMode, PresizePx, Progressive, Quality
+from tpufeed.options import Count, Names, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
-from tpufeed.sharding.options import POLICIES, Handling, ShardOptions
+from tpufeed.sharding.options import POLICIES, Handling, NameStyle, ShardOptions
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -30,18 +30,18 @@ def shard(  # noqa: PLR0913  # the public face
     label: str = "auto",
     classes: str | Path | Sequence[str] | None = None,
     shard_bytes: str | int | None = None,
-    shards: int | None = None,
-    hosts: int = 1,
-    names: Literal["tpufeed", "kaggle"] = "tpufeed",
-    seed: int = 0,
-    check: Literal["full", "header"] = "full",
-    encode: Literal["keep", "exact", "jpeg", "png", "webp"] = "keep",
-    progressive: Literal["keep", "baseline"] = "keep",
-    quality: int = 90,
-    presize: int | None = None,
-    presize_mode: Literal["short", "long", "fit"] = "short",
-    max_pixels: int = MAX_PIXELS,
-    min_side: int = 1,
+    shards: Count | None = None,
+    hosts: Count = 1,
+    names: NameStyle = "tpufeed",
+    seed: Whole = 0,
+    check: Check = "full",
+    encode: Encode = "keep",
+    progressive: Progressive = "keep",
+    quality: Quality = 90,
+    presize: PresizePx | None = None,
+    presize_mode: PresizeMode = "short",
+    max_pixels: MaxPixels = MAX_PIXELS,
+    min_side: MinSidePx = 1,
     policy: Mapping[str, str] | None = None,
     columns: Mapping[str, str] | None = None,
     image_columns: Mapping[str, str] | None = None,
@@ -50,7 +50,7 @@ def shard(  # noqa: PLR0913  # the public face
     box_format: str | None = None,
     keypoints: str | None = None,
     flip_pairs: str | Sequence[tuple[int, int]] | None = None,
-    box_columns: Sequence[str] | None = None,
+    box_columns: Names | None = None,
     duplicates: Handling = "report",
     split_by_content: bool = False,
     max_rejects: str | int | None = None,
@@ -58,7 +58,7 @@ def shard(  # noqa: PLR0913  # the public face
     allow_different: bool = False,
     overwrite: bool = False,
     fsync: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
 ) -> BuildResult:
@@ -190,7 +190,7 @@ def preview_shard(  # noqa: PLR0913  # those of `shard`
     append: bool = False,
     allow_different: bool = False,
     overwrite: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     engine: Engine | str | None = None,
 ) -> Preview:
     """Tell what `shard` with the same arguments would do. Changes nothing.

@@ -10,7 +10,17 @@ from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.images.decoding import MAX_PIXELS
-from tpufeed.images.policy import ImagePolicy, MaxPixels, MinSidePx, PresizeMode, PresizePx, Quality
+from tpufeed.images.policy import (
+    Check,
+    Encode,
+    ImagePolicy,
+    MaxPixels,
+    MinSidePx,
+    PresizeMode,
+    PresizePx,
+    Progressive,
+    Quality,
+)
 from tpufeed.options import Count, Names, Whole, check_fields
 from tpufeed.sharding.boxes import FlipPairs, check_format, declare, parse_pairs, say_pairs
 from tpufeed.sharding.columns import Declared
@@ -19,6 +29,7 @@ from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import parse_size
 
 Handling = Literal["keep", "report", "drop"]  # of duplicates
+NameStyle = Literal["tpufeed", "kaggle"]
 
 
 class Role(Enum):
@@ -71,11 +82,11 @@ class ShardOptions:
     shard_bytes: str | int | None = field(default=None, metadata=_READING)
     shards: Count | None = field(default=None, metadata=_READING)
     hosts: Count = field(default=1, metadata=_READING)
-    names: Literal["tpufeed", "kaggle"] = "tpufeed"
+    names: NameStyle = "tpufeed"
     seed: Whole = 0
-    check: Literal["full", "header"] = "full"
-    encode: Literal["keep", "exact", "jpeg", "png", "webp"] = "keep"
-    progressive: Literal["keep", "baseline"] = "keep"
+    check: Check = "full"
+    encode: Encode = "keep"
+    progressive: Progressive = "keep"
     quality: Quality = 90
     presize: PresizePx | None = None
     presize_mode: PresizeMode = "short"
