@@ -7,13 +7,14 @@ from tpufeed.build.destination import choose_engine, refuse_source
 from tpufeed.build.recipe import Preview
 from tpufeed.build.rejects import parse_budget
 from tpufeed.build.run import BuildResult, ProgressListener, preview, run
-from tpufeed.cache.options import CacheOptions, Encoding
+from tpufeed.cache.options import CacheOptions, Encoding, Seed, Variants
 from tpufeed.cache.recipe import CacheRecipe
 from tpufeed.cache.source import open_source
 from tpufeed.engines.engine import Engine
 from tpufeed.images.decoding import MAX_PIXELS
-from tpufeed.images.protocols import Op
-from tpufeed.options import checked
+from tpufeed.images.policy import MaxPixels, MinSidePx, Quality
+from tpufeed.images.protocols import Ops
+from tpufeed.options import Count, checked
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -33,26 +34,26 @@ def warmup(  # noqa: PLR0913  # the public face
     dst: str | Path,
     *,
     size: int | None = None,
-    ops: Sequence[Op] | None = None,
-    final: Sequence[Op] | None = None,
-    variants: int = 1,
+    ops: Ops | None = None,
+    final: Ops | None = None,
+    variants: Variants = 1,
     encode: Encoding = "raw",
-    quality: int = 90,
-    seed: int = 0,
+    quality: Quality = 90,
+    seed: Seed = 0,
     shard_bytes: str | int | None = None,
     shares: str | Mapping[str, float] | None = None,
     split_by: str | None = None,
     image: str | None = None,
     label: str = "auto",
     classes: str | Path | Sequence[str] | None = None,
-    max_pixels: int = MAX_PIXELS,
-    min_side: int = 1,
+    max_pixels: MaxPixels = MAX_PIXELS,
+    min_side: MinSidePx = 1,
     policy: Mapping[str, str] | None = None,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     fsync: bool = False,
     allow_augmented: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
 ) -> BuildResult:
@@ -131,7 +132,7 @@ def preview_warmup(  # noqa: PLR0913  # those of `warmup`
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     allow_augmented: bool = False,
-    workers: int | None = None,
+    workers: Count | None = None,
     engine: Engine | str | None = None,
 ) -> Preview:
     """Say what `warmup` with the same arguments would do; `raw` describes raw images. Changes nothing.
@@ -152,7 +153,7 @@ def _prepare(  # noqa: PLR0913, PLR0917  # those of `warmup`
     options: CacheOptions,
     raw: ShardOptions,
     allow_augmented: bool,
-    workers: int | None,
+    workers: Count | None,
     engine: Engine | str | None,
 ) -> tuple[CacheRecipe, Store, Engine]:
     origin, destination = open_source(src, raw, allow_augmented), open_store(dst, follow=False)

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,8 @@ from tpufeed.storage.store import parse_size
 
 Encoding = Literal["raw", "jpeg", "png", "webp"]
 Size = tuple[int, int]
+Variants: TypeAlias = Annotated[int, between(1, 1000)]
+Seed: TypeAlias = Annotated[int, between(0, 2**63 - 1)]  # an int64 in manifests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +41,10 @@ class CacheOptions:
     size: int | None = None
     ops: Ops | None = None
     final: Ops | None = None
-    variants: Annotated[int, between(1, 1000)] = 1
+    variants: Variants = 1
     encode: Encoding = "raw"
     quality: Quality = 90
-    seed: Annotated[int, between(0, 2**63 - 1)] = 0
+    seed: Seed = 0
     shard_bytes: str | int | None = None
     applied: tuple[Op, ...] = field(init=False)
     size_bytes: int | None = field(init=False)
