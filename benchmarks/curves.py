@@ -18,21 +18,24 @@ _REPEATED = 100_000  # larger ones are measured once
 
 PLAN = """
 import json, resource, sys, time
+from contextlib import closing
 from pathlib import Path
+from tpufeed.build.item import Item
 from tpufeed.build.plan import write_plan
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import SizeEstimate, plan_shards
-from tpufeed.sharding.rows import Row
-from tpufeed.sharding.sources import Source
+from tpufeed.sharding.sources.source import Source
 folder, count, classes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-def iter_rows(found):
-    for number in range(count):
-        label = f"class-{number % classes:04d}"
-        yield Row(f"{label}/{number:08d}.jpg", 100_000 + number % 7_919, str(10**18 + number), label)
+class MadeUp(Source):
+    base, labels_are_names = "/made/up", True
+    def iter_items(self, found):
+        for number in range(count):
+            label = f"class-{number % classes:04d}"
+            yield Item(f"{label}/{number:08d}.jpg", 100_000 + number % 7_919, str(10**18 + number), label)
 options = ShardOptions()
 start, cpu = time.perf_counter(), time.process_time()
-with Inventory(folder, Source("/made/up", "folder", False, iter_rows), options) as inventory:
+with closing(Inventory(folder, MadeUp(), options)) as inventory:
     draft = plan_shards(inventory, options, SizeEstimate(), "/made/up", options.to_dict())
     write_plan(folder / "plan", draft.header, draft.tasks)
 print(json.dumps({

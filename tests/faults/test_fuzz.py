@@ -31,9 +31,10 @@ from tpufeed.dataset.schema import record_layout
 from tpufeed.dataset.walk import Walker
 from tpufeed.errors import ManifestError, RecordError, TpufeedError
 from tpufeed.images.header import read_header
-from tpufeed.sharding.rows import Found
-from tpufeed.sharding.tables import iter_table
-from tpufeed.sharding.tars import iter_tars
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.sources.source import Found, Place
+from tpufeed.sharding.sources.table import TableSource
+from tpufeed.sharding.sources.tars import TarSource
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.tfrecord.example import Feature, decode_entries, decode_example, encode_entry, encode_example
 from tpufeed.tfrecord.framing import decode_records, encode_record
@@ -453,7 +454,7 @@ def fuzz_source(examples, valid, name, read):
 @counts(150)
 def test_tars(examples):
     def read(store):
-        list(iter_tars(store, [store.stat("x.tar")], None, "auto", Found()))
+        list(TarSource(store, [store.stat("x.tar")], ShardOptions()).iter_items(Found()))
 
     fuzz_source(examples, a_tar(), "x.tar", read)
 
@@ -465,10 +466,15 @@ TABLES = {
 }
 
 
+def read_table(store, name):
+    place = Place(store, name, [store.stat(name)], iter(()))
+    return list(TableSource(place, ShardOptions()).iter_items(Found()))
+
+
 @pytest.mark.parametrize("name", TABLES)
 @counts(100)
 def test_tables(examples, name):
-    fuzz_source(examples, TABLES[name], name, lambda store: list(iter_table(store, name, None, "auto", None)))
+    fuzz_source(examples, TABLES[name], name, lambda store: read_table(store, name))
 
 
 @counts(10)
@@ -478,6 +484,4 @@ def test_parquet(examples):
 
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table({"path": ["x.jpg", "y.jpg"], "label": [1, 2]}), buffer)
-    fuzz_source(
-        examples, buffer.getvalue(), "t.parquet", lambda store: list(iter_table(store, "t.parquet", None, "auto", None))
-    )
+    fuzz_source(examples, buffer.getvalue(), "t.parquet", lambda store: read_table(store, "t.parquet"))

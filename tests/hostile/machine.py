@@ -319,7 +319,7 @@ def plan_at_large(path: Path, draw: random.Random) -> str:
     header, *_ = (json.loads(line) for line in path.read_bytes().splitlines())
     shards, variants = draw.choice([(20_000, None), (20_000, 1000), (10**12, None), (1, 1000), (2, 10**9)])
     header.update(splits={"train": shards}, variants=variants)
-    header["notes"]["images"] = draw.choice([0, 8, 10**12])
+    header["images"] = draw.choice([0, 8, 10**12])
     count = min(shards, 20_000)
     tasks = [{"number": each, "split": "train", "shard": each, "shards": shards} for each in range(count)]
     path.write_bytes(sealed_plan([header, *tasks, {}]))

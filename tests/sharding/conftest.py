@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources import find_source
+from tpufeed.sharding.sources.kinds import find_source
 from tpufeed.storage.registry import open_store
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def take():
             checked = ShardOptions(**options)
             source = find_source(open_store(url).url, checked)
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            inventory = stack.enter_context(Inventory(Path(folder), source, checked))
+            inventory = stack.enter_context(closing(Inventory(Path(folder), source, checked)))
             return inventory, [item for split in inventory.splits for item, _ in inventory.iter_inputs(split)]
 
         yield make

@@ -315,7 +315,7 @@ def test_a_plan_names_no_other_file(coco, tmp_path):
     begun(tmp_path / "d")
 
     def change(_, tasks):
-        tasks[0]["inputs"][0][0] = "secret.png"
+        tasks[0]["inputs"][0]["path"] = "secret.png"
 
     forge(tmp_path / "d", change)
     with pytest.raises(ManifestError, match="which is none of its"):

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufeed.build.plan import Input
+from tpufeed.build.item import Item
 from tpufeed.errors import SourceError
-from tpufeed.sharding.columns import ColumnTypes, decode_values, encode_values, flatten, revive, to_json
+from tpufeed.sharding.columns import ColumnTypes, decode_values, encode_values, flatten, to_plain
+from tpufeed.sharding.inventory import encode_item
 from tpufeed.tfrecord.example import encode_entry
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -48,9 +49,9 @@ def learn(rows):
 def features_of(rows):
     """Each row's features, by way of inventory and plan."""
     schema = learn(rows)
-    encoded = [encode_values(json.loads(to_json(row), object_hook=revive), schema) for row in rows]
-    stored = [Input("x", 1, "1", columns=values) for values in encoded]
-    through = [msgspec.json.decode(msgspec.json.encode(item), type=Input) for item in stored]
+    listed = [msgspec.msgpack.decode(encode_item(Item("x", 1, "1", values=to_plain(row))), type=Item) for row in rows]
+    stored = [Item("x", 1, "1", columns=encode_values(item.values, schema)) for item in listed]
+    through = [msgspec.json.decode(msgspec.json.encode(item), type=Item) for item in stored]
     return schema, [decode_values(item.columns, schema) for item in through]
 
 

@@ -318,7 +318,7 @@ def test_a_plan_at_the_destination_names_rows_of_the_source_alone(hub, small_jpe
     shutil.copy(bad, secret)
     plan = tmp_path / "d" / PLAN
     own = plan.read_bytes()
-    lines = own.replace(b"parquet:data/validation-00001-of-00002.parquet:0", b"parquet:../secret.parquet:0")
+    lines = own.replace(b'"file":"data/validation-00001-of-00002.parquet"', b'"file":"../secret.parquet"', 1)
     body = b"".join(lines.splitlines(keepends=True)[:-1])
     plan.write_bytes(body + b'{"crc32c":%d}\n' % crc32c(body))
     with pytest.raises(ManifestError, match="which is none of its"):

@@ -3,17 +3,17 @@
 import sqlite3
 import tempfile
 import tracemalloc
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 import tpufeed
+from tests.sharding.listed import Listed
+from tpufeed.build.item import Item
 from tpufeed.errors import BuildError, OptionError, SourceError
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.rows import Row
-from tpufeed.sharding.sources import Source
 
 
 @pytest.fixture
@@ -23,17 +23,17 @@ def make(tmp_path):
 
         def make_one(rows, splits=False, **options):
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=tmp_path))
-            source = Source("memory://s", "table", splits, lambda _: iter(rows))
-            return stack.enter_context(Inventory(Path(folder), source, ShardOptions(**options)))
+            source = Listed(rows, splits=splits)
+            return stack.enter_context(closing(Inventory(Path(folder), source, ShardOptions(**options))))
 
         yield make_one
 
 
 def test_totals_by_split(make):
     rows = [
-        Row("a.jpg", 10, "1", split="val"),
-        Row("bb.jpg", 20, "1", split="train"),
-        Row("é.jpg", 30, "1", split="train", columns={"x": 1}),
+        Item("a.jpg", 10, "1", split="val"),
+        Item("bb.jpg", 20, "1", split="train"),
+        Item("é.jpg", 30, "1", split="train", values={"x": 1}),
     ]
     inventory = make(rows, splits=True)
     assert inventory.count == 3
@@ -42,7 +42,7 @@ def test_totals_by_split(make):
 
 
 def test_the_largest_record_is_that_of_the_estimate(make):
-    inventory = make([Row("long-name.jpg", 10, "1"), Row("b.jpg", 15, "1")])
+    inventory = make([Item("long-name.jpg", 10, "1"), Item("b.jpg", 15, "1")])
     assert inventory.largest(1.0, 100) == ("long-name.jpg", 123)
     assert inventory.largest(2.0, 0) == ("b.jpg", 35)
 
@@ -68,7 +68,7 @@ def test_a_file_spelt_in_two_ways_is_in_one_split_and_listed_twice(small_jpegs, 
 
 
 def test_a_sample_has_no_inputs_that_are_rejected_already(make):
-    rows = [Row(f"{n}.jpg", n, "1", problem=("unreadable", "gone") if n % 2 else None) for n in range(40)]
+    rows = [Item(f"{n}.jpg", n, "1", problem=("unreadable", "gone") if n % 2 else None) for n in range(40)]
     inventory = make(rows)
     assert len(inventory.sample(100)) == 20
     assert [item.path for item in inventory.sample(3)] == [
@@ -78,9 +78,9 @@ def test_a_sample_has_no_inputs_that_are_rejected_already(make):
 
 def test_what_a_row_says_comes_back(make):
     rows = [
-        Row("x.jpg", 10, "7", "cat", None, "/else/where.tar", 512, {"b": b"\xff", "n": [1, 2]}),
-        Row("y\n\0.jpg", 20, "8", "dog", problem=("unreadable", "no such file")),
-        Row("z.jpg", 30, "9"),
+        Item("x.jpg", 10, "7", "cat", None, "/else/where.tar", 512, {"b": b"\xff", "n": [1, 2]}),
+        Item("y\n\0.jpg", 20, "8", "dog", problem=("unreadable", "no such file")),
+        Item("z.jpg", 30, "9"),
     ]
     inventory = make(rows)
     found = {item.path: item for item, _ in inventory.iter_inputs("train")}
@@ -93,8 +93,8 @@ def test_what_a_row_says_comes_back(make):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_paths_decide_the_order_alone(make, seed):
-    rows = [Row(f"{n}.jpg", n, str(n), f"{n % 3}") for n in range(50)]
-    others = [Row(f"{n}.jpg", 7, "1", columns={"x": n}) for n in reversed(range(50))]
+    rows = [Item(f"{n}.jpg", n, str(n), f"{n % 3}") for n in range(50)]
+    others = [Item(f"{n}.jpg", 7, "1", values={"x": n}) for n in reversed(range(50))]
 
     def order(inventory):
         return [item.path for item, _ in inventory.iter_inputs("train")]
@@ -104,19 +104,19 @@ def test_paths_decide_the_order_alone(make, seed):
 
 def test_more_splits_than_anyone_means(make):
     with pytest.raises(OptionError, match=r"more than 100 splits, like \['0', '1', '10'\]; is this the right column"):
-        make([Row(f"{n}", 1, "1", split=str(n)) for n in range(101)], splits=True)
+        make([Item(f"{n}", 1, "1", split=str(n)) for n in range(101)], splits=True)
 
 
 def test_a_column_of_labels_without_any(make):
     with pytest.raises(OptionError, match="no sample has a label in 'kind'"):
-        make([Row("a", 1, "1")], label="kind")
-    assert not make([Row("a", 1, "1")]).labelled
-    assert make([Row("a", 1, "1")], classes=("x",)).labelled
+        make([Item("a", 1, "1")], label="kind")
+    assert not make([Item("a", 1, "1")]).labelled
+    assert make([Item("a", 1, "1")], classes=("x",)).labelled
 
 
 @pytest.mark.parametrize(
     "row",
-    [Row("\udcff", 1, "1"), Row("a", 1, "1", "\udcff"), Row("a", 1, "1", file="\ud800")],
+    [Item("\udcff", 1, "1"), Item("a", 1, "1", "\udcff"), Item("a", 1, "1", file="\ud800")],
     ids=["path", "label", "file"],
 )
 def test_what_is_not_utf8_is_named(make, row):
@@ -127,7 +127,7 @@ def test_what_is_not_utf8_is_named(make, row):
 
 def test_memory_does_not_grow_with_the_rows(make):
     def peak(count):
-        rows = (Row(f"folder/{n:08d}.jpg", 1000, "1", f"c{n % 10}", columns={"x": n}) for n in range(count))
+        rows = (Item(f"folder/{n:08d}.jpg", 1000, "1", f"c{n % 10}", values={"x": n}) for n in range(count))
         tracemalloc.start()
         try:
             inventory = make(rows)

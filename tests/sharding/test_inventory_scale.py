@@ -1,15 +1,16 @@
 """Millions of inputs are sorted into one global order, by as few sorts as need be."""
 
 import hashlib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.sharding.listed import Listed
+from tpufeed.build.item import Item
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import SizeEstimate, plan_shards
-from tpufeed.sharding.rows import Row
-from tpufeed.sharding.sources import Source
 
 ROWS = 6_000  # more than are taken from the source at once
 
@@ -17,9 +18,9 @@ ROWS = 6_000  # more than are taken from the source at once
 @pytest.fixture
 def inventory(tmp_path):
     """Rows of which every 100th comes twice."""
-    rows = [Row(f"class-{n % 7}/{n:05d}.jpg", n, "1", f"class-{n % 7}") for n in range(ROWS)]
-    source = Source("memory://s", "table", False, lambda _: iter(rows + rows[::100]))
-    with Inventory(Path(tmp_path), source, ShardOptions()) as made:
+    rows = [Item(f"class-{n % 7}/{n:05d}.jpg", n, "1", f"class-{n % 7}") for n in range(ROWS)]
+    source = Listed(rows + rows[::100])
+    with closing(Inventory(Path(tmp_path), source, ShardOptions())) as made:
         yield made
 
 
@@ -33,10 +34,10 @@ def test_inputs_come_in_the_order_of_their_keys(inventory):
 def test_a_plan_sorts_all_inputs_once(inventory):
     """By key for the shards: the digest, for which they are sorted by path, is as old as the inventory."""
     statements = []
-    inventory._database.set_trace_callback(statements.append)
+    inventory.database.set_trace_callback(statements.append)
     draft = plan_shards(inventory, ShardOptions(), SizeEstimate(), "memory://s", {})
     list(draft.tasks)
-    assert draft.header.notes["listed_twice"] == ROWS // 100
+    assert draft.header.listed_twice == ROWS // 100
     whole = [statement for statement in statements if " ORDER BY " in statement and " LIMIT " not in statement]
     sorts = [statement.partition(" ORDER BY ")[2].partition(",")[0] for statement in whole]
     assert sorts == ["key"]

@@ -23,7 +23,6 @@ from tpufeed.storage.store import read_span
 
 OPTIONS = {"shard_bytes": "40KB", "workers": 1}
 PLAN = "_tpufeed/plan.jsonl"
-PATH, BYTES, VERSION, LABEL, FILE, OFFSET, COLUMNS, PROBLEM = range(8)
 
 
 def begun(folder):
@@ -42,14 +41,10 @@ def forge(folder, change):
 
 
 def of_input(**values):
-    """Change places of the first input of the first task."""
-    places = {name.lower(): place for name, place in globals().items() if name.isupper() and isinstance(place, int)}
+    """Change fields of the first input of the first task."""
 
     def change(header, tasks):
-        item = tasks[0]["inputs"][0]
-        item += ["", 0, [], None][len(item) - 4 :]
-        for name, value in values.items():
-            item[places[name]] = value
+        tasks[0]["inputs"][0].update(values)
 
     return change
 
@@ -207,7 +202,7 @@ def set_task(at=0, **values):
         set_header(base="/"),
         set_header(splits={"../train": 3}),
         set_header(variants=2),
-        set_header(notes={"images": 1}),
+        set_header(images=1),
         set_header(features=[{"name": "image/encoded", "dtype": "bytes"}]),
         set_task(split="../train"),
         set_task(split="val"),

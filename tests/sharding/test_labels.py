@@ -14,7 +14,7 @@ from tpufeed.sharding.labels import (
     join_names,
     make_classes,
 )
-from tpufeed.sharding.tables import to_label
+from tpufeed.sharding.sources.table import to_label
 
 
 def ids(labels, fixed=None, are_names=False):

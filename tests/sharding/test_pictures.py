@@ -399,17 +399,12 @@ def test_the_same_command_with_other_masks_is_another_build(few, folders, tmp_pa
         shard(images, tmp_path / "e")
 
 
-IMAGES = 9  # the place of an input's further images in a plan
-
-
 def plant(folder, **values):
     """The first input of the plan at `folder` says other things of its mask."""
 
     def change(_, tasks):
-        (mask,) = tasks[0]["inputs"][0][IMAGES]
-        places = {"file": 0, "bytes": 1, "version": 2, "offset": 3}
-        for name, value in values.items():
-            mask[places[name]] = value
+        (mask,) = tasks[0]["inputs"][0]["images"]
+        mask.update(values)
 
     forge(folder, change)
 
@@ -474,7 +469,7 @@ def test_a_plan_with_more_or_fewer_images_than_columns_is_refused(few, tmp_path)
     honest = (begun(tmp_path / "d") / PLAN).read_bytes()
 
     def without_images(_, tasks):
-        tasks[0]["inputs"][0][IMAGES] = []
+        tasks[0]["inputs"][0]["images"] = []
 
     def without_features(header, _):
         header["features"].pop()

@@ -2,21 +2,21 @@
 
 import itertools
 import tempfile
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpufeed.build.plan import Input, iter_tasks, read_plan, read_plan_file, read_task, write_plan
+from tests.sharding.listed import Listed
+from tpufeed.build.item import Item
+from tpufeed.build.plan import iter_tasks, read_plan, read_plan_file, read_task, write_plan
 from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import OptionError
 from tpufeed.sharding.inventory import Inventory, input_digest, split_of
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import SizeEstimate, plan_shards
-from tpufeed.sharding.rows import Row
-from tpufeed.sharding.sources import Source
 from tpufeed.storage.local import LocalStore
 
 SPLITS = st.sampled_from([{"train": 1.0}, {"train": 0.9, "val": 0.1}, {"a": 0.5, "b": 0.3, "c": 0.2}])
@@ -29,22 +29,18 @@ few = settings(max_examples=20)
 def listings(draw):
     names = draw(st.lists(PATHS, min_size=1, max_size=60, unique=True))
     return [
-        Row(f"c{n % 3}/{name}.jpg", draw(st.integers(0, 1000)), f"v{n}", f"c{n % 3}") for n, name in enumerate(names)
+        Item(f"c{n % 3}/{name}.jpg", draw(st.integers(0, 1000)), f"v{n}", f"c{n % 3}") for n, name in enumerate(names)
     ]
 
 
 def equal_rows(count, classes=3):
-    return [Row(f"c{n % classes}/{n:06d}.jpg", 800 + 7 * n % 400, "1", f"c{n % classes}") for n in range(count)]
+    return [Item(f"c{n % classes}/{n:06d}.jpg", 800 + 7 * n % 400, "1", f"c{n % classes}") for n in range(count)]
 
 
 @contextmanager
 def inventory_of(rows, options, ignored_files=()):
-    def iter_rows(found):
-        found.ignored_files.update(ignored_files)
-        yield from rows
-
-    source = Source("memory://source", "folder", False, iter_rows)
-    with tempfile.TemporaryDirectory() as folder, Inventory(Path(folder), source, options) as inventory:
+    source = Listed(rows, "memory://source", ignored_files=ignored_files, are_folders=True)
+    with tempfile.TemporaryDirectory() as folder, closing(Inventory(Path(folder), source, options)) as inventory:
         yield inventory
 
 
@@ -64,7 +60,7 @@ def test_every_input_is_in_exactly_one_task_of_its_split(rows, splits, shard_byt
     header, tasks = make_plan(rows, ShardOptions(shard_bytes=shard_bytes, shares=splits, seed=seed))
     dealt = [item for task in tasks for item in task.inputs]
     assert sorted((item.path, item.bytes, item.version, header.class_names[item.label]) for item in dealt) == sorted(
-        row[:4] for row in rows
+        (row.path, row.bytes, row.version, row.label_name) for row in rows
     )
     assert all(task.split == split_of(item.path, splits) for task in tasks for item in task.inputs)
     assert all(task.inputs for task in tasks)
@@ -107,19 +103,19 @@ def test_the_order_of_a_listing_changes_nothing(rows, order, splits):
 @few
 @given(st.permutations(range(6)))
 def test_the_order_of_rows_for_the_same_path_changes_nothing(order):
-    rows = [Row("a.jpg", 10, "1", "cat", columns={"x": n}) for n in range(3)]
-    rows += [Row("a.jpg", 10, "1", label) for label in ("cat", "dog", None)]
+    rows = [Item("a.jpg", 10, "1", "cat", values={"x": n}) for n in range(3)]
+    rows += [Item("a.jpg", 10, "1", label) for label in ("cat", "dog", None)]
     header, tasks = make_plan(rows, ShardOptions())
     again, tasks_again = make_plan([rows[n] for n in order], ShardOptions())
     assert (again.input_digest, tasks_again) == (header.input_digest, tasks)
-    assert header.notes["listed_twice"] == 5
+    assert header.listed_twice == 5
 
 
 @few
 @given(st.sets(PATHS, min_size=1), st.sets(PATHS), SPLITS)
 def test_a_split_keeps_its_files_when_others_are_added(paths, more, splits):
     def dealt(names):
-        rows = [Row(name, 10, "1") for name in sorted(names)]
+        rows = [Item(name, 10, "1") for name in sorted(names)]
         _, tasks = make_plan(rows, ShardOptions(shard_bytes=10_000, shares=splits))
         return {item.path: task.split for task in tasks for item in task.inputs}
 
@@ -179,7 +175,7 @@ def test_classes_are_spread_over_the_shards():
 )
 def test_shards_are_within_15_percent_of_one_another(count, a_shard, seed, spread):
     low, high = spread
-    rows = [Row(f"{n}.jpg", 1000 * (low + 37 * n % (high - low + 1)), "1") for n in range(count)]
+    rows = [Item(f"{n}.jpg", 1000 * (low + 37 * n % (high - low + 1)), "1") for n in range(count)]
     mean = sum(row.bytes for row in rows) / count
     _, tasks = make_plan(rows, ShardOptions(shard_bytes=int(mean * a_shard), seed=seed))
     sizes = [sum(item.bytes for item in task.inputs) for task in tasks]
@@ -238,7 +234,7 @@ def test_no_more_shards_than_inputs():
 
 @pytest.mark.parametrize("shard_bytes", [1, 1058])
 def test_a_shard_holds_at_least_one_record(shard_bytes):
-    rows = [Row("small.jpg", 10, "1"), Row("large.jpg", 1000, "1")]
+    rows = [Item("small.jpg", 10, "1"), Item("large.jpg", 1000, "1")]
     with pytest.raises(
         OptionError, match=rf"{shard_bytes} bytes cannot hold large\.jpg, whose record takes 1059; .*--shard-size"
     ):
@@ -251,13 +247,13 @@ def test_the_header_says_what_was_listed():
     header, _ = make_plan(equal_rows(10), ShardOptions())
     assert (header.kind, header.source, header.base) == ("shard", "memory://source", "memory://source")
     assert header.class_names == ("c0", "c1", "c2")
-    assert header.notes == {"images": 10, "listed_twice": 0}
+    assert (header.images, header.listed_twice) == (10, 0)
     assert header.ignored_files == {".txt": 2}
     assert [feature.name for feature in header.features][:2] == ["image/encoded", "image/class/label"]
 
 
 def test_further_columns_are_features_behind_all_others():
-    rows = [Row("a.jpg", 10, "1", columns={"x": 1, "y": "é"}), Row("b.jpg", 10, "1", columns={"y": "z"})]
+    rows = [Item("a.jpg", 10, "1", values={"x": 1, "y": "é"}), Item("b.jpg", 10, "1", values={"y": "z"})]
     header, tasks = make_plan(rows, ShardOptions())
     assert [(f.name, f.dtype, f.shape) for f in header.features[-2:]] == [("x", "int64", None), ("y", "string", ())]
     assert {item.path: item.columns for item in tasks[0].inputs} == {"a.jpg": ((1,), ("é",)), "b.jpg": ((), ("z",))}
@@ -278,8 +274,8 @@ def test_further_columns_are_features_behind_all_others():
     ids=str,
 )
 def test_the_input_digest_tells_every_change(change):
-    item = Input("a", 5, "1", 0)
-    changed = Input(**{"path": "a", "bytes": 5, "version": "1", "label": 0, **change})
-    other = Input("b", 5, "1", 0)
+    item = Item("a", 5, "1", label=0)
+    changed = Item(**{"path": "a", "bytes": 5, "version": "1", "label": 0, **change})
+    other = Item("b", 5, "1", label=0)
     assert input_digest([item, other]) == input_digest([item, other])
     assert input_digest([item, other]) != input_digest([changed, other])

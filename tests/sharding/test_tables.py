@@ -15,7 +15,7 @@ import tpufeed
 from tests.sharding.previews import preview_shard
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError, UnknownSchemeError
-from tpufeed.sharding.rows import resolve
+from tpufeed.sharding.sources.source import resolve
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
 

@@ -185,7 +185,7 @@ class Compaction(Recipe):
             variants=None if manifest.cache is None else variants,
             class_names=manifest.class_names,
             features=manifest.features,
-            notes={"images": variants * sum(split.inputs for split in splits.values())},
+            images=variants * sum(split.inputs for split in splits.values()),
         )
         yield Draft(header=header, tasks=self.tasks, splits=splits)
 

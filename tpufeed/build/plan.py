@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 from crc32c import crc32c
 
+from tpufeed.build.item import Item
 from tpufeed.dataset.naming import PLAN, check_split_name, index_name, kaggle_shard_name, shard_name
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import (
@@ -31,78 +32,12 @@ from tpufeed.storage.reading import READS, open_object, read_line
 from tpufeed.storage.store import Span, Store
 
 PLAN_VERSION = 1
-DUPLICATE = "duplicate"  # the problem of an input that is left out: its message is the digest of its image
 _DIGEST_BYTES = 16
 _MOST_VARIANTS = 1000
 _MOST_OUTPUTS = 1 << 21  # files whose names are in memory: a cache of 200 TB has fewer
 _SAID = 200  # characters of an option's value in a message
 # What builds did that do not name an option yet.
 _BEFORE = {"damaged": "reject", "progressive": "keep", "restart_markers": False}
-
-
-ColumnValue: TypeAlias = int | float | str
-
-
-class ImageRef(msgspec.Struct, frozen=True, array_like=True):
-    """Where the bytes of an image lie.
-
-    Attributes:
-        file: below the plan's `base`, an absolute path or a URL.
-        bytes: of the image.
-        version: of its file: equal means unchanged.
-        offset: of the image within the file.
-    """
-
-    file: str
-    bytes: int
-    version: str
-    offset: int = 0
-
-
-class Input(msgspec.Struct, frozen=True, array_like=True):
-    """One sample of the source: its identity, and its class (-1 without labels).
-
-    Attributes:
-        path: names it; of a URL its `errors.url_identity`, without signature and secrets.
-        bytes: of its image; of a row of Parquet an estimate, which is never compared.
-        version: of its file: equal means unchanged.
-        label: the class's id.
-        file: where its bytes lie, where that is not `path` below the plan's `base`. A URL of a table's own stands here
-            as it is, since a build that was killed goes on from here.
-        offset: of the image within the file.
-        columns: values of the further features, in the order of the header's; bytes in base64.
-        problem: why it is rejected without being read, as (reason code, message), or left out, see `DUPLICATE`.
-        labels: ids of classes, in a dataset whose samples have several; `label` is -1 there.
-        images: the sample's further images, in the order of their features in the header.
-        pixels: height and width of the image that boxes and keypoints are of, if the source says it.
-    """
-
-    path: str
-    bytes: int
-    version: str
-    label: int = -1
-    file: str = ""
-    offset: int = 0
-    columns: tuple[tuple[ColumnValue, ...], ...] = ()
-    problem: tuple[str, str] | None = None
-    labels: tuple[int, ...] = ()
-    images: tuple[ImageRef, ...] = ()
-    pixels: tuple[int, int] | None = None
-
-    @property
-    def is_left_out(self) -> bool:
-        """True where another input has the same image. No reject: it stays in the plan so that reports can name it."""
-        return self.known_digest != ""
-
-    @property
-    def known_digest(self) -> str:
-        """The digest of the image of an input that is left out, in hexadecimal digits; empty for all others."""
-        return self.problem[1] if self.problem is not None and self.problem[0] == DUPLICATE else ""
-
-    @property
-    def files(self) -> tuple[ImageRef, ...]:
-        """All files of the sample: that of its image comes first."""
-        return (ImageRef(self.file or self.path, self.bytes, self.version, self.offset), *self.images)
 
 
 class _TaskHead(msgspec.Struct, frozen=True):
@@ -118,7 +53,7 @@ class Task(_TaskHead, frozen=True):
     It is made of files (`inputs`), or of the samples `[first, stop)` of the same split of another dataset.
     """
 
-    inputs: tuple[Input, ...] = ()
+    inputs: tuple[Item, ...] = ()
     first: int = 0
     stop: int = 0
 
@@ -153,9 +88,13 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     class_names: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
     base: str = ""
-    notes: dict[str, int] = {}
+    images: int  # inputs of all tasks, once for each variant
+    listed_twice: int = 0  # inputs that the source names more than once
+    skipped: int = 0  # inputs of an append that are in the dataset already
+    dropped: int = 0  # inputs that are left out as duplicates
+    read_before: int = 0  # images that were read before the plan
     ignored_files: dict[str, int] = {}
-    warnings: tuple[str, ...] = ()  # of the source: a run that goes on says them again
+    warnings: tuple[str, ...] = ()  # on the source; a run that continues repeats them
     tool_version: str = ""  # another one may take what this one has rejected
 
     def shard_names(self, task: _TaskHead) -> list[str]:
@@ -288,8 +227,6 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
     # What no build writes is refused: names of files, and how many there are, follow from the header.
     if header.variants is not None and not 1 <= header.variants <= _MOST_VARIANTS:
         raise ValueError(f"it makes {header.variants} variants")
-    if "images" not in header.notes:
-        raise ValueError("it does not say how many images it is of")
     for split, shards in header.splits.items():
         try:
             check_split_name(split)
@@ -367,10 +304,10 @@ def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
             are_known = all(
                 item.label in classes and all(each in classes for each in item.labels) for item in task.inputs
             )
-            if inputs > plan.header.notes["images"] or not are_known:
+            if inputs > plan.header.images or not are_known:
                 raise ManifestError(
                     f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: it has an input too many for "
-                    f"{plan.header.notes['images']} images, or one of none of {len(classes) - 1} classes. It was "
+                    f"{plan.header.images} images, or one of none of {len(classes) - 1} classes. It was "
                     f"forged, or written by another program; remove {store.url}"
                 )
             yield task
@@ -459,17 +396,15 @@ def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
 
 def _mask_inputs(task: Task) -> Task:
     """A reject becomes a line of rejects.jsonl and is not read: the signed URLs of a table stay out of it."""
-    if not any(item.problem for item in task.inputs):
-        return task
-    inputs = []
-    for item in task.inputs:
-        if item.problem is not None:
-            images = tuple(msgspec.structs.replace(image, file=url_identity(image.file)) for image in item.images)
-            problem = item.problem[0], mask_secrets(item.problem[1])
-            inputs.append(msgspec.structs.replace(item, file=url_identity(item.file), problem=problem, images=images))
-        else:
-            inputs.append(item)
-    return msgspec.structs.replace(task, inputs=tuple(inputs))
+    return msgspec.structs.replace(task, inputs=tuple(map(_mask_unread, task.inputs)))
+
+
+def _mask_unread(item: Item) -> Item:
+    if item.problem is None and not item.duplicate_of:
+        return item
+    problem = None if item.problem is None else (item.problem[0], mask_secrets(item.problem[1]))
+    images = tuple(msgspec.structs.replace(image, file=url_identity(image.file)) for image in item.images)
+    return msgspec.structs.replace(item, file=url_identity(item.file), problem=problem, images=images)
 
 
 def _say(value: object) -> str:

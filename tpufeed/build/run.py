@@ -232,7 +232,7 @@ def preview(
             columns=draft.columns,
             source_bytes=draft.source_bytes,
             ignored_files=header.ignored_files,
-            listed_twice=header.notes.get("listed_twice", 0),
+            listed_twice=header.listed_twice,
             free_bytes=store.free_bytes(),
             seconds=inputs * draft.probed_seconds / (workers or available_cores()),
             probed=draft.probed,
@@ -244,7 +244,7 @@ def preview(
                 *itertools.chain.from_iterable(() if cache else few_warnings),
                 *draft.warnings,
             ),
-            skipped=header.notes.get("skipped", 0),
+            skipped=header.skipped,
             read_before=0 if standing.plan else draft.read_before,
             version=None if base is None else base.number + 1,
             images_from=mask_secrets(header.base) if recipe.names_base else "",
@@ -351,7 +351,7 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
         run_id=header.run_id,
         input_digest=header.input_digest,
         records={} if recipe.layout is not None else records,
-        skipped=header.notes.get("skipped", 0),
+        skipped=header.skipped,
         different=dict(recipe.different),
     )
     grown = publish(base, Dataset(store, result.manifest), about, recipe.layout)
@@ -372,7 +372,7 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
 ) -> BuildResult:
     """Run the tasks of the plan that are not done, then put index, rejects and, last of all, the manifest."""
     start = time.monotonic()
-    images = plan.header.notes["images"] - plan.header.notes.get("dropped", 0)
+    images = plan.header.images - plan.header.dropped
     job = Job(f"{recipe.worker}:run", recipe.context(store, plan), f"{recipe.worker}:reach")
     try:
         rejects = Rejects(store, budget, images // len(plan.header.variant_numbers), plan.owner)
@@ -416,11 +416,11 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
         seconds=time.monotonic() - start,
         earlier_images=earlier,
         ignored_files=plan.header.ignored_files,
-        listed_twice=plan.header.notes.get("listed_twice", 0),
+        listed_twice=plan.header.listed_twice,
         retries=retries + store.retries,
         warnings=(*manifest_warnings(manifest), *(() if duplicates is None else duplicates.warnings)),
         duplicates=duplicates,
-        read_before=plan.header.notes.get("read_before", 0),
+        read_before=plan.header.read_before,
     )
 
 

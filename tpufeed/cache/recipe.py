@@ -212,7 +212,7 @@ class CacheRecipe(Recipe):
             splits={},
             variants=self.options.variants,
             features=cached_schema(listing.features, self.options, self.size),
-            notes={"images": self.options.variants * sum(self._new(listing).values()), **listing.notes},
+            images=self.options.variants * sum(self._new(listing).values()),
             **listing.facts,
         )
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from tpufeed.build.commit import Reject
 from tpufeed.build.destination import see_objects
-from tpufeed.build.plan import Input, PlanHeader, Task
+from tpufeed.build.item import Item
+from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.cache.moving import moves
 from tpufeed.cache.options import CacheOptions, Size
 from tpufeed.dataset.naming import PLAN, check_split_name
@@ -78,14 +79,12 @@ class Listing:
         samples: of each split.
         features: of the samples.
         facts: what the header of a plan says of the source.
-        notes: likewise, counts.
         inventory: of raw images; None of a dataset.
     """
 
     samples: dict[str, int]
     features: Sequence[FeatureSpec]
     facts: dict[str, Any]
-    notes: dict[str, int]
     inventory: Inventory | None = None
 
 
@@ -140,7 +139,7 @@ class DatasetSource:
             "class_names": manifest.class_names,
             "warnings": tuple(iter_flip_warnings(manifest.features, options.applied)),
         }
-        yield Listing(samples, manifest.features, facts, {})
+        yield Listing(samples, manifest.features, facts)
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
         """The samples of a task, in order. Header and task are those of the cache's plan."""
@@ -247,18 +246,19 @@ class RawSource:
                 )
             samples = {name: count for name, (count, _, _) in inventory.totals.items()}
             facts = {
+                "listed_twice": inventory.listed_twice,
                 "input_digest": inventory.digest,
                 "class_names": inventory.classes.names,
                 "base": inventory.base,
                 "ignored_files": inventory.ignored_files,
                 "warnings": inventory.warnings,
             }
-            yield Listing(samples, inventory.features, facts, {"listed_twice": inventory.listed_twice}, inventory)
+            yield Listing(samples, inventory.features, facts, inventory)
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
         features = InputFeatures(header.features, header.class_names)
 
-        def take(item: Input, data: Sequence[bytes]) -> tuple[bytes | Pixels, tuple[str, ...]]:
+        def take(item: Item, data: Sequence[bytes]) -> tuple[bytes | Pixels, tuple[str, ...]]:
             return load_image(data[0], self.options.images, item.path)
 
         for number, (item, taken) in enumerate(iter_taken(Files(header.base), task.inputs, take), task.first):

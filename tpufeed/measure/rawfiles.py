@@ -8,7 +8,6 @@ from contextlib import closing
 
 import numpy as np
 
-from tpufeed.build.plan import Input
 from tpufeed.errors import DatasetNotFoundError, ImageError, NoInputsError, OptionError, SourceError
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
@@ -31,8 +30,8 @@ from tpufeed.measure.wording import number_of
 from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.inputs import Files, iter_read
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.rows import Found
-from tpufeed.sharding.sources import find_source
+from tpufeed.sharding.sources.kinds import find_source
+from tpufeed.sharding.sources.source import Found
 from tpufeed.storage.local import temporary_folder
 
 _MOST_LISTED = 20_000
@@ -63,17 +62,16 @@ def measure_files(
         raise OptionError("the ops leave images of several sizes; end with one that fixes it, like CenterCrop(224)")
     try:
         source = find_source(url, ShardOptions())
-        rows = list(itertools.islice(source.iter_rows(Found()), _MOST_LISTED + 1))
+        rows = list(itertools.islice(source.iter_items(Found()), _MOST_LISTED + 1))
     except (SourceError, NoInputsError) as error:
         raise DatasetNotFoundError(
             f"{url} holds neither a dataset (no manifest.json) nor images: {error}. Give the URL of a dataset, or of "
             "images as `tpufeed shard` takes them"
         ) from error
     drawn = random.Random(0).sample(rows, min(_SAMPLES, len(rows)))
-    inputs = [Input(row.path, row.bytes, row.version, -1, row.file, row.offset, (), row.problem) for row in drawn]
     images, unreadable = list[bytes](), list[str]()
     start = time.perf_counter()
-    with closing(iter_read(Files(source.base), inputs)) as read:
+    with closing(iter_read(Files(source.base), drawn)) as read:
         for item, data in read:
             if isinstance(data, ImageError):
                 unreadable.append(f"{item.path}: {data}")

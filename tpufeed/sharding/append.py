@@ -20,11 +20,11 @@ from tpufeed.dataset.writer import check_writable
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import DatasetNotFoundError, OptionError
 from tpufeed.options import Names, checked
-from tpufeed.sharding.coco import is_coco
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.options import POLICIES, ROLES, Handling, Role, ShardOptions
 from tpufeed.sharding.plan import draft_shards
 from tpufeed.sharding.recipe import ShardRecipe
+from tpufeed.sharding.sources.coco import is_coco
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store

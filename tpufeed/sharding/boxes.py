@@ -120,35 +120,34 @@ def mark_boxes(
     missing = set(box_columns) - {spec.name for spec in features}
     if missing:
         raise OptionError(f"no sample has a column {min(missing)!r}, which is to have a value for each box")
-    marked = (_mark(spec, boxes, box_columns, are_cut) for spec in features)
-    return tuple(_with_pairs(spec, flip_pairs) for spec in marked)
-
-
-def _with_pairs(spec: FeatureSpec, flip_pairs: FlipPairs | None) -> FeatureSpec:
-    if spec.kind != "keypoints" or flip_pairs is None:
-        return spec
-    spec = msgspec.structs.replace(spec, flip_pairs=flip_pairs)
-    if flip_problem(spec):
-        raise OptionError(f"the column {spec.name!r}: {flip_problem(spec)}")
-    return spec
-
-
-def _mark(spec: FeatureSpec, boxes: str | None, box_columns: Sequence[str], are_cut: bool) -> FeatureSpec:
-    owner = boxes if spec.name in box_columns else spec.of
-    if spec.name in box_columns and spec.shape is not None:
-        raise OptionError(f"the column {spec.name!r} is to have a value for each box; it holds {spec.type_text}")
-    if spec.kind == "keypoints":
-        of_boxes = len(spec.each) == 2
-        if len(spec.each) not in (1, 2) or spec.each[-1] not in (2, 3) or (of_boxes and boxes is None):
-            raise OptionError(
-                f"the column {spec.name!r} of keypoints has items of the shape {list(spec.each)}; expected x, y and "
-                "maybe a visibility, or with --boxes a list of such for each box"
-            )
-        owner = boxes if of_boxes else spec.of
-    changes: dict[str, Any] = {"of": owner} if isinstance(owner, str) else {}
-    if are_cut and boxes is not None and boxes in (spec.name, owner) and isinstance(spec.lengths, tuple):
-        changes["lengths"] = 0, spec.lengths[1]
-    return msgspec.structs.replace(spec, **changes) if changes else spec
+    marked = list[FeatureSpec]()
+    for spec in features:
+        owner: Any = spec.of
+        changes = dict[str, Any]()
+        if spec.name in box_columns:
+            owner = boxes
+            if spec.shape is not None:
+                raise OptionError(
+                    f"the column {spec.name!r} is to have a value for each box; it holds {spec.type_text}"
+                )
+        if spec.kind == "keypoints":
+            of_boxes = len(spec.each) == 2
+            if len(spec.each) not in (1, 2) or spec.each[-1] not in (2, 3) or (of_boxes and boxes is None):
+                raise OptionError(
+                    f"the column {spec.name!r} of keypoints has items of the shape {list(spec.each)}; expected x, y "
+                    "and maybe a visibility, or with --boxes a list of such for each box"
+                )
+            owner = boxes if of_boxes else spec.of
+        if isinstance(owner, str):
+            changes["of"] = owner
+        if are_cut and boxes is not None and boxes in (spec.name, owner) and isinstance(spec.lengths, tuple):
+            changes["lengths"] = 0, spec.lengths[1]
+        if spec.kind == "keypoints" and flip_pairs is not None:
+            changes["flip_pairs"] = flip_pairs
+        marked.append(msgspec.structs.replace(spec, **changes) if changes else spec)
+        if "flip_pairs" in changes and (wrong := flip_problem(marked[-1])):
+            raise OptionError(f"the column {spec.name!r}: {wrong}")
+    return tuple(marked)
 
 
 class BoxMover:
@@ -164,7 +163,7 @@ class BoxMover:
         self._points = [spec for spec in features if spec.kind == "keypoints"]
         owner = None if self._boxes is None else self._boxes.name
         self._owned = [spec for spec in features if owner is not None and spec.of == owner]
-        self._form, self._relative = check_format(box_format or FORMATS[0])
+        self._form, self._relative = (FORMATS[0], False) if box_format is None else check_format(box_format)
 
     def __bool__(self) -> bool:
         """Return true where samples have boxes or keypoints."""

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.build.plan import ColumnValue
+from tpufeed.build.item import ColumnValue
 from tpufeed.dataset.schema import DType, FeatureSpec, Kind, record_schema
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.tfrecord.example import Feature
@@ -229,10 +229,21 @@ class ColumnTypes:
         self._met = set[str]()  # columns of rows, where some are declared
         self._rows = 0
 
-    def convert(self, values: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, tuple[str, str] | None]:
-        """Return a row's values with declared columns converted, and the reason and message where one cannot be."""
-        if not self._declared:
-            return values, None
+    def learn(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, tuple[str, str] | None]:
+        """Take note of a row's values. Return them as plain data, see `to_plain`, with declared columns converted.
+
+        A row with a value that does not fit its declaration is a reject, with this reason and message. It says nothing
+        about types: one bad number would make its column one of lists, of 0 or 1 numbers.
+        """
+        problem = None
+        if self._declared:
+            values, problem = self._convert(values)
+        if problem is not None:
+            return None, problem
+        self.add(values)
+        return None if values is None else {name: _to_plain(value) for name, value in values.items()}, None
+
+    def _convert(self, values: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, tuple[str, str] | None]:
         self._met.update(values or ())
         converted, problem = dict(values or {}), None
         for name, declared in self._declared.items():
@@ -419,27 +430,41 @@ def flatten(items: Sequence[Any]) -> list[Any]:
     return [value for item in items for value in (flatten(item) if isinstance(item, list | tuple) else (item,))]
 
 
-def to_json(values: Mapping[str, Any]) -> str:
-    """A row's values as text, for the inventory. `json.loads(..., object_hook=revive)` gives them back."""
-    return json.dumps({name: _to_storable(value) for name, value in values.items()}, default=_to_plain)
+def to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's values as None, numbers, text, bytes, and lists of them; what has a structure becomes JSON."""
+    return {name: _to_plain(value) for name, value in values.items()}
 
 
-def revive(value: dict[str, Any]) -> Any:
-    """Bytes from what `to_json` made of them."""
-    return base64.b64decode(value["base64"]) if value.keys() == {"base64"} else value
+def as_text(values: Mapping[str, Any]) -> str:
+    """Return plain values as JSON, which tells how much of a record they take."""
+    return json.dumps(values, default=_to_json)
 
 
-def _to_storable(value: Any, in_list: bool = False) -> Any:
-    """Only what is bytes may look to `revive` like bytes: what has a structure of its own becomes a string at once."""
+def long_as_text(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values without the integers that 64 bits do not hold: a column that has one is of text anyway."""
+
+    def is_long(value: Any) -> bool:
+        return any(isinstance(item, int) and not _fits_int(item) for item in flatten([value]))
+
+    def shorten(item: Any) -> Any:
+        return str(item) if isinstance(item, int) else json.dumps(item) if isinstance(item, list | tuple) else item
+
+    longs = {name: value for name, value in values.items() if is_long(value)}
+    return {**values, **{n: [*map(shorten, v)] if isinstance(v, list | tuple) else str(v) for n, v in longs.items()}}
+
+
+def _to_json(value: Any) -> Any:
+    return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else str(value)
+
+
+def _to_plain(value: Any, in_list: bool = False) -> Any:
     if isinstance(value, list | tuple) and not in_list:
         if value and isinstance(value[0], list | tuple) and tensor_shape(value) is not None:
             return value
-        return [_to_storable(item, in_list=True) for item in value]
-    return json.dumps(value, default=_to_plain) if isinstance(value, dict | list | tuple) else value
-
-
-def _to_plain(value: Any) -> Any:
-    return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else str(value)
+        return [_to_plain(item, in_list=True) for item in value]
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, default=_to_json)
+    return value if value is None or isinstance(value, str | int | float | bytes) else str(value)
 
 
 def _is_missing(value: Any) -> bool:
@@ -528,13 +553,7 @@ def _encode_item(item: Any, dtype: DType) -> ColumnValue:
         return base64.b64encode(item).decode()
     if isinstance(item, list | tuple):  # lists of several shapes
         item = json.dumps(item)
-    text = item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item)
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise SourceError(f"{text!r} in a further column of the source is not UTF-8; mend it") from None
-    return text
+    return item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item)
 
 
 def _to_feature(items: Sequence[ColumnValue], spec: FeatureSpec) -> Feature:

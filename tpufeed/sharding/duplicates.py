@@ -18,7 +18,7 @@ from tpufeed.build.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.naming import DUPLICATES
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ObjectNotFoundError, mask_secrets
-from tpufeed.sharding.rows import splits_mentioned
+from tpufeed.sharding.sources.source import splits_mentioned
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import Store
 
@@ -99,7 +99,7 @@ def report_duplicates(
         standing: the dataset that it appends to, as (folder, store) of each part; groups without a new image are left
             out.
     """
-    own = read_digests(store, plan.header.notes["images"])
+    own = read_digests(store, plan.header.images)
     if own is None:
         _logger.warning("duplicates are not counted: an older tpufeed, which stores no digests, has made some shards")
         return None
@@ -107,7 +107,7 @@ def report_duplicates(
     for name, part in standing:
         with suppress(ObjectNotFoundError):  # a part without plan or digests is not compared
             found = read_plan(part)
-            digests = read_digests(part, found.header.notes["images"])
+            digests = read_digests(part, found.header.images)
             if digests is not None:
                 parts.append(_Part(name, part, found, digests))
     parts.append(_Part("", store, plan, own))
@@ -173,7 +173,7 @@ class _Part:
                     continue
                 labels = item.labels or ((item.label,) if item.label >= 0 else ())
                 label = ", ".join(names[each] for each in labels if each >= 0) or None
-                yield SeenImage(item.path, task.split, label, self.folder, item.is_left_out)
+                yield SeenImage(item.path, task.split, label, self.folder, bool(item.duplicate_of))
 
 
 def _find_images(parts: Sequence[_Part], places: npt.NDArray[np.int64], records: Counter[str]) -> dict[int, SeenImage]:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import TypeVar
 
-from tpufeed.build.plan import ImageRef, Input
+from tpufeed.build.item import ImageRef, Item
 from tpufeed.dataset.schema import FILENAME, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import (
     AccessError,
@@ -20,7 +20,7 @@ from tpufeed.errors import (
     UnavailableError,
 )
 from tpufeed.sharding.columns import decode_values
-from tpufeed.sharding.row_groups import PREFIX, RowStore
+from tpufeed.sharding.row_groups import RowStore, name_row
 from tpufeed.storage.reading import settle
 from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import ObjectInfo, Span, Store, check_name, read_span
@@ -40,12 +40,20 @@ class Files:
     def __init__(self, base: str) -> None:
         self.base = open_store(base)
         self._elsewhere: dict[str, Store] = {}
-        self._rows = RowStore(self.base)
+        self._rows: RowStore | None = None
+
+    def find_image(self, image: ImageRef) -> tuple[Store, Span]:
+        """The store of an image, and the bytes there."""
+        if image.row is not None:
+            self._rows = self._rows or RowStore(self.base)
+            return self._rows, Span(name_row(image.file, image.row, image.leaf), 0, None, image.version)
+        store, name = self.find(image.file)
+        # Of a whole file the length tells whether it is the same.
+        stop = image.offset + image.bytes if image.offset else None
+        return store, Span(check_name(name), image.offset, stop, image.version)
 
     def find(self, file: str) -> tuple[Store, str]:
         """The store of a file and its name there."""
-        if file.startswith(PREFIX):
-            return self._rows, file.removeprefix(PREFIX)
         if "://" in file:
             scheme, _, rest = file.partition("://")
             host, _, name = rest.lstrip("/").partition("/")
@@ -102,7 +110,7 @@ class InputFeatures:
         further = features[len(record_schema(self.labelled)) :]  # as many where labels are lists
         self._further = [feature for feature in further if not feature.is_picture]
 
-    def __call__(self, item: Input) -> dict[str, Feature]:
+    def __call__(self, item: Item) -> dict[str, Feature]:
         rest = {FILENAME: Feature("bytes", (item.path.encode(),))}
         if self.several_labels:
             rest[LABEL] = Feature("int64", item.labels)
@@ -115,8 +123,8 @@ class InputFeatures:
 
 
 def iter_taken(
-    files: Files, inputs: Sequence[Input], take: Callable[[Input, Sequence[bytes]], T]
-) -> Generator[tuple[Input, T | ImageError], None, None]:
+    files: Files, inputs: Sequence[Item], take: Callable[[Item, Sequence[bytes]], T]
+) -> Generator[tuple[Item, T | ImageError], None, None]:
     """Each input with what `take(input, the bytes of its files)` makes of it, or with why it cannot be taken.
 
     What looks damaged is read again: it is rejected for bytes that came twice.
@@ -127,7 +135,7 @@ def iter_taken(
             rejected for that.
     """
 
-    def try_to_take(item: Input, data: Sequence[bytes] | ImageError) -> T | ImageError:
+    def try_to_take(item: Item, data: Sequence[bytes] | ImageError) -> T | ImageError:
         try:
             return data if isinstance(data, ImageError) else take(item, data)
         except ImageError as error:
@@ -144,7 +152,7 @@ def iter_taken(
             yield item, taken
 
 
-def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, list[bytes] | ImageError], None, None]:
+def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, list[bytes] | ImageError], None, None]:
     """Each input with the bytes of its files, or with why there are none.
 
     Remote ones are read many at a time, ahead of need.
@@ -155,11 +163,11 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, l
     places: list[list[Store] | ImageError] = []
     spans: dict[Store, list[Span]] = {}
     for item in inputs:
-        if item.problem is not None:
-            places.append(ImageError(*item.problem))
+        if item.problem is not None or item.duplicate_of:
+            places.append(ImageError(*(item.problem or ("duplicate", item.duplicate_of))))
             continue
         try:
-            found = [_find(files, file) for file in item.files]
+            found = [files.find_image(file) for file in item.files]
         except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
             places.append(ImageError("unreadable", str(error)))
         else:
@@ -179,19 +187,19 @@ def iter_read(files: Files, inputs: Sequence[Input]) -> Generator[tuple[Input, l
             yield item, _all_of(item, [_checked(*part) for part in zip(place, item.files, data, strict=True)])
 
 
-def _all_of(item: Input, data: Sequence[bytes | ImageError]) -> list[bytes] | ImageError:
+def _all_of(item: Item, data: Sequence[bytes | ImageError]) -> list[bytes] | ImageError:
     """Return the bytes of all files of an input, or what is wrong with the first that has none."""
     sound = list[bytes]()
     for file, part in zip(item.files, data, strict=True):
         if isinstance(part, ImageError):
-            return ImageError(part.reason, f"{file.file}: {part}") if sound else part  # the first is `path`, or in it
+            return ImageError(part.reason, f"{file.place}: {part}") if sound else part  # the first is `path`, or in it
         sound.append(part)
     return sound
 
 
 def _read_again(files: Files, file: ImageRef, data: bytes) -> bytes | ImageError:
     """Return the bytes of a file, of which `data` is the first reading, read until they are sure."""
-    store, span = _find(files, file)
+    store, span = files.find_image(file)
     reads = itertools.chain([data], (_checked(store, file, read_span(store, span)) for _ in itertools.count()))
     return settle(
         f"{store.url}/{span.name}, byte {span.start}",
@@ -201,18 +209,12 @@ def _read_again(files: Files, file: ImageRef, data: bytes) -> bytes | ImageError
     )
 
 
-def _out_of_memory(item: Input) -> BuildError:
+def _out_of_memory(item: Item) -> BuildError:
     """No reject: on a larger machine the same build would take the image."""
     return BuildError(
         f"{item.path}: there is not enough memory for its pixels. Try fewer --workers, or refuse what is so large: "
         "--max-pixels"
     )
-
-
-def _find(files: Files, file: ImageRef) -> tuple[Store, Span]:
-    store, name = files.find(file.file)
-    stop = file.offset + file.bytes if file.offset else None  # of a whole file the length tells whether it is the same
-    return store, Span(check_name(name), file.offset, stop, file.version)
 
 
 def is_web(store: Store) -> bool:
@@ -222,7 +224,7 @@ def is_web(store: Store) -> bool:
 
 def _checked(store: Store, file: ImageRef, data: bytes | StoreError) -> bytes | ImageError:
     if isinstance(data, UnavailableError | AccessError):  # says nothing of the image
-        if is_web(store) and not file.offset and not file.file.startswith(PREFIX):  # tars and Parquet hold many
+        if is_web(store) and not file.offset and file.row is None:  # tars and Parquet hold many
             return ImageError(UNREACHABLE, str(data))
         raise data
     if isinstance(data, ObjectNotFoundError):
@@ -230,6 +232,6 @@ def _checked(store: Store, file: ImageRef, data: bytes | StoreError) -> bytes | 
     if isinstance(data, StoreError):
         changed = isinstance(data, ObjectChangedError)
         return ImageError("changed_during_build" if changed else "unreadable", str(data))
-    if len(data) != file.bytes and not file.file.startswith(PREFIX):  # a row's length is known when it is read
+    if len(data) != file.bytes and file.row is None:  # a row's length is known when it is read
         return ImageError("changed_during_build", f"the file has {len(data)} bytes; {file.bytes} were listed")
     return data

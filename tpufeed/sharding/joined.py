@@ -14,21 +14,22 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tpufeed.build.plan import ImageRef, Input, Plan, forged, iter_tasks
+from tpufeed.build.item import ImageRef, Item
+from tpufeed.build.plan import Plan, forged, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schema
 from tpufeed.errors import OptionError, url_identity
-from tpufeed.sharding import coco, huggingface, tables, tars
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import stem_of
-from tpufeed.sharding.rows import Found, Row, identity_of, is_image_name, resolve
-from tpufeed.sharding.sources import expand, find_files, find_source, named_files
+from tpufeed.sharding.sources import coco, columnar, table, tars
+from tpufeed.sharding.sources.kinds import expand, find_files, find_source, named_files
+from tpufeed.sharding.sources.source import Found, identity_of, is_image_name, resolve
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store, check_name
 
 _WILD = re.compile(r"[*?\[]")
 _DIGEST = re.compile(r"(?:[0-9a-f]{32})?")
 _MOST_BYTES = 1 << 53  # files end there
-_FindForeign: TypeAlias = Callable[[Sequence[Input]], str | None]
+_FindForeign: TypeAlias = Callable[[Sequence[Item]], str | None]
 
 
 def check_joined(
@@ -73,7 +74,7 @@ def check_joined(
         stops[task.split] = task.stop
         inputs += len(task.inputs)
         read = [item for item in task.inputs if item.problem is None]
-        if not all(_DIGEST.fullmatch(item.known_digest) for item in task.inputs):
+        if not all(_DIGEST.fullmatch(item.duplicate_of) for item in task.inputs):
             raise forged(store, source, f"task {task.number} leaves out what has no digest")
         foreign = find_foreign(read)
         if foreign is not None:
@@ -86,17 +87,17 @@ def check_joined(
             values = len(header.features) - len(own) - len(pictures)
             if not (of_class and in_file and len(item.columns) == values and len(item.images) == len(pictures)):
                 raise forged(store, source, f"what task {task.number} says of {item.path!r} cannot be")
-    if inputs * len(header.variant_numbers) != header.notes["images"]:
-        raise forged(store, source, f"it has {inputs} inputs, and says {header.notes['images']} images")
+    if inputs * len(header.variant_numbers) != header.images:
+        raise forged(store, source, f"it has {inputs} inputs, and says {header.images} images")
 
 
 def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
     """The base of a source's inputs, and what finds the first file of some inputs that cannot be one of them."""
     named = named_files(source)
-    if named is None or named[1].lower().endswith((huggingface.PARQUET, huggingface.ARROW)):
+    if named is None or named[1].lower().endswith((columnar.PARQUET, columnar.ARROW)):
         found = find_source(source, options)
         if found.kind == "rows":
-            return found.base, _not_among(found.base, _files_of_rows(found.iter_rows(Found())))
+            return found.base, _not_among(found.base, _files_of_rows(found.iter_items(Found())))
     if named is None:
         masks = None if options.masks is None else open_store(options.masks).url.rstrip("/")
         is_tar = _first_not(lambda name: name.lower().endswith(tars.SUFFIXES), folder=True, masks=masks)
@@ -118,14 +119,13 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
         base = coco.find_images(content, store, options.image).url
         return base, _not_among(base, (resolve(base, name) for _, name in content.images))
     tables_found = (info.name for info in find_files(store, pattern))
-    files = (file for name in tables_found for file in tables.iter_files(store, name, options.image, options.pictures))
+    files = (file for name in tables_found for file in table.iter_files(store, name, options.image, options.pictures))
     return store.url, _not_among(store.url, files)
 
 
-def _files_of_rows(rows: Iterable[Row]) -> Iterator[str]:
+def _files_of_rows(rows: Iterable[Item]) -> Iterator[str]:
     for row in rows:
-        yield row.file or row.path
-        yield from (image.file for image in row.images)
+        yield from (image.place for image in row.files)
 
 
 def _not_among(base: str, files: Iterable[str]) -> _FindForeign:
@@ -135,8 +135,8 @@ def _not_among(base: str, files: Iterable[str]) -> _FindForeign:
         np.unique(np.fromiter((hash(identity_of(base, file)) for file in files), np.int64)), 0
     )  # one more, for what is beyond the last
 
-    def find_foreign(inputs: Sequence[Input]) -> str | None:
-        names = [file.file for item in inputs for file in item.files]
+    def find_foreign(inputs: Sequence[Item]) -> str | None:
+        names = [file.place for item in inputs for file in item.files]
         wanted = np.fromiter((hash(identity_of(base, name)) for name in names), np.int64)
         known = hashes[np.searchsorted(hashes[:-1], wanted)] == wanted
         return None if known.all() else names[int(known.argmin())]
@@ -153,7 +153,7 @@ def _first_not(is_tar: Callable[[str], bool], folder: bool, masks: str | None = 
         masks: the URL of the folder of masks.
     """
 
-    def is_own(item: Input) -> bool:
+    def is_own(item: Item) -> bool:
         if item.file:
             return "/" not in item.file and is_tar(item.file) and all(image.file == item.file for image in item.images)
         try:
@@ -172,8 +172,8 @@ def _first_not(is_tar: Callable[[str], bool], folder: bool, masks: str | None = 
         name = check_name(image.file.removeprefix(f"{masks}/"))
         return is_image_name(name) and stem_of(name) == stem_of(path)
 
-    def find_foreign(inputs: Sequence[Input]) -> str | None:
+    def find_foreign(inputs: Sequence[Item]) -> str | None:
         item = next((item for item in inputs if not is_own(item)), None)
-        return None if item is None else ", ".join(file.file for file in item.files)
+        return None if item is None else ", ".join(file.place for file in item.files)
 
     return find_foreign

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tpufeed.build.item import Label
 from tpufeed.errors import OptionError, SourceError
-from tpufeed.sharding.rows import Label, Labels
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0+)?\s*")
 # How programs write a missing value: nobody calls a class so. Among ids more spellings mean a missing value.
@@ -213,15 +213,6 @@ def _normalize(name: str) -> str:
 
 def _is_missing(label: str | int, spellings: frozenset[str]) -> bool:
     return str(label).strip().lower() in spellings
-
-
-def iter_labels(labels: Iterable[Label | Labels]) -> Iterator[Label]:
-    """Yield the labels of all samples, of each as many as it has."""
-    for label in labels:
-        if isinstance(label, tuple):
-            yield from label
-        else:
-            yield label
 
 
 def bad_label(label: Label, classes: Classes) -> tuple[str, str]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from tpufeed import __version__
 from tpufeed.build.commit import Reject
-from tpufeed.build.plan import Input, PlanHeader, Task
+from tpufeed.build.item import Item
+from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.build.recipe import Draft, SplitPreview
 from tpufeed.dataset.schema import further_columns
 from tpufeed.errors import ImageError, OptionError
@@ -66,7 +67,7 @@ def probe_images(inventory: Inventory, options: ShardOptions) -> Probe:
 
     make = SampleMaker(inventory.features, inventory.classes.names, policy, options.to_dict())
 
-    def take(item: Input, data: Sequence[bytes]) -> int:
+    def take(item: Item, data: Sequence[bytes]) -> int:
         return make(item, data).bytes
 
     taken = list(iter_taken(files, inputs, take))
@@ -179,19 +180,11 @@ def plan_shards(
         class_names=inventory.classes.names,
         features=inventory.features,
         base=inventory.base,
-        notes={
-            "images": inventory.count,
-            "listed_twice": inventory.listed_twice,
-            **{
-                name: count
-                for name, count in (
-                    ("skipped", inventory.skipped),
-                    ("dropped", inventory.dropped),
-                    ("read_before", inventory.read_before),
-                )
-                if count
-            },
-        },
+        images=inventory.count,
+        listed_twice=inventory.listed_twice,
+        skipped=inventory.skipped,
+        dropped=inventory.dropped,
+        read_before=inventory.read_before,
         ignored_files=inventory.ignored_files,
         warnings=inventory.warnings,
         tool_version=__version__,
@@ -205,7 +198,7 @@ def plan_shards(
                 (
                     item,
                     0.0
-                    if item.is_left_out
+                    if item.duplicate_of
                     else estimate.slope * sum(file.bytes for file in item.files) + estimate.fixed + extra,
                 )
                 for item, extra in inputs
@@ -218,12 +211,12 @@ def plan_shards(
     return Draft(header=header, tasks=iter_tasks(), splits=splits)
 
 
-def cut(sized: Iterable[tuple[Input, float]], count: int, shards: int, total: float) -> Iterator[list[Input]]:
+def cut(sized: Iterable[tuple[Item, float]], count: int, shards: int, total: float) -> Iterator[list[Item]]:
     """`shards` runs of nearly equal size of `count` inputs: one belongs to the run in which its middle byte falls.
 
     Inputs of size 0, which make no record, go with the one before them, and `count` is without them.
     """
-    run: list[Input] = []
+    run: list[Item] = []
     position, number, place, first = 0.0, 0, 0, 0
     for item, size in sized:
         if size:

@@ -13,13 +13,13 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import DatasetExistsError, ObjectNotFoundError
-from tpufeed.sharding.coco import is_coco
 from tpufeed.sharding.duplicates import find_duplicates, report_duplicates
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.plan import KIND, draft_shards
 from tpufeed.sharding.sample import iter_turn_warnings
+from tpufeed.sharding.sources.coco import is_coco
 from tpufeed.sharding.worker import ShardContext
 from tpufeed.storage.store import Store
 
@@ -62,7 +62,7 @@ class ShardRecipe(Recipe):
             if inventory.digest != plan.header.input_digest:
                 raise DatasetExistsError(
                     f"{finished.url} already holds the dataset of this command, but {self.source} has changed since: "
-                    f"{plan.header.notes['images']:,} inputs then, {inventory.count:,} now. Nothing was changed. To "
+                    f"{plan.header.images:,} inputs then, {inventory.count:,} now. Nothing was changed. To "
                     f"add what is new: tpufeed append {self.source} {finished.url}. Or take another destination, or "
                     "say --overwrite to build it anew"
                 )

@@ -18,7 +18,6 @@ from tpufeed.errors import MissingExtraError, ObjectChangedError, ObjectNotFound
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import ObjectInfo, Span, Store
 
-PREFIX = "parquet:"
 _ROW = re.compile(r"(.+?\.parquet):([0-9]+):(.+)", re.IGNORECASE)
 _BATCH_BYTES = 16 << 20  # of images that are decoded at a time
 _MOST_ROWS = 2048
@@ -26,8 +25,8 @@ _MOST_FOOTERS = 512
 
 
 def name_row(file: str, row: int, leaf: str) -> str:
-    """Return how an input names the image in row `row` (from 0) of a file, in the column of bytes `leaf`."""
-    return f"{PREFIX}{file}:{row}:{quote(leaf, safe='')}"
+    """Return how a `RowStore` calls the image in row `row` (from 0) of a file, in the column of bytes `leaf`."""
+    return f"{file}:{row}:{quote(leaf, safe='')}"
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tpufeed.build.plan import Input
+from tpufeed.build.item import Item
 from tpufeed.dataset.schema import FORMAT, FeatureSpec
 from tpufeed.errors import ImageError
 from tpufeed.images.geometry import Geometry
@@ -67,7 +67,7 @@ class SampleMaker:
         """True if an image may be rejected for more than its own bytes: for its name, its boxes or its masks."""
         return bool(self._pictures or self._boxes or self._policy.extension == "reject")
 
-    def __call__(self, item: Input, data: Sequence[bytes]) -> StoredSample:
+    def __call__(self, item: Item, data: Sequence[bytes]) -> StoredSample:
         """Return the sample of an input.
 
         Args:
@@ -92,9 +92,9 @@ class SampleMaker:
             rest, dropped = self._boxes.move(rest, image.source, geometry)
         for spec, file, part in zip(self._pictures, item.images, data[1:], strict=True):
             try:
-                stored = self._store(spec, part, file.file, image, geometry)
+                stored = self._store(spec, part, file.place, image, geometry)
             except ImageError as error:
-                raise ImageError(error.reason, f"{spec.name!r}, {file.file}: {error}") from error
+                raise ImageError(error.reason, f"{spec.name!r}, {file.place}: {error}") from error
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
         return StoredSample(image, rest, size, dropped, odd)
 

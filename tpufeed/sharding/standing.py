@@ -10,7 +10,8 @@ import msgspec
 
 from tpufeed.build.commit import Reject
 from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, read_digests
-from tpufeed.build.plan import Input, iter_tasks, read_plan
+from tpufeed.build.item import Item
+from tpufeed.build.plan import iter_tasks, read_plan
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.dataset.reader import Dataset
@@ -18,8 +19,7 @@ from tpufeed.dataset.schema import FeatureSpec, record_schema
 from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
-from tpufeed.sharding.row_groups import PREFIX
-from tpufeed.sharding.rows import file_of_row
+from tpufeed.sharding.sources.source import file_of_row
 from tpufeed.storage.reading import read_document
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
@@ -38,7 +38,7 @@ class Known(NamedTuple):
 
     Attributes:
         path: names it.
-        place: the file of rows that it is in, see `rows.file_of_row`; empty for a file or a member of a tar.
+        place: the file of rows that it is in, see `sources.source.file_of_row`; empty for a file or a member of a tar.
         size_bytes: of its image; None where the plan has an estimate alone.
         version: of its file; None for an input of another place, whose files have versions of their own.
         digest: of its image; None where none is stored, or it was not read.
@@ -55,7 +55,7 @@ class Known(NamedTuple):
     fate: str | None
 
 
-def fate_of(item: Input, class_names: Sequence[str], options: Mapping[str, Any], tool_version: str) -> str:
+def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], tool_version: str) -> str:
     """Return a digest of all, besides the image's own bytes, that decides whether an input is taken or rejected.
 
     Args:
@@ -66,7 +66,7 @@ def fate_of(item: Input, class_names: Sequence[str], options: Mapping[str, Any],
     """
     names = [class_names[each] if 0 <= each < len(class_names) else None for each in (item.label, *item.labels)]
     problem = None
-    if item.problem is not None and not item.is_left_out:
+    if item.problem is not None:
         problem = item.problem[0], re.sub(r"\brow [0-9]+", "row", url_identity(item.problem[1]))  # rows may move
     images = [(url_identity(image.file), image.bytes, image.version, image.offset) for image in item.images]
     deciding = {name: value for name, value in sorted(options.items()) if name not in _NO_FATE}
@@ -141,7 +141,7 @@ def _iter_inputs(store: Store, base: str) -> Iterator[Known]:
         ) from None
     header = plan.header
     same_place, at = header.base == url_identity(base), 0
-    stored = read_digests(store, header.notes["images"])
+    stored = read_digests(store, header.images)
     rejects = _read_rejects(store) if stored is None else set[str]()
     for task in iter_tasks(store, plan):
         for item in task.inputs:
@@ -149,14 +149,14 @@ def _iter_inputs(store: Store, base: str) -> Iterator[Known]:
                 digest = stored.digests[at].tobytes()
                 outcome = int(stored.fates[at])
             else:
-                digest = bytes.fromhex(item.known_digest) or UNREAD
+                digest = bytes.fromhex(item.duplicate_of) or UNREAD
                 is_reject = item.problem is not None or item.path in rejects
-                outcome = (LEFT_OUT if item.is_left_out else REJECTED if is_reject else TAKEN)[0]
+                outcome = (LEFT_OUT if item.duplicate_of else REJECTED if is_reject else TAKEN)[0]
             at += 1
             yield Known(
                 item.path,
                 file_of_row(item.path) if item.file else "",
-                None if item.file.startswith(PREFIX) else item.bytes,
+                None if item.row is not None else item.bytes,
                 item.version if same_place else None,
                 None if digest == UNREAD else digest,
                 outcome,

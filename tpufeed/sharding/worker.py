@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from tpufeed.build.commit import Reject
 from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
-from tpufeed.build.plan import Input, PlanHeader, Task
+from tpufeed.build.item import Item
+from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.build.worker import Output, TaskContext, reach, run
 from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.schema import LABEL
@@ -46,17 +47,17 @@ class ShardContext(TaskContext):
         rewritten, added_bytes, unmarked = 0, 0, Counter[str]()
         digests, last = bytearray(), UNREAD
 
-        def take(item: Input, data: Sequence[bytes]) -> StoredSample:
+        def take(item: Item, data: Sequence[bytes]) -> StoredSample:
             nonlocal last
             last = image_digest(data[0])
             return make(item, data)
 
         with closing(iter_taken(files, task.inputs, take)) as inputs:
             for item, sample in inputs:
-                digests += LEFT_OUT if item.is_left_out else REJECTED if isinstance(sample, ImageError) else TAKEN
-                digests += bytes.fromhex(item.known_digest) or last
+                digests += LEFT_OUT if item.duplicate_of else REJECTED if isinstance(sample, ImageError) else TAKEN
+                digests += bytes.fromhex(item.duplicate_of) or last
                 last = UNREAD
-                if item.is_left_out:
+                if item.duplicate_of:
                     continue
                 if isinstance(sample, ImageError):
                     output.reject(Reject(item.path, sample.reason, str(sample)))

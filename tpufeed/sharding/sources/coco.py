@@ -7,16 +7,29 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tpufeed.build.item import Item
 from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError, TpufeedError, UnavailableError
-from tpufeed.sharding.boxes import FlipPairs
+from tpufeed.sharding.boxes import FlipPairs, declare
+from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.rows import Row, identity_of, is_hidden, listing, resolve, splits_mentioned
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.sources.source import (
+    Contents,
+    Found,
+    Place,
+    Source,
+    identity_of,
+    is_hidden,
+    listing,
+    resolve,
+    splits_mentioned,
+)
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
@@ -371,30 +384,56 @@ def _folders_in(url: str) -> list[str]:
     return [f"{url.rstrip('/')}/{name}" for name in sorted(open_store(url).iter_folders()) if not is_hidden(name)]
 
 
-def iter_coco(coco: Coco, base: str, labelled: bool) -> Iterator[Row]:
-    """The images of a file, each with its boxes; one without annotations is a sample without boxes.
+class CocoSource(Source):
+    """The images of a file, each with its boxes; one without annotations is a sample without boxes."""
 
-    Args:
-        coco: the file.
-        base: the folder that its names are relative to.
-        labelled: each box has its category's name.
+    kind, suffixes = "coco", SUFFIXES
 
-    Raises:
-        UnavailableError, AccessError: a store does not answer, or refuses.
-    """
-    files = Files(base)
-    for first in range(0, len(coco.images), _AT_ONCE):
-        chunk = coco.images[first : first + _AT_ONCE]
-        names = [resolve(base, name) for _, name in chunk]
-        for place, ((_, path), file, info) in enumerate(zip(chunk, names, files.stats(names), strict=True), first):
-            if isinstance(info, UnavailableError | AccessError):
-                raise info
-            yield _to_row(coco, place, identity_of(base, path), file, info, labelled)
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        if len(place.files) > 1:
+            raise OptionError(
+                f"{place.store.url}: {len(place.files)} files of COCO; shard each apart, as each has its own images"
+            )
+        if options.split_by is not None:
+            raise OptionError("a file of COCO is split by shares, or shard those of each split apart")
+        if options.label not in ("auto", "none"):
+            raise OptionError(f"the labels of COCO's boxes are its categories, or none; not {options.label!r}")
+        own = ("columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
+        given = [name for name in own if getattr(options, name)]
+        if given:
+            raise OptionError(f"a file of COCO says its boxes and columns itself; leave out {', '.join(given)}")
+        self._labelled = options.label == "auto"
+        self._content = content = read_coco(place.store, place.files[0].name)
+        self.base = find_images(content, place.store, options.image).url
+        keypoints = KEYPOINTS if content.keypoints else None
+        columns = [Declared.parse(*column) for column in content.columns.items()]
+        self.contents = Contents(
+            content.categories if self._labelled else None,
+            declare(BOXES, keypoints, columns),
+            BOXES,
+            keypoints,
+            content.flip_pairs,
+            (CROWD,),
+        )
+
+    @classmethod
+    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
+        return cls(place, options)
+
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        coco, base, files = self._content, self.base, Files(self.base)
+        for first in range(0, len(coco.images), _AT_ONCE):
+            chunk = coco.images[first : first + _AT_ONCE]
+            names = [resolve(base, name) for _, name in chunk]
+            for place, ((_, path), file, info) in enumerate(zip(chunk, names, files.stats(names), strict=True), first):
+                if isinstance(info, UnavailableError | AccessError):
+                    raise info
+                yield _to_item(coco, place, identity_of(base, path), file, info, self._labelled)
 
 
-def _to_row(
+def _to_item(
     coco: Coco, place: int, path: str, file: str, info: ObjectInfo | TpufeedError | None, labelled: bool
-) -> Row:
+) -> Item:
     number = coco.images[place][0]
     start, stop = int(coco.stops[place - 1]) if place else 0, int(coco.stops[place])
     boxes = coco.boxes[start:stop]
@@ -425,5 +464,5 @@ def _to_row(
             problem = "bad_box", f"the image {number} of {coco.where} has {said} at {coco.keypoints} for each"
             columns[KEYPOINTS] = []
     size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-    row = Row(path, size, version, label, None, "" if file == path else file, 0, columns, problem)
-    return row._replace(pixels=(height, width)) if min(height, width) > 0 else row
+    pixels = (height, width) if min(height, width) > 0 else None
+    return Item(path, size, version, label, None, "" if file == path else file, 0, columns, problem, pixels=pixels)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpufeed.errors import TpufeedError
-from tpufeed.sharding.coco import SUFFIXES as COCO_SUFFIXES
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.rows import is_hidden, resolve
-from tpufeed.sharding.tables import LABEL_COLUMNS, SUFFIXES, TableColumns, has_box, iter_head
+from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
+from tpufeed.sharding.sources.source import is_hidden, resolve
+from tpufeed.sharding.sources.table import LABEL_COLUMNS, SUFFIXES, TableColumns, has_box, iter_head
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 

@@ -8,9 +8,9 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
 
-from tpufeed.build.plan import ImageRef
+from tpufeed.build.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import (
     AccessError,
@@ -25,8 +25,9 @@ from tpufeed.errors import (
     url_identity,
 )
 from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import Picture
-from tpufeed.sharding.rows import Label, Labels, Row, identity_of, listing, resolve
+from tpufeed.sharding.sources.source import Found, Place, Source, identity_of, listing, resolve
 from tpufeed.storage.reading import open_compared, open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
@@ -51,6 +52,7 @@ _ROWS_AT_ONCE = 2048
 _NO_FILE = "there is no such file"
 _MOST_FIELDS = 64  # of a column of objects, which is else taken for one whose keys are data
 _MOST_LEVELS = 8
+_MANY_SHOWN = 8
 
 Record = Mapping[str, Any]
 
@@ -141,44 +143,61 @@ class TableColumns:
         return None
 
 
-def iter_table(
-    store: Store, name: str, image: str | None, label: str, split: str | None, pictures: Sequence[Picture] = ()
-) -> Iterator[Row]:
-    """The rows of the table `name`.
+class TableSource(Source):
+    """The rows of some tables: paths below their folder, elsewhere, or URLs."""
 
-    Args:
-        store: where the table lies; paths in it are relative to this.
-        name: of the table; its ending says what it is.
-        image: the column of paths, or None for one that is called path, image, file or the like.
-        label: the column of labels; "auto" for one that is called label, class or the like; "none" for no labels.
-        split: the column of splits, or None.
-        pictures: further images, of which each has a column of paths.
+    kind, suffixes = "table", SUFFIXES
+    spells_files = True
 
-    Raises:
-        SourceError: the table cannot be read; names the row.
-        OptionError: it does not have these columns.
-        NoInputsError: it has no rows.
-        UnavailableError, AccessError: a store does not answer, or refuses.
-    """
-    where = f"{store.url}/{name}"
-    files = Files(store.url)
-    with listing(f"{where} cannot be read"), open_compared(store, name) as file:
-        records = iter_flat(_iter_records(file, name, where), where)
-        first = list(itertools.islice(records, _ROWS_AT_ONCE))
-        if not first:
-            raise NoInputsError(f"{where}: the table has no rows")
-        names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
-        columns = TableColumns(where, names, image, label, split, pictures)
-        numbered = enumerate(itertools.chain(first, records), 1)
-        while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
-            columns.check_others(record for _, record in chunk)
-            yield from to_rows(chunk, columns, files, where)
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        if options.split_by == "folder":
+            raise OptionError("a table has no folders to split by; name one of its columns")
+        self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
+        self.splits = options.split_by is not None
+
+    @classmethod
+    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
+        return cls(place, options)
+
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        for info in self._files:
+            yield from self._iter_table(info.name)
+
+    def _iter_table(self, name: str) -> Iterator[Item]:
+        where, options = f"{self.base}/{name}", self._options
+        files = Files(self.base)
+        with listing(f"{where} cannot be read"), open_compared(self._store, name) as file:
+            records = iter_flat(_iter_records(file, name, where), where)
+            first = list(itertools.islice(records, _ROWS_AT_ONCE))
+            if not first:
+                raise NoInputsError(f"{where}: the table has no rows")
+            names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
+            columns = TableColumns(where, names, options.image, options.label, options.split_by, options.pictures)
+            numbered = enumerate(itertools.chain(first, records), 1)
+            while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
+                columns.check_others(record for _, record in chunk)
+                yield from to_items(chunk, columns, files, where)
+
+    def iter_warnings(
+        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
+    ) -> Iterator[str]:
+        if self._options.label == "auto" and not labelled and columns:
+            yield say_unlabelled(columns)
+
+
+def say_unlabelled(columns: Sequence[str]) -> str:
+    """Return a sentence on rows without labels, whose columns may have been meant."""
+    more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
+    return (
+        f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; give "
+        "--label COLUMN, or --label none"
+    )
 
 
 def iter_files(store: Store, name: str, image: str | None, pictures: Sequence[Picture] = ()) -> Iterator[str]:
     """The files that the rows of the table `name` name, as inputs have them. None is looked at.
 
-    Raises as `iter_table` does.
+    Raises as `TableSource.iter_items` does.
     """
     where = f"{store.url}/{name}"
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
@@ -192,7 +211,7 @@ def iter_files(store: Store, name: str, image: str | None, pictures: Sequence[Pi
                     yield resolve(store.url, path)
 
 
-def to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Row]:
+def to_items(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Item]:
     """The rows of some numbered records of the table `where`, whose files are looked at."""
     base, names = files.base.url, columns.files
     paths = [_to_path(record.get(name)) for _, record in chunk for name in names]
@@ -228,12 +247,25 @@ def to_rows(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: F
                 reason = lack.reason if isinstance(lack, ImageError) else picture.missing
                 problem = reason, f"{row}, column {column!r}: {said}"
         if ref is None:
-            yield Row(path, 0, "", label, split, columns=others, problem=problem)
+            yield Item(path, 0, "", label, split, values=others, problem=problem)
             continue
         images = tuple(found for _, found, _ in further if found is not None) if problem is None else ()
         path = identity_of(base, path)
         file = "" if ref.file == path else ref.file
-        yield Row(path, ref.bytes, ref.version, label, split, file, ref.offset, others, problem, images)
+        yield Item(
+            path,
+            ref.bytes,
+            ref.version,
+            label,
+            split,
+            file,
+            ref.offset,
+            others,
+            problem,
+            images,
+            row=ref.row,
+            leaf=ref.leaf,
+        )
 
 
 def _look(
@@ -281,7 +313,7 @@ def to_label(value: Any) -> Label | Labels:
 
 
 def iter_head(store: Store, name: str) -> Iterator[Record]:
-    """The first records of the table `name`, of one that is text those in its first MB. Raises as `iter_table` does."""
+    """The first records of the table `name`, of text those in its first MB. Raises as `TableSource.iter_items`."""
     where = f"{store.url}/{name}"
     with listing(f"{where} cannot be read"), open_object(store, name) as file:
         if not name.lower().endswith(".parquet"):

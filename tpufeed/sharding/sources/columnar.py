@@ -11,26 +11,43 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, Protocol, Self, TypeAlias
 
+import msgspec
 import numpy as np
 
-from tpufeed.build.plan import ImageRef
+from tpufeed.build.item import ImageRef, Item
 from tpufeed.errors import NoInputsError, OptionError, SourceError, url_identity
 from tpufeed.images.header import sniff
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.labels import are_renamed
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.row_groups import chunk_of, iter_leaf, name_row, open_parquet, parquet_errors
-from tpufeed.sharding.rows import Found, Row, is_hidden, is_image_name, listing, name_of_row
-from tpufeed.sharding.tables import IMAGE_COLUMNS, LABEL_COLUMNS, Embedded, Record, TableColumns, to_python, to_rows
+from tpufeed.sharding.row_groups import chunk_of, iter_leaf, open_parquet, parquet_errors
+from tpufeed.sharding.sources.source import (
+    Contents,
+    Found,
+    Place,
+    Source,
+    is_hidden,
+    is_image_name,
+    listing,
+    name_of_row,
+)
+from tpufeed.sharding.sources.table import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    Embedded,
+    Record,
+    TableColumns,
+    say_unlabelled,
+    to_items,
+    to_python,
+)
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import ObjectInfo, Store
 
 PARQUET, ARROW = ".parquet", ".arrow"
-SUFFIXES = (ARROW,)
 _SAVED, _DICT = "state.json", "dataset_dict.json"
 _ROWS_AT_ONCE = 2048
 _MOST_PEEKED = 10_000
@@ -49,33 +66,7 @@ _OF_PARTS = frozenset(
 _NO_IMAGES = ("Audio", "Video", "Pdf", "Nifti", "Mesh")  # are structs of bytes and path as well
 
 
-class ColumnarFile(NamedTuple):
-    """A file of rows, and the split that its name says."""
-
-    info: ObjectInfo
-    split: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Columnar:
-    """The files of a source, and what the first of them says of all.
-
-    Attributes:
-        store: where they lie.
-        files: in the order of their names.
-        class_names: of the column of labels, where its metadata has them.
-        plain: columns of bytes, without a struct, that hold images.
-    """
-
-    store: Store
-    files: Sequence[ColumnarFile]
-    class_names: tuple[str, ...] | None
-    plain: frozenset[str]
-
-    @property
-    def splits(self) -> set[str]:
-        """Splits that the names of files say; of all files or of none."""
-        return {file.split for file in self.files if file.split is not None}
+_Files: TypeAlias = list[tuple[ObjectInfo, str | None]]  # and the splits that their names say: of all or of none
 
 
 def peek_folder(objects: Iterator[ObjectInfo]) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
@@ -94,22 +85,21 @@ def peek_folder(objects: Iterator[ObjectInfo]) -> tuple[list[ObjectInfo], list[O
     return found if any(info.name.lower().endswith((PARQUET, ARROW)) for info in found) else [], drawn
 
 
-def read_folder(store: Store, found: Sequence[ObjectInfo], options: ShardOptions) -> Columnar:
-    """The rows of a folder: the hub's Parquet files, or what `datasets` has saved.
+def find_files(store: Store, found: Sequence[ObjectInfo]) -> _Files:
+    """Find the files of rows in a folder: the hub's Parquet files, or what `datasets` has saved.
 
     Raises:
-        OptionError: it has several configurations, or splits and shares, or no column of images.
+        OptionError: it has several configurations.
         SourceError: it cannot be read.
     """
     by_name = {info.name: info for info in found}
     saved = [name for name in by_name if posixpath.basename(name) == _SAVED]
     if saved:
-        files = [
-            ColumnarFile(by_name[name], state.split("/")[0] if _DICT in by_name else None)
+        return [
+            (by_name[name], state.split("/")[0] if _DICT in by_name else None)
             for state in sorted(saved)
             for name in _saved_files(store, state, by_name)
         ]
-        return _describe(store, files, options)
     rows = [info for info in found if info.name.lower().endswith(PARQUET)]
     if not rows:
         raise OptionError(
@@ -124,15 +114,13 @@ def read_folder(store: Store, found: Sequence[ObjectInfo], options: ShardOptions
             f"{store.url} has {len(configs)} folders of Parquet files, which are configurations of a dataset: "
             f"{', '.join(configs[:_SHOWN])}{more}; give one of them: {store.url.rstrip('/')}/{configs[0]}"
         )
-    return name_files(store, rows, options)
+    return with_splits(rows)
 
 
-def name_files(store: Store, infos: Sequence[ObjectInfo], options: ShardOptions) -> Columnar:
-    """The rows of some files, whose names may say their splits. Raises as `read_folder` does."""
+def with_splits(infos: Sequence[ObjectInfo]) -> _Files:
+    """Return files in the order of their names, each with the split that its name says."""
     ordered = sorted(infos, key=lambda info: info.name)
-    splits = _splits_of_names([info.name for info in ordered])
-    files = [ColumnarFile(info, split) for info, split in zip(ordered, splits, strict=True)]
-    return _describe(store, files, options)
+    return list(zip(ordered, _splits_of_names([info.name for info in ordered]), strict=True))
 
 
 def has_images(store: Store, name: str) -> bool:
@@ -202,88 +190,101 @@ def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) ->
     return names
 
 
-def _describe(store: Store, files: Sequence[ColumnarFile], options: ShardOptions) -> Columnar:
-    if options.masks is not None:
-        raise OptionError(
-            f"masks names a folder parallel to one of images, and {store.url} has images in columns: say "
-            "--image-column mask=COLUMN:mask"
-        )
-    if options.split_by == "folder":
-        raise OptionError("rows of Parquet and Arrow files have no folders to split by; name one of their columns")
-    unsaid = next((file.info.name for file in files if file.split is None), None)
-    said = {file.split for file in files if file.split is not None}
-    if options.split_shares is not None or options.split_by is not None:
-        if len(said) > 1:
+class ColumnarSource(Source):
+    """The rows of Parquet and Arrow files that hold images."""
+
+    kind, suffixes, in_folders = "rows", (ARROW, PARQUET), True
+    numbers_rows = True
+
+    def __init__(self, store: Store, files: _Files, options: ShardOptions) -> None:
+        if options.masks is not None:
             raise OptionError(
-                f"{store.url} has files of the splits {', '.join(sorted(said))}, which shares and --split-by would "
-                "mix; leave them out to keep the splits, or name the files of one: 'data/train-*.parquet'"
+                f"masks names a folder parallel to one of images, and {store.url} has images in columns: say "
+                "--image-column mask=COLUMN:mask"
             )
-    elif said and unsaid is not None:
-        raise OptionError(
-            f"{store.url}: {unsaid} says no split by its name, and other files do ({', '.join(sorted(said))}); name "
-            "the files that are meant, like 'data/train-*.parquet'"
-        )
-    if not files:
-        raise NoInputsError(f"{store.url} has no rows")
-    name = files[0].info.name
-    with listing(), _open_file(store, name) as file:
-        plain = find_plain(file)
-        layout = _Layout(file, f"{store.url}/{name}", plain)
-        return Columnar(store, files, layout.class_names(layout.choose(options).label), plain)
+        if options.split_by == "folder":
+            raise OptionError("rows of Parquet and Arrow files have no folders to split by; name one of their columns")
+        unsaid = next((info.name for info, split in files if split is None), None)
+        said = {split for _, split in files if split is not None}
+        if options.split_shares is not None or options.split_by is not None:
+            if len(said) > 1:
+                raise OptionError(
+                    f"{store.url} has files of the splits {', '.join(sorted(said))}, which shares and --split-by would "
+                    "mix; leave them out to keep the splits, or name the files of one: 'data/train-*.parquet'"
+                )
+        elif said and unsaid is not None:
+            raise OptionError(
+                f"{store.url}: {unsaid} says no split by its name, and other files do ({', '.join(sorted(said))}); "
+                "name the files that are meant, like 'data/train-*.parquet'"
+            )
+        if not files:
+            raise NoInputsError(f"{store.url} has no rows")
+        name = files[0][0].name
+        self._store, self._files, self._options, self.base = store, files, options, store.url
+        self._by_name = options.split_shares is None and options.split_by is None and bool(said)
+        self.splits = self._by_name or options.split_by is not None
+        with listing(), _open_file(store, name) as file:
+            self._plain = find_plain(file)  # columns of bytes, without a struct, that hold images
+            layout = _Layout(file, f"{store.url}/{name}", self._plain)
+            names = layout.class_names(layout.choose(options).label)
+        if names and options.label != "none":
+            self.contents = Contents(class_names=names)
 
+    @classmethod
+    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
+        store = place.store
+        if place.pattern:
+            is_table = place.pattern.endswith(PARQUET) and not has_images(store, place.files[0].name)
+            return None if is_table else cls(store, with_splits(place.files), options)
+        with listing():
+            rows, drawn = peek_folder(place.objects)
+        place.objects = itertools.chain(drawn, place.objects)
+        return cls(store, find_files(store, rows), options) if rows else None
 
-def iter_columnar(source: Columnar, options: ShardOptions, by_name: bool, found: Found) -> Iterator[Row]:
-    """The rows of all files.
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        empty = True
+        for info, split in self._files:
+            for item in self._iter_file(info, found, split if self._by_name else None):
+                empty = False
+                yield item
+        if empty:
+            raise NoInputsError("; ".join([f"{self.base}: the files have no rows to take", *found.notes]))
 
-    Args:
-        source: the files.
-        options: which columns are image, label, split and further images.
-        by_name: rows have the split that the name of their file says.
-        found: takes note of columns that are left out.
+    def _iter_file(self, info: ObjectInfo, found: Found, split: str | None) -> Iterator[Item]:
+        options, files, where = self._options, Files(self.base), f"{self.base}/{info.name}"
+        with _open_file(self._store, info.name) as file:
+            layout = _Layout(file, where, self._plain)
+            columns = layout.choose(options)
+            # Test sets of contests are often so; each of their images would be a reject.
+            is_unlabelled = split is not None and columns.label is not None and file.has_no_labels(columns.label)
+            note = layout.say_left_out(columns)
+            if is_unlabelled:
+                note = (
+                    f"the split {split} has no labels (all are -1), and is left out; shard its files with --label none"
+                )
+            for each in (note, _say_groups(file.largest_group, options)):
+                if each and each not in found.notes:
+                    found.notes.append(each)
+            if is_unlabelled:
+                return
+            names, given = layout.class_names(columns.label), options.class_names
+            if names and given is not None and not options.keeps_classes and are_renamed(names, given):
+                names = None  # numbers are places in the user's list
+            number, chunk = 0, list[tuple[int, Record]]()
+            for group, records in file.iter_groups(info, layout, columns.files):
+                while chunk := list(enumerate(itertools.islice(records, _ROWS_AT_ONCE), number)):
+                    number += len(chunk)
+                    if names and columns.label is not None:
+                        chunk = [(row, _name_labels(record, columns.label, names)) for row, record in chunk]
+                    columns.check_others(record for _, record in chunk)
+                    for row in to_items(chunk, columns, files, where):
+                        yield msgspec.structs.replace(row, group=group, split=split or row.split)
 
-    Raises:
-        SourceError: a file cannot be read.
-        OptionError: it does not have these columns.
-        UnavailableError, AccessError: its store does not answer, or refuses.
-    """
-    empty = True
-    for info, split in source.files:
-        for row in _iter_file(source, info, options, found, split if by_name else None):
-            empty = False
-            yield row
-    if empty:
-        raise NoInputsError("; ".join([f"{source.store.url}: the files have no rows to take", *found.notes]))
-
-
-def _iter_file(
-    source: Columnar, info: ObjectInfo, options: ShardOptions, found: Found, split: str | None
-) -> Iterator[Row]:
-    files, where = Files(source.store.url), f"{source.store.url}/{info.name}"
-    with _open_file(source.store, info.name) as file:
-        layout = _Layout(file, where, source.plain)
-        columns = layout.choose(options)
-        # Test sets of contests are often so; each of their images would be a reject.
-        is_unlabelled = split is not None and columns.label is not None and file.has_no_labels(columns.label)
-        note = layout.say_left_out(columns)
-        if is_unlabelled:
-            note = f"the split {split} has no labels (all are -1), and is left out; shard its files with --label none"
-        for each in (note, _say_groups(file.largest_group, options)):
-            if each and each not in found.notes:
-                found.notes.append(each)
-        if is_unlabelled:
-            return
-        names, given = layout.class_names(columns.label), options.class_names
-        if names and given is not None and not options.keeps_classes and are_renamed(names, given):
-            names = None  # numbers are places in the user's list
-        number, chunk = 0, list[tuple[int, Record]]()
-        for group, records in file.iter_groups(info, layout, columns.files):
-            while chunk := list(enumerate(itertools.islice(records, _ROWS_AT_ONCE), number)):
-                number += len(chunk)
-                if names and columns.label is not None:
-                    chunk = [(row, _name_labels(record, columns.label, names)) for row, record in chunk]
-                columns.check_others(record for _, record in chunk)
-                for row in to_rows(chunk, columns, files, where):
-                    yield row._replace(group=group, split=split or row.split)
+    def iter_warnings(
+        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
+    ) -> Iterator[str]:
+        if self._options.label == "auto" and not labelled and columns:
+            yield say_unlabelled(columns)
 
 
 def _say_groups(largest: int, options: ShardOptions) -> str:
@@ -574,7 +575,7 @@ class _ParquetFile:
             )
         size = max(1, chunk.total_uncompressed_size // max(1, count - (nulls or 0)))
         return [
-            ImageRef(name_row(info.name, row, leaf), size, info.version) if is_there else None
+            ImageRef(info.name, size, info.version, row=row, leaf=leaf) if is_there else None
             for row, is_there in enumerate(has_bytes, first)
         ]
 

@@ -6,15 +6,28 @@ An image is read in place, by its offset within its tar: nothing is unpacked.
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
-from tpufeed.build.plan import ImageRef
+import msgspec
+
+from tpufeed.build.item import ImageRef, Item
 from tpufeed.dataset.advice import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.dataset.naming import count_ending
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sharding.pictures import Picture
-from tpufeed.sharding.rows import HIDDEN_FOLDERS, IMAGE_SUFFIXES, Found, Row, listing
-from tpufeed.sharding.tables import LOADERS_OWN, to_label
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.sources.source import (
+    HIDDEN_FOLDERS,
+    IMAGE_SUFFIXES,
+    Found,
+    Place,
+    Source,
+    is_hidden,
+    is_image_name,
+    listing,
+    show,
+    splits_mentioned,
+)
+from tpufeed.sharding.sources.table import LOADERS_OWN, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo, Store
 
@@ -28,74 +41,104 @@ _ZEROS_AT_ONCE = 1 << 20
 _Part = tuple[int, int, bytes]  # where its bytes stand: offset and size; and the bytes, of a text
 
 
-def iter_tars(
-    store: Store,
-    files: Sequence[ObjectInfo],
-    image: str | None,
-    label: str,
-    found: Found,
-    pictures: Sequence[Picture] = (),
-) -> Iterator[Row]:
+class TarSource(Source):
     """The samples of some tars.
 
     Besides the image a sample may have `cls` (its label), `txt` and `json`; these become columns, the keys of the json
     each its own. What a file and a key say under one name has to be the same.
-
-    Args:
-        store: where the tars lie.
-        files: the tars.
-        image: the extension of the images, or None for any that is an image's.
-        label: the extension or the json's key that holds the label; "auto" for cls; "none" for no labels.
-        found: counts files that belong to nothing that is understood.
-        pictures: further images, by the suffix that their files have behind the key.
-
-    Raises:
-        SourceError: the tar is damaged, compressed or cut short, or has a sparse file or a hard link; names the byte.
-            A sample's parts contradict one another, or a column would have a name that loaders give themselves.
-        OptionError: a sample has two images.
-        DamagedReadError: what came is not what is stored, so that rows may be wrong that were given out before.
-        UnavailableError, AccessError: the store does not answer, or refuses.
     """
-    empty = True
-    for info in files:
-        found.tars.append(info.name)
-        where = f"{store.url}/{info.name}"
-        try:
-            for row in _iter_rows(store, info, where, _Wanted(image, label, found, pictures)):
-                empty = False
-                yield row
-        except SourceError as error:
-            again = _Wanted(image, label, Found(), pictures)
-            if store.local_path(info.name) is None and _find_error(store, info, where, again) != str(error):
-                raise DamagedReadError(f"{where}: another reading did not end with the same error: {error}") from error
-            raise
-    if empty:
-        raise NoInputsError(f"{store.url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")
+
+    kind, suffixes, in_folders = "tars", SUFFIXES, True
+
+    def __init__(self, store: Store, files: Sequence[ObjectInfo], options: ShardOptions) -> None:
+        if options.split_by is not None:
+            raise OptionError("tars are split by shares; shard those of each split apart to keep their splits")
+        self._store, self._files, self._options, self.base = store, files, options, store.url
+
+    @classmethod
+    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
+        files = place.files if place.pattern else _only_tars(place.store)
+        return cls(place.store, files, options) if files else None
+
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        store, options, empty = self._store, self._options, True
+        for info in self._files:
+            found.tars.append(info.name)
+            where = f"{store.url}/{info.name}"
+            try:
+                for item in _iter_items(store, info, where, _Wanted(options, found)):
+                    empty = False
+                    yield item
+            except SourceError as error:
+                again = _Wanted(options, Found())
+                if store.local_path(info.name) is None and _find_error(store, info, where, again) != str(error):
+                    raise DamagedReadError(
+                        f"{where}: another reading did not end with the same error: {error}"
+                    ) from error
+                raise
+        if empty:
+            raise NoInputsError(f"{store.url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")
+
+    def iter_warnings(
+        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
+    ) -> Iterator[str]:
+        if self._options.label == "auto" and not labelled:
+            if found.ignored_files.get(".cls"):
+                way = "a key ends at the first dot of a name, so rename files like im.v0.cls to im_v0.cls"
+            elif columns:
+                way = f"give --label KEY, one of {show(columns)}"
+            else:
+                way = "folders in a tar are no classes, so unpack it to have them"
+            yield f"no labels: no sample has a .cls; {way}, or say --label none"
+        mentioned = splits_mentioned(found.tars)
+        if self._options.split_shares is None and len(mentioned) > 1:
+            yield (
+                f"tars are called like splits ({', '.join(sorted(mentioned))}), and all of them become train: shard "
+                "those of each split apart, like 'train-*.tar'"
+            )
+
+
+def _only_tars(store: Store) -> list[ObjectInfo]:
+    """The tars of a folder that holds some and no folders: cheap to know of a folder that holds class folders."""
+    infos = []
+    with listing():
+        if not all(map(is_hidden, store.iter_folders())):
+            return []
+        for info in store.iter_objects():
+            if "/" in info.name:
+                continue
+            if is_image_name(info.name):
+                return []
+            if info.name.lower().endswith(SUFFIXES):
+                infos.append(info)
+    return sorted(infos, key=lambda info: info.name)
 
 
 def _find_error(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") -> str:
     """Read a tar again and return the error that names what is wrong with it."""
     try:
-        for _ in _iter_rows(store, info, where, wanted):
+        for _ in _iter_items(store, info, where, wanted):
             pass
     except SourceError as error:
         return str(error)
     return ""
 
 
-def _iter_rows(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") -> Iterator[Row]:
+def _iter_items(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") -> Iterator[Item]:
     with listing(f"{where} cannot be read"), open_object(store, info.name, compare=True) as file:
         for sample in _iter_samples(file, where, wanted.found):
-            yield _to_row(info, where, sample, wanted)
+            yield _to_item(info, where, sample, wanted)
 
 
 class _Wanted:
-    def __init__(self, image: str | None, label: str, found: Found, pictures: Sequence[Picture]) -> None:
-        self.image, self.found = image and image.lower().removeprefix("."), found
-        self.label = None if label == "none" else "cls" if label == "auto" else label
+    """The suffixes of files and the keys of JSON that are image, label and further images."""
+
+    def __init__(self, options: ShardOptions, found: Found) -> None:
+        self.image, self.found = options.image and options.image.lower().removeprefix("."), found
+        self.label = {"none": None, "auto": "cls"}.get(options.label, options.label)
         self.owned = frozenset(LOADERS_OWN if self.label is None else (*LOADERS_OWN, "label"))
-        self.pictures = {picture.column.lower().removeprefix("."): picture for picture in pictures}
-        self.names = {picture.name for picture in pictures}
+        self.pictures = {picture.column.lower().removeprefix("."): picture for picture in options.pictures}
+        self.names = {picture.name for picture in options.pictures}
 
 
 def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[str, dict[str, _Part]]]:
@@ -180,7 +223,7 @@ def _is_text(extension: str) -> bool:
     return extension == "json" or extension in _TEXTS
 
 
-def _to_row(info: ObjectInfo, where: str, sample: tuple[str, dict[str, _Part]], wanted: _Wanted) -> Row:
+def _to_item(info: ObjectInfo, where: str, sample: tuple[str, dict[str, _Part]], wanted: _Wanted) -> Item:
     key, parts = sample
     images = [
         name
@@ -212,16 +255,16 @@ def _to_row(info: ObjectInfo, where: str, sample: tuple[str, dict[str, _Part]], 
     name = f"{info.name}/{key}"
     if not images:
         problem = ("unreadable", f"the sample has no image, only {', '.join(parts)}")
-        return Row(name, 0, info.version, label, file=info.name, columns=columns, problem=problem)
+        return Item(name, 0, info.version, label, file=info.name, values=columns, problem=problem)
     offset, size, _ = parts[images[0]]
-    row = Row(f"{name}.{images[0]}", size, info.version, label, None, info.name, offset, columns)
+    row = Item(f"{name}.{images[0]}", size, info.version, label, None, info.name, offset, columns)
     for suffix, picture in wanted.pictures.items():
         if suffix not in parts:
-            return row._replace(
-                problem=(picture.missing, f"the sample has no file {key}.{suffix}, only {', '.join(parts)}")
-            )
+            problem = picture.missing, f"the sample has no file {key}.{suffix}, only {', '.join(parts)}"
+            return msgspec.structs.replace(row, problem=problem)
     found = (parts[suffix] for suffix in wanted.pictures)
-    return row._replace(images=tuple(ImageRef(info.name, size, info.version, offset) for offset, size, _ in found))
+    further = tuple(ImageRef(info.name, size, info.version, offset) for offset, size, _ in found)
+    return msgspec.structs.replace(row, images=further)
 
 
 def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""An item: one sample of a source, from its listing to the worker that makes its record."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+
+Label: TypeAlias = str | int | None
+Labels: TypeAlias = tuple[Label, ...]  # of a sample of several classes
+ColumnValue: TypeAlias = int | float | str
+
+
+class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the bytes of an image are.
+
+    Attributes:
+        file: below the plan's `base`, an absolute path or a URL.
+        bytes: of the image; of a row of Parquet an estimate, which is never compared.
+        version: of its file: equal means unchanged.
+        offset: of the image within the file.
+        row: of a Parquet file, from 0; None for an image whose bytes are in one piece.
+        leaf: the column of bytes in that file.
+    """
+
+    file: str
+    bytes: int
+    version: str
+    offset: int = 0
+    row: int | None = None
+    leaf: str = ""
+
+    @property
+    def place(self) -> str:
+        """Its file, of a row of Parquet also which one: what its identity is made of."""
+        return self.file if self.row is None else f"parquet:{self.file}:{self.row}:{quote(self.leaf, safe='')}"
+
+
+class Item(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sample. Its source says the first fields; the build adds the last ones once all items are listed.
+
+    Attributes:
+        path: names it: the global order, its split and `image/filename` follow from it. Of a URL its
+            `errors.url_identity`, without signature and secrets.
+        bytes: of its image; of a row of Parquet an estimate, which is never compared.
+        version: of its file: equal means unchanged, see `storage.store.ObjectInfo`.
+        label_name: the name or id of its class, as the source says it; several for a list. None if it says none.
+        split: as the source says.
+        file: where its bytes are, if that is not `path` below the plan's `base`. A URL of a table is kept as it is,
+            since a build that was killed continues from here.
+        offset: of the image within the file.
+        values: further values by name, as the source says them.
+        problem: why it is rejected without being read, as (reason code, message).
+        images: its further images, in the order of their features; none if one of them is missing.
+        group: items of one group are neighbours in the global order, as they are read together.
+        pixels: height and width of the image that boxes and keypoints are of, if the source says it.
+        row: of a Parquet file, from 0.
+        leaf: the column of that file that holds its bytes.
+        label: the class's id, or -1.
+        labels: ids of classes, in a dataset whose samples have several; `label` is -1 there.
+        columns: `values` as the plan holds them, in the order of the header's features; bytes in base64.
+        duplicate_of: the digest of its image, in hexadecimal digits, if it is left out because another item has the
+            same image. It is no reject, and stays in the plan so that reports can name it.
+    """
+
+    path: str
+    bytes: int
+    version: str
+    label_name: Label | Labels = None
+    split: str | None = None
+    file: str = ""
+    offset: int = 0
+    values: Mapping[str, Any] | None = None
+    problem: tuple[str, str] | None = None
+    images: tuple[ImageRef, ...] = ()
+    group: str = ""
+    pixels: tuple[int, int] | None = None
+    row: int | None = None
+    leaf: str = ""
+    label: int = -1
+    labels: tuple[int, ...] = ()
+    columns: tuple[tuple[ColumnValue, ...], ...] = ()
+    duplicate_of: str = ""
+
+    @property
+    def image(self) -> ImageRef:
+        """The file of its image."""
+        return ImageRef(self.file or self.path, self.bytes, self.version, self.offset, self.row, self.leaf)
+
+    @property
+    def files(self) -> tuple[ImageRef, ...]:
+        """All its files: that of its image comes first."""
+        return (self.image, *self.images)

@@ -1,0 +1,254 @@
+"""Passes over an inventory: what a growing dataset has already, what is read before the plan, and what is left out."""
+
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tpufeed import __version__
+from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
+from tpufeed.build.item import Item
+from tpufeed.dataset.naming import DUPLICATES
+from tpufeed.errors import ImageError
+from tpufeed.sharding.inputs import Files, iter_read, iter_taken
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.sample import SampleMaker
+from tpufeed.sharding.standing import StandingDataset, fate_of
+
+if TYPE_CHECKING:
+    from tpufeed.sharding.inventory import Inventory
+
+_logger = logging.getLogger(__name__)
+_AT_ONCE = 4096
+_SAY_SECONDS = 10.0  # between lines on the progress of a reading pass
+_IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers say no version
+_IN_DATASET = -1  # in the place of a row
+
+
+def skip_known(inventory: "Inventory", standing: StandingDataset, are_rows: bool) -> None:
+    """Leave out inputs that are in the dataset already: those of one path whose bytes are the same.
+
+    The path of a row of a file is its number (`are_rows`), and another row may have that in a file that was written
+    again. So a row is in the dataset, too, if an image of the same file is that has its bytes; each stands for one.
+    """
+    _list_known(inventory, standing)
+    same = (
+        "inputs JOIN known ON known.path = inputs.path "
+        "AND (known.bytes = inputs.bytes OR known.bytes IS NULL OR inputs.is_estimate)"
+    )
+    in_dataset = f"{same} AND known.outcome != {REJECTED[0]}"
+    inventory.database.executescript("DROP TABLE IF EXISTS equal; CREATE TABLE equal(row INTEGER PRIMARY KEY);")
+    inventory.query(f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} WHERE {_IS_UNCHANGED}")
+    inventory.compared_by_size = inventory.query(
+        f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} WHERE known.digest IS NULL"
+    ).rowcount
+    changed = (
+        f"SELECT inputs.rowid FROM {same} AND inputs.rowid NOT IN equal AND known.digest IS NOT NULL "
+        f"AND {_IS_UNCHANGED} IS NOT TRUE"
+    )
+    if are_rows:
+        changed += (
+            " UNION SELECT rowid FROM inputs WHERE rowid NOT IN equal AND reason IS NULL "
+            "AND file_of_row(path) IN (SELECT place FROM known WHERE digest IS NOT NULL AND place != '')"
+        )
+    read_digests(inventory, f"SELECT DISTINCT * FROM ({changed})", "compare them with those of the same path and size")
+    inventory.query(
+        f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} "
+        "JOIN digests ON digests.row = inputs.rowid WHERE known.digest = digests.digest"
+    )
+    if are_rows:
+        _find_moved_rows(inventory)
+    inventory.query("DELETE FROM inputs WHERE rowid IN equal")
+    inventory.query("DELETE FROM digests WHERE row IN equal")
+    (inventory.skipped,) = inventory.query("SELECT COUNT(*) FROM equal").fetchone()
+
+
+def _list_known(inventory: "Inventory", standing: StandingDataset) -> None:
+    inventory.database.executescript(
+        "DROP TABLE IF EXISTS known; CREATE TABLE known(path TEXT, place TEXT, bytes INT, version TEXT, "
+        "digest BLOB, outcome INT, fate TEXT);"
+    )
+    known = standing.iter_known(inventory.base)
+    while chunk := list(itertools.islice(known, _AT_ONCE)):
+        inventory.database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?)", chunk)
+    taken, is_left_out = f"FROM known WHERE outcome = {TAKEN[0]}", f"outcome = {LEFT_OUT[0]}"
+    if not inventory.query(f"SELECT 1 {taken} AND digest IS NULL LIMIT 1").fetchone():
+        # The copy of an image that was rejected is not in the dataset either.
+        no_copy = f"{is_left_out} AND digest NOT IN (SELECT digest {taken})"
+        rejects = f"SELECT digest FROM known WHERE outcome = {REJECTED[0]} AND digest IS NOT NULL"
+        inventory.query(f"UPDATE known SET outcome = {REJECTED[0]} WHERE {no_copy} AND digest IN ({rejects})")
+        inventory.query(f"DELETE FROM known WHERE {no_copy}")
+    inventory.query("CREATE INDEX known_path ON known(path)")
+
+
+def _find_moved_rows(inventory: "Inventory") -> None:
+    """Add to `equal` the rows that stand for an image of their file in the dataset, and for which no other does."""
+    inventory.query("CREATE INDEX known_place ON known(place, digest)")
+    inventory.query("CREATE TABLE used(known INTEGER PRIMARY KEY)")
+    inventory.query(
+        "INSERT OR IGNORE INTO used SELECT known.rowid FROM equal CROSS JOIN inputs ON inputs.rowid = equal.row "
+        "CROSS JOIN known ON known.path = inputs.path LEFT JOIN digests ON digests.row = inputs.rowid "
+        f"WHERE {_IS_UNCHANGED} OR known.digest = digests.digest"
+    )
+    rows = inventory.query(
+        "SELECT row, file_of_row(path) AS place, digest FROM digests JOIN inputs ON inputs.rowid = row "
+        "WHERE row NOT IN equal AND place != '' ORDER BY place, digest, row"
+    )
+
+    def iter_moved() -> Iterator[tuple[int]]:
+        for (place, digest), group in itertools.groupby(rows, lambda line: line[1:]):
+            (left,) = inventory.query(
+                "SELECT COUNT(*) FROM known WHERE place = ? AND digest = ? AND rowid NOT IN used "
+                f"AND outcome != {REJECTED[0]}",
+                (place, digest),
+            ).fetchone()
+            yield from ((row,) for row, *_ in itertools.islice(group, left))
+
+    inventory.query("CREATE TABLE moved(row INT)")  # apart, as the query reads `equal`
+    inventory.database.executemany("INSERT INTO moved VALUES(?)", iter_moved())
+    inventory.query("INSERT INTO equal SELECT row FROM moved")
+    inventory.query("DROP TABLE used")
+    inventory.query("DROP TABLE moved")
+
+
+def skip_rejected(inventory: "Inventory") -> None:
+    """Leave out inputs that a build of the dataset has rejected, if nothing that decided it is another now.
+
+    They would be rejected again, and fill the budget of each append.
+    """
+    lines = (
+        f"SELECT inputs.rowid, known.fate, {_IS_UNCHANGED} OR known.digest = digests.digest, inputs.item FROM inputs "
+        "LEFT JOIN digests ON digests.row = inputs.rowid JOIN known ON known.{} "
+        f"WHERE known.outcome = {REJECTED[0]}"
+    )
+    ways = ["path = inputs.path"]
+    if inventory.query("SELECT 1 FROM known WHERE place != '' LIMIT 1").fetchone():
+        ways.append("place = file_of_row(inputs.path) AND known.place != '' AND known.digest = digests.digest")
+    rejected, names, options = set[int](), inventory.classes.names, inventory.options.to_dict()
+    for way in ways:
+        for row, fate, is_same, line in inventory.query(lines.format(way)):
+            item = inventory.identify(line)
+            # Of what is rejected unread the bytes do not matter.
+            if (is_same or item.problem is not None) and fate_of(item, names, options, __version__) == fate:
+                rejected.add(row)
+    for table, key in (("inputs", "rowid"), ("digests", "row")):
+        inventory.database.executemany(f"DELETE FROM {table} WHERE {key} = ?", [(row,) for row in rejected])
+    inventory.rejected_before = len(rejected)
+    (inventory.renewed,) = inventory.query(
+        "SELECT COUNT(*) FROM inputs WHERE EXISTS "
+        f"(SELECT 1 FROM known WHERE known.path = inputs.path AND known.outcome != {REJECTED[0]})"
+    ).fetchone()
+
+
+def rows_to_read(inventory: "Inventory", options: ShardOptions) -> str:
+    """Return the query of the rows whose images `Inventory.prepare` reads."""
+    unread = "SELECT rowid FROM inputs WHERE reason IS NULL AND rowid NOT IN (SELECT row FROM digests)"
+    if options.split_by_content:
+        return unread
+    taken = f"SELECT bytes FROM known WHERE digest IS NOT NULL AND outcome = {TAKEN[0]}"
+    unsure = "SELECT 1 FROM inputs WHERE is_estimate"
+    sizes = "SELECT bytes FROM inputs WHERE reason IS NULL GROUP BY bytes HAVING COUNT(*) > 1"
+    if inventory.standing is not None:
+        unsure += f" UNION ALL {taken} AND bytes IS NULL"
+        sizes += f" UNION {taken}"
+    if inventory.query(f"{unsure} LIMIT 1").fetchone():
+        return unread  # an image may have the bytes of any whose size is not known
+    return f"{unread} AND bytes IN ({sizes})"
+
+
+def drop_duplicates(inventory: "Inventory", options: ShardOptions) -> None:
+    """Leave out all but the first, by path, of inputs whose images are the same bytes.
+
+    One in the dataset that grows goes before all new ones. What is left out stays among the inputs, without a size: so
+    the plan names it, and a build that continues need not read it again.
+    """
+    if inventory.standing is not None:
+        inventory.query("CREATE INDEX known_digest ON known(digest)")
+    inventory.database.executescript("DROP TABLE IF EXISTS doubles; CREATE TABLE doubles(row INTEGER PRIMARY KEY);")
+    ordered = inventory.query(
+        f"SELECT row, digest, item FROM digests JOIN inputs ON inputs.rowid = row ORDER BY digest, {inventory.ORDER}"
+    )
+    make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.to_dict())
+    files = Files(inventory.base)
+    in_dataset = f"SELECT 1 FROM known WHERE digest = ? AND outcome = {TAKEN[0]} LIMIT 1"
+
+    def iter_groups() -> Iterator[list[int]]:
+        """Yield the rows of equal images, the first by path first; new ones behind one in the dataset."""
+        for digest, lines in itertools.groupby(ordered, lambda line: line[1]):
+            # A bad label: it is rejected, and stands for no other.
+            rows = [row for row, _, line in lines if inventory.identify(line).problem is None]
+            if inventory.standing is not None and inventory.query(in_dataset, (digest,)).fetchone() is not None:
+                yield [_IN_DATASET, *rows]
+            elif len(rows) > 1:
+                yield rows
+
+    def take(item: Item, data: Sequence[bytes]) -> bool:
+        make(item, data)
+        return True
+
+    def iter_doubles() -> Iterator[tuple[int]]:
+        """Yield all of each group but the first that the build will not reject for its boxes, say."""
+        groups = iter_groups()
+        while some := list(itertools.islice(groups, _AT_ONCE)):
+            sure = [rows for rows in some if rows[0] == _IN_DATASET or not make.depends_on_more]
+            yield from ((row,) for rows in sure for row in rows[1:])
+            unsure, place = [] if len(sure) == len(some) else [rows for rows in some if rows[0] != _IN_DATASET], 0
+            while unsure:
+                unsure.sort(key=lambda rows: rows[place])  # as rows are read
+                one = "SELECT item FROM inputs WHERE rowid = ?"
+                inputs = [inventory.identify(*inventory.query(one, (rows[place],)).fetchone()) for rows in unsure]
+                with closing(iter_taken(files, inputs, take)) as taken:
+                    refused = [isinstance(found, ImageError) for _, found in taken]
+                doubles = (rows for rows, is_refused in zip(unsure, refused, strict=True) if not is_refused)
+                yield from ((row,) for rows in doubles for row in rows[place + 1 :])
+                place += 1
+                again = (rows for rows, is_refused in zip(unsure, refused, strict=True) if is_refused)
+                unsure = [rows for rows in again if place < len(rows)]
+
+    inventory.database.executemany("INSERT INTO doubles VALUES(?)", iter_doubles())
+    said = inventory.query(
+        "SELECT split, COUNT(*), SUM(rowid IN doubles) AS lost FROM inputs GROUP BY split HAVING lost ORDER BY split"
+    ).fetchall()
+    inventory.dropped = sum(lost for _, _, lost in said)
+    if inventory.dropped:
+        each = ", ".join(f"{lost:,} of {count:,} of {split}" for split, count, lost in said)
+        inventory.warnings += (f"images are left out as duplicates: {each}; {DUPLICATES} names them",)
+    inventory.query("UPDATE inputs SET size = NULL WHERE rowid IN doubles")
+    # A split without a record has no shard, so that no task would name what it has lost.
+    inventory.query(
+        "UPDATE inputs SET split = (SELECT split FROM inputs WHERE size IS NOT NULL ORDER BY split LIMIT 1) "
+        "WHERE size IS NULL AND split NOT IN (SELECT split FROM inputs WHERE size IS NOT NULL) "
+        "AND EXISTS (SELECT 1 FROM inputs WHERE size IS NOT NULL)"
+    )
+
+
+def read_digests(inventory: "Inventory", rows: str, purpose: str) -> int:
+    """Read the images of the rows of a query; `digests` then has those that can be read. Returns how many."""
+    inventory.database.executescript("DROP TABLE IF EXISTS wanted; CREATE TABLE wanted(row INTEGER PRIMARY KEY);")
+    inventory.query(f"INSERT INTO wanted {rows}")
+    (total,) = inventory.query("SELECT COUNT(*) FROM wanted").fetchone()
+    if not total:
+        return 0
+    _logger.warning("%s images are read before the build, to %s", f"{total:,}", purpose)
+    files, done, last, due = Files(inventory.base), 0, 0, time.monotonic() + _SAY_SECONDS
+    statement = "SELECT row, item FROM wanted JOIN inputs ON inputs.rowid = row WHERE row > ? ORDER BY row LIMIT ?"
+    while lines := inventory.query(statement, (last, _AT_ONCE)).fetchall():
+        # The image's own file alone: neither masks nor columns.
+        items = (msgspec.msgpack.decode(line, type=Item) for _, line in lines)
+        inputs = [msgspec.structs.replace(item, images=(), problem=None) for item in items]
+        with closing(iter_read(files, inputs)) as read:
+            found = [
+                (row, image_digest(data[0]))
+                for (row, *_), (_, data) in zip(lines, read, strict=True)
+                if not isinstance(data, ImageError)
+            ]
+        inventory.database.executemany("INSERT INTO digests VALUES(?,?)", found)
+        done, last = done + len(lines), lines[-1][0]
+        if time.monotonic() >= due:
+            due = time.monotonic() + _SAY_SECONDS
+            _logger.warning("%s of %s images are read", f"{done:,}", f"{total:,}")
+    return int(total)

@@ -1,0 +1,1 @@
+"""The kinds of raw images: a file a kind, all of one Protocol."""

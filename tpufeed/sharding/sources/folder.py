@@ -1,0 +1,268 @@
+"""A folder of images: in one folder a class, in one folder a split, or in one folder without classes."""
+
+import posixpath
+import re
+import shlex
+import sqlite3
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from tpufeed.build.item import ImageRef, Item
+from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
+from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
+from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.pictures import stem_of
+from tpufeed.sharding.sources.annotations import AnnotationFiles
+from tpufeed.sharding.sources.source import (
+    IMAGE_SUFFIXES,
+    SPLIT_OF_WORD,
+    Found,
+    Place,
+    Source,
+    is_hidden,
+    is_image_name,
+    listing,
+    show,
+    splits_mentioned,
+)
+from tpufeed.storage.local import temporary_folder
+from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import BROKEN_LINK, Store, check_name
+
+_SHOWN = 3
+_MOST_NESTED = 1000
+# train, Training_Set, trainset, test_images, val2017
+_SPLIT_NAME = re.compile(
+    rf"({'|'.join(SPLIT_OF_WORD)})(?:_?(?:sets?|data|dataset|images?|imgs?|split|[0-9]{{4}}))?", re.IGNORECASE
+)
+
+
+class FolderSource(Source):
+    """Images below a folder; masks may be in a parallel one."""
+
+    kind, in_folders = "folder", True
+    labels_are_names = True
+
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        store, label = place.store, options.label
+        if options.image_columns:
+            raise OptionError(
+                "image columns are of a table or of tars; this source is a folder: say --masks DIR for the folder of "
+                "its masks"
+            )
+        if options.image is not None:
+            raise OptionError(
+                "--image names a table's column or the extension of a tar's images; this source is a folder"
+            )
+        if label not in ("auto", "none"):
+            raise OptionError(
+                f"the labels of a folder are its class folders, or none; there is no column {label!r} in it"
+            )
+        if options.split_by not in (None, "folder"):
+            raise OptionError(
+                f"a folder is split by 'folder' or by shares; there is no column {options.split_by!r} in it"
+            )
+        split_folders = options.split_by == "folder" or _has_split_folders(store)
+        if split_folders and options.split_shares is not None and label != "none":
+            raise OptionError(
+                f"{store.url} has a folder for each split, which shares would make its classes; leave the shares out "
+                "to keep the splits, or give the folder of one split only"
+            )
+        self._store, self._place, self._options, self.base = store, place, options, store.url
+        self.splits = split_folders and options.split_shares is None
+
+    @classmethod
+    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
+        return cls(place, options)
+
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        if self._options.masks is None:
+            yield from self._iter_images(found)
+            return
+        with open_masks(self._options.masks, self._store, found) as folder:
+            for item in self._iter_images(found):
+                mask = folder.find(item.path)
+                if isinstance(mask, ImageRef):
+                    yield msgspec.structs.replace(item, images=(mask,))
+                else:
+                    yield msgspec.structs.replace(item, problem=item.problem or ("bad_mask", mask))
+            folder.count_unused(found)
+
+    def _iter_images(self, found: Found) -> Iterator[Item]:
+        """The images. The first folder of a path is its split, if folders are; the first one under it is its class."""
+        store, labelled = self._store, self._options.label != "none"
+        images, classed, annotations = 0, 0, AnnotationFiles()
+        tfrecords, beside = False, list[str]()
+        objects, self._place.objects = self._place.objects, store.iter_objects()  # for another reading
+        with listing():
+            for info in objects:
+                if not is_image_name(info.name):
+                    count_ending(found.ignored_files, info.name)
+                    annotations.add(info.name)
+                    tfrecords = tfrecords or (
+                        not images and is_tfrecord_name(info.name)
+                    )  # for an error: no image is there
+                    continue
+                images += 1
+                *folders, _ = info.name.split("/")
+                if self.splits and not folders:
+                    raise SourceError(
+                        f"{store.url}: {info.name} lies beside the folders of the splits; move it into one of them"
+                    )
+                split = folders.pop(0) if self.splits else None
+                label = folders[0] if folders and labelled else None
+                classed += label is not None
+                if label is not None and len(folders) > 1 and len(found.nested) < _MOST_NESTED:
+                    found.nested.add((label, folders[1]))
+                if label is None and len(beside) < _SHOWN:
+                    beside.append(info.name)
+                if labelled and classed and beside:
+                    raise SourceError(
+                        f"{store.url}: images lie beside the class folders ({', '.join(beside)} ...); move them into a "
+                        "class folder, give one folder only, or say --label none to take all images without labels"
+                    )
+                problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
+                try:
+                    check_name(info.name)
+                except OptionError as error:  # a//b.jpg in a bucket
+                    problem = problem or ("unreadable", str(error))
+                yield Item(info.name, info.size_bytes, info.version, label, split, problem=problem)
+        if images:
+            found.notes.extend(annotations.iter_notes(store, bool(classed)) if labelled and annotations.counts else ())
+            return
+        among = (
+            f"{store.url}: no images found among {found.ignored_files.total()} files{show_endings(found.ignored_files)}"
+        )
+        if store.stat(MANIFEST) is not None:
+            advice = f", but a {MANIFEST}. Of a dataset a cache can be made: tpufeed cache warmup {store.url} CACHE"
+        elif tfrecords:
+            advice = f". {adopt_advice(store.url)}"
+        else:
+            advice = (
+                f"; expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder a class (photos/cat/1.jpg), "
+                "or in one folder without classes"
+            )
+        raise NoInputsError(among + advice)
+
+    def iter_warnings(
+        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
+    ) -> Iterator[str]:
+        if not labelled or self._options.class_names is not None:
+            return
+        folders = sorted({folder for _, folder in found.nested})
+        if len(splits_mentioned(classes)) > 1 or any(_split_named(label) for label, _ in found.nested):
+            yield (
+                f"classes are called like splits: {show([name for name in classes if splits_mentioned([name])])}; if "
+                "they are splits, say --split-by folder, which makes every folder that holds images a split, with the "
+                "classes inside"
+            )
+        elif len(classes) == 1:
+            (name,) = classes
+            way = "move them one folder up" if self.splits else f"shard {shlex.quote(_below(self.base, name))}"
+            inner = f"to have its folders ({show(folders)}) as classes or splits, {way}; " if folders else ""
+            yield (
+                f"all images lie in one folder, {name}, and so are of one class; {inner}to take all images without "
+                "labels, say --label none"
+            )
+
+
+def _has_split_folders(store: Store) -> bool:
+    """Return true where all folders right below that hold images are called like splits, and one of them like train."""
+    with listing():
+        names = [name for name in store.iter_folders() if not is_hidden(name)]
+        if "train" not in map(_split_named, names):
+            return False
+        others = (name for name in names if _split_named(name) is None)
+        return not any(is_image_name(info.name) for name in others for info in store.iter_objects(name))
+
+
+def _split_named(folder: str) -> str | None:
+    """Return train, val or test where a folder is called as one of these is; None for any other name."""
+    match = _SPLIT_NAME.fullmatch(folder)
+    return None if match is None else SPLIT_OF_WORD[match[1].lower()]
+
+
+def _below(base: str, folder: str) -> str:
+    """Return the URL of a folder below a source, which may be a chain: zip::x.zip, zip://inner::x.zip."""
+    outer, chain, rest = base.partition("::")
+    if not chain:
+        return posixpath.join(base, folder)
+    scheme, _, inner = outer.partition("://")
+    return f"{scheme}://{posixpath.join(inner, folder)}::{rest}"
+
+
+class ParallelFolder:
+    """The masks in a folder, by the relative path of their image. They stand in a file: a million take no memory."""
+
+    def __init__(self, store: Store, database: sqlite3.Connection, found: Found) -> None:
+        """List the folder. Other files than images are counted in `found`. Raises OptionError where it has none."""
+        self._root, self._database = store.url.rstrip("/"), database
+        database.executescript(
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;"
+            "CREATE TABLE masks(stem TEXT, name TEXT, bytes INT, version TEXT, used INT DEFAULT 0);"
+        )
+
+        def iter_lines() -> Iterator[tuple[str, str, int, str]]:
+            for info in store.iter_objects():
+                if is_image_name(info.name):
+                    yield stem_of(info.name), info.name, info.size_bytes, info.version
+                else:
+                    count_ending(found.ignored_files, info.name)
+
+        with listing("the folder of masks cannot be listed"), _in_utf8():
+            database.executemany("INSERT INTO masks(stem, name, bytes, version) VALUES(?, ?, ?, ?)", iter_lines())
+        if not database.total_changes:
+            raise OptionError(f"{store.url} holds no masks: no file whose name ends as that of an image")
+        database.execute("CREATE INDEX by_stem ON masks(stem)")
+
+    def find(self, image: str) -> ImageRef | str:
+        """Return the mask of the image with this relative path, or why there is none."""
+        stem = stem_of(image)
+        with _in_utf8():
+            query = "SELECT name, bytes, version FROM masks WHERE stem = ? ORDER BY name"
+            masks = self._database.execute(query, (stem,)).fetchall()
+            self._database.execute("UPDATE masks SET used = 1 WHERE stem = ?", (stem,))
+        if not masks:
+            return f"there is no mask of it: expected {self._root}/{stem}.png"
+        if len(masks) > 1:
+            return f"it has {len(masks)} masks: {', '.join(f'{self._root}/{name}' for name, *_ in masks)}"
+        ((name, size, version),) = masks
+        if version == BROKEN_LINK:
+            return f"its mask {self._root}/{name} is a link to nothing"
+        return ImageRef(f"{self._root}/{name}", size, version)
+
+    def count_unused(self, found: Found) -> None:
+        """Count the masks without an image among the files that were left out."""
+        for (name,) in self._database.execute("SELECT name FROM masks WHERE used = 0"):
+            count_ending(found.ignored_files, name)
+
+
+@contextmanager
+def open_masks(url: str | Path, images: Store, found: Found) -> Generator[ParallelFolder, None, None]:
+    """List the folder of masks at `url` into a temporary file.
+
+    Raises:
+        OptionError: it lies among the images, or holds no mask.
+        SourceError: it cannot be listed.
+    """
+    store = open_store(url)
+    if f"{store.url}/".startswith(f"{images.url}/"):
+        raise OptionError(
+            f"the masks in {store.url} lie within the folder of images, {images.url}, and would be taken for images: "
+            "give the folder of the images alone as the source"
+        )
+    with temporary_folder() as folder, closing(sqlite3.connect(folder / "masks.sqlite", isolation_level=None)) as base:
+        yield ParallelFolder(store, base, found)
+
+
+@contextmanager
+def _in_utf8() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise SourceError(f"the file name {error.object!r} is not UTF-8; rename it") from None

@@ -1,0 +1,128 @@
+"""The kinds of raw images, and which of them a URL is."""
+
+import fnmatch
+import re
+import shlex
+import stat
+from pathlib import Path
+
+from tpufeed.dataset.advice import unpack_beside
+from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
+from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.sources import coco, columnar, folder, table, tars
+from tpufeed.sharding.sources.source import Place, Source, listing
+from tpufeed.storage.local import is_folder, mode_of
+from tpufeed.storage.registry import open_store, url_scheme
+from tpufeed.storage.store import ObjectInfo, Store
+
+# The first that recognises a place reads it.
+KINDS: tuple[type[Source], ...] = (
+    tars.TarSource,
+    columnar.ColumnarSource,
+    coco.CocoSource,
+    table.TableSource,
+    folder.FolderSource,
+)
+_SUFFIXES = tuple(suffix for kind in KINDS for suffix in kind.suffixes)
+_COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz|(csv|tsv|jsonl|ndjson)\.(gz|bz2|xz|zst)|zip)$", re.IGNORECASE)
+_BRACES = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
+_MOST_FILES = 10**6
+_SHOWN = 3
+
+
+def find_source(url: str, options: ShardOptions) -> Source:
+    """The source at `url`: a folder, a table by its ending, one or more tars, or a file of COCO.
+
+    Args:
+        url: a folder, or files by name, where `*` and `{0000..0012}` may stand for several.
+        options: of the build.
+
+    Raises:
+        SourceError: the source is not there, or not readable.
+        OptionError: an option that this kind of source does not have.
+    """
+    if _COMPRESSED.search(url.rpartition("/")[2]) and "::" not in url and not _is_folder(url):
+        is_zip, chain = url.lower().endswith(".zip"), shlex.quote(f"zip::{url}")
+        raise SourceError(
+            f"{url} is compressed, so that its parts cannot be read in place; unpack it first "
+            f"({unpack_beside(url)})" + (f", or shard {chain}, which reads the files in the zip" if is_zip else "")
+        )
+    named = named_files(url)
+    if named is None:
+        store = open_store(url)
+        _check_folder(store)
+        place = Place(store, "", [], store.iter_objects())
+    else:
+        store, pattern = named
+        if options.masks is not None:
+            raise OptionError(
+                f"masks names a folder parallel to one of images, and {url} is no folder: say --image-column "
+                "mask=COLUMN:mask, of tars mask=SUFFIX:mask"
+            )
+        place = Place(store, pattern.lower(), find_files(store, pattern), iter(()))
+    kinds = (kind for kind in KINDS if (place.pattern.endswith(kind.suffixes) if place.pattern else kind.in_folders))
+    return next(found for kind in kinds if (found := kind.recognise(place, options)) is not None)
+
+
+def named_files(url: str) -> tuple[Store, str] | None:
+    """The folder of the files that `url` names (tables, tars, COCO's), and their name or pattern; None for a folder."""
+    parent, slash, last = url.rpartition("/")
+    parent = parent + slash if parent.endswith(("/", ":")) or not parent else parent
+    if not last.lower().endswith(_SUFFIXES) or _is_folder(url):
+        return None
+    return open_store(parent or "."), last
+
+
+def find_files(store: Store, pattern: str) -> list[ObjectInfo]:
+    """The files right below `store` that `pattern` names, in the order of their names."""
+    with listing():
+        if not re.search(r"[*?{]", pattern):
+            info = store.stat(pattern)
+            if info is None:
+                raise SourceError(f"the source {store.url}/{pattern} does not exist")
+            return [info]
+        patterns = expand(pattern)
+        infos = {info.name: info for info in store.iter_objects() if "/" not in info.name}
+    found = [info for name, info in sorted(infos.items()) if any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+    missing = [one for one in patterns if "*" not in one and "?" not in one and one not in infos]
+    if missing:
+        raise SourceError(f"{store.url}: {len(missing)} files are missing: {', '.join(missing[:_SHOWN])} ...")
+    if not found:
+        raise NoInputsError(f"{store.url}: no file is called like {pattern}")
+    return found
+
+
+def expand(pattern: str) -> list[str]:
+    """The patterns that `x-{000..012}.tar` stands for. Raises OptionError where they are too many."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        return [pattern]
+    first, last = match.groups()
+    numbers = range(int(first), int(last) + 1)
+    if len(numbers) > _MOST_FILES:
+        raise OptionError(f"{pattern} stands for {len(numbers):,} files; at most {_MOST_FILES:,} are looked for")
+    heads = [f"{pattern[: match.start()]}{number:0{len(first)}d}" for number in numbers]
+    return [head + tail for head in heads for tail in expand(pattern[match.end() :])]
+
+
+def _is_folder(url: str) -> bool:
+    with listing():
+        return url_scheme(url) == "file" and is_folder(url.removeprefix("file://"))
+
+
+def _check_folder(store: Store) -> None:
+    if url_scheme(store.url) != "file":
+        return
+    folder = Path(store.url)
+    with listing("the source cannot be read"):
+        mode = mode_of(folder)
+    if stat.S_ISDIR(mode):
+        return
+    if not mode:
+        state = "does not exist"
+    elif is_tfrecord_name(folder.name):
+        state = f"is a TFRecord file. {adopt_advice(str(folder.parent))}"
+    else:
+        state = "is a file; expected a folder of images, a table (.csv, .tsv, .jsonl, .parquet) or a .tar"
+    raise SourceError(f"the source {folder} {state}")
