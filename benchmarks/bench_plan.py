@@ -30,8 +30,8 @@ destination, recipe = open_store(sys.argv[2]), ShardRecipe(sys.argv[1], ShardOpt
 start = time.perf_counter()
 standing = check_destination(destination, recipe.kind, recipe.source, recipe.identity, overwrite=False)
 with destination.temporary_folder() as folder, recipe.draft(is_preview=False) as draft:
-    write_plan(folder / "plan", draft.header, draft.tasks)
-    plan = put_plan(destination, folder / "plan", standing)
+    made = write_plan(folder / "plan", draft.header, draft.tasks)
+    plan = put_plan(destination, folder / "plan", made, standing)
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps({"seconds": seconds, "peak_mb": peak / 1e3, "tasks": len(plan.tasks)}))

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.sharding.previews import preview_warmup
 from tpufeed.cache import warmup
-from tpufeed.cache.build import preview_warmup
-from tpufeed.cache.options import CacheOptions
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import BuildError, DatasetExistsError, ObjectChangedError
 
@@ -142,7 +141,7 @@ def test_an_interrupted_warmup_is_finished_by_its_command(source, interrupted, t
 
 def test_what_was_begun_for_a_version_that_grew_again_gives_way(source, photos, interrupted, tmp_path):
     tpufeed.append(photos[2], source, workers=1)
-    assert preview_warmup(source, interrupted, CacheOptions(size=32, variants=2, shard_bytes="100KB")).splits
+    assert preview_warmup(source, interrupted, **OPTIONS).splits
     assert warmup(source, interrupted, **OPTIONS).added == 40
     assert records_of(interrupted) == records_of(warmup(source, tmp_path / "whole", **OPTIONS).url)
     tpufeed.verify(interrupted)
@@ -151,7 +150,7 @@ def test_what_was_begun_for_a_version_that_grew_again_gives_way(source, photos, 
 def test_the_preview_is_of_what_is_new(source, photos, cache):
     tpufeed.append(photos[1], source, workers=1)
     before = files_of(cache)
-    preview = preview_warmup(source, cache, CacheOptions(size=32, variants=2, shard_bytes="100KB"))
+    preview = preview_warmup(source, cache, **OPTIONS)
     assert (sum(split.inputs for split in preview.splits.values()), preview.complete) == (20, False)
     assert files_of(cache) == before
 

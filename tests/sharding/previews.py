@@ -1,12 +1,14 @@
-"""The previews, called with the keywords of `shard` and `warmup`."""
+"""`preview`, called with the keywords of `shard`, `append` and `warmup`."""
 
-from tpufeed.cache import build as cache_build
+from tpufeed.build.run import preview
 from tpufeed.cache.options import CacheOptions
+from tpufeed.cache.recipe import CacheRecipe
 from tpufeed.cache.source import RAW_OPTIONS
-from tpufeed.sharding import build
+from tpufeed.sharding.append import AppendRecipe
+from tpufeed.sharding.build import shard_recipe
 from tpufeed.sharding.options import ShardOptions
 
-RUN = {"max_rejects", "overwrite", "allow_augmented", "workers", "engine"}
+RUN = {"max_rejects", "overwrite", "workers", "engine"}
 
 
 def _split(keywords, names):
@@ -16,14 +18,20 @@ def _split(keywords, names):
     )
 
 
-def preview_shard(src, dst, **keywords):
-    """`preview_shard` with the keywords of `shard`."""
+def preview_shard(src, dst, *, append=False, allow_different=False, **keywords):
+    """The preview of `shard`."""
     run, options = _split(keywords, RUN)
-    return build.preview_shard(src, dst, ShardOptions(**options), **run)
+    return preview(shard_recipe(src, ShardOptions(**options), append, allow_different), dst, **run)
 
 
-def preview_warmup(src, dst, **keywords):
-    """`preview_warmup` with the keywords of `warmup`."""
+def preview_append(src, dst, *, unset=(), **keywords):
+    """The preview of `append`."""
+    run, given = _split(keywords, RUN)
+    return preview(AppendRecipe(src, given=given, unset=unset), dst, **run)
+
+
+def preview_warmup(src, dst, *, allow_augmented=False, **keywords):
+    """The preview of `warmup`."""
     run, options = _split(keywords, RUN)
     raw, options = _split(options, RAW_OPTIONS)
-    return cache_build.preview_warmup(src, dst, CacheOptions(**options), ShardOptions(**raw), **run)
+    return preview(CacheRecipe(src, CacheOptions(**options), ShardOptions(**raw), allow_augmented), dst, **run)

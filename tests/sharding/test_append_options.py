@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import tpufeed
+from tests.sharding.previews import preview_append, preview_shard
 from tests.sharding.test_append import bytes_below, draw, make_table, samples_of
 from tpufeed.errors import (
     BuildError,
@@ -21,9 +22,6 @@ from tpufeed.errors import (
     TooManyRejectsError,
     TpufeedError,
 )
-from tpufeed.sharding.append import preview_append
-from tpufeed.sharding.build import preview_shard
-from tpufeed.sharding.options import ShardOptions
 
 
 def make_coco(folder, first, count=4, images="images"):
@@ -170,7 +168,7 @@ REFUSED = {
     "an image of a folder": ("more", {"image": "x"}, OptionError, None),
     "unset": ("more", {"unset": ["no such"]}, OptionError, None),
     "masks": ("more", {"masks": "nowhere"}, TpufeedError, None),
-    "the dataset itself": ("d", {}, OptionError, None),
+    "the dataset itself": ("d", OptionError, None),
     "a shard is gone": ("more", {}, BuildError, without_shard),
     "the index is damaged": ("more", {}, ShardError, with_damaged_index),
     "workers": ("more", {"workers": 0}, OptionError, None),
@@ -185,12 +183,11 @@ def test_the_preview_refuses_what_the_append_refuses(case, base):
         prepare(base)
     before = bytes_below(base / "d")
     options = {"workers": 1} | options
-    given = {name: options.pop(name) for name in ("image", "masks") if name in options}
     with pytest.raises(error) as told:
-        preview_append(base / source, base / "d", given, **options)
+        preview_append(base / source, base / "d", **options)
     assert bytes_below(base / "d") == before
     with pytest.raises(type(told.value)):
-        tpufeed.append(base / source, base / "d", **given, **options)
+        tpufeed.append(base / source, base / "d", **options)
     after = bytes_below(base / "d")
     assert {name: after[name] for name in before} == before
 
@@ -203,19 +200,19 @@ def test_the_preview_refuses_options_that_are_not_the_dataset_s(options, base):
     run = {"append": True, "workers": 1}
     for different in (False, True) if "classes" in options else (False,):
         with pytest.raises(OptionError) as told:
-            preview_shard(base / "more", base / "d", ShardOptions(**options), allow_different=different, **run)
+            preview_shard(base / "more", base / "d", **options, allow_different=different, **run)
         with pytest.raises(OptionError) as refused:
             tpufeed.shard(base / "more", base / "d", allow_different=different, **options, **run)
         assert str(told.value) == str(refused.value)
     with pytest.raises(OptionError, match="append"):
-        preview_shard(base / "more", base / "e", ShardOptions(), allow_different=True)
+        preview_shard(base / "more", base / "e", allow_different=True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_the_preview_refuses_a_dataset_that_cannot_be_written(base):
     (base / "d").chmod(0o555)
     with pytest.raises(TpufeedError):
-        preview_append(base / "more", base / "d", {})
+        preview_append(base / "more", base / "d")
     with pytest.raises(TpufeedError):
         tpufeed.append(base / "more", base / "d", workers=1)
 
@@ -223,7 +220,7 @@ def test_the_preview_refuses_a_dataset_that_cannot_be_written(base):
 def test_the_preview_has_the_figures_of_the_append(base):
     shutil.copytree(base / "old", base / "more", dirs_exist_ok=True)
     draw(base / "more", ["a/0.png"], 9)  # of the path of an image in the dataset
-    told = preview_append(base / "more", base / "d", {}, workers=1)
+    told = preview_append(base / "more", base / "d", workers=1)
     result = tpufeed.append(base / "more", base / "d", workers=1)
     assert (
         (told.version, told.skipped, told.complete) == (2, 7, False) == (result.manifest.number, result.skipped, False)
@@ -232,7 +229,7 @@ def test_the_preview_has_the_figures_of_the_append(base):
     assert told.classes == len(result.manifest.class_names)
     assert set(told.warnings) == set(result.warnings)
     assert any("other content" in warning for warning in told.warnings)
-    told = preview_append(base / "more", base / "d", {}, workers=1)
+    told = preview_append(base / "more", base / "d", workers=1)
     result = tpufeed.append(base / "more", base / "d", workers=1)
     assert (
         (told.version, told.skipped, told.complete) == (2, 20, True) == (result.manifest.number, result.skipped, True)
@@ -241,8 +238,8 @@ def test_the_preview_has_the_figures_of_the_append(base):
 
 def test_an_append_that_goes_on_is_previewed(base):
     interrupted(base)
-    assert preview_append(base / "few", base / "d", {}, max_rejects=1).version == 2
-    assert preview_append(base / "other", base / "d", {}, overwrite=True).version == 2
+    assert preview_append(base / "few", base / "d", max_rejects=1).version == 2
+    assert preview_append(base / "other", base / "d", overwrite=True).version == 2
     assert tpufeed.append(base / "few", base / "d", max_rejects=1, workers=1).added == 1
 
 

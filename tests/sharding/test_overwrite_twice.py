@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 from typer.testing import CliRunner
 
 import tpufeed
@@ -272,21 +271,3 @@ def test_overwrite_where_versions_follow_from_the_content_or_are_none(versions, 
         assert {info.name for info in store.iter_objects()} >= {"manifest.json", "rejects.jsonl", "train.index.npy"}
         assert tpufeed.verify(url).records == 5
         assert tpufeed.shard(broken, url, **OPTIONS).earlier_images == 5
-
-
-def test_a_build_of_an_older_tpufeed_goes_on(few, tmp_path, caplog):
-    """Its plan does not name every option, its reports not their run."""
-    tpufeed.shard(few, tmp_path / "d", policy={"damaged": "reject"}, **OPTIONS)
-    (tmp_path / "d/manifest.json").unlink()
-    plan = tmp_path / "d/_tpufeed/plan.jsonl"
-    *lines, _ = plan.read_bytes().replace(b'"damaged":"reject",', b"").splitlines(keepends=True)
-    plan.write_bytes(b"".join(lines) + b'{"crc32c":%d}\n' % crc32c(b"".join(lines)))
-    for path in (tmp_path / "d/_tpufeed/reports").iterdir():
-        fields = json.loads(path.read_bytes())
-        del fields["run_id"]
-        fields["checksum"] = crc32c(json.dumps({**fields, "checksum": 0}, separators=(",", ":")).encode())
-        path.write_text(json.dumps(fields, separators=(",", ":")))
-    with pytest.raises(DuplicateWriterError, match='damaged is "reject" there and "mend" here'):
-        tpufeed.shard(few, tmp_path / "d", **OPTIONS)
-    assert tpufeed.shard(few, tmp_path / "d", policy={"damaged": "reject"}, **OPTIONS).earlier_images == 6
-    assert not caplog.messages

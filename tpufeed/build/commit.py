@@ -8,7 +8,7 @@ run that has lost the destination publishes nothing.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from tpufeed.build.plan import (
     TaskRef,
     check_same_plan,
     read_plan,
-    read_plan_file,
     read_run_id,
 )
 from tpufeed.dataset.manifest import Manifest, Markers
@@ -46,7 +45,7 @@ from tpufeed.dataset.naming import (
 )
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.walk import stored_crc32c
-from tpufeed.dataset.writer import WrittenShard, check_writable
+from tpufeed.dataset.writer import check_writable
 from tpufeed.errors import (
     BuildError,
     DamageError,
@@ -62,6 +61,7 @@ from tpufeed.storage.reading import READS, read_document
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import ObjectInfo, Store
 
+_LOOKS = 10
 _logger = logging.getLogger(__name__)
 
 _REPLACED = "{}: another run with --overwrite has replaced this build; nothing of it was published"
@@ -153,13 +153,14 @@ def check_destination(store: Store, kind: str, source: str, identity: dict[str, 
     return Standing(plan, old, foreign)
 
 
-def put_plan(store: Store, path: Path, standing: Standing) -> Plan | None:
-    """Put a new plan in the place of the one among `standing.old`. None if another run of the same command was quicker.
+def put_plan(store: Store, path: Path, plan: Plan, standing: Standing) -> Plan | None:
+    """Put a new plan, written to `path`, in the place of the one among `standing.old`.
+
+    Returns None if another run of the same command was quicker.
 
     What is to be removed is noted before: the old plan, which names it, will be gone. Outputs of that plan that are not
     there yet are noted as well, as the run that it belongs to may still be at work.
     """
-    plan = read_plan_file(path)
     check_names(store, plan.header, standing)
     seen = {info.name: info for info in standing.old}
     # The version that was seen: a plan that another run has put meanwhile is not replaced.
@@ -170,11 +171,11 @@ def put_plan(store: Store, path: Path, standing: Standing) -> Plan | None:
         noted = _noted_names(store, seen) | {name: info.version for name, info in seen.items()}
         store.put(removals, msgspec.json.encode(noted))
     try:
-        put = store.put_file(PLAN, path, replaced)
+        stored = store.put_file(PLAN, path, replaced)
     except ObjectExistsError:  # the same command was started twice
         store.delete(removals)
         return None
-    return replace(plan, version=put.version)
+    return replace(plan, version=stored.version)
 
 
 def join_plan(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Plan:
@@ -384,67 +385,59 @@ def check_names(store: Store, header: PlanHeader, standing: Standing) -> None:
         )
 
 
-def put_shard(store: Store, name: str, path: Path, written: WrittenShard, owner: Owner) -> ShardReport:
-    """Put a task's shard from a local file. One that is there already with the same bytes is the same shard.
-
-    Other bytes under the name are an orphan: a task of this plan that was cut off before its report, under another
-    version of a decoder perhaps. It is replaced.
-    """
-
-    def put(replaces: ObjectInfo | None) -> ObjectInfo:
-        if replaces is not None:
-            _logger.warning("replacing %s/%s, which no report vouches for", mask_secrets(store.url), name)
-        return store.put_file(name, path, replaces)
-
-    stored = _put(store, name, written.bytes, written.crc32c, owner, put)
-    generation = stored.version if store.generations else None
-    return ShardReport(name, written.bytes, written.crc32c, written.lengths, generation)
-
-
-def put_made(store: Store, name: str, path: Path, size_bytes: int, crc: int, owner: Owner) -> None:
-    """Put a file that follows from the reports; what is there under its name is the same, or replaced."""
-    _put(store, name, size_bytes, crc, owner, lambda replaces: store.put_file(name, path, replaces))
-
-
-def put_data(store: Store, name: str, data: bytes, owner: Owner) -> None:
-    """Put a small object; what is there under its name is the same, or replaced."""
-    _put(store, name, len(data), crc32c(data), owner, lambda replaces: store.put(name, data, replaces))
-
-
-def _put(
-    store: Store, name: str, size_bytes: int, crc: int, owner: Owner, put: Callable[[ObjectInfo | None], ObjectInfo]
+def put(
+    store: Store, name: str, content: bytes | Path, owner: Owner | None, size_bytes: int = 0, crc: int = 0
 ) -> ObjectInfo:
-    """Put what belongs to the owner's build, and take it back where the destination is another's by then.
+    """Put what belongs to a build. An object of this name with the same bytes is the same; another one is replaced.
+
+    Of shards another one is an orphan: of a task of this plan that was cut off before its report, under another version
+    of a decoder perhaps. All other files follow from the reports.
+
+    Args:
+        store: the destination.
+        name: of the object.
+        content: its bytes, or a local file of `size_bytes` bytes of CRC-32C `crc`.
+        owner: the run that the destination belongs to; None for a version of a dataset, which anyone's run may put. If
+            the destination is another's by then, the object is taken back.
 
     Raises:
-        BuildError: as `check_owner` does.
+        BuildError: as `check_owner` does; or the object changes all the time.
     """
+    if isinstance(content, bytes):
+        size_bytes, crc = len(content), crc32c(content)
     replaces = None
-    while True:
+    for _ in range(_LOOKS):
         try:
-            stored = put(replaces)
-            break
+            if isinstance(content, bytes):
+                stored = store.put(name, content, replaces)
+            else:
+                stored = store.put_file(name, content, replaces)
         except ObjectExistsError:
             found = store.stat(name)
-            if found is not None and _holds(store, found, size_bytes, crc):
-                check_owner(store, owner)
+            is_same = found is not None and _holds(store, found, size_bytes, crc)
+            if owner is not None:
+                check_owner(store, owner)  # after that look: so what it has seen is not of a later owner
+            if found is not None and is_same:
                 return found
-            check_owner(store, owner)  # after that look: so what it has seen is not of a later owner
             replaces = found  # the same build's other run may be quicker, and then this is asked again
-    # Another run may have taken the destination over between the look and the put.
-    try:
-        check_owner(store, owner)
-    except BuildError:
-        store.delete(name, stored.version)
-        raise
-    return stored
+            continue
+        if replaces is not None:
+            _logger.info("replaced %s/%s, which was another", mask_secrets(store.url), name)
+        if owner is not None:
+            try:  # another run may have taken the destination over between the look and the put
+                check_owner(store, owner)
+            except BuildError:
+                store.delete(name, stored.version)
+                raise
+        return stored
+    raise BuildError(f"{store.url}/{name} changes all the time: is another program at work there?")
 
 
 def put_report(store: Store, report: Report, owner: Owner) -> None:
     """Put a task's report: from here on the task is done."""
     report = msgspec.structs.replace(report, run_id=owner.run_id)
     sealed = msgspec.structs.replace(report, checksum=_checksum(report))
-    put_data(store, report_name(report.task), msgspec.json.encode(sealed), owner)
+    put(store, report_name(report.task), msgspec.json.encode(sealed), owner)
 
 
 def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
@@ -459,7 +452,7 @@ def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if report.checksum == _checksum(report):
-            return report if report.run_id in (run_id, "") else None  # else of a build that this one has replaced
+            return report if report.run_id == run_id else None  # else of a build that this one has replaced
     _logger.warning("%s/%s is damaged; its task runs again", mask_secrets(store.url), name)
     _discard(store, name, data)
     return None
@@ -517,9 +510,4 @@ _RUN_ID = msgspec.json.Decoder(_RunId)
 
 
 def _checksum(report: Report) -> int:
-    unsealed = msgspec.structs.replace(report, checksum=0)
-    if report.run_id:
-        return crc32c(msgspec.json.encode(unsealed))
-    fields = msgspec.structs.asdict(unsealed)  # of a tpufeed that did not know the field
-    known = {name: value for name, value in fields.items() if name != "run_id" and value is not msgspec.UNSET}
-    return crc32c(msgspec.json.encode(known))
+    return crc32c(msgspec.json.encode(msgspec.structs.replace(report, checksum=0)))

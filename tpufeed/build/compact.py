@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 
 from tpufeed.build.commit import find_finished
-from tpufeed.build.destination import choose_engine
 from tpufeed.build.plan import Plan, PlanHeader, Task, check_forged
 from tpufeed.build.recipe import Draft, Recipe, SplitPreview
-from tpufeed.build.rejects import RejectBudget
 from tpufeed.build.run import ProgressListener
 from tpufeed.build.run import run as run_recipe
 from tpufeed.build.versions import COMPACT, Layout, Piece, follows, read_offsets
@@ -30,7 +28,6 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import DatasetNotFoundError, ManifestError, OptionError
 from tpufeed.options import checked
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64  # of a cache whose command says no size
@@ -114,10 +111,9 @@ def compact(
         RecordError, ShardError: a record is damaged, and no version is published.
         TaskError, BuildError: the work failed; what is done stays, and the same call goes on.
     """
-    start, store = time.monotonic(), open_store(url, follow=False)
-    recipe, chosen = Compaction(), choose_engine(engine, workers, store)
+    start, recipe = time.monotonic(), Compaction()
     result = run_recipe(
-        recipe, store, engine=chosen, budget=RejectBudget(0), overwrite=overwrite, fsync=fsync, listener=listener
+        recipe, url, max_rejects=0, overwrite=overwrite, fsync=fsync, workers=workers, engine=engine, listener=listener
     )
     return CompactResult(
         url=result.url,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from tpufeed.build.commit import put_made
+from tpufeed.build.commit import put
 from tpufeed.build.plan import Owner
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.errors import ManifestError
@@ -106,7 +106,7 @@ class DigestWriter:
         """Put the file, where all tasks have told theirs."""
         self._file.close()
         if self._complete and self._size:
-            put_made(store, DIGESTS, self._path, self._size, self._crc, owner)
+            put(store, DIGESTS, self._path, owner, self._size, self._crc)
 
 
 class InputDigests(NamedTuple):

@@ -36,8 +36,6 @@ _DIGEST_BYTES = 16
 _MOST_VARIANTS = 1000
 _MOST_OUTPUTS = 1 << 21  # files whose names are in memory: a cache of 200 TB has fewer
 _SAID = 200  # characters of an option's value in a message
-# What builds did that do not name an option yet.
-_BEFORE = {"damaged": "reject", "progressive": "keep", "restart_markers": False}
 
 
 class _TaskHead(msgspec.Struct, frozen=True):
@@ -168,21 +166,29 @@ class Plan:
         return Owner(self.header.run_id, self.version)
 
 
-def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> None:
+def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
     """Write the file, to the disk and not only into its cache: a build rests on it. Raises StoreError."""
-    crc = 0
     header = msgspec.structs.replace(header, source=url_identity(header.source), base=url_identity(header.base))
+    first = msgspec.json.encode(header) + b"\n"
+    refs = list[TaskRef]()
     try:
         with path.open("wb") as file:
-            for part in itertools.chain([header], map(_mask_inputs, tasks)):
-                line = msgspec.json.encode(part) + b"\n"
-                crc = crc32c(line, crc)
+            file.write(first)
+            start, crc = len(first), crc32c(first)
+            for task in map(_mask_inputs, tasks):
+                line = msgspec.json.encode(task)
+                stop = start + len(line)
+                name = header.shard_names(task)[0]
+                refs.append(TaskRef(task.number, task.split, start, stop, name, _digest(line)))
+                line += b"\n"
+                start, crc = stop + 1, crc32c(line, crc)
                 file.write(line)
             file.write(msgspec.json.encode(_End(crc)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from error
+    return Plan(_HEADER.decode(first), tuple(refs))  # as a later run reads it
 
 
 def read_plan(store: Store) -> Plan:
@@ -206,12 +212,6 @@ def read_plan(store: Store) -> Plan:
             raise ManifestError(
                 f"{where}: not a readable plan: {error}. Build again with --overwrite, or remove {store.url}"
             ) from error
-
-
-def read_plan_file(path: Path) -> Plan:
-    """The plan that `write_plan` has just written to `path`: whatever stands at its destination a moment later."""
-    with path.open("rb") as file:
-        return _read_plan(file, str(path))
 
 
 def _read_plan(file: BinaryIO, where: str) -> Plan:
@@ -374,7 +374,6 @@ def forged(store: Store, source: str, problem: str) -> ManifestError:
 
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Say in words how the options of two builds differ; both are as JSON gives them."""
-    stored = {**{name: value for name, value in _BEFORE.items() if name in wanted}, **stored}
     found: list[tuple[str, Any, Any]] = []
     for name in (*wanted, *sorted(stored.keys() - wanted.keys())):
         there, here = stored.get(name), wanted.get(name)

@@ -83,6 +83,7 @@ class Recipe(Protocol):
         kind: the command, as plan and manifest name it.
         worker: the module that has `run` and `reach` of a task, see `engines.engine.Job`.
         source: URL of what is read.
+        stores: those that workers read from.
         identity: the options that decide every byte; with kind and source a plan is known by them.
         warnings: sentences on the options.
         base: the version of a dataset that grows by this build; None for a dataset of its own.
@@ -97,6 +98,7 @@ class Recipe(Protocol):
     worker: str
     source: str
     identity: dict[str, Any]
+    stores: tuple[Store, ...] = ()
     warnings: tuple[str, ...] = ()
     base: Dataset | None = None
     grows_by: str = ""

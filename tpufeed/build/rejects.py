@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tpufeed.build.commit import Reject, Report, put_data
+from tpufeed.build.commit import Reject, Report, put
 from tpufeed.build.plan import Owner
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.errors import OptionError, TooManyRejectsError
@@ -67,9 +67,7 @@ class Rejects:
 
     def put(self) -> None:
         """Put rejects.jsonl."""
-        put_data(
-            self._store, REJECTS, b"".join(msgspec.json.encode(reject) + b"\n" for reject in self.all), self._owner
-        )
+        put(self._store, REJECTS, b"".join(msgspec.json.encode(reject) + b"\n" for reject in self.all), self._owner)
 
     def check(self) -> None:
         """Raises TooManyRejectsError, having put rejects.jsonl, where there are more than the budget allows."""

@@ -30,18 +30,17 @@ from tpufeed.build.commit import (
     is_stored,
     join_plan,
     open_part,
-    put_data,
-    put_made,
+    put,
     put_plan,
     read_report,
     remove_old,
     remove_orphans,
 )
-from tpufeed.build.destination import check_space
+from tpufeed.build.destination import check_space, choose_engine, refuse_source
 from tpufeed.build.digests import DigestWriter, Duplicates
 from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef, read_plan, with_access, write_plan
 from tpufeed.build.recipe import Preview, Recipe, SplitPreview
-from tpufeed.build.rejects import RejectBudget, Rejects, too_many
+from tpufeed.build.rejects import RejectBudget, Rejects, parse_budget, too_many
 from tpufeed.build.versions import publish
 from tpufeed.dataset.advice import iter_warnings, manifest_warnings
 from tpufeed.dataset.index import IndexWriter
@@ -60,6 +59,7 @@ from tpufeed.errors import (
     mask_secrets,
 )
 from tpufeed.processes.limits import available_cores
+from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
 _TRIES = 5  # at growing a dataset, while others are quicker
@@ -138,13 +138,14 @@ class BuildResult:
 
 def run(  # noqa: PLR0913  # how a build is run
     recipe: Recipe,
-    destination: Store,
+    dst: str | Path,
     *,
-    engine: Engine,
-    budget: RejectBudget,
-    overwrite: bool = False,
-    fsync: bool = False,
-    listener: ProgressListener | None = None,
+    max_rejects: str | int | None,
+    overwrite: bool,
+    fsync: bool,
+    workers: int | None,
+    engine: Engine | str | None,
+    listener: ProgressListener | None,
 ) -> BuildResult:
     """Build what the recipe says: check, plan or join a plan, run the tasks that are left, publish.
 
@@ -152,12 +153,13 @@ def run(  # noqa: PLR0913  # how a build is run
 
     Args:
         recipe: what is built.
-        destination: where the dataset goes, or is.
-        engine: runs the tasks.
-        budget: rejects beyond it fail the build.
+        dst: where the dataset goes, or is.
+        max_rejects: fail the build if more inputs than this are rejected.
         overwrite: once there is a new plan, remove what is at the destination; of a dataset that grows only what an
             interrupted run has left of the next version.
         fsync: bring what stands in a local store to the disk before the manifest.
+        workers: processes; None: all cores.
+        engine: runs the tasks.
         listener: called with the progress.
 
     Raises:
@@ -166,6 +168,7 @@ def run(  # noqa: PLR0913  # how a build is run
         TooManyRejectsError: more inputs than the budget allows cannot be taken; what is done stays.
         BuildError: no input could be taken, or the destination belongs to another run by now.
     """
+    budget, destination, chosen = _open(recipe, dst, max_rejects, workers, engine)
     for _ in range(_TRIES):
         try:
             finished = recipe.look(destination, overwrite)
@@ -173,8 +176,8 @@ def run(  # noqa: PLR0913  # how a build is run
                 dataset, duplicates = recipe.finish(finished)
                 said = () if duplicates is None else duplicates.warnings
                 return replace(finished_result(dataset), duplicates=duplicates, warnings=said)
-            with engine.prepare(f"{recipe.worker}:run"):
-                return _build(recipe, destination, engine, budget, overwrite, fsync, listener or (lambda _: None))
+            with chosen.prepare(f"{recipe.worker}:run"):
+                return _build(recipe, destination, chosen, budget, overwrite, fsync, listener or (lambda _: None))
         except (DuplicateWriterError, BuildError):
             now = None if recipe.base is None else find_finished(destination)
             if now is None or recipe.base is None or now.number == recipe.base.number:
@@ -182,8 +185,14 @@ def run(  # noqa: PLR0913  # how a build is run
     raise BuildError(f"{destination.url} has grown {_TRIES} times meanwhile; run the same command again")
 
 
-def preview(
-    recipe: Recipe, destination: Store, *, budget: RejectBudget, overwrite: bool = False, workers: int | None = None
+def preview(  # as `run`
+    recipe: Recipe,
+    dst: str | Path,
+    *,
+    max_rejects: str | int | None = None,
+    overwrite: bool = False,
+    workers: int | None = None,
+    engine: Engine | str | None = None,
 ) -> Preview:
     """Tell what `run` with the same arguments would do. Changes nothing.
 
@@ -192,6 +201,7 @@ def preview(
         TooManyRejectsError, BuildError: more inputs than the budget allows, or all, cannot be taken, of those alone
             that were tried or have no file or class; or there is no room.
     """
+    budget, destination, _ = _open(recipe, dst, max_rejects, workers, engine)
     finished, base = recipe.look(destination, overwrite), recipe.base
     if finished is not None:
         return _preview_of(recipe, finished)
@@ -277,6 +287,15 @@ def _preview_of(recipe: Recipe, finished: Dataset) -> Preview:
     )
 
 
+def _open(
+    recipe: Recipe, dst: str | Path, max_rejects: str | int | None, workers: int | None, engine: Engine | str | None
+) -> tuple[RejectBudget, Store, Engine]:
+    budget, destination = parse_budget(max_rejects), open_store(dst, follow=False)
+    chosen = choose_engine(engine, workers, *recipe.stores, destination)
+    refuse_source(destination, *recipe.stores)
+    return budget, destination, chosen
+
+
 def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, Standing]:
     """Check where a build would begin or go on, as its preview does; return the store that it works in."""
     base, kind = recipe.base, recipe.kind
@@ -326,8 +345,8 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
                     nothing = replace(finished_result(base), skipped=draft.skipped, added=0, rejected={})
                     return replace(nothing, warnings=said)
                 check_space(store, draft.bytes, standing.old_bytes)
-                write_plan(folder / "plan", draft.header, draft.tasks)
-            plan = put_plan(store, folder / "plan", standing)
+                made = write_plan(folder / "plan", draft.header, draft.tasks)
+            plan = put_plan(store, folder / "plan", made, standing)
     if plan is None:
         joined = True
         plan = join_plan(store, recipe.kind, recipe.source, recipe.identity, overwrite)
@@ -510,7 +529,7 @@ class _Part:
         variants = []
         for name, path, index, shards in zip(self.names, self.paths, self.indexes, self.shards, strict=True):
             size_bytes, crc = index.finish()
-            put_made(store, name, path, size_bytes, crc, owner)
+            put(store, name, path, owner, size_bytes, crc)
             variants.append(Variant(tuple(shards), IndexFile(name, size_bytes, crc)))
         records = sum(shard.records for shard in variants[0].shards)
         return Split(records, tuple(self.class_counts.tolist()), tuple(variants))
@@ -580,5 +599,5 @@ def _finish(  # what a build ends with
             raise
         except OSError as error:
             raise StoreError(f"{store.url}/{file.name}: {error.strerror or error}") from error
-    put_data(store, MANIFEST, encode_manifest(manifest), plan.owner)
+    put(store, MANIFEST, encode_manifest(manifest), plan.owner)
     return manifest, duplicates

@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from crc32c import crc32c
 
-from tpufeed.build.commit import check_owner, find_lost, is_stored
+from tpufeed.build.commit import check_owner, find_lost, is_stored, put
 from tpufeed.build.plan import Owner
 from tpufeed.dataset.index import ITEM_BYTES, IndexWriter, Offsets
 from tpufeed.dataset.manifest import (
@@ -38,12 +37,11 @@ from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
 from tpufeed.storage.reading import read_document
-from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.storage.store import Store
 
 COMPACT = "compact"  # the kind of a part whose shards take the place of others, and hold their records
 PART_OPTIONS = frozenset({"append_to", "base_digest"})  # by which a part's plan says which version it follows
 _BLOCK_ITEMS = 1 << 19
-_LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +302,9 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
         data = read_document(store, MANIFEST, "" if standing is None else standing.version)
         if standing is None or decode_manifest(data, f"{store.url}/{MANIFEST}") != base.manifest:
             raise ObjectChangedError(MANIFEST)
-        _put_same(store, version_name(base.number), data)
+        put(store, version_name(base.number), data, None)
         check()
-        put = store.put(MANIFEST, encode_manifest(manifest), standing)
+        stored = store.put(MANIFEST, encode_manifest(manifest), standing)
     except (ObjectChangedError, ObjectExistsError) as error:
         present = find_published(store, manifest.run_id)
         if present is not None:
@@ -319,7 +317,7 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
         check()
     except BuildError:  # discarded at this very moment: its shards are about to be removed
         with suppress(ObjectExistsError):
-            store.put(MANIFEST, data, put)
+            store.put(MANIFEST, data, stored)
         raise
     return find_dataset(store) or base
 
@@ -350,7 +348,7 @@ def _put_index(  # noqa: PLR0913, PLR0917  # of one caller
             writer.add_offsets(np.frombuffer(data, "<u8"))
     size, crc = writer.finish()
     name = version_index_name(split, None if base.manifest.cache is None else variant, number)
-    _put_made(base.store, name, size, crc, lambda found: base.store.put_file(name, path, found))
+    put(base.store, name, path, None, size, crc)
     return IndexFile(name, size, crc)
 
 
@@ -374,23 +372,6 @@ def _check_index(store: Store, index: IndexFile) -> None:
             f"{store.url}/{index.name} is missing, or not as the manifest says: {index.bytes} bytes of CRC-32C "
             f"{index.crc32c:08x}. Nothing was published. Run: tpufeed verify {store.url}"
         )
-
-
-def _put_same(store: Store, name: str, data: bytes) -> None:
-    """Put an object; what stands there under its name is the same, or replaced."""
-    _put_made(store, name, len(data), crc32c(data), lambda found: store.put(name, data, found))
-
-
-def _put_made(store: Store, name: str, size: int, crc: int, put: Callable[[ObjectInfo | None], ObjectInfo]) -> None:
-    """Put what follows from the version before and the part; another object of the name is a leftover, and replaced."""
-    for _ in range(_LOOKS):
-        found = store.stat(name)
-        if found is not None and is_stored(store, name, size, crc):
-            return
-        with suppress(ObjectExistsError):  # another run of the same command was quicker
-            put(found)
-            return
-    raise BuildError(f"{store.url}/{name} changes all the time: is another program at work there?")
 
 
 def _shards_of(piece: Piece, sides: Sequence[Split | None], variant: int, folder: str) -> list[Shard]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tpufeed.build.commit import Reject, Report, put_report, put_shard, read_report
+from tpufeed.build.commit import Reject, Report, ShardReport, put, put_report, read_report
 from tpufeed.build.destination import see_destination
 from tpufeed.build.plan import Owner, PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.manifest import Markers
@@ -88,7 +88,7 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
     if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
         return
     task, layout = read_task(destination, ref), record_layout(header.features)
-    names = header.shard_names(task)
+    names, shards = header.shard_names(task), list[ShardReport]()
     with destination.temporary_folder() as folder:
         paths = [folder / f"shard-{number}" for number in range(len(names))]
         with ExitStack() as stack:
@@ -97,13 +97,14 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
             context.write(task, output)
         written = [writer.finish() for writer in writers]
         with output.meter.putting(sum(shard.bytes for shard in written)):
-            shards = tuple(
-                put_shard(destination, counted(name, len(shard.lengths)), path, shard, context.owner)
-                for name, path, shard in zip(names, paths, written, strict=True)
-            )
+            for name, path, shard in zip(names, paths, written, strict=True):
+                lengths, full_name = shard.lengths, counted(name, len(shard.lengths))
+                stored = put(destination, full_name, path, context.owner, shard.bytes, shard.crc32c)
+                generation = stored.version if destination.generations else None
+                shards.append(ShardReport(full_name, shard.bytes, shard.crc32c, lengths, generation))
     report = Report(
         task.number,
-        shards,
+        tuple(shards),
         tuple(output.class_counts),
         dict(output.images),
         tuple(output.rejects),

@@ -1,23 +1,17 @@
-"""`warmup`: from a dataset, or raw images, to a cache, and the preview of it."""
+"""`warmup`: from a dataset, or raw images, to a cache."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpufeed.build.destination import choose_engine, refuse_source
-from tpufeed.build.recipe import Preview
-from tpufeed.build.rejects import parse_budget
-from tpufeed.build.run import BuildResult, ProgressListener, preview, run
+from tpufeed.build.run import BuildResult, ProgressListener, run
 from tpufeed.cache.options import CacheOptions, Encoding, Seed, Variants
 from tpufeed.cache.recipe import CacheRecipe
-from tpufeed.cache.source import open_source
 from tpufeed.engines.engine import Engine
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import MaxPixels, MinSidePx, Quality
 from tpufeed.images.protocols import Ops
 from tpufeed.options import Count, checked
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
 
 _ELSEWHERE = {
     "presize": "a cache has all images of one size: give size=..., or ops=[...] of which one fixes it",
@@ -118,46 +112,13 @@ def warmup(  # noqa: PLR0913  # the public face
         min_side=min_side,
         policy=policy,
     )
-    recipe, destination, chosen = _prepare(src, dst, options, raw, allow_augmented, workers, engine)
-    budget = parse_budget(max_rejects)
-    return run(recipe, destination, engine=chosen, budget=budget, overwrite=overwrite, fsync=fsync, listener=listener)
-
-
-def preview_warmup(  # noqa: PLR0913  # those of `warmup`
-    src: str | Path,
-    dst: str | Path,
-    options: CacheOptions,
-    raw: ShardOptions | None = None,
-    *,
-    max_rejects: str | int | None = None,
-    overwrite: bool = False,
-    allow_augmented: bool = False,
-    workers: Count | None = None,
-    engine: Engine | str | None = None,
-) -> Preview:
-    """Say what `warmup` with the same arguments would do; `raw` describes raw images. Changes nothing.
-
-    Raises:
-        OptionError, SourceError, NoInputsError, DatasetNotFoundError, OpError: as `warmup` does.
-        DatasetExistsError, DuplicateWriterError: as `warmup` does.
-        BuildError, StoreError: there is no room at the destination, or it cannot be written.
-    """
-    raw = ShardOptions() if raw is None else raw
-    recipe, destination, _ = _prepare(src, dst, options, raw, allow_augmented, workers, engine)
-    return preview(recipe, destination, budget=parse_budget(max_rejects), overwrite=overwrite, workers=workers)
-
-
-def _prepare(  # noqa: PLR0913, PLR0917  # those of `warmup`
-    src: str | Path,
-    dst: str | Path,
-    options: CacheOptions,
-    raw: ShardOptions,
-    allow_augmented: bool,
-    workers: Count | None,
-    engine: Engine | str | None,
-) -> tuple[CacheRecipe, Store, Engine]:
-    origin, destination = open_source(src, raw, allow_augmented), open_store(dst, follow=False)
-    recipe = CacheRecipe(origin, options)
-    chosen = choose_engine(engine, workers, *origin.stores, destination)
-    refuse_source(destination, *origin.stores)
-    return recipe, destination, chosen
+    return run(
+        CacheRecipe(src, options, raw, allow_augmented),
+        dst,
+        max_rejects=max_rejects,
+        overwrite=overwrite,
+        fsync=fsync,
+        workers=workers,
+        engine=engine,
+        listener=listener,
+    )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from tpufeed.build.recipe import Draft, Recipe, SplitPreview
 from tpufeed.build.versions import follows, put_version
 from tpufeed.cache.moving import Mover, cached_spec, encode_pixels
 from tpufeed.cache.options import CacheOptions, Size
-from tpufeed.cache.source import SOURCE_VERSION, CacheSource, Listing, RawSource, Sample
+from tpufeed.cache.source import SOURCE_VERSION, CacheSource, Listing, RawSource, Sample, open_source
 from tpufeed.cache.worker import Augmenter, CacheContext
 from tpufeed.dataset.manifest import GROWN_VERSION, CacheInfo, Part
 from tpufeed.dataset.reader import Dataset
@@ -38,6 +39,7 @@ from tpufeed.images.pipeline import Pipeline, check_deterministic
 from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.joined import check_joined
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.store import Store
 
 KIND = "cache warmup"
@@ -52,17 +54,22 @@ class CacheRecipe(Recipe):
     """A cache of its own, or the samples that are new in a source that has grown.
 
     Args:
-        origin: what is warmed.
+        src: a dataset, or raw images: a path or URL.
         options: of the cache.
+        raw: how raw images are read.
+        allow_augmented: as in `tpufeed.cache.warmup`.
 
     Raises:
-        OptionError: the images would differ in size.
+        OptionError: the images would differ in size; or as `open_source` does.
     """
 
     kind, worker, grows_by = KIND, "tpufeed.cache.worker", "warmup"
 
-    def __init__(self, origin: CacheSource, options: CacheOptions) -> None:
-        self.origin, self.options, self.source = origin, options, origin.url
+    def __init__(
+        self, src: str | Path, options: CacheOptions, raw: ShardOptions | None = None, allow_augmented: bool = False
+    ) -> None:
+        origin = open_source(src, raw or ShardOptions(), allow_augmented)
+        self.origin, self.options, self.source, self.stores = origin, options, origin.url, origin.stores
         self.size = options.output_size(origin.size)
         # Every option that decides bytes, as it comes back from JSON.
         self.wanted = msgspec.json.decode(msgspec.json.encode({**origin.identity, **options.to_dict()}))

@@ -110,8 +110,10 @@ def warmup_command(
         "policy": parse_pairs(policy, "policy", "alpha=black") or None,
         "engine": choose_engine(engine, workers, ray_address, beam),
     }
-    from tpufeed.cache.build import preview_warmup, warmup
+    from tpufeed.build.run import preview
+    from tpufeed.cache.build import warmup
     from tpufeed.cache.options import CacheOptions
+    from tpufeed.cache.recipe import CacheRecipe
     from tpufeed.images.ops import parse_op
     from tpufeed.sharding.options import ShardOptions
 
@@ -119,19 +121,22 @@ def warmup_command(
         values[name] = None if values[name] is None else [parse_op(text) for text in values[name]]
     if dry_run:
         raw = given(ShardOptions, {name: values[name] for name in _OF_RAW_IMAGES})
-        options: dict[str, Any] = {"options": CacheOptions(**given(CacheOptions, values)), "raw": ShardOptions(**raw)}
-        preview = preview_warmup(**options, **given(preview_warmup, values))
+        options = CacheOptions(**given(CacheOptions, values))
+        recipe = CacheRecipe(src, options, ShardOptions(**raw), allow_augmented)
+        foretold = preview(recipe, **given(preview, values))
         rows = [
-            (name, f"{split.inputs:,}", str(preview.variants), str(split.shards))
-            for name, split in preview.splits.items()
+            (name, f"{split.inputs:,}", str(foretold.variants), str(split.shards))
+            for name, split in foretold.splits.items()
         ]
 
         def say_details() -> None:
-            each = f"{preview.probed_seconds * 1e3:,.1f} ms of one core each"
-            echo(f"source: {preview.source}")
-            echo(f"tried: {number_of(preview.probed, 'sample')}, {each}")
-            echo(f"fingerprint: {preview.fingerprint}")
+            each = f"{foretold.probed_seconds * 1e3:,.1f} ms of one core each"
+            echo(f"source: {foretold.source}")
+            echo(f"tried: {number_of(foretold.probed, 'sample')}, {each}")
+            echo(f"fingerprint: {foretold.fingerprint}")
 
-        print_preview(preview, values["engine"], as_json, ("split", "samples", "variants", "shards"), rows, say_details)
+        print_preview(
+            foretold, values["engine"], as_json, ("split", "samples", "variants", "shards"), rows, say_details
+        )
         return
     run_build("warming", lambda listen: warmup(listener=listen, **given(warmup, values)), as_json, log_json)

@@ -123,12 +123,13 @@ def shard_command(
         "box_columns": None if box_columns is None else box_columns.split(","),
         "engine": choose_engine(engine, workers, ray_address, beam),
     }
-    from tpufeed.sharding.build import preview_shard, shard
+    from tpufeed.build.run import preview
+    from tpufeed.sharding.build import shard, shard_recipe
     from tpufeed.sharding.options import ShardOptions
 
     if dry_run:
-        preview = preview_shard(options=ShardOptions(**given(ShardOptions, values)), **given(preview_shard, values))
-        _print_preview(preview, values["engine"], as_json)
+        recipe = shard_recipe(src, ShardOptions(**given(ShardOptions, values)), append, allow_different)
+        _print_preview(preview(recipe, **given(preview, values)), values["engine"], as_json)
         return
     run_build("sharding", lambda listen: shard(listener=listen, **given(shard, values)), as_json, log_json)
 
@@ -173,13 +174,13 @@ def append_command(  # each option is a flag
       tpufeed append gs://bucket/raw/new gs://bucket/flowers --dry-run
     """
     values: dict[str, Any] = locals() | {"engine": choose_engine(engine, workers, ray_address, beam)}
-    from tpufeed.sharding.append import append, preview_append
+    from tpufeed.build.run import preview
+    from tpufeed.sharding.append import AppendRecipe, append
 
     if dry_run:
         own = {name: values[name] for name in ("split_by", "image", "label", "masks", "duplicates")}
-        options = {name: value for name, value in own.items() if value is not None}
-        preview = preview_append(given=options, **given(preview_append, values))
-        _print_preview(preview, values["engine"], as_json)
+        recipe = AppendRecipe(src, given=own, unset=unset or ())
+        _print_preview(preview(recipe, **given(preview, values)), values["engine"], as_json)
         return
     run_build("appending", lambda listen: append(listener=listen, **given(append, values)), as_json, log_json)
 

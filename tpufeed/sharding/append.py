@@ -8,11 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from tpufeed.build.commit import find_finished
-from tpufeed.build.destination import choose_engine, refuse_source
 from tpufeed.build.plan import Plan, differing_options
-from tpufeed.build.recipe import Draft, Preview
-from tpufeed.build.rejects import parse_budget
-from tpufeed.build.run import BuildResult, ProgressListener, preview, run
+from tpufeed.build.recipe import Draft
+from tpufeed.build.run import BuildResult, ProgressListener, run
 from tpufeed.build.versions import check_base, check_class_names, follows
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.dataset.reader import Dataset
@@ -26,7 +24,6 @@ from tpufeed.sharding.plan import draft_shards
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.sharding.sources.coco import is_coco
 from tpufeed.sharding.standing import StandingDataset
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
 # What decides no bytes of records.
@@ -90,41 +87,23 @@ def append(  # noqa: PLR0913  # the public face
         TooManyRejectsError, TaskError, BuildError: the work failed; the dataset is as it was.
     """
     given = {"image": image, "label": label, "split_by": split_by, "masks": masks, "duplicates": duplicates}
-    source, destination = open_store(src), open_store(dst, follow=False)
-    recipe = AppendRecipe(source.url, given=given, unset=unset)
-    chosen = choose_engine(engine, workers, source, destination)
-    refuse_source(destination, source)
-    budget = parse_budget(max_rejects)
-    return run(recipe, destination, engine=chosen, budget=budget, overwrite=overwrite, fsync=fsync, listener=listener)
-
-
-def preview_append(  # noqa: PLR0913  # those of `append`
-    src: str | Path,
-    dst: str | Path,
-    given: Mapping[str, Any],
-    *,
-    unset: Names = (),
-    max_rejects: str | int | None = None,
-    overwrite: bool = False,
-    workers: int | None = None,
-    engine: Engine | str | None = None,
-) -> Preview:
-    """Tell what `append` would do; `given` are its arguments from `image` to `duplicates`.
-
-    Raises as `append` does. Changes nothing.
-    """
-    source, destination = open_store(src), open_store(dst, follow=False)
-    recipe = AppendRecipe(source.url, given=given, unset=unset)
-    choose_engine(engine, workers, source, destination)
-    refuse_source(destination, source)
-    return preview(recipe, destination, budget=parse_budget(max_rejects), overwrite=overwrite, workers=workers)
+    return run(
+        AppendRecipe(src, given=given, unset=unset),
+        dst,
+        max_rejects=max_rejects,
+        overwrite=overwrite,
+        fsync=fsync,
+        workers=workers,
+        engine=engine,
+        listener=listener,
+    )
 
 
 class AppendRecipe(ShardRecipe):
     """The images of a source that a dataset does not have yet become its next version.
 
     Args:
-        source: the URL of raw images.
+        src: raw images: a path or URL.
         options: of the build; None: those of the dataset, with `given` in their place and without `unset`.
         allow_different: take options that decide bytes and are not the dataset's; of options that are the dataset's
             own a user may choose some.
@@ -135,14 +114,14 @@ class AppendRecipe(ShardRecipe):
 
     def __init__(
         self,
-        source: str,
+        src: str | Path,
         options: ShardOptions | None = None,
         *,
         allow_different: bool = True,
         given: Mapping[str, Any] = MappingProxyType({}),
         unset: Sequence[str] = (),
     ) -> None:
-        super().__init__(source, options or ShardOptions())
+        super().__init__(src, options or ShardOptions())
         self._asked, self._allow_different, self._given, self._unset = options, allow_different, given, unset
 
     def look(self, destination: Store, overwrite: bool) -> None:

@@ -3,10 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpufeed.build.destination import choose_engine, refuse_source
-from tpufeed.build.recipe import Preview
-from tpufeed.build.rejects import parse_budget
-from tpufeed.build.run import BuildResult, ProgressListener, preview, run
+from tpufeed.build.run import BuildResult, ProgressListener, run
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import OptionError
 from tpufeed.images.decoding import MAX_PIXELS
@@ -15,8 +12,6 @@ from tpufeed.options import Count, Names, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
 from tpufeed.sharding.options import POLICIES, Handling, NameStyle, ShardOptions
 from tpufeed.sharding.recipe import ShardRecipe
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
 
 
 @checked({name: f"use policy={{{name!r}: ...}}" for name in POLICIES})
@@ -173,44 +168,28 @@ def shard(  # noqa: PLR0913  # the public face
         duplicates=duplicates,
         split_by_content=split_by_content,
     )
-    source, destination = open_store(src), open_store(dst, follow=False)
-    recipe = _recipe(source, options, append, allow_different)
-    chosen = choose_engine(engine, workers, source, destination)
-    refuse_source(destination, source)
-    budget = parse_budget(max_rejects)
-    return run(recipe, destination, engine=chosen, budget=budget, overwrite=overwrite, fsync=fsync, listener=listener)
+    return run(
+        shard_recipe(src, options, append, allow_different),
+        dst,
+        max_rejects=max_rejects,
+        overwrite=overwrite,
+        fsync=fsync,
+        workers=workers,
+        engine=engine,
+        listener=listener,
+    )
 
 
-def preview_shard(  # noqa: PLR0913  # those of `shard`
-    src: str | Path,
-    dst: str | Path,
-    options: ShardOptions,
-    *,
-    max_rejects: str | int | None = None,
-    append: bool = False,
-    allow_different: bool = False,
-    overwrite: bool = False,
-    workers: Count | None = None,
-    engine: Engine | str | None = None,
-) -> Preview:
-    """Tell what `shard` with the same arguments would do. Changes nothing.
+def shard_recipe(
+    src: str | Path, options: ShardOptions, append: bool = False, allow_different: bool = False
+) -> ShardRecipe:
+    """Return the recipe of `shard`, which `build.run.preview` takes, too.
 
     Raises:
-        OptionError, NoInputsError, SourceError, DatasetExistsError, DuplicateWriterError: as `shard` does.
-        TooManyRejectsError: more inputs than the budget allows cannot be taken, of those alone that were tried or have
-            no file or class.
-        BuildError, StoreError: there is no room at the destination, it cannot be written, or no input can be taken.
+        OptionError: `allow_different` without `append`.
     """
-    source, destination = open_store(src), open_store(dst, follow=False)
-    recipe = _recipe(source, options, append, allow_different)
-    choose_engine(engine, workers, source, destination)
-    refuse_source(destination, source)
-    return preview(recipe, destination, budget=parse_budget(max_rejects), overwrite=overwrite, workers=workers)
-
-
-def _recipe(source: Store, options: ShardOptions, append: bool, allow_different: bool) -> ShardRecipe:
     if append:
-        return AppendRecipe(source.url, options, allow_different=allow_different)
+        return AppendRecipe(src, options, allow_different=allow_different)
     if allow_different:
         raise OptionError("allow_different is for append=True")
-    return ShardRecipe(source.url, options)
+    return ShardRecipe(src, options)

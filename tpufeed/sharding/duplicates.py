@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from tpufeed.build.commit import put_made
+from tpufeed.build.commit import put
 from tpufeed.build.digests import DIGEST_BYTES, REJECTED, Crossing, Duplicates, InputDigests, read_digests
 from tpufeed.build.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.naming import DUPLICATES
@@ -136,7 +136,7 @@ def report_duplicates(
                     file.write(line)
                     crc, size = crc32c(line, crc), size + len(line)
     if tally.groups:
-        put_made(store, DUPLICATES, path, size, crc, plan.owner)
+        put(store, DUPLICATES, path, plan.owner, size, crc)
     return tally.sum_up(store, records)
 
 

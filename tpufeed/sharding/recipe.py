@@ -21,6 +21,7 @@ from tpufeed.sharding.plan import KIND, draft_shards
 from tpufeed.sharding.sample import iter_turn_warnings
 from tpufeed.sharding.sources.coco import is_coco
 from tpufeed.sharding.worker import ShardContext
+from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
 
@@ -28,15 +29,16 @@ class ShardRecipe(Recipe):
     """A dataset of its own.
 
     Args:
-        source: the URL of raw images.
+        src: raw images: a path or URL.
         options: of the build.
     """
 
     kind, worker = KIND, "tpufeed.sharding.worker"
 
-    def __init__(self, source: str, options: ShardOptions) -> None:
-        self.source, self.options = source, options
-        self.names_base = is_coco(source)
+    def __init__(self, src: str | Path, options: ShardOptions) -> None:
+        source = open_store(src)
+        self.source, self.stores, self.options = source.url, (source,), options
+        self.names_base = is_coco(source.url)
         self.identity, self.warnings = options.to_dict(), options.warnings
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
