@@ -168,7 +168,7 @@ REFUSED = {
     "an image of a folder": ("more", {"image": "x"}, OptionError, None),
     "unset": ("more", {"unset": ["no such"]}, OptionError, None),
     "masks": ("more", {"masks": "nowhere"}, TpufeedError, None),
-    "the dataset itself": ("d", OptionError, None),
+    "the dataset itself": ("d", {}, OptionError, None),
     "a shard is gone": ("more", {}, BuildError, without_shard),
     "the index is damaged": ("more", {}, ShardError, with_damaged_index),
     "workers": ("more", {"workers": 0}, OptionError, None),

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import PurePath, PurePosixPath
 
@@ -84,9 +83,3 @@ def see_destination(store: Store, run_id: str) -> dict[str, str]:
     with suppress(StoreError):  # who may create objects may not be allowed to remove them
         store.delete(name, probe.version)
     return {f"{store.url}/{PLAN}": seen}
-
-
-def see_objects(places: Iterable[tuple[Store, str]]) -> dict[str, str]:
-    """Versions of the objects that this host sees, by their URLs. Raises StoreError as `see_destination` does."""
-    found = ((store, store.stat(name)) for store, name in places)
-    return {f"{store.url.rstrip('/')}/{info.name}": info.version for store, info in found if info is not None}

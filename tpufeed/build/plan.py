@@ -97,7 +97,9 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     def shard_names(self, task: _TaskHead) -> list[str]:
         """The shards that a task makes, one a variant; see `naming.counted` for names that hold their records."""
-        return self._shard_names(task.split, task.shard, task.shards)
+        if self.are_counted:
+            return [kaggle_shard_name(task.split, task.shard, task.shards)]
+        return [shard_name(task.split, variant, task.shard, task.shards) for variant in self.variant_numbers]
 
     @property
     def are_counted(self) -> bool:
@@ -116,14 +118,9 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
             name
             for split, count in self.splits.items()
             for shard in range(count)
-            for name in self._shard_names(split, shard, count)
+            for name in self.shard_names(_TaskHead(0, split, shard, count))
         }
         return shards | {index_name(split, variant) for split in self.splits for variant in self.variant_numbers}
-
-    def _shard_names(self, split: str, shard: int, shards: int) -> list[str]:
-        if self.are_counted:
-            return [kaggle_shard_name(split, shard, shards)]
-        return [shard_name(split, variant, shard, shards) for variant in self.variant_numbers]
 
 
 _FIELDS, _HEADER = msgspec.json.Decoder(dict[str, Any]), msgspec.json.Decoder(PlanHeader)

@@ -207,8 +207,7 @@ def preview(  # as `run`
         return _preview_of(recipe, finished)
     store, standing = _check(recipe, destination, overwrite)
     with recipe.draft(is_preview=True) as draft:
-        header = draft.header
-        if header is None:
+        if draft.header is None:
             assert base is not None, "only a dataset that grows may have all samples already"
             complete = _preview_of(recipe, base)
             said = (*recipe.warnings, *draft.warnings)
@@ -226,18 +225,23 @@ def preview(  # as `run`
             )
         if standing.plan is None:
             check_space(store, draft.bytes, standing.old_bytes)
-            check_names(store, header, standing)
-        cache = recipe.cache_info(header)
-        few_warnings = (
-            iter_warnings(name, split.shards, split.bytes, header.options.get("hosts", 1))
-            for name, split in draft.splits.items()
+            check_names(store, draft.header, standing)
+        header = draft.header if standing.plan is None else standing.plan.header  # which a run would join
+        cache, variants = recipe.cache_info(header), len(header.variant_numbers)
+        splits = {
+            name: replace(draft.splits.get(name, SplitPreview(0, 0, 0)), shards=shards * variants)
+            for name, shards in header.splits.items()
+        }
+        of_shards = (
+            iter_warnings(name, header.splits[name], split.bytes / variants, header.options.get("hosts", 1))
+            for name, split in splits.items()
         )
         return Preview(
             source=recipe.source,
             destination=destination.url,
-            splits=draft.splits,
+            splits=splits,
             bytes=draft.bytes,
-            variants=len(header.variant_numbers),
+            variants=variants,
             classes=len(header.class_names),
             columns=draft.columns,
             source_bytes=draft.source_bytes,
@@ -251,7 +255,7 @@ def preview(  # as `run`
             warnings=(
                 *recipe.warnings,
                 *header.warnings,
-                *itertools.chain.from_iterable(() if cache else few_warnings),
+                *itertools.chain.from_iterable(of_shards),
                 *draft.warnings,
             ),
             skipped=header.skipped,

@@ -378,11 +378,9 @@ def _shards_of(piece: Piece, sides: Sequence[Split | None], variant: int, folder
     side = sides[piece.of_part]
     assert side is not None, "a piece is of a side that has the split"
     shards = side.variants[variant].shards[piece.start : piece.stop]
-    return [_below(folder, shard) for shard in shards] if piece.of_part else list(shards)
-
-
-def _below(folder: str, shard: Shard) -> Shard:
-    return msgspec.structs.replace(shard, name=f"{folder}/{shard.name}")
+    if not piece.of_part:
+        return list(shards)
+    return [msgspec.structs.replace(shard, name=f"{folder}/{shard.name}") for shard in shards]
 
 
 def _added(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufeed.build.commit import Reject
-from tpufeed.build.destination import see_objects
 from tpufeed.build.item import Item
 from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.cache.moving import moves
@@ -179,8 +178,9 @@ class DatasetSource:
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         """Return what this host sees of the files that a task needs, see `Job.reach`."""
-        shards = self.dataset.split(task.split).variants[0].shards
-        return see_objects((self.dataset.shards, shard.name) for shard in shards[:1])
+        shards, store = self.dataset.split(task.split).variants[0].shards, self.dataset.shards
+        found = [store.stat(shard.name) for shard in shards[:1]]
+        return {f"{store.url.rstrip('/')}/{info.name}": info.version for info in found if info is not None}
 
     def draws_seed(self, seed: int) -> int:
         """The seed that ops over these samples draw with, where the user's is `seed`."""

@@ -133,6 +133,7 @@ class AppendRecipe(ShardRecipe):
                 f"{destination.url}"
             )
         self.standing = StandingDataset(base)
+        self.parts = self.standing.parts
         options = self.options = self._asked or options_of(base, self.source, self._given, self._unset)
         there, here = _deciding(base.manifest.options), _deciding(options.to_dict())
         self.different = {name: here.get(name) for name in {**there, **here} if there.get(name) != here.get(name)}
@@ -162,11 +163,6 @@ class AppendRecipe(ShardRecipe):
         """Check that the plan keeps the ids of classes, too."""
         check_class_names(self.standing.dataset, plan.header.class_names)
         super().check_joined(store, plan)
-
-    @property
-    def parts(self) -> Sequence[tuple[str, Store]]:
-        """The folder and store of each build that has brought images to the dataset."""
-        return self.standing.parts
 
 
 def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequence[str] = ()) -> ShardOptions:

@@ -34,6 +34,7 @@ class ShardRecipe(Recipe):
     """
 
     kind, worker = KIND, "tpufeed.sharding.worker"
+    parts: Sequence[tuple[str, Store]] = ()  # folder and store of each build whose images the dataset has already
 
     def __init__(self, src: str | Path, options: ShardOptions) -> None:
         source = open_store(src)
@@ -89,11 +90,6 @@ class ShardRecipe(Recipe):
     def context(self, store: Store, plan: Plan) -> ShardContext:
         """Return what all tasks share."""
         return ShardContext(store.url, plan.header, plan.owner, self.options.images)
-
-    @property
-    def parts(self) -> Sequence[tuple[str, Store]]:
-        """The folder and store of each build whose images are there already."""
-        return ()
 
     def conclude(self, store: Store, plan: Plan, folder: Path) -> Duplicates | None:
         """Report images that were taken more than once."""
