@@ -48,8 +48,6 @@ class ProfileReport:
     and `input_percent` that of the core that computes least.
 
     Attributes:
-        run: name of the capture.
-        hosts: number of hosts that have a TPU in this profile.
         devices: number of TensorCores of all hosts.
         device_type: the TPU's own name: "TPU v5e".
         host: the host of the figures.
@@ -67,8 +65,6 @@ class ProfileReport:
         verdict: a sentence.
     """
 
-    run: str
-    hosts: int
     devices: int
     device_type: str | None = None
     host: str | None = None
@@ -96,14 +92,14 @@ def read_profile(logdir: str | Path) -> ProfileReport:
         MissingExtraError: xprof is not installed.
     """
     try:
-        run, paths = _find(logdir)
+        paths = _find(logdir)
         for path in paths:
             if path.stat().st_size == 0:  # xprof would read it like any other
                 raise DamageError(f"{path} is empty: the capture was broken off; capture again")
     except OSError as error:
         raise OptionError(f"{error.filename or logdir} cannot be read: {error.strerror or error}") from error
     reports = [
-        _host_report(run, path.name.removesuffix(_SUFFIX), tables)
+        _host_report(path.name.removesuffix(_SUFFIX), tables)
         for path, tables in zip(paths, convert(paths), strict=True)
     ]
     hosts = [report for report in reports if report.devices]
@@ -111,7 +107,7 @@ def read_profile(logdir: str | Path) -> ProfileReport:
         kinds = ", ".join(sorted({report.device_type or "none" for report in reports}))
         verdict = f"no TPU in this profile: its devices are {kinds}; capture on the TPU VM with {_CAPTURE}"
         notes = tuple(note for report in reports for note in report.notes)
-        return ProfileReport(run=run, hosts=0, devices=0, notes=notes, verdict=verdict)
+        return ProfileReport(devices=0, notes=notes, verdict=verdict)
     worst = max(hosts, key=lambda report: -1.0 if report.input_percent is None else report.input_percent)
     notes = tuple(f"there is no TPU in {report.host}{_SUFFIX}: left out" for report in reports if not report.devices)
     known = [(report.input_percent, report.host) for report in hosts if report.input_percent is not None]
@@ -137,7 +133,7 @@ def read_profile(logdir: str | Path) -> ProfileReport:
             "names the stage that holds up a batch"
         )
     devices = sum(report.devices for report in hosts)
-    return replace(worst, hosts=len(hosts), devices=devices, notes=notes + worst.notes, verdict=verdict)
+    return replace(worst, devices=devices, notes=notes + worst.notes, verdict=verdict)
 
 
 def convert(profiles: Sequence[Path]) -> list[Tables]:
@@ -175,8 +171,8 @@ def convert(profiles: Sequence[Path]) -> list[Tables]:
         return results
 
 
-def _find(logdir: str | Path) -> tuple[str, list[Path]]:
-    """Return the newest run's name, and its files, one a host."""
+def _find(logdir: str | Path) -> list[Path]:
+    """Return the newest run's files, one a host."""
     if "://" in str(logdir):
         raise OptionError(
             f"profiles are read from local folders, not from {logdir}: copy the run first, "
@@ -185,7 +181,7 @@ def _find(logdir: str | Path) -> tuple[str, list[Path]]:
     root = Path(logdir)
     try:  # `Path.is_dir` and `rglob` see nothing where they may not look
         if stat.S_ISREG(root.stat().st_mode):
-            return root.parent.name if root.name.endswith(_SUFFIX) else root.name, [root]
+            return [root]
         os.listdir(root)
     except (FileNotFoundError, NotADirectoryError):
         raise OptionError(f"there is no folder {root}; expected is the folder that the profiler was given") from None
@@ -207,11 +203,10 @@ def _find(logdir: str | Path) -> tuple[str, list[Path]]:
         except ValueError:
             return max(path.stat().st_mtime for path in runs[run])
 
-    newest = max(runs, key=captured)
-    return newest.resolve().name, runs[newest]
+    return runs[max(runs, key=captured)]
 
 
-def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
+def _host_report(host: str, tables: Tables) -> ProfileReport:
     """Return the figures of one host's profile; without a TPU only its device type and xprof's messages."""
     told: dict[str, Any] = {}
     for table in reversed(tables):  # the first table that has a property is right
@@ -224,9 +219,7 @@ def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
     errors = [row["message"] for row in rows if row.get("severity") == "ERROR"]
     notes = [f"the capture on {host}{_SUFFIX} failed in part: {error}" for error in errors]
     if told.get("hardware_type") != "TPU":
-        return ProfileReport(
-            run=run, hosts=0, devices=0, device_type=told["device_type"], host=host, notes=tuple(notes)
-        )
+        return ProfileReport(devices=0, device_type=told["device_type"], host=host, notes=tuple(notes))
     for name in (
         "output_conclusion",
         *(f"{what}_statement_html" for what in ("output", "eager", "outside_compilation")),
@@ -248,8 +241,6 @@ def _host_report(run: str, host: str, tables: Tables) -> ProfileReport:
     program = [row for row in rows if (row.get("step"), row.get("category")) == ("Total", "Program")]
     rate, peak = (float(value or 0) for value in (program and program[0]["model_flop_rate"], told["peak_flop_rate"]))
     report = ProfileReport(
-        run=run,
-        hosts=1,
         devices=int(told["device_core_count"]),
         device_type=told["device_type"] or None,
         host=host,
