@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tpufeed.build.item import Item
 from tpufeed.errors import SourceError
-from tpufeed.sharding.columns import ColumnTypes, decode_values, encode_values, flatten, to_plain
+from tpufeed.sharding.columns import ColumnTypes, decode_values, encode_values, flatten
 from tpufeed.sharding.inventory import encode_item
 from tpufeed.tfrecord.example import encode_entry
 
@@ -48,8 +48,9 @@ def learn(rows):
 
 def features_of(rows):
     """Each row's features, by way of inventory and plan."""
-    schema = learn(rows)
-    listed = [msgspec.msgpack.decode(encode_item(Item("x", 1, "1", values=to_plain(row))), type=Item) for row in rows]
+    types = ColumnTypes()
+    items = [Item("x", 1, "1", values=types.learn(row)[0]) for row in rows]
+    schema, listed = types.schema(), [msgspec.msgpack.decode(encode_item(item), type=Item) for item in items]
     stored = [Item("x", 1, "1", columns=encode_values(item.values, schema)) for item in listed]
     through = [msgspec.json.decode(msgspec.json.encode(item), type=Item) for item in stored]
     return schema, [decode_values(item.columns, schema) for item in through]

@@ -230,7 +230,9 @@ class ColumnTypes:
         self._rows = 0
 
     def learn(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, tuple[str, str] | None]:
-        """Take note of a row's values. Return them as plain data, see `to_plain`, with declared columns converted.
+        """Take note of a row's values. Return them with declared columns converted, as plain data.
+
+        That is None, numbers, text, bytes, and lists of them; what has another structure becomes JSON.
 
         A row with a value that does not fit its declaration is a reject, with this reason and message. It says nothing
         about types: one bad number would make its column one of lists, of 0 or 1 numbers.
@@ -428,11 +430,6 @@ def _shape_of(value: Any) -> tuple[int, ...] | None:
 def flatten(items: Sequence[Any]) -> list[Any]:
     """Return the values of nested lists in C order."""
     return [value for item in items for value in (flatten(item) if isinstance(item, list | tuple) else (item,))]
-
-
-def to_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's values as None, numbers, text, bytes, and lists of them; what has a structure becomes JSON."""
-    return {name: _to_plain(value) for name, value in values.items()}
 
 
 def as_text(values: Mapping[str, Any]) -> str:
