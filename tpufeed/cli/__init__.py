@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tpufeed.cli.console import INTERRUPTED, TERMINATED, Output, Stopped
+from tpufeed.cli.console import INTERRUPTED, TERMINATED, OutputStream, Stopped
 from tpufeed.errors import StoreError
 from tpufeed.processes.child import fill_streams
 
@@ -21,9 +21,9 @@ def main() -> None:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # who starts us may have it ignored
         signal.signal(signal.SIGTERM, _stop)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = Output(sys.stdout)
+        sys.stdout = OutputStream(sys.stdout)
     if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = Output(sys.stderr)
+        sys.stderr = OutputStream(sys.stderr)
     code = _run(_app)
     # What --help leaves in the buffer: the interpreter would report a full disk with a trace and code 120.
     sys.exit(code or _run(_flush))

@@ -27,7 +27,7 @@ class Stopped(SystemExit):
     """SIGTERM has come. Raised wherever the main thread is, as KeyboardInterrupt is for SIGINT."""
 
 
-class Output(io.TextIOWrapper):
+class OutputStream(io.TextIOWrapper):
     """stdout or stderr of the command, in the place of Python's own.
 
     Whoever writes, rich for a table or for --help too, it ends in the same way. On the first error what is still
