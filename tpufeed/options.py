@@ -117,6 +117,7 @@ def _is_bool(value: Any) -> bool:
 
 
 _BOOL = Rule("True or False", _is_bool, bool)  # "no" would be taken for yes
+_ANYTHING = Rule("anything", lambda _: True)
 _NONE = Rule("None", lambda value: value is None)
 
 Whole: TypeAlias = Annotated[int, Rule("a whole number", is_whole, int)]
@@ -180,12 +181,9 @@ def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P,
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        annotations = {name: each.annotation for name, each in inspect.signature(function).parameters.items()}
-        names = [name for name in annotations if name != "self"]
-        rules = {name: rule for name in names if (rule := rule_of(annotations[name])) is not None}
-
-        def check(name: str, value: Any) -> Any:
-            return rules[name].check(name, value) if name in rules else value
+        parameters = inspect.signature(function).parameters
+        rules = {name: rule_of(each.annotation) or _ANYTHING for name, each in parameters.items()}
+        names = [name for name in rules if name != "self"]
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -194,8 +192,9 @@ def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P,
                     said = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
                     raise OptionError(f"{said} has no option {keyword!r}; {advise(keyword)}")
             # More positional arguments than parameters are Python's own TypeError.
-            placed = [check(name, value) for name, value in zip(annotations, args, strict=False)]
-            return function(*placed, *args[len(placed) :], **{name: check(name, kwargs[name]) for name in kwargs})  # type: ignore[arg-type]  # as they were given
+            placed = [rule.check(name, value) for (name, rule), value in zip(rules.items(), args, strict=False)]
+            named = {name: rules[name].check(name, value) for name, value in kwargs.items()}
+            return function(*placed, *args[len(placed) :], **named)  # type: ignore[arg-type]  # as they were given
 
         def advise(keyword: str) -> str:
             if elsewhere is not None and keyword in elsewhere:
