@@ -116,7 +116,7 @@ def measure_parent(url: Path, workers: int, batches: int) -> dict[str, float]:
 
     loader_workers._ENTRY = "bench_cores:answer"
     options: dict[str, Any] = {"columns": ["image", "sample"], "batch_size": BATCH, "repeat": True}
-    with tpufeed.numpy_loader(url, processes=workers, threads=1, **options) as loader:
+    with tpufeed.Loader(url, processes=workers, threads=1, **options) as loader:
         feed = iter(loader)
         for _ in range(2 * workers + 64):
             next(feed)
@@ -132,7 +132,7 @@ def measure_workers(url: Path) -> dict[str, float]:
     import tpufeed
 
     began = time.perf_counter()
-    with tpufeed.numpy_loader(url, batch_size=BATCH, processes=WORKERS, threads=1, columns=["image"]) as loader:
+    with tpufeed.Loader(url, batch_size=BATCH, processes=WORKERS, threads=1, columns=["image"]) as loader:
         feed = iter(loader)
         next(feed)
         first_seconds = time.perf_counter() - began

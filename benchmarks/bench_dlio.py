@@ -29,7 +29,7 @@ ROOT = BENCHMARKS.parent
 DLIO = ROOT / ".peers" / "dlio" / "bin" / "dlio_benchmark"
 sys.path[:0] = [str(BENCHMARKS), str(ROOT / "scripts")]
 
-THEIRS, OURS = "DLIO's TF loader", "tpufeed.numpy_loader"
+THEIRS, OURS = "DLIO's TF loader", "tpufeed.Loader"
 FILES = 16
 RUN_SECONDS = 900  # at most, of one run
 _OURS = ["++workload.reader.data_loader_sampler=iterative", "++workload.reader.data_loader_classname=peers.dlio."]

@@ -158,7 +158,7 @@ def _outcome(rate: float, predicted: list[float], measured: list[float], rest: d
 
 
 def _open(url: str, set_up: SetUp) -> Any:
-    return tpufeed.numpy_loader(url, repeat=True, ops=set_up.ops, batch_size=set_up.batch_size)
+    return tpufeed.Loader(url, repeat=True, ops=set_up.ops, batch_size=set_up.batch_size)
 
 
 def _diagnose(url: str, set_up: SetUp, rate: float, args: argparse.Namespace) -> Any:

@@ -39,11 +39,11 @@ WORK = {
 # Name in the tables: file in peers/, and a setting where it is not the best one of that file.
 LOADERS = {
     "decoding alone": "decoding",
-    "tpufeed.numpy_loader": "ours:numpy_loader",
-    "tpufeed.torch_loader": "ours:torch_loader",
-    "tpufeed.tf_dataset": "ours:tf_dataset",
-    "tpufeed.tf_dataset, direct": "ours:tf_dataset:direct",
-    "tpufeed.jax_loader": "ours:jax_loader",
+    "tpufeed.Loader": "ours:numpy",
+    "tpufeed.Loader.to_torch": "ours:to_torch",
+    "tpufeed.Loader.to_tf": "ours:to_tf",
+    "tpufeed.Loader.to_tf, direct": "ours:to_tf:direct",
+    "tpufeed.Loader.to_jax": "ours:to_jax",
     "tpufeed.grain_source": "ours:grain_source",
     "tf.data, AUTOTUNE": "tfdata:auto",
     "tf.data, parallelism 2": "tfdata:2",

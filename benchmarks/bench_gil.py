@@ -78,7 +78,7 @@ def batches(kind: str, way: str, folder: Path) -> Iterator[Any]:
     from tpufeed.images import HorizontalFlip, RandomResizedCrop
 
     ops = [RandomResizedCrop(224), HorizontalFlip()] if kind == "jpeg" else None
-    source = iter(tpufeed.numpy_loader(folder, batch_size=BATCH, ops=ops, repeat=True, **WAYS[way]))
+    source = iter(tpufeed.Loader(folder, batch_size=BATCH, ops=ops, repeat=True, **WAYS[way]))
     for _ in itertools.islice(source, WARM_UP_BATCHES):
         pass
     return source

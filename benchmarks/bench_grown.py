@@ -88,11 +88,11 @@ def compare(urls: dict[str, str], repeats: int) -> dict[str, dict[str, dict[str,
         subprocess.run([TPUFEED, "info", url], check=True, stdout=subprocess.DEVNULL)
 
     def first_batch(url: str) -> None:
-        with tpufeed.numpy_loader(url, ops=ops, batch_size=64, processes=0) as loader:
+        with tpufeed.Loader(url, ops=ops, batch_size=64, processes=0) as loader:
             next(iter(loader))
 
     def epoch(url: str) -> None:
-        with tpufeed.numpy_loader(url, ops=ops, batch_size=64, processes=0) as loader:
+        with tpufeed.Loader(url, ops=ops, batch_size=64, processes=0) as loader:
             for _ in loader:
                 pass
 

@@ -8,7 +8,7 @@ its own code fetches data and decoders from Google Cloud:
     DataLoader  torch's, batches of 32, 0, 1 and 2 persistent workers, images passed through as they are
 
 A traversal warms up, and then `--runs` are timed, without the garbage collector; medians. Each row is a process of its
-own. Rows that the protocol does not have: tpufeed's own `decode` beside the decoders, and `numpy_loader` beside the
+own. Rows that the protocol does not have: tpufeed's own `decode` beside the decoders, and `Loader` beside the
 DataLoaders, from shards of the same bytes, whose CRCs it verifies, into one array a batch.
 
     python benchmarks/bench_imread.py [--images 2000] [--runs 5] [--save]
@@ -34,7 +34,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "
 SIZE, BATCH, WORKERS = (375, 500), 32, (0, 1, 2)
 DECODERS = ("opencv", "pillow", "simplejpeg", "tensorflow", "tpufeed")
 LOADED = ("opencv", "pillow", "simplejpeg", "tpufeed")  # TensorFlow's threads do not survive a DataLoader's fork
-OURS = "numpy_loader"
+OURS = "Loader"
 
 
 def main() -> None:
@@ -137,7 +137,7 @@ def our_batches(url: Path, processes: int) -> Callable[[], Iterable[int]]:
     from tpufeed.images import CenterCrop
 
     whole = [CenterCrop(SIZE)]  # of images that all have this size
-    loader = tpufeed.numpy_loader(url, batch_size=BATCH, processes=processes, remainder="pad", shuffle=False, ops=whole)
+    loader = tpufeed.Loader(url, batch_size=BATCH, processes=processes, remainder="pad", shuffle=False, ops=whole)
     return lambda: (int(mask.sum()) for _, _, mask in loader)
 
 

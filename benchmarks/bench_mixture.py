@@ -3,7 +3,7 @@
 All hold 20,000 images of 64x64 in all, in 100 shards. Each measurement is a process of its own; they take turns, and
 medians are printed:
 
-- images a second of numpy_loader with two worker processes, and its share of the one dataset's;
+- images a second of Loader with two worker processes, and its share of the one dataset's;
 - milliseconds of the parent to plan 1,024 samples, and seconds to open the mixture;
 - threads of the parent and of a worker, shards that a worker has mapped, private memory of a worker;
 - from the local GCS server, with a stage of a tenth of the bytes: bytes staged, and requests a thousand samples.
@@ -91,7 +91,7 @@ def source(folder: Path | str, count: int) -> Any:
 def measure(folder: Path, count: int, seconds: float) -> dict[str, float]:
     begun = time.perf_counter()
     options = {"batch_size": BATCH, "columns": ["image", "sample"], "processes": 2, "repeat": True}
-    with tpufeed.numpy_loader(source(folder, count), **options) as loader:
+    with tpufeed.Loader(source(folder, count), **options) as loader:
         opened = time.perf_counter() - begun
         batches = iter(loader)
         for _ in range(20):
@@ -141,7 +141,7 @@ def measure_remote(folder: Path, count: int) -> dict[str, float]:
             "stage_bytes": size // 10,
         }
         server.clear_log()
-        with tpufeed.numpy_loader(Mixture(weights, stop="shortest"), **options) as loader:
+        with tpufeed.Loader(Mixture(weights, stop="shortest"), **options) as loader:
             samples = BATCH * sum(1 for _ in loader)
             stats = loader._executor._stage.statistics()
             threads = threading.active_count()

@@ -1,6 +1,6 @@
 """Do large batches of a raw cache come at the rates of the next TPUs? Idle time of EMULATED ones, in turns.
 
-`numpy_loader` feeds them from 12,288 raw images of 224 pixels, in batches of 1,024 (154 MB each), as `tpufeed bench`
+`Loader` feeds them from 12,288 raw images of 224 pixels, in batches of 1,024 (154 MB each), as `tpufeed bench`
 does. Idle time is taken from the second step on. So it has the first steps in it, in which the memory of batches is
 made. The last device takes batches as fast as they come.
 
@@ -50,7 +50,7 @@ def main() -> None:
         for name, each in result.items()
     ]
     columns = ("device", "takes img/s", "got img/s", "idle %", "first batch s", "wait ms p99", "idle % of repeats")
-    print_table(f"EMULATED: numpy_loader, raw {SIDE}, batches of {BATCH}", columns, rows)
+    print_table(f"EMULATED: Loader, raw {SIDE}, batches of {BATCH}", columns, rows)
     print(describe(machine()))
     if options.save:
         print(

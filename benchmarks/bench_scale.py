@@ -6,7 +6,7 @@ Parts, all of them where none is named; each has a result file of its own, and `
 
 - plan: from so many listed entries to the stored plan. Entries are made up, no file is looked at.
 - build: `tpufeed.shard(check="header")` of so many images of 8x8 pixels, 1 KB each: 1,000 files under other names.
-- workers: images a second by worker processes, of `tpufeed.shard` with its full check and of `numpy_loader`, from
+- workers: images a second by worker processes, of `tpufeed.shard` with its full check and of `Loader`, from
   photos of 90 KB.
 - datasets: the first batch and the memory of datasets of 1,000 to 100,000 shards. They are made up: one shard of 1,000
   raw images of 8x8 pixels under as many names as there are to be shards, with a manifest and an index of full size.
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help="plan, build, workers, datasets")
     parser.add_argument("--most", type=int, default=1_000_000, metavar="IMAGES")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--processes", type=int, help="passed to numpy_loader; left out where this is")
+    parser.add_argument("--processes", type=int, help="passed to Loader; left out where this is")
     parser.add_argument("--work", type=Path, help="where 1 GB of made-up datasets go; default: the temporary folder")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/scale.json and scale-PART.json")
     parser.add_argument("--child", nargs=2, metavar=("URL", "OPTIONS"), help=argparse.SUPPRESS)
@@ -148,7 +148,7 @@ def measure(url: str, options: dict[str, Any]) -> dict[str, float]:
     import tpufeed
 
     imported = time.perf_counter()
-    loader = tpufeed.numpy_loader(url, batch_size=128, **options)
+    loader = tpufeed.Loader(url, batch_size=128, **options)
     opened = time.perf_counter()
     batches = iter(loader)
     next(batches)

@@ -3,7 +3,7 @@
 SPDL's `examples/multi_thread_preprocessing.py` reads an ImageNet folder, decodes whole images, resizes them to 224x224
 and hands over batches of 32: by torchvision, Pillow and a DataLoader, and by `spdl.io` and a pipeline of threads. This
 calls its `exp_torch` and `exp_spdl` as they are, with the folder of photographs that is named here, and its
-`run_dataloader` for `numpy_loader`, whose batches become tensors (N, 3, 224, 224) and are normalised as in `exp_spdl`.
+`run_dataloader` for `Loader`, whose batches become tensors (N, 3, 224, 224) and are normalised as in `exp_spdl`.
 
     batch       uint8 batches
     normalise   float32 batches, by torchvision's Normalize
@@ -42,7 +42,7 @@ URL = f"https://raw.githubusercontent.com/facebookresearch/spdl/{COMMIT}/example
 BATCH, BATCHES, SIDE = 32, 100, 224  # the first two are the script's defaults
 WORKERS = (1, 2, 4)
 KINDS = ("batch", "normalise")
-LOADERS = {"torch DataLoader": "exp_torch", "SPDL": "exp_spdl", "tpufeed.numpy_loader": "ours"}
+LOADERS = {"torch DataLoader": "exp_torch", "SPDL": "exp_spdl", "tpufeed.Loader": "ours"}
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ def our_batches(url: Path, workers: int, kind: str) -> Iterator[tuple[Any, Any]]
 
     def batches() -> Iterator[tuple[Any, Any]]:
         ops = [Resize((SIDE, SIDE))]
-        for images, labels in tpufeed.numpy_loader(
+        for images, labels in tpufeed.Loader(
             url, batch_size=BATCH, ops=ops, shuffle=False, processes=0, threads=workers
         ):
             tensor = torch.from_numpy(images).permute(0, 3, 1, 2)

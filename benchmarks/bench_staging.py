@@ -7,7 +7,7 @@ The server (tests/gcs_server) is a process of its own: 30 ms a request, 50 MB/s 
   files where the stage has its own: the second costs what fresh pages of memory cost. The clients alone: ranges by
   google-cloud-storage's own downloads and by our store. All of it once more, with a server that neither delays nor
   limits.
-- first batch: from the call of numpy_loader to 128 images with nothing staged, in a new process; once more in the same
+- first batch: from the call of Loader to 128 images with nothing staged, in a new process; once more in the same
   process, where clients are imported and connected; and in a new one without a stage, to show what that takes.
 - small images: 10,000 of 20 KB through Store.read_many, beside 200 by one Store.read after the other.
 - epochs: what is asked of the server in the first and in the second, and how fast they are.
@@ -218,7 +218,7 @@ def epochs(folder: Path) -> dict[str, float]:
 
     server = GcsServer.attach(os.environ["STORAGE_EMULATOR_HOST"])
     figures = {}
-    with tpufeed.numpy_loader(CACHE, batch_size=BATCH, stage_dir=folder) as loader:
+    with tpufeed.Loader(CACHE, batch_size=BATCH, stage_dir=folder) as loader:
         for name in ("first", "second"):
             server.clear_log()
             start = time.perf_counter()
@@ -250,7 +250,7 @@ def _seconds_to_first_batch(**options: Any) -> float:
     import tpufeed
 
     start = time.perf_counter()
-    with tpufeed.numpy_loader(CACHE, batch_size=BATCH, **options) as loader:
+    with tpufeed.Loader(CACHE, batch_size=BATCH, **options) as loader:
         images, _ = next(iter(loader))
         seconds = time.perf_counter() - start
         assert images.shape == (BATCH, 224, 224, 3)

@@ -96,7 +96,7 @@ def open_loader(way: str, work: Path) -> object:
     from tpufeed.images import Custom, HorizontalFlip, RandomResizedCrop
 
     live = [RandomResizedCrop(224), HorizontalFlip(), Custom("slow_ops:heavy")] if way == "shards" else None
-    return tpufeed.numpy_loader(str(work / way), "train", batch_size=BATCH, ops=live)
+    return tpufeed.Loader(str(work / way), "train", batch_size=BATCH, ops=live)
 
 
 class Naive:

@@ -2,7 +2,7 @@
 
 - windows: random windows of a share of the area, of photographs as they are (500x375, rewritten without loss) and of
   presized ones (256): the time to cut and decode them to the time to decode the whole image, with and without markers.
-- crops: numpy_loader over the same photographs, with markers and byte for byte, by the scale of RandomResizedCrop.
+- crops: Loader over the same photographs, with markers and byte for byte, by the scale of RandomResizedCrop.
 - large: 3000x2000, a random-resized crop to 224 with reduced decoding alone, with windows alone, and with both.
 
 All in turns, medians of `--repeats` rounds. The page cache is warm.
@@ -114,7 +114,7 @@ def time_windows(images: list[bytes], share: float) -> float:
 
 
 def measure_crops(photos: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Images a second of numpy_loader, by the scale of the crop and by what it reads."""
+    """Images a second of Loader, by the scale of the crop and by what it reads."""
     datasets = {}
     for name, encode in (("with markers", "keep"), ("byte for byte", "exact")):
         datasets[name] = folder / f"window-{encode}-{args.photos}"
@@ -131,7 +131,7 @@ def measure_crops(photos: Path, folder: Path, args: argparse.Namespace) -> dict[
 
 def feed(url: Path, scale: tuple[float, float], seconds: float) -> float:
     ops = [RandomResizedCrop(224, scale=scale), HorizontalFlip()]
-    with closing(tpufeed.numpy_loader(url, batch_size=128, ops=ops, repeat=True)) as loader:
+    with closing(tpufeed.Loader(url, batch_size=128, ops=ops, repeat=True)) as loader:
         batches = iter(loader)
         for _ in range(8):
             next(batches)
@@ -189,7 +189,7 @@ def report(result: Mapping[str, Any]) -> None:
     for scale, found in result["crops"].items():
         marked, exact = statistics.median(found["with markers"]), statistics.median(found["byte for byte"])
         rows.append([scale, figure(marked, 0), figure(exact, 0), figure(marked / exact, 2)])
-    print_table("numpy_loader, img/s", ["scale of the crop", "with markers", "byte for byte", "ratio"], rows)
+    print_table("Loader, img/s", ["scale of the crop", "with markers", "byte for byte", "ratio"], rows)
     medians = {way: statistics.median(values) for way, values in result["large"].items()}
     rows = [[way, figure(value, 1), figure(medians["reduced decoding"] / value, 2)] for way, value in medians.items()]
     print_table("3000x2000, random-resized crop to 224", ["spared by", "ms an image", "times reduced decoding"], rows)

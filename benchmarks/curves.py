@@ -70,7 +70,7 @@ import tpufeed
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
 url, processes, batches = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 ops = [RandomResizedCrop(size=224), HorizontalFlip()]
-with tpufeed.numpy_loader(url, batch_size=128, ops=ops, processes=processes, threads=1, repeat=True) as loader:
+with tpufeed.Loader(url, batch_size=128, ops=ops, processes=processes, threads=1, repeat=True) as loader:
     stream = iter(loader)
     for _ in range(8):
         next(stream)
@@ -101,13 +101,13 @@ def worker_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:  # no
     from make_photos import make_photos
 
     make_photos(folder / "photos", PHOTOS, size=(375, 500))
-    found: dict[str, list[list[float]]] = {name: [[] for _ in WORKERS] for name in ("shard", "numpy_loader")}
+    found: dict[str, list[list[float]]] = {name: [[] for _ in WORKERS] for name in ("shard", "Loader")}
     for number in range(repeats):
         for place, workers in enumerate(WORKERS):  # in turns, so that all have the same machine
             url = folder / f"dataset-{number}-{workers}"
             made = _child(BUILD, folder / "photos", url, json.dumps({"workers": workers}))
             found["shard"][place].append(made["images"] / made["seconds"])
-            found["numpy_loader"][place].append(_child(FEED, url, workers, BATCHES)["images_per_second"])
+            found["Loader"][place].append(_child(FEED, url, workers, BATCHES)["images_per_second"])
     return {
         "repeats": repeats,
         "photos": PHOTOS,
@@ -194,7 +194,7 @@ def show(part: str, result: dict[str, Any]) -> None:
     if part == "workers":
         rows = [
             [name, *(figure(result[name][str(workers)]["median"], 0) for workers in WORKERS)]
-            for name in ("shard", "numpy_loader")
+            for name in ("shard", "Loader")
         ]
         print_table("Images a second by worker processes", ["", *map(str, WORKERS)], rows)
         return

@@ -52,15 +52,15 @@ def feeds(cores: int, with_xla: bool) -> list[Feed]:
         Feed("raw files, Pillow in one thread", "pil", "photos"),
         Feed(f"raw files, Pillow in {cores} processes", "pil-all-cores", "photos"),
         Feed("shards, tf.data as Kaggle's TPU guide writes it", "tfdata-guide", "shards"),
-        Feed("shards, tpufeed.tf_dataset", "tf", "shards"),
-        Feed("shards, tpufeed.numpy_loader", "numpy", "shards"),
-        Feed("cache, tpufeed.tf_dataset", "tf", "cache"),
-        Feed("cache, tpufeed.numpy_loader", "numpy", "cache"),
+        Feed("shards, tpufeed.Loader.to_tf", "tf", "shards"),
+        Feed("shards, tpufeed.Loader", "numpy", "shards"),
+        Feed("cache, tpufeed.Loader.to_tf", "tf", "cache"),
+        Feed("cache, tpufeed.Loader", "numpy", "cache"),
     ]
     if with_xla:
         rows += [
-            Feed("shards, tpufeed.xla_loader", "xla", "shards", "xla-cpu"),
-            Feed("cache, tpufeed.xla_loader", "xla", "cache", "xla-cpu"),
+            Feed("shards, tpufeed.Loader.to_xla", "xla", "shards", "xla-cpu"),
+            Feed("cache, tpufeed.Loader.to_xla", "xla", "cache", "xla-cpu"),
         ]
     return rows
 
@@ -68,9 +68,9 @@ def feeds(cores: int, with_xla: bool) -> list[Feed]:
 def gcs_feeds() -> list[Feed]:
     """The rows of --gcs, in this order: the second finds what the first of its source has staged."""
     return [
-        Feed("gs:// shards, tpufeed.numpy_loader, nothing staged", "numpy", "shards"),
-        Feed("gs:// cache, tpufeed.numpy_loader, nothing staged", "numpy", "cache"),
-        Feed("gs:// cache, tpufeed.numpy_loader, all of it staged", "numpy", "cache"),
+        Feed("gs:// shards, tpufeed.Loader, nothing staged", "numpy", "shards"),
+        Feed("gs:// cache, tpufeed.Loader, nothing staged", "numpy", "cache"),
+        Feed("gs:// cache, tpufeed.Loader, all of it staged", "numpy", "cache"),
     ]
 
 

@@ -42,7 +42,7 @@ def _plot_start(scale: dict[str, Any], start: Any) -> None:
     datasets = {int(size): each for size, each in scale.items() if size.isdigit()}
     shards = [size // scale["records_of_shard"] for size in datasets]
     for key, label, colour in (
-        ("first_batch_seconds", "first batch of numpy_loader, processes and all", "#084594"),
+        ("first_batch_seconds", "first batch of Loader, processes and all", "#084594"),
         ("open_dataset_seconds", "open_dataset", "#e6550d"),
     ):
         start.plot(shards, [each[key] for each in datasets.values()], "o-", color=colour, label=label)
@@ -51,7 +51,7 @@ def _plot_start(scale: dict[str, Any], start: Any) -> None:
 
 def _plot_workers(scaling: dict[str, Any], workers: Any) -> None:
     for name, label, colour in (
-        ("numpy_loader", "numpy_loader: crop, flip", "#084594"),
+        ("Loader", "Loader: crop, flip", "#084594"),
         ("shard", "shard, full check", "#e6550d"),
     ):
         rates = {int(count): each for count, each in scaling[name].items()}

@@ -38,7 +38,7 @@ def draw_window(result: Mapping[str, Any]) -> str:
                 right.bar(place + 0.4 * offset, rate, 0.36, color=color, label=None if place else name)
         right.set_xticks([place + 0.2 for place in range(len(result["crops"]))], list(result["crops"]))
         right.set_xlabel("scale of RandomResizedCrop")
-        right.set_title("numpy_loader, 500x375, images a second", loc="left", fontsize=9)
+        right.set_title("Loader, 500x375, images a second", loc="left", fontsize=9)
         right.legend(frameon=False, fontsize=8)
         for axes in (left, right):
             axes.spines[["top", "right"]].set_visible(False)

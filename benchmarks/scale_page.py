@@ -65,7 +65,7 @@ def iter_measured_lines(found: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield f"| | {' | '.join(counts)} |"
     yield f"|---|{'---:|' * len(counts)}"
-    for name, label in (("shard", "`shard`, full check"), ("numpy_loader", "`numpy_loader`, crop and flip")):
+    for name, label in (("shard", "`shard`, full check"), ("Loader", "`Loader`, crop and flip")):
         cells = [f"{each['median']:,.0f} ({each['low']:,.0f} to {each['high']:,.0f})" for each in rates[name].values()]
         yield f"| {label} | {' | '.join(cells)} |"
 
@@ -96,7 +96,7 @@ def _digits(column: str) -> int:
 def _iter_shard_lines(result: dict[str, Any]) -> Iterator[str]:
     yield f"Shards ({_where('scale', result)}):"
     yield ""
-    yield "| shards | records | manifest MB | `open_dataset`, s | `numpy_loader`, s | its first batch, s | MB |"
+    yield "| shards | records | manifest MB | `open_dataset`, s | `Loader`, s | its first batch, s | MB |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
     for size in sorted(int(key) for key in result if key.isdigit()):
         each = result[str(size)]

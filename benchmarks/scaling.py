@@ -43,7 +43,7 @@ KINDS = {"JPEG 500x375": "jpeg", "presized to 256": "presized", "raw 224 cache":
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured here: images a second a core, of `numpy_loader`; and what each image takes of the GIL.
+    """What was measured here: images a second a core, of `Loader`; and what each image takes of the GIL.
 
     Attributes:
         cores: of this machine.
@@ -73,7 +73,7 @@ def read_results(folder: Path) -> Measured:
     """The figures of `feed.json` and `gil.json`."""
     feed, gil = (json.loads((folder / f"{name}.json").read_text()) for name in ("feed", "gil"))
     cores = feed["machine"]["cores"]
-    loaders = {kind: feed[key]["loaders"]["tpufeed.numpy_loader"]["median"] for kind, key in KINDS.items()}
+    loaders = {kind: feed[key]["loaders"]["tpufeed.Loader"]["median"] for kind, key in KINDS.items()}
     threads, processes = "threads: 1 of this process", "processes: 1 with 1 thread"
     held: dict[str, Any] = gil["medians"]["gil"]
     return Measured(

@@ -131,7 +131,7 @@ def feed(folder: Path) -> None:
         file.truncate(len(whole))
         file.seek(len(whole))
         state = json.loads(whole.splitlines()[-1])["state"] if whole else None
-        with tpufeed.numpy_loader("gs://bucket/cache", "train", processes=2, threads=1, **OPTIONS, **stage) as loader:
+        with tpufeed.Loader("gs://bucket/cache", "train", processes=2, threads=1, **OPTIONS, **stage) as loader:
             while not (folder / "stop").exists():
                 if state is not None:
                     loader.load_state_dict(state)
@@ -176,7 +176,7 @@ def compare(url: Path, crcs: Sequence[int]) -> list[str]:
     import tpufeed
 
     def undisturbed() -> Iterator[int]:
-        with tpufeed.numpy_loader(url, "train", processes=0, threads=2, **OPTIONS) as loader:
+        with tpufeed.Loader(url, "train", processes=0, threads=2, **OPTIONS) as loader:
             yield from (crc_of(images, samples) for images, samples in loader)
 
     expected = list(islice(undisturbed(), len(crcs)))

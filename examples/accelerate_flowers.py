@@ -1,4 +1,4 @@
-"""Accelerate with torch_loader: `save_state` keeps the loader's place, and `load_state` goes on in mid-epoch.
+"""Accelerate with to_torch: `save_state` keeps the loader's place, and `load_state` goes on in mid-epoch.
 
     pip install 'tpufeed[torch]' accelerate
     tpufeed shard photos flowers --shares train=0.8,val=0.2
@@ -36,13 +36,13 @@ def main(options):
     """Train, from where the last checkpoint says, if there is one."""
     manifest = tpufeed.open_dataset(options.data).manifest
     accelerator = Accelerator()
-    loader = tpufeed.torch_loader(
+    loader = tpufeed.Loader(
         options.data,
         batch_size=options.batch_size,
         ops=None if manifest.cache else [RandomResizedCrop(size=options.size), HorizontalFlip()],
         columns=["image", "label", "sample"],
         repeat=True,  # epoch after epoch: steps are counted here
-    )
+    ).to_torch()
     feed = tpufeed.device_loader(loader, accelerator.device)  # deals samples to processes itself: not for `prepare`
     model = torch.nn.Linear(3, len(manifest.class_names))
     model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), 0.01))

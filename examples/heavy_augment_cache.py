@@ -64,7 +64,7 @@ def feed(options, what, url, ops=None):
     from tpufeed.measure.tpu import profile
 
     accelerator = EmulatedAccelerator(profile("tpu-v3-8"), options.batch_size)
-    with tpufeed.numpy_loader(url, batch_size=options.batch_size, ops=ops, seed=options.seed) as loader:
+    with tpufeed.Loader(url, batch_size=options.batch_size, ops=ops, seed=options.seed) as loader:
         report = accelerator.run(loader, seconds=options.seconds)
     rate, idle = report.images_per_second, report.idle_percent
     known = "too few batches to tell" if rate is None else f"{rate:,.0f} images/s, idle {idle:.1f} %"
@@ -84,7 +84,7 @@ def train(options):
     import torch
 
     torch.manual_seed(options.seed)
-    with tpufeed.torch_loader(options.cache, "train", batch_size=options.batch_size, seed=options.seed) as host:
+    with tpufeed.Loader(options.cache, "train", batch_size=options.batch_size, seed=options.seed).to_torch() as host:
         loader = tpufeed.device_loader(host)  # to the accelerator, if there is one
         model = make_model(torch, len(tpufeed.open_dataset(options.data).manifest.class_names)).to(loader.device)
         optimizer = torch.optim.SGD(model.parameters(), options.learning_rate, momentum=0.9, nesterov=True)
@@ -111,7 +111,7 @@ def evaluate(options, model, device):
     ops = [Resize(options.size), CenterCrop(options.size)]
     right = seen = 0
     given = {"batch_size": options.batch_size, "ops": ops, "shuffle": False, "remainder": "pad"}
-    with tpufeed.torch_loader(options.data, "val", **given) as host, torch.no_grad():
+    with tpufeed.Loader(options.data, "val", **given).to_torch() as host, torch.no_grad():
         for images, labels, mask in tpufeed.device_loader(host, device):
             found = model(tpufeed.to_device_float(images, dtype=torch.float32)).argmax(1)
             right += ((found == labels) & mask).sum().item()

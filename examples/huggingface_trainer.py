@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer over torch_loader: a checkpoint of it holds the loader's place, and goes on in mid-epoch.
+"""The Hugging Face Trainer over to_torch: a checkpoint of it holds the loader's place, and goes on in mid-epoch.
 
     pip install 'tpufeed[torch]' transformers accelerate
     tpufeed shard photos flowers --shares train=0.8,val=0.2
@@ -72,12 +72,12 @@ def parse(arguments):
 def main(options):
     """Train, from where the last checkpoint says, if there is one."""
     manifest = tpufeed.open_dataset(options.data).manifest
-    loader = tpufeed.torch_loader(
+    loader = tpufeed.Loader(
         options.data,
         batch_size=options.batch_size,
         ops=None if manifest.cache else [RandomResizedCrop(size=options.size), HorizontalFlip()],
         columns=["image", "label", "sample"],
-    )
+    ).to_torch()
     last = get_last_checkpoint(options.out) if Path(options.out).is_dir() else None
     if last:
         loader.load_state_dict(json.loads(Path(last, "loader.json").read_text()))

@@ -112,7 +112,7 @@ def train(options, dataset, mesh):
     # The old state's memory becomes the new one's.
     compiled = jax.jit(step, donate_argnums=0, out_shardings=everywhere)
     params = make_params(len(dataset.manifest.class_names), options.seed)
-    with tpufeed.jax_loader(options.data, **given) as loader:
+    with tpufeed.Loader(options.data, **given).to_jax() as loader:
         steps, begin, state = restore(options.out, (params, jax.tree.map(jnp.zeros_like, params)), loader)
         state = jax.device_put(state, everywhere)
         for epoch in range(begin, options.epochs):
@@ -144,7 +144,7 @@ def evaluate(options, dataset, params, mesh):
 
     ops = None if dataset.manifest.cache else [Resize(options.size), CenterCrop(options.size)]
     given = {"batch_size": options.batch_size, "ops": ops, "shuffle": False, "remainder": "pad", "sharding": mesh}
-    with tpufeed.jax_loader(options.data, "val", **given) as loader:
+    with tpufeed.Loader(options.data, "val", **given).to_jax() as loader:
         counts = [count(params, *batch) for batch in loader]
     right, seen = (int(sum(each)) for each in zip(*counts, strict=True))
     print(f"accuracy, held out: {right / seen:.3f} of {seen}")

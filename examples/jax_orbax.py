@@ -59,14 +59,13 @@ def main(options):
     mesh = Mesh(jax.devices(), ("data",))
     params = {"weights": jnp.zeros((27, classes)), "bias": jnp.zeros(classes)}
     params = jax.device_put(params, NamedSharding(mesh, P()))
-    loader = tpufeed.jax_loader(
+    loader = tpufeed.Loader(
         options.data,
         batch_size=options.batch_size,
         ops=None if manifest.cache else [RandomResizedCrop(size=options.size), HorizontalFlip()],
         columns=["image", "label", "sample"],
-        sharding=mesh,
         repeat=True,  # epoch after epoch: steps are counted here
-    )
+    ).to_jax(mesh)
     saving = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_keep=2)
     with loader, ocp.CheckpointManager(epath.Path(options.out).absolute(), options=saving) as manager:
         done = manager.latest_step() or 0

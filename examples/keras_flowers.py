@@ -144,9 +144,9 @@ def main(options):
         tpufeed.cache.warmup(url, options.cache, size=options.size, variants=2)
     is_cache = dataset.manifest.cache is not None
     live = None if is_cache or options.cache else [RandomResizedCrop(size=options.size), HorizontalFlip()]
-    feed = tpufeed.tf_dataset(options.cache or url, batch_size=batch, ops=live, seed=options.seed)
+    feed = tpufeed.Loader(options.cache or url, batch_size=batch, ops=live, seed=options.seed).to_tf()
     fixed = None if is_cache else [Resize(options.size), CenterCrop(options.size)]
-    val = tpufeed.tf_dataset(url, "val", batch_size=batch, ops=fixed, shuffle=False, remainder="pad")
+    val = tpufeed.Loader(url, "val", batch_size=batch, ops=fixed, shuffle=False, remainder="pad").to_tf()
     # The mask that says what is padding becomes Keras' sample weight; under a strategy that must be a number.
     val = val.map(lambda images, labels, mask: (images, labels, tf.cast(mask, tf.float32)))
     with strategy.scope():

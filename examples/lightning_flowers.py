@@ -30,18 +30,21 @@ class Flowers(pl.LightningDataModule):
         manifest = tpufeed.open_dataset(options.data).manifest
         self.classes = len(manifest.class_names)
         self.cached = bool(manifest.cache)
-        # On a TPU Lightning's ranks are torch_xla's, and `xla_loader` sends the batches.
-        self.load = tpufeed.xla_loader if XLAAccelerator.is_available() else tpufeed.torch_loader
+
+    def load(self, *args, **options):
+        loader = tpufeed.Loader(*args, batch_size=self.options.batch_size, **options)
+        # On a TPU Lightning's ranks are torch_xla's, and `to_xla` sends the batches.
+        return loader.to_xla() if XLAAccelerator.is_available() else loader.to_torch()
 
     def train_dataloader(self):
         ops = None if self.cached else [RandomResizedCrop(size=self.options.size), HorizontalFlip()]
-        return self.load(self.options.data, batch_size=self.options.batch_size, ops=ops, seed=self.options.seed)
+        return self.load(self.options.data, ops=ops, seed=self.options.seed)
 
     def val_dataloader(self):
         ops = None if self.cached else [Resize(self.options.size), CenterCrop(self.options.size)]
         # Each image once, and the same number of steps on every rank: where the mask is False there is none.
         padded = {"shuffle": False, "remainder": "pad"}
-        return self.load(self.options.data, "val", batch_size=self.options.batch_size, ops=ops, **padded)
+        return self.load(self.options.data, "val", ops=ops, **padded)
 
 
 class Classifier(pl.LightningModule):

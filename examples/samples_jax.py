@@ -100,11 +100,14 @@ def main(args):
         else [Resize((SIZE, SIZE))]
     )
     form = {"label_format": "multi_hot"} if args.task == "tags" else {}
-    make = partial(tpufeed.jax_loader, args.data, batch_size=args.batch_size, columns=columns, **form)
+    make = partial(tpufeed.Loader, args.data, batch_size=args.batch_size, columns=columns, **form)
     params = init(outputs)
     zeros = jax.tree.map(jnp.zeros_like, params)
     moments = zeros, zeros, 0
-    with make("train", ops=ops) as train, make("val", ops=[Resize((SIZE, SIZE))], shuffle=False) as val:
+    with (
+        make("train", ops=ops).to_jax() as train,
+        make("val", ops=[Resize((SIZE, SIZE))], shuffle=False).to_jax() as val,
+    ):
         for epoch in range(args.epochs):
             for batch in train:
                 params, moments, value, _ = step(loss, params, moments, args.learning_rate, *batch)

@@ -6,7 +6,7 @@
     python examples/samples_torch.py --data scenes-tfrecord --task views
 
 The mask takes the same random crop and flip as its image, by nearest neighbour. Views are (batch, 2, height, width, 3):
-two crops of one decoded image. On a TPU put `tpufeed.xla_loader` in the place of `torch_loader`.
+two crops of one decoded image. On a TPU put `to_xla` in the place of `to_torch`.
 """
 
 import argparse
@@ -62,10 +62,10 @@ def train_masks(args):
     columns, model = ["image", "mask"], UNet()
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     ops = [RandomResizedCrop(SIZE, scale=(0.6, 1.0)), HorizontalFlip()]
-    train = tpufeed.torch_loader(args.data, "train", batch_size=args.batch_size, columns=columns, ops=ops)
-    val = tpufeed.torch_loader(
+    train = tpufeed.Loader(args.data, "train", batch_size=args.batch_size, columns=columns, ops=ops).to_torch()
+    val = tpufeed.Loader(
         args.data, "val", batch_size=args.batch_size, columns=columns, ops=[Resize((SIZE, SIZE))], shuffle=False
-    )
+    ).to_torch()
     with train, val:
         for epoch in range(args.epochs):
             model.train()
@@ -97,9 +97,9 @@ def train_views(args):
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     crop = [RandomResizedCrop(SIZE, scale=(0.5, 1.0)), HorizontalFlip(), ColorJitter(brightness=0.3, contrast=0.3)]
-    with tpufeed.torch_loader(
+    with tpufeed.Loader(
         args.data, "train", batch_size=args.batch_size, columns=["image"], views=[(crop, 2)]
-    ) as train:
+    ).to_torch() as train:
         for epoch in range(args.epochs):
             nearest = count = 0
             for images in train:

@@ -1,4 +1,4 @@
-"""A tf.data service for `tf_dataset(service=...)`: one dispatcher, and as many workers as the input needs.
+"""A tf.data service for `to_tf(service=...)`: one dispatcher, and as many workers as the input needs.
 
     python tfdata_service.py dispatcher --port 5000
     python tfdata_service.py worker --dispatcher 10.0.0.2:5000 --address $(hostname -i) --port 5001

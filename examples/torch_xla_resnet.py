@@ -67,18 +67,19 @@ def open_train(options, dataset, world):
     ops = None if dataset.manifest.cache else [RandomResizedCrop(size=options.size), HorizontalFlip()]
     batch_size = options.batch_size // world
     if options.sampler == "lanes":
-        return tpufeed.xla_loader(options.data, batch_size=batch_size, ops=ops, seed=options.seed)
+        return tpufeed.Loader(options.data, batch_size=batch_size, ops=ops, seed=options.seed).to_xla()
     images = tpufeed.TFRecordImages(options.data, ops=ops, seed=options.seed)
     sampler = DistributedSampler(images, world, xr.global_ordinal(), seed=options.seed, drop_last=True)
     # drop_last: other ranks would wait for ever for one with a batch less. Its set_epoch reaches sampler and images.
-    return tpufeed.xla_loader(DataLoader(images, batch_size, sampler=sampler, drop_last=True))
+    return tpufeed.device_loader(DataLoader(images, batch_size, sampler=sampler, drop_last=True), "xla")
 
 
 def open_val(options, dataset, world):
     """Each image once on one of the ranks; padded, so that all take equal steps of one shape, which compile once."""
     ops = None if dataset.manifest.cache else [Resize(options.size * 9 // 8), CenterCrop(options.size)]
     batch_size = options.batch_size // world
-    return tpufeed.xla_loader(options.data, "val", batch_size=batch_size, ops=ops, shuffle=False, remainder="pad")
+    padded = {"shuffle": False, "remainder": "pad"}
+    return tpufeed.Loader(options.data, "val", batch_size=batch_size, ops=ops, **padded).to_xla()
 
 
 def scores_of(model, images):

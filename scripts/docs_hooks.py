@@ -4,7 +4,7 @@
 - A link that leaves docs/ goes to the file in the repository; one to a file that is not there is a warning, and so an
   error of the build.
 - A picture of benchmarks/plots/ comes along.
-- A name of the public face in a sentence, like `tf_dataset`, leads to its place in the reference. Attributes have
+- A name of the public face in a sentence, like `to_tf`, leads to its place in the reference. Attributes have
   places of their own there: api/loaders/#LoaderStats.batches.
 """
 

@@ -32,7 +32,7 @@ try:
 except OSError as error:
     print(error.strerror)
 import tpufeed
-with tpufeed.numpy_loader(sys.argv[1], batch_size=2, columns=["sample", "image"], processes=1) as loader:
+with tpufeed.Loader(sys.argv[1], batch_size=2, columns=["sample", "image"], processes=1) as loader:
     for _ in range(2):
         print("samples", sorted(int(sample) for samples, _ in loader for sample in samples))
     deadline = time.monotonic() + 60

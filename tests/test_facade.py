@@ -101,30 +101,31 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 import tpufeed
-tpufeed.numpy_loader, tpufeed.open_dataset, tpufeed.shard, tpufeed.cache.warmup, tpufeed.verify, tpufeed.StepClock
+tpufeed.Loader, tpufeed.open_dataset, tpufeed.shard, tpufeed.cache.warmup, tpufeed.verify, tpufeed.StepClock
 said = {{}}
 for name in {names!r}:
     try:
-        getattr(tpufeed, name)("/nowhere")
+        find = tpufeed.Loader if name.startswith("to_") else tpufeed
+        getattr(find, name)("/nowhere")
     except tpufeed.errors.MissingExtraError as error:
         said[name] = [str(error), isinstance(error, ImportError), error.exit_code]
 print(json.dumps(said))
 """
 EXTRAS = {
-    "tf_dataset": "tf",
-    "jax_loader": "jax",
+    "to_tf": "tf",
+    "to_jax": "jax",
     "grain_source": "grain",
     "TFRecordImages": "torch",
     "LaneSampler": "torch",
     "device_loader": "torch",
-    "torch_loader": "torch",
-    "xla_loader": "xla",
+    "to_torch": "torch",
+    "to_xla": "xla",
 }
 
 
 @pytest.mark.parametrize(
     ("blocked", "names"),
-    [(["tensorflow", "torch", "torch_xla", "jax", "grain"], list(EXTRAS)), (["torch_xla"], ["xla_loader"])],
+    [(["tensorflow", "torch", "torch_xla", "jax", "grain"], list(EXTRAS)), (["torch_xla"], ["to_xla"])],
     ids=["no framework", "torch alone"],
 )
 def test_a_missing_package_is_said_with_the_command_that_mends_it(blocked, names):

@@ -22,8 +22,8 @@ def test_the_demo_s_idle_figures_are_those_of_its_result():
     labels = (
         "raw files, Pillow in one thread",
         "shards, tf.data as Kaggle's TPU guide writes it",
-        "shards, tpufeed.numpy_loader",
-        "cache, tpufeed.numpy_loader",
+        "shards, tpufeed.Loader",
+        "cache, tpufeed.Loader",
     )
     idle = {row["label"]: row["idle_percent"] for row in json.loads((RESULTS / "demo.json").read_text())["rows"]}
     said = re.findall(r"([\d.]+)\s%", README.partition("## Try it")[2].partition("## Use it")[0])

@@ -145,7 +145,7 @@ def test_a_url_with_a_secret_works_and_tells_it_nobody(url, host, tmp_path, capl
     url = url.format(host=host, secret=SECRET)
     assert tpufeed.verify(url).records == 6
     options = {"ops": [Resize(32), CenterCrop(32)], "batch_size": 3, "stage_dir": tmp_path}
-    with tpufeed.numpy_loader(url, **options) as loader:
+    with tpufeed.Loader(url, **options) as loader:
         assert sum(len(labels) for _, labels in loader) == 6
     store = open_store(url)
     for fail in (

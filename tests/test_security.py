@@ -74,7 +74,7 @@ def forged(datasets, tmp_path):
 def load(url):
     """All labels that a loader gives."""
     ops = None if list(url.glob("train-v0-*")) else [Resize(32), CenterCrop(32)]
-    with tpufeed.numpy_loader(url, batch_size=2, lanes=1, ops=ops, remainder="pad") as loader:
+    with tpufeed.Loader(url, batch_size=2, lanes=1, ops=ops, remainder="pad") as loader:
         return [label for _, labels, _ in loader for label in labels]
 
 

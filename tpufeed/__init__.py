@@ -23,25 +23,22 @@ if TYPE_CHECKING:
     from tpufeed.dataset.verify import verify
     from tpufeed.loaders.cores import count_cores
     from tpufeed.loaders.devicefloat import to_device_float
+    from tpufeed.loaders.foreign import device_loader
     from tpufeed.loaders.grain.source import grain_source
-    from tpufeed.loaders.jax.loader import jax_loader
-    from tpufeed.loaders.keras.dataset import keras_dataset, keras_state
-    from tpufeed.loaders.loader import numpy_loader
+    from tpufeed.loaders.keras.dataset import keras_state
+    from tpufeed.loaders.loader import Loader
     from tpufeed.loaders.metrics_logger import MetricsLogger
     from tpufeed.loaders.mixture import Mixture
-    from tpufeed.loaders.tf.dataset import tf_dataset
-    from tpufeed.loaders.torch.device import device_loader
     from tpufeed.loaders.torch.host import TFRecordImages
     from tpufeed.loaders.torch.lanesampler import LaneSampler
-    from tpufeed.loaders.torch.loader import torch_loader
     from tpufeed.loaders.torch.pixels import random_flip, random_shift
-    from tpufeed.loaders.xla.loader import xla_loader
     from tpufeed.measure.clock import StepClock
     from tpufeed.sharding.append import append
     from tpufeed.sharding.build import shard
 
 __all__ = [
     "LaneSampler",
+    "Loader",
     "MetricsLogger",
     "Mixture",
     "StepClock",
@@ -57,25 +54,20 @@ __all__ = [
     "errors",
     "grain_source",
     "images",
-    "jax_loader",
-    "keras_dataset",
     "keras_state",
-    "numpy_loader",
     "open_dataset",
     "prune",
     "random_flip",
     "random_shift",
     "shard",
-    "tf_dataset",
     "to_device_float",
-    "torch_loader",
     "verify",
-    "xla_loader",
 ]
 
 _ROOMS = ("cache", "errors", "images")
 _ROOM_OF_NAME = {
     "LaneSampler": "loaders.torch.lanesampler",
+    "Loader": "loaders.loader",
     "MetricsLogger": "loaders.metrics_logger",
     "Mixture": "loaders.mixture",
     "StepClock": "measure.clock",
@@ -85,22 +77,16 @@ _ROOM_OF_NAME = {
     "append": "sharding.append",
     "compact": "build.compact",
     "count_cores": "loaders.cores",
-    "device_loader": "loaders.torch.device",
+    "device_loader": "loaders.foreign",
     "grain_source": "loaders.grain.source",
-    "jax_loader": "loaders.jax.loader",
-    "keras_dataset": "loaders.keras.dataset",
     "keras_state": "loaders.keras.dataset",
-    "numpy_loader": "loaders.loader",
     "open_dataset": "dataset.reader",
     "prune": "build.prune",
     "random_flip": "loaders.torch.pixels",
     "random_shift": "loaders.torch.pixels",
     "shard": "sharding.build",
-    "tf_dataset": "loaders.tf.dataset",
     "to_device_float": "loaders.devicefloat",
-    "torch_loader": "loaders.torch.loader",
     "verify": "dataset.verify",
-    "xla_loader": "loaders.xla.loader",
 }
 
 

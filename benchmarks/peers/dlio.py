@@ -23,7 +23,7 @@ SIDE = 224
 
 
 class TpufeedLoader(BaseDataLoader):
-    """JPEGs decoded and resized by `numpy_loader` with its own defaults; an epoch is one `for` over it."""
+    """JPEGs decoded and resized by `Loader` with its own defaults; an epoch is one `for` over it."""
 
     options: ClassVar[dict[str, Any]] = {"ops": [Resize((SIDE, SIDE))], "columns": ("image", "label")}
     row = ((SIDE, SIDE, 3), "uint8")  # of a batch's first array
@@ -36,7 +36,7 @@ class TpufeedLoader(BaseDataLoader):
         """Open the dataset, as DLIO does once before its epochs."""
         if self.dataset_type is not DatasetType.TRAIN:
             raise NotImplementedError("only the training data is read; leave workflow.evaluation False")
-        self._batches = tpufeed.numpy_loader(
+        self._batches = tpufeed.Loader(
             Path(self._args.data_folder),
             batch_size=self.batch_size,
             shuffle=self._args.sample_shuffle is not Shuffle.OFF,

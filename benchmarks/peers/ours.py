@@ -1,4 +1,4 @@
-"""tpufeed's own loaders; a setting is a loader's name, and behind a colon `direct` of `tf_dataset`.
+"""tpufeed's own loaders; a setting is an adapter of `Loader`, or "numpy", and behind a colon `direct` of `to_tf`.
 
 Epochs follow one another within one iteration, as they do in training by steps: the photos here are few, and one epoch
 of the raw cache takes a tenth of a second.
@@ -11,7 +11,7 @@ import tpufeed
 from peers import BATCH, SCALE, SIZE, Source
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
 
-SETTINGS = dict.fromkeys(("jpeg", "small", "presized", "raw"), "numpy_loader")
+SETTINGS = dict.fromkeys(("jpeg", "small", "presized", "raw"), "numpy")
 
 
 def batches(source: Source, setting: str) -> Iterator[Any]:
@@ -22,5 +22,5 @@ def batches(source: Source, setting: str) -> Iterator[Any]:
 
         samples = tpufeed.grain_source(source.dataset, ops=ops).to_map_dataset()
         return feed(samples.map(lambda sample: (sample["image"], sample["label"])), 2)
-    given = {"direct": True} if direct else {}
-    return iter(getattr(tpufeed, name)(source.dataset, batch_size=BATCH, ops=ops, repeat=True, **given))
+    loader = tpufeed.Loader(source.dataset, batch_size=BATCH, ops=ops, repeat=True)
+    return iter(loader if name == "numpy" else getattr(loader, name)(**{"direct": True} if direct else {}))

@@ -58,8 +58,8 @@ def check_core(folder: Path) -> None:
     for dataset in ("flowers", "cache"):
         assert run("verify", folder / dataset).startswith("sound: ")
         run("info", folder / dataset)
-    check_batches(folder, tpufeed.numpy_loader)
-    val = tpufeed.numpy_loader(
+    check_batches(folder, tpufeed.Loader)
+    val = tpufeed.Loader(
         str(folder / "flowers"),
         "val",
         batch_size=BATCH,
@@ -97,11 +97,14 @@ def check_missing(folder: Path) -> None:
     (folder / "table.parquet").write_bytes(b"PAR1")
     calls: dict[str, Sequence[Callable[[], object]]] = {
         "gcs": [lambda: tpufeed.open_dataset("gs://bucket/flowers")],
-        "tf": [lambda: tpufeed.tf_dataset(url, "train", batch_size=BATCH)],
-        "torch": [lambda: tpufeed.torch_loader(url, "train", batch_size=BATCH), lambda: tpufeed.TFRecordImages(url)],
-        "xla": [lambda: tpufeed.xla_loader(url, "train", batch_size=BATCH)],
-        "jax": [lambda: tpufeed.jax_loader(url, "train", batch_size=BATCH)],
-        "keras": [lambda: tpufeed.keras_dataset(url, "train", batch_size=BATCH)],
+        "tf": [lambda: tpufeed.Loader(url, "train", batch_size=BATCH).to_tf()],
+        "torch": [
+            lambda: tpufeed.Loader(url, "train", batch_size=BATCH).to_torch(),
+            lambda: tpufeed.TFRecordImages(url),
+        ],
+        "xla": [lambda: tpufeed.Loader(url, "train", batch_size=BATCH).to_xla()],
+        "jax": [lambda: tpufeed.Loader(url, "train", batch_size=BATCH).to_jax()],
+        "keras": [lambda: tpufeed.Loader(url, "train", batch_size=BATCH).to_keras()],
         "grain": [lambda: tpufeed.grain_source(url)],
         "ray": [lambda: tpufeed.shard(folder / "photos", folder / "again", engine="ray")],
         "profile": [convert_profile],
@@ -129,7 +132,7 @@ def check_gcs(folder: Path, bucket: str = "gs://bucket") -> None:
     url = f"{bucket}/flowers"
     run("shard", folder / "photos", url, "--shards", 2)
     assert run("verify", url).startswith("sound: ")
-    loader = tpufeed.numpy_loader(url, "train", batch_size=BATCH, ops=[Resize(SIDE), CenterCrop(SIDE)])
+    loader = tpufeed.Loader(url, "train", batch_size=BATCH, ops=[Resize(SIDE), CenterCrop(SIDE)])
     assert sum(len(labels) for _, labels in loader) == PHOTOS // BATCH * BATCH
     nowhere = {"GOOGLE_APPLICATION_CREDENTIALS": str(folder / "none.json"), "STORAGE_EMULATOR_HOST": ""}
     said = run("info", url, expect=1, environment=nowhere)
@@ -149,14 +152,14 @@ def run_programs(folder: Path, page: str, word: str = "") -> None:
 
 
 def check_jax(folder: Path) -> None:
-    check_batches(folder, tpufeed.jax_loader)
-    run_programs(folder, "README.md", "tpufeed.jax_loader")
+    check_batches(folder, lambda *args, **given: tpufeed.Loader(*args, **given).to_jax())
+    run_programs(folder, "README.md", "to_jax()")
 
 
 def check_torch(folder: Path) -> None:
     from torch.utils.data import DataLoader
 
-    check_batches(folder, tpufeed.torch_loader)
+    check_batches(folder, lambda *args, **given: tpufeed.Loader(*args, **given).to_torch())
     images = tpufeed.TFRecordImages(str(folder / "cache"), "train")
     assert len(list(DataLoader(images, batch_size=BATCH, drop_last=True))) == len(images) // BATCH
 
@@ -165,16 +168,17 @@ def check_keras(folder: Path) -> None:
     """On JAX, where TensorFlow is not installed."""
     import keras
 
-    batches = tpufeed.keras_dataset(str(folder / "cache"), "train", batch_size=BATCH)
+    loader = tpufeed.Loader(str(folder / "cache"), "train", batch_size=BATCH)
+    batches = loader.to_keras()
     inputs = keras.Input((SIDE, SIDE, 3), dtype="uint8")
     pooled = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(inputs))
     model = keras.Model(inputs, keras.layers.Dense(2)(pooled))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    place = tpufeed.keras_state(batches, folder / "place.json")
+    place = tpufeed.keras_state(loader, folder / "place.json")
     model.fit(batches, epochs=2, verbose=0, callbacks=[place])
     assert int(model.optimizer.iterations) == 2 * len(batches)
     assert "tensorflow" not in sys.modules
-    run_programs(folder, "README.md", "tpufeed.keras_dataset")
+    run_programs(folder, "README.md", "to_keras()")
     run_programs(folder, "docs/keras.md")
 
 
@@ -182,12 +186,12 @@ def check_xla(folder: Path) -> None:
     import torch_xla
 
     def on_host(*arguments: str, **options: int) -> Iterator[tuple[Any, Any]]:
-        for images, labels in tpufeed.xla_loader(*arguments, **options, device=torch_xla.device()):
+        for images, labels in tpufeed.Loader(*arguments, **options).to_xla(device=torch_xla.device()):
             assert images.device.type == "xla"
             yield images.cpu(), labels.cpu()
 
     check_batches(folder, on_host)
-    run_programs(folder, "README.md", "tpufeed.xla_loader")
+    run_programs(folder, "README.md", "to_xla()")
 
 
 def check_grain(folder: Path) -> None:
@@ -211,14 +215,14 @@ def check_torchtpu(folder: Path) -> None:
     import torch
 
     def on_cpu(*arguments: str, **options: int) -> Any:
-        return tpufeed.device_loader(tpufeed.torch_loader(*arguments, **options), "cpu")
+        return tpufeed.Loader(*arguments, **options).to_device("cpu")
 
     check_batches(folder, on_cpu)
     # torch has loaded it by itself, and it tells children to do so; workers of tpufeed do not.
     assert "torch_tpu" in sys.modules
     assert os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "1"
     if torch.accelerator.is_available():
-        check_batches(folder, lambda *args, **opts: to_host(tpufeed.device_loader(tpufeed.torch_loader(*args, **opts))))
+        check_batches(folder, lambda *args, **opts: to_host(tpufeed.Loader(*args, **opts).to_device()))
         return
     said = "nothing"
     try:
@@ -274,7 +278,7 @@ def check_lightning(folder: Path) -> None:
         "enable_model_summary": False,
     }
     trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **quiet)
-    loader = tpufeed.torch_loader(str(folder / "cache"), "train", batch_size=BATCH)
+    loader = tpufeed.Loader(str(folder / "cache"), "train", batch_size=BATCH).to_torch()
     trainer.fit(Model(), loader)
     assert trainer.global_step == 2 * len(loader)
 
@@ -283,7 +287,7 @@ def check_metrics(folder: Path) -> None:
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    with tpufeed.numpy_loader(str(folder / "cache"), "train", batch_size=BATCH) as loader:
+    with tpufeed.Loader(str(folder / "cache"), "train", batch_size=BATCH) as loader:
         tpufeed.MetricsLogger(loader, registry)
         batches = len(list(loader))
     assert f"tpufeed_batches_total {batches:.1f}" in generate_latest(registry).decode()
@@ -341,7 +345,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "none": check_missing,
     "gcs": check_gcs,
     "rapid": lambda folder: check_gcs(folder, "gs://rapid"),
-    "tf": lambda folder: check_batches(folder, tpufeed.tf_dataset),
+    "tf": lambda folder: check_batches(folder, lambda *args, **given: tpufeed.Loader(*args, **given).to_tf()),
     "torch": check_torch,
     "xla": check_xla,
     "torchtpu": check_torchtpu,

@@ -30,13 +30,13 @@ def pixels_of(url, variant, split="train"):
 
 
 def numpy_epochs(url, count):
-    with tpufeed.numpy_loader(url, columns=["image", "sample"], shuffle=False, batch_size=5, remainder="pad") as loader:
+    with tpufeed.Loader(url, columns=["image", "sample"], shuffle=False, batch_size=5, remainder="pad") as loader:
         for _ in range(count):
             yield {int(i): image.copy() for images, ids, _ in loader for i, image in zip(ids, images, strict=True)}
 
 
 def tf_epochs(url, count):
-    loader = tpufeed.tf_dataset(url, columns=["image", "sample"], shuffle=False, batch_size=5, remainder="pad")
+    loader = tpufeed.Loader(url, columns=["image", "sample"], shuffle=False, batch_size=5, remainder="pad").to_tf()
     for _ in range(count):
         yield {int(i): image for batch in loader for i, image in zip(batch[1].numpy(), batch[0].numpy(), strict=True)}
 
@@ -48,7 +48,7 @@ def torch_epochs(url, count):
         yield {i: images[i][0].numpy() for i in range(len(images))}
 
 
-LOADERS = {"numpy_loader": numpy_epochs, "tf_dataset": tf_epochs, "TFRecordImages": torch_epochs}
+LOADERS = {"Loader": numpy_epochs, "to_tf": tf_epochs, "TFRecordImages": torch_epochs}
 
 
 def test_the_manifest_records_them(cached, source):
@@ -77,7 +77,7 @@ def test_loaders_apply_them_afresh_in_every_epoch(loader, cached):
 
 
 def test_ops_that_a_loader_is_given_take_their_place(cached):
-    with tpufeed.numpy_loader(cached.url, "val", ops=[CenterCrop(SIDE)], shuffle=False, batch_size=1) as loader:
+    with tpufeed.Loader(cached.url, "val", ops=[CenterCrop(SIDE)], shuffle=False, batch_size=1) as loader:
         for (image, _), whole in zip(loader, pixels_of(cached.url, 0, "val"), strict=True):
             assert np.array_equal(image[0], whole[4:28, 4:28])
 

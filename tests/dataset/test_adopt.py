@@ -159,9 +159,7 @@ def test_the_manifest_and_the_records(adopted, layout, sources, photos):
 
 def test_the_numpy_loader_reads_it(adopted, layout, photos):
     columns = ["image", "label", "filename"]
-    loader = tpufeed.numpy_loader(
-        adopted.url, "train", batch_size=7, ops=OPS, shuffle=False, columns=columns, threads=2
-    )
+    loader = tpufeed.Loader(adopted.url, "train", batch_size=7, ops=OPS, shuffle=False, columns=columns, threads=2)
     with loader:
         batches = list(loader)
     filenames = [name for _, _, names in batches for name in names]
@@ -174,7 +172,7 @@ def test_the_numpy_loader_reads_it(adopted, layout, photos):
 
 
 def test_tensorflow_and_torch_read_it(adopted):
-    dataset = tpufeed.tf_dataset(adopted.url, batch_size=7, ops=OPS, shuffle=False, columns=["image", "label"])
+    dataset = tpufeed.Loader(adopted.url, batch_size=7, ops=OPS, shuffle=False, columns=["image", "label"]).to_tf()
     images, labels = next(iter(dataset))
     samples = tpufeed.TFRecordImages(adopted.url, "train", ops=OPS)
     assert [int(label) for label in labels] == [samples[n][1] for n in range(7)]
@@ -189,12 +187,12 @@ def test_a_cache_of_it(sources, tmp_path):
     assert result.images == 42
     assert result.manifest.class_names == adopted.manifest.class_names
     assert result.manifest.splits["train"].class_counts == adopted.manifest.splits["train"].class_counts
-    with tpufeed.numpy_loader(
+    with tpufeed.Loader(
         result.url, batch_size=14, shuffle=False, columns=["image", "label", "filename"], threads=1
     ) as loader:
         images, labels, filenames = next(iter(loader))
     assert images.shape == (14, 32, 32, 3)
-    with tpufeed.numpy_loader(
+    with tpufeed.Loader(
         adopted.url, batch_size=14, shuffle=False, columns=["image", "label", "filename"], ops=OPS, threads=1
     ) as loader:
         _, expected, names = next(iter(loader))
@@ -207,7 +205,7 @@ def test_an_unlabelled_split_is_adopted_apart(sources, tmp_path):
     assert not result.manifest.labelled
     assert result.manifest.class_names == result.manifest.splits["test"].class_counts == ()
     assert not tpufeed.adopt(sources["kaggle"], tmp_path / "again", splits=["test"]).manifest.labelled
-    with tpufeed.numpy_loader(result.url, "test", batch_size=7, ops=OPS, columns=["image", "filename"]) as loader:
+    with tpufeed.Loader(result.url, "test", batch_size=7, ops=OPS, columns=["image", "filename"]) as loader:
         _, names = next(iter(loader))
     assert sorted(names) == [f"test0{number:02d}" for number in range(7)]
 

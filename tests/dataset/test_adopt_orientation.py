@@ -75,7 +75,7 @@ def seen(files):
 def test_loaders_show_what_pillow_shows(turned, seen, ops, processes):
     options = {"shuffle": False, "columns": ["image", "sample"], "batch_size": 8, "seed": 3, "processes": processes}
     chosen = WINDOWS[ops]
-    with tpufeed.numpy_loader(turned.url, ops=chosen, **options) as loader:
+    with tpufeed.Loader(turned.url, ops=chosen, **options) as loader:
         pipeline = Pipeline(chosen, loader.dataset.manifest.draws_seed(3))
         count = 0
         for images, samples in loader:
@@ -92,11 +92,13 @@ def test_torch_tensorflow_and_the_map_style_dataset_turn_too(turned, seen):
     for sample, item in enumerate(tpufeed.TFRecordImages(turned.url, "train", ops=ops)):
         assert np.array_equal(np.asarray(item[0]), seen[sample])
     options = {"ops": ops, "shuffle": False, "batch_size": 8}
-    for make in (tpufeed.torch_loader, tpufeed.tf_dataset):
-        images = np.concatenate([np.asarray(images) for images, _ in make(turned.url, **options)])
+    for adapter in ("to_torch", "to_tf"):
+        images = np.concatenate(
+            [np.asarray(images) for images, _ in getattr(tpufeed.Loader(turned.url, **options), adapter)()]
+        )
         assert np.array_equal(images, np.stack(seen))
     with pytest.raises(OptionError, match=r"--exif apply.*direct=True"):
-        tpufeed.tf_dataset(turned.url, direct=True, **options)
+        tpufeed.Loader(turned.url, **options).to_tf(direct=True)
 
 
 def test_reduced_decoding_begins_at_the_same_corner(photos, tmp_path, write_tfrecords):
@@ -106,7 +108,7 @@ def test_reduced_decoding_begins_at_the_same_corner(photos, tmp_path, write_tfre
     write_tfrecords(tmp_path / "in/train-00000-of-00001", [{"image": data} for data in files])
     tpufeed.adopt(tmp_path / "in", exif="apply")
     ops = [Resize((40, 80))]
-    with tpufeed.numpy_loader(tmp_path / "in", ops=ops, shuffle=False, batch_size=8) as loader:
+    with tpufeed.Loader(tmp_path / "in", ops=ops, shuffle=False, batch_size=8) as loader:
         (images,) = loader
     for image in images[1:]:
         assert np.abs(image.astype(int) - images[0]).mean() < 2
@@ -118,7 +120,7 @@ def test_caches_hold_them_turned(turned, seen, tmp_path):
     warmed = tpufeed.open_dataset(tmp_path / "cache")
     assert not warmed.manifest.upright
     pipeline = Pipeline(ops, 4)
-    with tpufeed.numpy_loader(tmp_path / "cache", shuffle=False, batch_size=8, columns=["image", "sample"]) as loader:
+    with tpufeed.Loader(tmp_path / "cache", shuffle=False, batch_size=8, columns=["image", "sample"]) as loader:
         for images, samples in loader:
             draws = pipeline.draw(0, samples)
             for row, (image, sample) in enumerate(zip(images, samples, strict=True)):
@@ -136,7 +138,7 @@ def test_as_stored_they_are_counted_and_warned_of(records, files, turned, tmp_pa
     assert result.manifest.odd == turned.manifest.odd == {"exif": 21}  # TIFFs come turned from their decoder
     assert not result.manifest.upright
     assert result.manifest.content_digest != turned.manifest.content_digest
-    with tpufeed.numpy_loader(result.url, ops=[CenterCrop(90)], shuffle=False, batch_size=8) as loader:
+    with tpufeed.Loader(result.url, ops=[CenterCrop(90)], shuffle=False, batch_size=8) as loader:
         images = np.concatenate([images for images, _ in loader])
     for image, data in zip(images, files, strict=True):
         assert np.array_equal(image, Pipeline([CenterCrop(90)], 0).run(decode(data), [()]))
@@ -220,7 +222,7 @@ def adopted(records, folder, write_tfrecords, **options):
 def check_boxes(url, records, ops, most=2.5, **options):
     """Each box lies on what is red, in any loader; a crop may have left none of it."""
     options = {"ops": ops, "columns": ["image", "boxes"], "shuffle": False, "batch_size": records, **options}
-    with tpufeed.numpy_loader(url, processes=0, **options) as loader:
+    with tpufeed.Loader(url, processes=0, **options) as loader:
         images, boxes, counts = next(iter(loader))
     assert counts.any()
     for image, box, count in zip(images, boxes, counts, strict=True):
@@ -329,7 +331,7 @@ def test_caches_sheets_and_single_samples_have_the_boxes_there(exif, of, tmp_pat
     for encode in ("raw", "png"):
         ops = MOVES["cropped and mirrored"]
         warmed = cache.warmup(url, tmp_path / encode, ops=ops, variants=2, encode=encode, workers=1).url
-        with tpufeed.numpy_loader(
+        with tpufeed.Loader(
             warmed, columns=columns, ops=[HorizontalFlip(1.0)], batch_size=8, shuffle=False, processes=0
         ) as loader:
             for images, boxes, counts in (next(iter(loader)), next(iter(loader))):
@@ -372,7 +374,7 @@ def test_a_damaged_image_with_boxes_is_a_reject_of_a_cache(tmp_path, write_tfrec
     assert sum(warmed.manifest.rejects.values()) == 1
     check_boxes(warmed.url, 7, [])
     options = {"ops": MOVES["resized"], "columns": ["boxes"], "batch_size": 8, "processes": 0, "max_bad_records": 1}
-    with tpufeed.numpy_loader(url, **options) as loader:
+    with tpufeed.Loader(url, **options) as loader:
         assert next(iter(loader))[-1].sum() == 7
 
 

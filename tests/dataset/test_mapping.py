@@ -61,7 +61,7 @@ def test_features_that_vary(photos, write_tfrecords, tmp_path):
     assert set(result.manifest.options["left_out"]) == set(result.left_out)
     assert tpufeed.verify(tmp_path).records == 2
     assert result.manifest.splits["train"].class_counts == (1, 0, 0, 0, 1)
-    with tpufeed.numpy_loader(tmp_path, batch_size=2, ops=OPS, shuffle=False, columns=["score", "image"]) as loader:
+    with tpufeed.Loader(tmp_path, batch_size=2, ops=OPS, shuffle=False, columns=["score", "image"]) as loader:
         assert next(iter(loader))[0].tolist() == [0.5, 1.5]
 
 

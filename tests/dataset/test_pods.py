@@ -5,7 +5,6 @@ dataset whose shards are one shard of real records under many names.
 """
 
 from collections import Counter
-from dataclasses import replace
 from itertools import count
 
 import cv2
@@ -31,7 +30,6 @@ from tpufeed.dataset.partition import Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, find_dataset, open_dataset
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError
-from tpufeed.loaders.loader import NumpyLoader
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sampler import Sampler
 from tpufeed.storage.memory import MemoryStore
@@ -177,7 +175,7 @@ def first_batch(url, world, **options):
     """What the loader of a host asks for until it has its first batch, by kind."""
     store = CountingStore(url)
     dataset = find_dataset(store)
-    with NumpyLoader(dataset, "train", LoaderOptions(batch_size=BATCH, world=world, threads=1, **options)) as loader:
+    with tpufeed.Loader(dataset, batch_size=BATCH, world=world, threads=1, **options) as loader:
         images = next(iter(loader))
     assert images.shape == (BATCH, 8, 8, 3)
     asked = Counter()
@@ -238,8 +236,8 @@ def positions_of(loader, start, batches=None):
 
 
 def pod_of(dataset, size):
-    options = LoaderOptions(batch_size=BATCH, seed=7, remainder="pad")
-    return [NumpyLoader(dataset, "train", replace(options, world=World(rank, size))) for rank in range(size)]
+    options = {"batch_size": BATCH, "seed": 7, "remainder": "pad"}
+    return [tpufeed.Loader(dataset, world=World(rank, size), **options) for rank in range(size)]
 
 
 @pytest.mark.parametrize(("before", "after"), [(64, 32), (32, 64)])

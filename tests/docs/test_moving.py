@@ -173,7 +173,12 @@ def test_an_export_from_mds_keeps_bytes_and_labels(place, monkeypatch):
 
 
 def test_the_names_on_the_right_of_the_tables_exist():
-    known = {*inspect.signature(tpufeed.tf_dataset).parameters, *tpufeed.__all__, *tpufeed.images.__all__}
+    known = {
+        *inspect.signature(tpufeed.Loader).parameters,
+        *inspect.signature(tpufeed.Loader.to_tf).parameters,
+        *tpufeed.__all__,
+        *tpufeed.images.__all__,
+    }
     known |= {"set_epoch", "split", "steps_per_epoch", "TF_CONFIG", "json"}  # of loaders, Keras, the environment, tars
     rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| ") and line.count(" | ") == 1]
     assert len(rows) > 40

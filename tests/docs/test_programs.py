@@ -165,7 +165,7 @@ def test_a_training_that_is_killed_takes_the_same_steps(folder: Path) -> None:
     saved = torch.load(folder / "checkpoint.pt")
     assert saved["done"] == len(by_step) > 15
     options = {"batch_size": 8, "columns": ["sample"], "repeat": True}
-    with tpufeed.numpy_loader(folder / "flowers-64", **options) as loader:
+    with tpufeed.Loader(folder / "flowers-64", **options) as loader:
         for step, samples in zip(range(1, saved["done"] + 1), loader, strict=False):
             assert by_step[step].endswith(f"samples {samples.tolist()}\n")
         assert loader.state_dict() == saved["loader"]

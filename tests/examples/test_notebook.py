@@ -82,6 +82,6 @@ def test_its_step_in_torch_learns_too(flowers):
     scope = {"importlib": importlib, "itertools": itertools, "Path": Path, "tpufeed": tpufeed}
     exec(source, scope)
     step = scope["torch_step"](5)
-    with tpufeed.numpy_loader(flowers.cache_url, batch_size=16) as loader:
+    with tpufeed.Loader(flowers.cache_url, batch_size=16) as loader:
         losses = [sum(step(images, labels) for images, labels in loader) for _ in range(4)]
     assert losses[-1] < 0.8 * losses[0]

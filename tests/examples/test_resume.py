@@ -83,7 +83,7 @@ def steps(text):
 def expected(flowers, remainder="drop"):
     """The samples of two epochs, batch by batch."""
     options = {"columns": ["sample"], "batch_size": 16, "remainder": remainder, "processes": 0}
-    with tpufeed.numpy_loader(flowers.url, **options) as loader:
+    with tpufeed.Loader(flowers.url, **options) as loader:
         if remainder == "drop":
             return [batch.tolist() for _ in range(2) for batch in loader]
         return [batch[mask].tolist() for _ in range(2) for batch, mask in loader]
@@ -120,7 +120,7 @@ def test_orbax_goes_on_after_a_kill_on_any_number_of_processes(
     arguments = page_arguments("jax_orbax.py")
     (workplace / "killed.py").write_text(KILLED)
     killed = run_example(workplace / "killed.py", EXAMPLES, *arguments, folder=workplace, returncode=-9)
-    ranks = [tpufeed.numpy_loader(flowers.url, batch_size=4, columns=["sample"], world=(r, 2)) for r in range(2)]
+    ranks = [tpufeed.Loader(flowers.url, batch_size=4, columns=["sample"], world=(r, 2)) for r in range(2)]
     with ocp.CheckpointManager(workplace / "orbax-run") as manager:
         assert manager.latest_step() == 12
         place = manager.restore(12, args=ocp.args.Composite(loader=ocp.args.JsonRestore())).loader

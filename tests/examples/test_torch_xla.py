@@ -152,7 +152,7 @@ def test_killed_in_mid_epoch_on_two_devices_it_goes_on_with_the_very_next_sample
     assert Output(rest).epochs == [0]
     for rank in range(2):
         options = {"columns": ["label"], "batch_size": 8, "world": (rank, 2), "ops": [RandomResizedCrop(size=32)]}
-        with tpufeed.numpy_loader(flowers.url, **options) as loader:
+        with tpufeed.Loader(flowers.url, **options) as loader:
             expected = [labels.tolist() for labels in loader]
         before, after = (
             [json.loads(line) for line in (folder / f"{name}-{rank}").read_text().splitlines()]

@@ -67,7 +67,7 @@ def names_of(server: GcsServer, folder: str) -> set[str]:
 
 def epochs_of(url: object, count: int = 1, **options: object) -> list[list[list[tuple[int, int]]]]:
     """Epochs of batches of (sample, CRC of its pixels)."""
-    with tpufeed.numpy_loader(url, **{"columns": ["sample", "image"], "batch_size": 4, "threads": 2, **options}) as it:
+    with tpufeed.Loader(url, **{"columns": ["sample", "image"], "batch_size": 4, "threads": 2, **options}) as it:
         return [[pairs(*batch) for batch in it] for _ in range(count)]
 
 
@@ -101,7 +101,7 @@ def read_staged(environment: dict[str, str], url: str, folder: str) -> None:
     """An epoch by way of a stage that is filled for the next one, too; a fault is waited out for minutes."""
     os.environ.update(environment)
     be(SLEEPY)
-    with tpufeed.numpy_loader(url, stage_dir=folder, batch_size=4) as loader:
+    with tpufeed.Loader(url, stage_dir=folder, batch_size=4) as loader:
         list(loader)
         time.sleep(600)
 

@@ -164,7 +164,7 @@ def test_beyond_the_deadline_a_loader_names_the_shard(staged, server, kept, cach
     (expected,) = epochs_of(url, **{**options, "stage_bytes": 0})
     server.fault("status", name=f"*/{name}", calls=None)
     patience(HURRY)
-    with tpufeed.numpy_loader(url, **options) as loader:
+    with tpufeed.Loader(url, **options) as loader:
         found, message = until_error(loader, UnavailableError)
         assert re.search(rf"{url}/{name}: gave up after", message)
         assert found == expected[:3]  # the first shard has 13 records

@@ -90,7 +90,7 @@ def test_a_part_of_the_index_that_is_damaged_each_time_is_no_other_sample(server
     """Whether its damage is seen at once or by the CRCs of the records that it leads to."""
     (expected,) = epochs_of(cache_url, **IN_ORDER)
     server.fault(operation="read", name="*/train-v0.index.npy", **{**DAMAGES["corrupt"], "calls": None})
-    with tpufeed.numpy_loader(f"{kept}/cache", **BATCHES, stage_bytes=0, **IN_ORDER) as loader:
+    with tpufeed.Loader(f"{kept}/cache", **BATCHES, stage_bytes=0, **IN_ORDER) as loader:
         found, message = until_error(loader, DamageError)
     assert re.search(r"v0\.index\.npy: the offsets of train-v0-0000\d|train-v0-0000\d\S+, record \d+, byte", message)
     assert met(server)
@@ -230,7 +230,7 @@ def test_a_shard_that_is_damaged_each_time_is_named_with_its_record(
     server.fault("corrupt", operation="read", name=f"*/{VICTIM}", calls=None, after_bytes=2000)
     options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
     patience(HURRY)
-    with tpufeed.numpy_loader(f"{kept}/cache", **options, **BATCHES, **IN_ORDER) as loader:
+    with tpufeed.Loader(f"{kept}/cache", **options, **BATCHES, **IN_ORDER) as loader:
         found, message = until_error(loader, RecordError)
     assert re.search(rf"{kept}/cache/{VICTIM}, record \d+, byte \d+", message)
     assert found == expected[: len(found)]

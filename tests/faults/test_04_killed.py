@@ -408,7 +408,7 @@ def test_killed_while_a_stage_is_filled_the_next_process_takes_over(rounds, serv
         print(f"round {number}: killed after {after} bytes of {name}, {staged} copies")
         server.clear_log()
         options = {"columns": ["sample", "image"], "batch_size": 4, "stage_dir": folder}
-        with tpufeed.numpy_loader(f"{kept}/cache", **options) as loader:
+        with tpufeed.Loader(f"{kept}/cache", **options) as loader:
             assert [[pairs(*batch) for batch in loader] for _ in range(2)] == expected
             wait_for(lambda stage=stage: len(list(stage.glob("*.shard"))) == len(shards) + 2)  # and two indexes
         assert not list(stage.glob("*.part"))

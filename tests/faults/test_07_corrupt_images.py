@@ -91,7 +91,7 @@ def test_damage_beside_the_pixels_is_mended_and_counted(mendable, photo_folder, 
     assert result.manifest.images == {"jpeg": 37 + unseen, "jpeg, mended": 3 - unseen}
     assert tpufeed.verify(result.url, decode="100%").records == 40
     options = {"ops": [CenterCrop(100)], "shuffle": False, "batch_size": 40}
-    sound, found = (next(iter(tpufeed.numpy_loader(tmp_path / name, **options)))[0] for name in ("sound", "d"))
+    sound, found = (next(iter(tpufeed.Loader(tmp_path / name, **options)))[0] for name in ("sound", "d"))
     assert np.array_equal(sound, found)
 
 
@@ -120,7 +120,7 @@ def test_records_of_others_with_such_damage_stop_no_run(mendable, photo_folder, 
     ops, batches = [RandomResizedCrop(32)], {}
     for kind in folders:
         options = {"ops": ops, "batch_size": 20, "seed": 1, "processes": processes}
-        with tpufeed.numpy_loader(tmp_path / kind / "records", **options) as loader:
+        with tpufeed.Loader(tmp_path / kind / "records", **options) as loader:
             batches[kind] = np.concatenate([images.copy() for images in loader])
             assert loader.stats().bad_records == 0
     assert np.array_equal(batches["sound"], batches["mendable"])

@@ -55,14 +55,14 @@ def damaged(request, copy):
 
 
 def load(url):
-    with tpufeed.numpy_loader(url, columns=["sample"], batch_size=1, shuffle=False, ops=OPS) as loader:
+    with tpufeed.Loader(url, columns=["sample"], batch_size=1, shuffle=False, ops=OPS) as loader:
         return [int(sample) for samples in loader for sample in samples]
 
 
 READERS = {
     "examples": lambda url, _: len(list(open_dataset(url).iter_examples("train"))),
     "verify": lambda url, _: tpufeed.verify(url).records,
-    "numpy_loader": lambda url, _: len(load(url)),
+    "Loader": lambda url, _: len(load(url)),
     "torch": lambda url, _: len([image for image, *_ in tpufeed.TFRecordImages(url, "train")]),
     "warmup": lambda url, out: cache.warmup(url, out, size=32, workers=1).images,
 }

@@ -22,7 +22,7 @@ def names_and_sizes(folder):
 
 def test_a_cache_that_is_built_anew_while_it_is_read(dataset_url, cache_url, cache_copy):
     """Other pixels under the same names, of the same sizes, with sound CRCs."""
-    with tpufeed.numpy_loader(cache_copy, columns=["sample", "image"], batch_size=4, prefetch=1, lanes=1) as loader:
+    with tpufeed.Loader(cache_copy, columns=["sample", "image"], batch_size=4, prefetch=1, lanes=1) as loader:
         batches = iter(loader)
         next(batches)
         cache.warmup(dataset_url, cache_copy, seed=7, overwrite=True, **CACHE)
@@ -32,7 +32,7 @@ def test_a_cache_that_is_built_anew_while_it_is_read(dataset_url, cache_url, cac
 
 
 def test_a_dataset_that_is_removed_while_it_is_read(copy):
-    with tpufeed.numpy_loader(copy, columns=["sample"], ops=OPS, batch_size=4, prefetch=1, lanes=1) as loader:
+    with tpufeed.Loader(copy, columns=["sample"], ops=OPS, batch_size=4, prefetch=1, lanes=1) as loader:
         batches = iter(loader)
         next(batches)
         (copy / "manifest.json").unlink()
@@ -47,7 +47,7 @@ def test_a_dataset_that_is_copied_over_itself_stays_the_same(dataset_url, copy):
         shutil.copyfile(source, f"{target}.new")
         return Path(f"{target}.new").replace(target)
 
-    with tpufeed.numpy_loader(copy, columns=["sample"], ops=OPS, batch_size=4, prefetch=1, lanes=1) as loader:
+    with tpufeed.Loader(copy, columns=["sample"], ops=OPS, batch_size=4, prefetch=1, lanes=1) as loader:
         batches = iter(loader)
         next(batches)
         before = (copy / "manifest.json").stat().st_mtime_ns
@@ -120,7 +120,7 @@ def other_pixels(server, name):
 
 def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(server, bucket_cache):
     url, expected = bucket_cache
-    with tpufeed.numpy_loader(url, **BATCHES, stage_bytes=0) as loader:
+    with tpufeed.Loader(url, **BATCHES, stage_bytes=0) as loader:
         batches = iter(loader)
         seen = [pairs(*next(batches))]
         data = other_pixels(server, VICTIM)
@@ -142,7 +142,7 @@ def test_a_shard_that_is_replaced_when_it_is_staged_stays_what_it_was(server, bu
     """Its copy has the CRC-32C of the manifest, also to the next loader."""
     url, expected = bucket_cache
     assert epochs_of(url, 2, stage_dir=tmp_path, **BATCHES)[0] == expected
-    with tpufeed.numpy_loader(url, **BATCHES, stage_dir=tmp_path) as loader:
+    with tpufeed.Loader(url, **BATCHES, stage_dir=tmp_path) as loader:
         batches = iter(loader)
         seen = [pairs(*next(batches))]
         server.put("bucket", f"c/{VICTIM}", other_pixels(server, VICTIM))
@@ -167,7 +167,7 @@ def test_a_dataset_that_is_copied_to_another_place_is_the_same(staged, server, b
 
 def test_a_shard_that_is_put_again_while_it_is_read_is_read_on(server, bucket_cache):
     url, expected = bucket_cache
-    with tpufeed.numpy_loader(url, **BATCHES, stage_bytes=0) as loader:
+    with tpufeed.Loader(url, **BATCHES, stage_bytes=0) as loader:
         batches = iter(loader)
         seen = [pairs(*next(batches))]
         server.put("bucket", f"c/{VICTIM}", server.get("bucket", f"c/{VICTIM}"))

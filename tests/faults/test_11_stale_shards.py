@@ -16,7 +16,7 @@ OPS = [Resize(40), CenterCrop(32)]
 
 
 def samples_of(url):
-    with tpufeed.numpy_loader(url, columns=["filename"], batch_size=5, shuffle=False, ops=OPS) as loader:
+    with tpufeed.Loader(url, columns=["filename"], batch_size=5, shuffle=False, ops=OPS) as loader:
         return np.concatenate(list(loader)).tolist()
 
 

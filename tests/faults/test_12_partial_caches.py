@@ -23,7 +23,7 @@ def files_of(folder):
 
 
 def read_both_variants(url):
-    with tpufeed.numpy_loader(url, batch_size=4) as loader:
+    with tpufeed.Loader(url, batch_size=4) as loader:
         return sum(len(labels) for _ in range(2) for _, labels in loader)
 
 

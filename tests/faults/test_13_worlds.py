@@ -27,7 +27,7 @@ def samples_of(loader):
 
 @pytest.mark.parametrize("change", BAD)
 def test_a_state_that_cannot_be_is_refused_and_changes_nothing(change, cache_url):
-    with tpufeed.numpy_loader(cache_url, columns=["image", "sample"], batch_size=4) as loader:
+    with tpufeed.Loader(cache_url, columns=["image", "sample"], batch_size=4) as loader:
         next(iter(loader))
         before = loader.state_dict()
         state = {**before, **BAD[change]}
@@ -48,7 +48,7 @@ def test_ranks_that_come_back_as_another_world_see_the_rest_once(worlds, cache_u
         states, seen = [], []
         for rank in range(size):
             options = {"columns": ["sample"], "batch_size": 1, "lanes": 8, "remainder": "pad", "world": (rank, size)}
-            with tpufeed.numpy_loader(cache_url, **options) as loader:
+            with tpufeed.Loader(cache_url, **options) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 iterator = iter(loader)

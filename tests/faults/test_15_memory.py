@@ -20,7 +20,7 @@ def test_a_slow_consumer_makes_no_batch_be_prepared_beyond_prefetch(prefetch, ca
     """A batch's memory is mapped once and used again; so all that is ever mapped is what was needed at one time."""
     _mapped.clear()
     seen = []
-    with tpufeed.numpy_loader(cache_url, batch_size=2, prefetch=prefetch) as loader:
+    with tpufeed.Loader(cache_url, batch_size=2, prefetch=prefetch) as loader:
         for _ in range(2):
             for images, _labels in loader:
                 time.sleep(0.005)

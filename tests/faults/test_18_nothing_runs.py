@@ -68,7 +68,7 @@ def test_a_pickle_in_the_place_of_any_file_is_damage(cache_copy, dataset_url, tm
         else:
             path.write_bytes((payload * (len(before) // len(payload) + 1))[: len(before)])
         for work in (
-            lambda: [list(tpufeed.numpy_loader(cache_copy, batch_size=4)) for _ in range(2)],
+            lambda: [list(tpufeed.Loader(cache_copy, batch_size=4)) for _ in range(2)],
             lambda: tpufeed.verify(cache_copy),
             lambda: tpufeed.cache.warmup(dataset_url, cache_copy, size=32, variants=2, shard_bytes="40KB", workers=1),
         ):
@@ -87,10 +87,10 @@ def test_a_custom_op_in_a_manifest_is_not_run_unasked(cache_copy, monkeypatch, t
     manifest["cache"]["final"] = [{"op": "Custom", "target": "evil_op:run", "version": "1"}]
     (cache_copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(TpufeedError, match=r"evil_op:run.*ops="):
-        list(tpufeed.numpy_loader(cache_copy, batch_size=4))
+        list(tpufeed.Loader(cache_copy, batch_size=4))
     with pytest.raises(TpufeedError, match=r"evil_op:run.*ops="):
         tpufeed.TFRecordImages(cache_copy)[0]
     tpufeed.verify(cache_copy, decode="all")
     assert not (tmp_path / "ran").exists()
-    list(tpufeed.numpy_loader(cache_copy, batch_size=4, ops=[Custom("evil_op:run")]))
+    list(tpufeed.Loader(cache_copy, batch_size=4, ops=[Custom("evil_op:run")]))
     assert (tmp_path / "ran").exists(), "the payload works"

@@ -44,10 +44,10 @@ def test_one_input_goes_all_the_way(photo_folder, tmp_path):
     tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=2)
     cache.warmup(tmp_path / "d", tmp_path / "c", size=32, variants=2, workers=2)
     assert tpufeed.verify(tmp_path / "c").records == 2
-    with tpufeed.numpy_loader(tmp_path / "c", batch_size=4, remainder="pad", world=(0, 2), lanes=2) as loader:
+    with tpufeed.Loader(tmp_path / "c", batch_size=4, remainder="pad", world=(0, 2), lanes=2) as loader:
         (batch,) = loader
     assert batch[-1].tolist() == [True, False, False, False]
-    with tpufeed.numpy_loader(tmp_path / "c", batch_size=4, remainder="pad", world=(1, 2), lanes=2) as loader:
+    with tpufeed.Loader(tmp_path / "c", batch_size=4, remainder="pad", world=(1, 2), lanes=2) as loader:
         (batch,) = loader
     assert not batch[-1].any()
 
@@ -94,7 +94,7 @@ def test_names_come_back_as_they_are(photo_folder, monkeypatch, tmp_path):
     result = tpufeed.shard(tmp_path / "p", tmp_path / "d", workers=2)
     assert (result.images, result.rejects) == (len(taken), 0)
     assert set(result.manifest.class_names) == set(taken.values())
-    with tpufeed.numpy_loader(tmp_path / "d", columns=["filename", "label"], batch_size=1, ops=OPS) as loader:
+    with tpufeed.Loader(tmp_path / "d", columns=["filename", "label"], batch_size=1, ops=OPS) as loader:
         found = {str(name[0]): result.manifest.class_names[int(label[0])] for name, label in loader}
     assert found == taken
     assert tpufeed.verify(tmp_path / "d").records == len(taken)

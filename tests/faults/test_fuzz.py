@@ -291,7 +291,7 @@ def test_datasets_of_odd_manifests_and_indexes(examples, cache_url, tmp_path):
             store.put(name, data, store.stat(name))
             for url in (folder, store.url):
                 open_dataset(url)
-                with tpufeed.numpy_loader(url, batch_size=8, threads=1, prefetch=1) as loader:
+                with tpufeed.Loader(url, batch_size=8, threads=1, prefetch=1) as loader:
                     for _batch in loader:
                         pass
         finally:

@@ -48,7 +48,7 @@ def test_growth_is_found(soak):
 
 def test_a_batch_that_is_another_is_found(soak, cache_url, monkeypatch):
     monkeypatch.setitem(soak.OPTIONS, "batch_size", 4)
-    with tpufeed.numpy_loader(cache_url, "train", processes=1, **soak.OPTIONS) as loader:
+    with tpufeed.Loader(cache_url, "train", processes=1, **soak.OPTIONS) as loader:
         crcs = [soak.crc_of(*batch) for batch in islice(loader, 6)]
     assert soak.compare(cache_url, crcs) == []
     assert soak.compare(cache_url, [*crcs[:2], *crcs[3:], crcs[2]]) == ["batch 2 and 3 more of 6 differ"]

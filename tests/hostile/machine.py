@@ -351,7 +351,7 @@ def reseal(folder: Path, name: str, data: bytes) -> None:
 
 def load(url: Path) -> None:
     ops = None if list(url.glob("train-v0-*")) else [Resize(16), CenterCrop(16)]
-    with tpufeed.numpy_loader(url, batch_size=2, lanes=1, ops=ops, remainder="pad") as loader:
+    with tpufeed.Loader(url, batch_size=2, lanes=1, ops=ops, remainder="pad") as loader:
         for _ in loader:
             pass
 

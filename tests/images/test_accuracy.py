@@ -52,7 +52,7 @@ def by_sample(dataset, jpegs):
 
 def loaded(dataset, ops, epoch):
     """What a loader gives in an epoch: images by sample, and the random numbers of the first op."""
-    with tpufeed.numpy_loader(dataset, ops=ops, columns=["image", "sample"], batch_size=6, seed=5) as loader:
+    with tpufeed.Loader(dataset, ops=ops, columns=["image", "sample"], batch_size=6, seed=5) as loader:
         loader.set_epoch(epoch)
         ((images, samples),) = loader
         draws = Pipeline(ops, loader.dataset.manifest.draws_seed(5)).draw(epoch, samples)[0]

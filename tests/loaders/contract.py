@@ -47,7 +47,7 @@ class Feed:
             self.loader.load_state_dict(state)
 
     def open(self, url: str, split: str, **options: Any) -> Any:
-        return tpufeed.numpy_loader(url, split, **options)
+        return tpufeed.Loader(url, split, **options)
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.batches(self.loader)
@@ -86,7 +86,7 @@ class Feed:
 
 class TorchFeed(Feed):
     def open(self, url: str, split: str, **options: Any) -> Any:
-        return tpufeed.torch_loader(url, split, **options)
+        return tpufeed.Loader(url, split, **options).to_torch()
 
     def copied(self, value: Any) -> np.ndarray:
         assert value.device.type == "cpu"
@@ -102,7 +102,7 @@ class TorchDeviceFeed(TorchFeed):
 
 class XlaFeed(Feed):
     def open(self, url: str, split: str, **options: Any) -> Any:
-        return tpufeed.xla_loader(url, split, **options)
+        return tpufeed.Loader(url, split, **options).to_xla()
 
     def copied(self, value: Any) -> np.ndarray:
         assert value.device.type == "xla"
@@ -116,7 +116,7 @@ class JaxFeed(Feed):
 
     def open(self, url: str, split: str, **options: Any) -> Any:
         with mock.patch.dict(os.environ):  # in which jax leaves what torch_xla stumbles over in other tests' processes
-            return tpufeed.jax_loader(url, split, **options)
+            return tpufeed.Loader(url, split, **options).to_jax()
 
     def copied(self, value: Any) -> np.ndarray:
         assert len(value.sharding.device_set) == 8
@@ -134,17 +134,21 @@ class TfFeed(Feed):
     given: dict[str, Any] = {}  # noqa: RUF012  # a constant
 
     def __init__(self, url: str, split: str = "train", **options: Any) -> None:
-        self.loader = tpufeed.tf_dataset(url, split, **options, **self.given)  # a state is one of the options
+        super().__init__(url, split, **options)
+        self.dataset = self.loader.to_tf(**self.given)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches(self.dataset)
 
     def take(self, count: int) -> Iterator[Any]:
-        return self.batches(self.loader.take(count))
+        return self.batches(self.dataset.take(count))
 
     def copied(self, value: Any) -> np.ndarray:
         array = value.numpy()
         return np.vectorize(bytes.decode, otypes=[object])(array) if array.dtype == object else array
 
     def close(self) -> None:
-        del self.loader  # all that a user can do
+        del self.dataset  # all that a user needs to do
 
 
 class TfExactFeed(TfFeed):

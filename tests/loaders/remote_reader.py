@@ -11,7 +11,7 @@ import tpufeed
 
 
 def main(url, stage, epochs):
-    loader = tpufeed.numpy_loader(url, columns=["sample", "image"], batch_size=10, threads=2, stage_dir=stage)
+    loader = tpufeed.Loader(url, columns=["sample", "image"], batch_size=10, threads=2, stage_dir=stage)
     found = []
     for _ in range(int(epochs)):
         batches = [(map(int, samples), images) for samples, images in loader]

@@ -1,7 +1,7 @@
 """One contract for all loaders: the same samples with the same pixels in the same order, by design.md's account.
 
 The expectation is put together from the order, a full parse of the stored records, and the ops run image by image.
-What `tf_dataset(direct=True)` is excused from: order, which samples a rank has, the windows and flips that are drawn,
+What `to_tf(direct=True)` is excused from: order, which samples a rank has, the windows and flips that are drawn,
 states.
 """
 

@@ -19,7 +19,7 @@ def module(tmp_path, monkeypatch):
 def test_an_op_that_raises_names_the_record(dataset_url):
     ops = [RandomResizedCrop(32), Custom("users_ops:fails")]
     with (
-        tpufeed.numpy_loader(dataset_url, batch_size=4, ops=ops, shuffle=False) as loader,
+        tpufeed.Loader(dataset_url, batch_size=4, ops=ops, shuffle=False) as loader,
         pytest.raises(OpError, match=r"train-00000-of-\d+\.tfrecord, record \d: .*users_ops:fails.*gone"),
     ):
         list(loader)
@@ -28,9 +28,7 @@ def test_an_op_that_raises_names_the_record(dataset_url):
 @pytest.mark.usefixtures("module")
 def test_an_op_runs_live(dataset_url):
     plain, dimmed = (
-        next(iter(tpufeed.numpy_loader(dataset_url, batch_size=4, ops=[RandomResizedCrop(32), *more], shuffle=False)))[
-            0
-        ]
+        next(iter(tpufeed.Loader(dataset_url, batch_size=4, ops=[RandomResizedCrop(32), *more], shuffle=False)))[0]
         for more in ([], [Custom("users_ops:dims")])
     )
     assert (dimmed == plain // 2).all()
@@ -39,4 +37,4 @@ def test_an_op_runs_live(dataset_url):
 def test_an_op_that_cannot_be_imported_is_no_damage(dataset_url):
     ops = [RandomResizedCrop(32), Custom("no_such_module:f")]
     with pytest.raises(OptionError, match="no_such_module"):
-        list(tpufeed.numpy_loader(dataset_url, batch_size=4, ops=ops))
+        list(tpufeed.Loader(dataset_url, batch_size=4, ops=ops))

@@ -105,7 +105,7 @@ def check_names(images, points, colours=COLOURS, swaps=True):
 
 def batch_of(url, columns, **options):
     options = {"batch_size": COUNT, "columns": columns, "processes": 0, "seed": 2, **options}
-    with tpufeed.numpy_loader(url, **options) as loader:
+    with tpufeed.Loader(url, **options) as loader:
         return dict(zip(loader.form.names, next(iter(loader)), strict=True))
 
 
@@ -140,7 +140,7 @@ def test_a_mirror_swaps_the_points_of_each_pair(of_boxes, of_images, ops, mirror
 def test_caches_hold_the_points_swapped_and_live_flips_swap_on_top(of_images, tmp_path, encode):
     ops, live = [Resize(SIZE), HorizontalFlip()], [HorizontalFlip(1.0)]
     cache = warmup(of_images, tmp_path / "c", ops=ops, final=live, variants=2, encode=encode, workers=1).url
-    with tpufeed.numpy_loader(cache, columns=["image", "points"], ops=[], batch_size=COUNT, processes=0) as loader:
+    with tpufeed.Loader(cache, columns=["image", "points"], ops=[], batch_size=COUNT, processes=0) as loader:
         batches = [next(iter(loader)), next(iter(loader))]
     stored = [check_names(images, points) for images, points, _ in batches]
     assert 0 < sum(stored) < 2 * COUNT

@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {"images_per_second", "wait_ms", "idle_percent", "read_mb_per_second", "bad_records"}
 
 
-def train(url, to, steps=7, make=tpufeed.numpy_loader, **options):
+def train(url, to, steps=7, make=tpufeed.Loader, **options):
     loader = make(url, batch_size=7, processes=0, repeat=True, **options.pop("given", {}))
     logger = tpufeed.MetricsLogger(loader, to, **{"every_steps": 3} | options)
     for _, _batch in zip(range(steps), loader, strict=False):
@@ -33,7 +33,7 @@ def train(url, to, steps=7, make=tpufeed.numpy_loader, **options):
 
 def test_figures_are_of_the_steps_since_the_last_report(cache_url):
     seen = []
-    loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0, repeat=True)
+    loader = tpufeed.Loader(cache_url, batch_size=7, processes=0, repeat=True)
     logger = tpufeed.MetricsLogger(loader, lambda figures, step: seen.append((step, figures)), every_steps=2)
     began = time.perf_counter()
     for number, _batch in zip(range(5), loader, strict=False):
@@ -99,7 +99,7 @@ def test_a_tracker_that_fails_is_named_once_and_the_others_go_on(cache_url, capl
 
 def test_seconds_between_reports_in_place_of_steps(cache_url):
     steps = []
-    loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0, repeat=True)
+    loader = tpufeed.Loader(cache_url, batch_size=7, processes=0, repeat=True)
     logger = tpufeed.MetricsLogger(loader, lambda _, step: steps.append(step), every_seconds=0.3)
     for number, _batch in zip(range(6), loader, strict=False):
         time.sleep(0.4 if number in (2, 4) else 0)
@@ -110,7 +110,7 @@ def test_seconds_between_reports_in_place_of_steps(cache_url):
 
 def test_figures_begin_again_where_steps_go_back(cache_url):
     found = []
-    loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0, repeat=True)
+    loader = tpufeed.Loader(cache_url, batch_size=7, processes=0, repeat=True)
     logger = tpufeed.MetricsLogger(loader, lambda _, step: found.append(step), every_steps=2)
     for step, _batch in zip([101, 102, 103, 104, 11, 12, 13, 14], loader, strict=False):
         logger.step(step)
@@ -120,7 +120,7 @@ def test_figures_begin_again_where_steps_go_back(cache_url):
 
 def test_rank_0_is_found_behind_a_step_clock(cache_url):
     steps = []
-    loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0, world=(1, 2))
+    loader = tpufeed.Loader(cache_url, batch_size=7, processes=0, world=(1, 2))
     logger = tpufeed.MetricsLogger(tpufeed.StepClock()(loader), lambda _, step: steps.append(step), every_steps=1)
     for _batch in loader:
         logger.step()
@@ -136,14 +136,12 @@ def test_only_rank_0_reports_unless_all_are_asked_for(cache_url):
 
 def test_loaders_for_devices_and_mixtures_are_taken(cache_url, dataset_url):
     seen = []
-    for make in (
-        lambda *given, **options: tpufeed.device_loader(tpufeed.torch_loader(*given, **options), "cpu"),
-        tpufeed.jax_loader,
-        tpufeed.tf_dataset,
-        tpufeed.keras_dataset,
-    ):
-        feed = make(cache_url, batch_size=8, processes=0)
-        logger = tpufeed.MetricsLogger(feed, lambda figures, _: seen.append(figures), every_steps=1)
+    for adapter, own in (("to_device", ["cpu"]), ("to_jax", []), ("to_tf", []), ("to_keras", [])):
+        loader = tpufeed.Loader(cache_url, batch_size=8, processes=0)
+        feed = getattr(loader, adapter)(*own)
+        logger = tpufeed.MetricsLogger(
+            feed if hasattr(feed, "stats") else loader, lambda figures, _: seen.append(figures), every_steps=1
+        )
         for _batch in feed:
             logger.step()
     assert len(seen) == 4 * 7
@@ -161,7 +159,7 @@ def test_staged_percent_is_that_of_remote_datasets(cache_url, tmp_path, monkeypa
                 server.put("bucket", f"cache/{path.relative_to(cache_url)}", path.read_bytes())
         for stage_bytes in (0, "1GB"):
             given = {"stage_bytes": stage_bytes, "stage_dir": tmp_path, "processes": 0}
-            with tpufeed.numpy_loader("gs://bucket/cache", batch_size=7, **given) as loader:
+            with tpufeed.Loader("gs://bucket/cache", batch_size=7, **given) as loader:
                 logger = tpufeed.MetricsLogger(loader, lambda *_: None, every_steps=1000)
                 for _ in range(4):
                     for _batch in loader:
@@ -192,11 +190,11 @@ def test_a_registry_has_one_loader_at_a_time_and_does_not_keep_it(cache_url):
     registry = CollectorRegistry(auto_describe=True)
     for _ in range(2):  # a cell of a notebook that is run again
         loader = None
-        loader = tpufeed.numpy_loader(cache_url, batch_size=7, processes=0)
+        loader = tpufeed.Loader(cache_url, batch_size=7, processes=0)
         tpufeed.MetricsLogger(loader, registry)
         assert "tpufeed_samples_total 0.0" in generate_latest(registry).decode()
     with pytest.raises(OptionError, match="counters of a loader that is in use"):
-        tpufeed.MetricsLogger(tpufeed.numpy_loader(cache_url, batch_size=7), registry)
+        tpufeed.MetricsLogger(tpufeed.Loader(cache_url, batch_size=7), registry)
     del loader
     assert "tpufeed_samples_total" not in generate_latest(registry).decode()
 
@@ -205,7 +203,7 @@ def test_keras_counts_steps_that_are_executed_together(cache_url):
     import keras
 
     found = []
-    feed = tpufeed.keras_dataset(cache_url, batch_size=7)
+    feed = tpufeed.Loader(cache_url, batch_size=7).to_keras()
     inputs = keras.Input((64, 64, 3))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling2D()(inputs)))
     model.compile("sgd", "mse", steps_per_execution=4)
@@ -222,7 +220,7 @@ def test_keras_counts_steps_that_are_executed_together(cache_url):
 @pytest.mark.parametrize("to", [None, "runs", 7, dict])
 def test_what_is_no_target_is_refused(cache_url, to):
     with (
-        tpufeed.numpy_loader(cache_url, batch_size=7) as loader,
+        tpufeed.Loader(cache_url, batch_size=7) as loader,
         pytest.raises(OptionError, match="logs to a SummaryW"),
     ):
         tpufeed.MetricsLogger(loader, to)
@@ -232,8 +230,8 @@ def test_what_has_no_stats_is_refused(cache_url):
     with pytest.raises(OptionError, match="takes a loader with stats"):
         tpufeed.MetricsLogger(torch.utils.data.DataLoader([1]), print)
     with pytest.raises(OptionError, match="direct=True"):  # at once, not after the first step
-        tpufeed.MetricsLogger(tpufeed.tf_dataset(cache_url, batch_size=7, direct=True), print)
-    with tpufeed.numpy_loader(cache_url, batch_size=7) as loader:
+        tpufeed.MetricsLogger(tpufeed.Loader(cache_url, batch_size=7).to_tf(direct=True), print)
+    with tpufeed.Loader(cache_url, batch_size=7) as loader:
         for options in ({"every_steps": 0}, {"every_seconds": 0}, {"every_steps": 5, "every_seconds": 5}):
             with pytest.raises(OptionError, match=next(iter(options))):
                 tpufeed.MetricsLogger(loader, print, **options)

@@ -49,7 +49,7 @@ def urls(tmp_path_factory):
 
 def make(mixture, **options):
     given = {"batch_size": 8, "ops": OPS, "columns": COLUMNS, "lanes": LANES, "processes": 0, "threads": 2}
-    return tpufeed.numpy_loader(mixture, **given | options)
+    return tpufeed.Loader(mixture, **given | options)
 
 
 def rows_of(batches):
@@ -411,18 +411,18 @@ def test_classes_are_joined_by_name(mixture, urls):
 def test_all_loaders_take_a_mixture(mixture):
     (rows,) = epoch_of(mixture)
     options = {"batch_size": 8, "ops": OPS, "columns": COLUMNS, "lanes": LANES, "processes": 0}
-    torch_loader = tpufeed.torch_loader(mixture, **options)
-    assert rows_of([[column.numpy() for column in batch] for batch in torch_loader]) == rows
-    assert torch_loader.dataset is None
-    assert torch_loader.class_names == ("cat", "dog", "emu")
-    on_device = tpufeed.device_loader(torch_loader, "cpu")
+    on_host = tpufeed.Loader(mixture, **options).to_torch()
+    assert rows_of([[column.numpy() for column in batch] for batch in on_host]) == rows
+    assert on_host.dataset is None
+    assert on_host.class_names == ("cat", "dog", "emu")
+    on_device = tpufeed.device_loader(on_host, "cpu")
     on_device.set_epoch(0)
     assert rows_of([[column.numpy() for column in batch] for batch in on_device]) == rows
-    with tpufeed.jax_loader(mixture, **options) as loader:
+    with tpufeed.Loader(mixture, **options).to_jax() as loader:
         assert rows_of([[np.ascontiguousarray(column) for column in batch] for batch in loader]) == rows
         with pytest.raises(OptionError, match="a mixture reads 3 datasets; see the loader's `sources`"):
             _ = loader.dataset
-    feed = tpufeed.tf_dataset(mixture, **options)
+    feed = tpufeed.Loader(mixture, **options).to_tf()
     assert rows_of([[column.numpy() for column in batch] for batch in feed]) == rows
     assert feed.class_names == ("cat", "dog", "emu")
 

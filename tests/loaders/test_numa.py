@@ -128,15 +128,15 @@ def allowed_cores(loader):
 
 
 def test_worker_processes_and_their_threads_keep_to_a_node(two_nodes, cache_url):
-    expected = [batch for batch, _ in tpufeed.numpy_loader(cache_url, batch_size=10, processes=0)]
-    with tpufeed.numpy_loader(cache_url, batch_size=10, processes=2, threads=2) as loader:
+    expected = [batch for batch, _ in tpufeed.Loader(cache_url, batch_size=10, processes=0)]
+    with tpufeed.Loader(cache_url, batch_size=10, processes=2, threads=2) as loader:
         for found, image in zip((image for image, _ in loader), expected, strict=True):
             np.testing.assert_array_equal(found, image)
         assert loader.stats().nodes == ((0, 1), (1, 1))
         for node, threads in zip(two_nodes, allowed_cores(loader), strict=True):
             # All but the thread that watches the launcher, which starts before the orders come.
             assert threads.count(str(node.cores[0])) >= len(threads) - 1 >= 4
-    with tpufeed.numpy_loader(cache_url, batch_size=10, processes=2, numa="off") as loader:
+    with tpufeed.Loader(cache_url, batch_size=10, processes=2, numa="off") as loader:
         next(iter(loader))
         assert loader.stats().nodes == ()
         ours = re.search(r"Cpus_allowed_list:\s*(\S+)", Path("/proc/self/status").read_text())[1]
@@ -146,13 +146,13 @@ def test_worker_processes_and_their_threads_keep_to_a_node(two_nodes, cache_url)
 def test_cores_that_are_gone_stop_no_worker(cache_url, monkeypatch):
     nodes = [Node(0, (100_000,), ()), Node(1, (100_001,), ())]
     monkeypatch.setattr("tpufeed.loaders.executor.find_nodes", lambda: nodes)
-    with tpufeed.numpy_loader(cache_url, batch_size=10, processes=2) as loader:
+    with tpufeed.Loader(cache_url, batch_size=10, processes=2) as loader:
         assert len(list(loader)) == 7
 
 
 def test_numa_is_auto_or_off(cache_url):
     with pytest.raises(OptionError, match="numa is 'auto' or 'off', not 'on'"):
-        tpufeed.numpy_loader(cache_url, numa="on")
+        tpufeed.Loader(cache_url, numa="on")
 
 
 def test_this_host_is_described_as_numactl_does():

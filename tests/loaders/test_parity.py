@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 import tpufeed
 from tests.loaders import contract
 from tests.loaders.contract import FEEDS
-from tpufeed.loaders.keras.dataset import KerasDataset
+from tpufeed.loaders.keras.dataset import KerasFeed
 
 EPOCHS, BATCH, SEED = 2, 8, 5
 OPTIONS = {"batch_size": BATCH, "seed": SEED, "columns": ["image", "label", "sample"], "remainder": "drop"}
@@ -39,8 +39,8 @@ def of_feed(name, url, ops, xla_process):
 
 
 def of_keras(url, ops):
-    """On JAX and torch; Keras runs on TensorFlow here, whose `keras_dataset` is `tf_dataset`."""
-    feed = KerasDataset(tpufeed.numpy_loader(url, **OPTIONS, ops=ops))
+    """On JAX and torch; Keras runs on TensorFlow here, whose `to_keras` is `to_tf`."""
+    feed = KerasFeed(tpufeed.Loader(url, **OPTIONS, ops=ops))
     for _ in range(EPOCHS):
         feed.on_epoch_begin()
         yield rows([feed[number] for number in range(feed.num_batches)])
@@ -68,7 +68,7 @@ def of_grain(url, ops, expected):
 @pytest.mark.parametrize("source", ["dataset", "cache"])
 def test_every_loader_has_the_same_samples(request, ops, source, xla_process):
     url, ops = request.getfixturevalue(f"{source}_url"), ops if source == "dataset" else None
-    with tpufeed.numpy_loader(url, **OPTIONS, ops=ops) as loader:
+    with tpufeed.Loader(url, **OPTIONS, ops=ops) as loader:
         expected = [rows(loader) for _ in range(EPOCHS)]
     assert expected[0] != expected[1]
     found = {name: of_feed(name, url, ops, xla_process) for name in FEEDS if name not in ("numpy", "tf-direct")}

@@ -64,7 +64,7 @@ def scenes(tmp_path_factory):
 def batches(url, columns=tuple(COLUMNS), **options):
     """One epoch as dicts of a sample each."""
     options = {"batch_size": COUNT, "columns": columns, "seed": 3, "processes": 0, **options}
-    with tpufeed.numpy_loader(url, **options) as loader:
+    with tpufeed.Loader(url, **options) as loader:
         return dict(zip(loader.form.names, next(iter(loader)), strict=True))
 
 
@@ -113,7 +113,7 @@ def test_all_of_a_sample_moves_together(scenes, ops, processes):
 
 
 def _numbers(url, batch):
-    with tpufeed.numpy_loader(url, columns=["filename"], shuffle=False, batch_size=COUNT, processes=0) as loader:
+    with tpufeed.Loader(url, columns=["filename"], shuffle=False, batch_size=COUNT, processes=0) as loader:
         names = next(iter(loader))
     return np.array([int(names[sample].partition(".")[0]) for sample in batch["sample"]])
 
@@ -124,7 +124,7 @@ def test_padding_lengths_and_visibility(scenes):
     assert visible["boxes"].shape == (COUNT, 5, 4)
     assert (visible["boxes"][visible["boxes_length"] == 0] == -1).all()
     assert visible["boxes_length"].sum() < everything["boxes_length"].sum()
-    with tpufeed.numpy_loader(scenes, columns=["boxes"], ops=[CenterCrop(40)], batch_size=COUNT, processes=0) as loader:
+    with tpufeed.Loader(scenes, columns=["boxes"], ops=[CenterCrop(40)], batch_size=COUNT, processes=0) as loader:
         next(iter(loader))
         assert (
             loader.stats().dropped_boxes
@@ -185,7 +185,7 @@ def test_the_window_is_the_part_of_the_stored_image(scenes):
 def test_a_cache_holds_what_its_variants_moved(scenes, encode, tmp_path):
     cache = warmup(scenes, tmp_path / "cache", ops=RANDOM_OPS, variants=2, encode=encode, workers=1, seed=5).url
     assert tpufeed.verify(cache, decode="all").records == 2 * COUNT
-    with tpufeed.numpy_loader(cache, columns=COLUMNS, batch_size=COUNT, processes=0) as loader:
+    with tpufeed.Loader(cache, columns=COLUMNS, batch_size=COUNT, processes=0) as loader:
         for batch in (next(iter(loader)), next(iter(loader))):
             assert check_agreement(dict(zip(loader.form.names, batch, strict=True))) >= 6
     again = warmup(cache, tmp_path / "again", ops=WHOLE, encode="raw", workers=1, allow_augmented=True).url
@@ -196,13 +196,13 @@ def test_a_cache_holds_what_its_variants_moved(scenes, encode, tmp_path):
 
 def test_every_loader_gives_the_same(scenes):
     options = {"columns": COLUMNS, "ops": RANDOM_OPS, "batch_size": 8, "seed": 9}
-    with tpufeed.numpy_loader(scenes, **options) as loader:
+    with tpufeed.Loader(scenes, **options) as loader:
         names, expected = loader.form.names, next(iter(loader))
-    for make in (tpufeed.torch_loader, tpufeed.jax_loader):
-        with make(scenes, **options) as loader:
+    for adapter in ("to_torch", "to_jax"):
+        with getattr(tpufeed.Loader(scenes, **options), adapter)() as loader:
             for name, one, other in zip(names, next(iter(loader)), expected, strict=True):
                 np.testing.assert_array_equal(np.asarray(one), other, err_msg=name)
-    feed = tpufeed.tf_dataset(scenes, deterministic=True, **options)
+    feed = tpufeed.Loader(scenes, **options).to_tf(deterministic=True)
     for one, other in zip(tf.nest.flatten(next(iter(feed))), expected, strict=True):
         np.testing.assert_array_equal(one.numpy(), other)
     single = tpufeed.TFRecordImages(scenes, columns=COLUMNS, ops=RANDOM_OPS, seed=9)
@@ -233,8 +233,8 @@ def test_the_samples_of_a_torch_loader_are_read_with_all_of_its_options(scenes, 
         if name == "views":
             options |= {"ops": None, "columns": ["image"]}
         options["columns"] = [*options["columns"], "sample"]
-        with tpufeed.torch_loader(scenes, batch_size=4, processes=0, **options) as loader:
-            assert getattr(loader.dataset._samples.options, name) == getattr(loader.source.options, name), name
+        with tpufeed.Loader(scenes, batch_size=4, processes=0, **options).to_torch() as loader:
+            assert getattr(loader.dataset._samples.options, name) == getattr(loader.loader.options, name), name
             batch = next(iter(loader))
             for row, sample in enumerate(batch[-1].tolist()):
                 for one, other in zip(loader.dataset[sample], batch, strict=True):
@@ -258,10 +258,10 @@ def test_views_of_one_size_are_an_axis(scenes):  # of which some are of one colo
 def test_views_of_several_sizes_are_columns(scenes):
     large, small = [RandomResizedCrop(48)], [RandomResizedCrop((16, 24), scale=(0.05, 0.3)), HorizontalFlip()]
     options = {"views": [(large, 2), (small, 4)], "batch_size": 4}
-    with tpufeed.torch_loader(scenes, **options, columns=["image", "sample"]) as loader:
+    with tpufeed.Loader(scenes, **options, columns=["image", "sample"]).to_torch() as loader:
         two, four, sample = next(iter(loader))
     assert (two.shape, four.shape) == ((4, 2, 48, 48, 3), (4, 4, 16, 24, 3))
-    with tpufeed.numpy_loader(scenes, **options, columns=["image"]) as loader:
+    with tpufeed.Loader(scenes, **options, columns=["image"]) as loader:
         assert loader.form.names == ("image_48", "image_16x24")
     single = tpufeed.TFRecordImages(scenes, columns=["image"], views=options["views"])
     one, other = single[int(sample[0])]
@@ -281,11 +281,11 @@ def test_views_of_several_sizes_are_columns(scenes):
 )
 def test_views_that_cannot_be(scenes, options, said):
     with pytest.raises(OptionError, match=said):
-        tpufeed.numpy_loader(scenes, **options)
+        tpufeed.Loader(scenes, **options)
 
 
 def test_the_padding_mask_has_another_name_beside_a_column_mask(scenes):
-    with tpufeed.numpy_loader(scenes, columns=["mask", "sample"], ops=WHOLE, batch_size=8, remainder="pad") as loader:
+    with tpufeed.Loader(scenes, columns=["mask", "sample"], ops=WHOLE, batch_size=8, remainder="pad") as loader:
         assert loader.form.names == ("mask", "sample", "sample_mask")
         assert sum(int(real.sum()) for *_, real in loader) == COUNT
 

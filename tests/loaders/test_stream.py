@@ -1,4 +1,4 @@
-"""What numpy_loader delivers: which samples, in which order, with which pixels."""
+"""What Loader delivers: which samples, in which order, with which pixels."""
 
 import collections
 import itertools
@@ -11,8 +11,6 @@ import tpufeed
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.errors import OptionError
 from tpufeed.images import CenterCrop
-from tpufeed.loaders.loader import NumpyLoader
-from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.registry import open_store
 
@@ -22,7 +20,7 @@ ALL = set(range(SAMPLES))
 
 def epoch_ids(url, **options):
     """The sample ids of the next epoch, and their masks where there are some."""
-    with tpufeed.numpy_loader(url, columns=["sample"], **options) as loader:
+    with tpufeed.Loader(url, columns=["sample"], **options) as loader:
         batches = list(loader)
     if options.get("remainder") != "pad":
         return np.concatenate(batches)
@@ -65,9 +63,9 @@ def test_the_global_sequence_is_the_same_for_every_world_that_divides_the_lanes(
 )
 def test_pixels_do_not_depend_on_how_they_are_made(dataset_url, ops, how):
     given = {"columns": ["image", "sample"], "ops": ops, "remainder": "drop"}
-    with tpufeed.numpy_loader(dataset_url, **given, **{"batch_size": 7, "threads": 2} | how) as loader:
+    with tpufeed.Loader(dataset_url, **given, **{"batch_size": 7, "threads": 2} | how) as loader:
         made = [pixels_by_sample(loader) for _ in range(2)]
-    with tpufeed.numpy_loader(dataset_url, **given, batch_size=14, threads=3, prefetch=3) as loader:
+    with tpufeed.Loader(dataset_url, **given, batch_size=14, threads=3, prefetch=3) as loader:
         for epoch in made:
             other = pixels_by_sample(loader)
             assert list(other) == list(epoch)
@@ -76,9 +74,7 @@ def test_pixels_do_not_depend_on_how_they_are_made(dataset_url, ops, how):
 
 def test_the_pixels_of_a_jpeg_are_those_that_it_decodes_to(dataset_url, stored):
     """CenterCrop only cuts these photographs, so a slice of what libjpeg-turbo decodes is its reference."""
-    with tpufeed.numpy_loader(
-        dataset_url, ops=[CenterCrop(64)], shuffle=False, remainder="pad", batch_size=16
-    ) as loader:
+    with tpufeed.Loader(dataset_url, ops=[CenterCrop(64)], shuffle=False, remainder="pad", batch_size=16) as loader:
         images = np.concatenate([image[mask] for image, _, mask in loader])
     encoded = stored(dataset_url).column("image/encoded")
     assert len(images) == len(encoded)
@@ -93,7 +89,7 @@ def test_the_pixels_of_a_jpeg_are_those_that_it_decodes_to(dataset_url, stored):
 
 
 def test_set_epoch_chooses_the_next_epoch(cache_url):
-    with tpufeed.numpy_loader(cache_url, columns=["image", "sample"], batch_size=10) as loader:
+    with tpufeed.Loader(cache_url, columns=["image", "sample"], batch_size=10) as loader:
         epochs = [pixels_by_sample(loader) for _ in range(3)]
         for chosen in (1, 0, 2):
             loader.set_epoch(chosen)
@@ -103,11 +99,11 @@ def test_set_epoch_chooses_the_next_epoch(cache_url):
 
 
 def test_a_batch_larger_than_the_split_is_padded_or_repeated(cache_url):
-    with tpufeed.numpy_loader(cache_url, "val", columns=["sample"], remainder="pad", batch_size=100) as loader:
+    with tpufeed.Loader(cache_url, "val", columns=["sample"], remainder="pad", batch_size=100) as loader:
         ((ids, mask),) = loader
     assert (len(ids), mask.sum()) == (100, 26)
     assert sorted(ids[mask]) == list(range(26))
-    with tpufeed.numpy_loader(cache_url, "val", columns=["sample"], remainder="repeat", batch_size=60) as loader:
+    with tpufeed.Loader(cache_url, "val", columns=["sample"], remainder="repeat", batch_size=60) as loader:
         (ids,) = loader
     assert sorted(collections.Counter(ids.tolist()).values()) == [2] * 18 + [3] * 8
 
@@ -116,23 +112,23 @@ def test_a_batch_larger_than_the_split_is_padded_or_repeated(cache_url):
     ("batch_size", "size", "advice"), [(71, 1, "batch_size of at most 70"), (36, 2, "at most 35"), (1, 71, "'pad'")]
 )
 def test_an_epoch_without_batches_is_an_error_that_names_the_numbers(cache_url, batch_size, size, advice):
-    loader = tpufeed.numpy_loader(cache_url, batch_size=batch_size, world=(0, size))
+    loader = tpufeed.Loader(cache_url, batch_size=batch_size, world=(0, size))
     for use in (len, iter):
         with pytest.raises(OptionError, match=f"70 samples.*batch of {batch_size} on each of {size} ranks.*{advice}"):
             use(loader)
 
 
 def test_lanes_that_cannot_be_dealt_are_an_error_with_a_proposal(cache_url):
-    loader = tpufeed.numpy_loader(cache_url, lanes=16, world=(0, 3), batch_size=4)
+    loader = tpufeed.Loader(cache_url, lanes=16, world=(0, 3), batch_size=4)
     with pytest.raises(OptionError, match="16 lanes cannot be dealt to 3 ranks; give lanes=24"):
         iter(loader)
-    with tpufeed.numpy_loader(cache_url, lanes=18, world=(0, 3), batch_size=4) as loader:
+    with tpufeed.Loader(cache_url, lanes=18, world=(0, 3), batch_size=4) as loader:
         assert len(list(loader)) == len(loader) == 5
 
 
 def test_images_are_contiguous_and_aligned(dataset_url, cache_url, ops):
     for url, given in ((dataset_url, ops), (cache_url, None)):
-        with tpufeed.numpy_loader(url, ops=given, batch_size=7) as loader:
+        with tpufeed.Loader(url, ops=given, batch_size=7) as loader:
             for images, labels in loader:
                 assert images.dtype == np.uint8
                 assert images.shape == (7, 64, 64, 3)
@@ -156,8 +152,8 @@ def test_a_store_that_is_read_by_ranges_gives_the_same_batches(dataset_url, cach
         assert isinstance(store, FsspecStore)
     assert store.local_path("manifest.json") is None
     options = {"columns": ["image", "label", "sample"], "batch_size": 9, "ops": None if cached else ops}
-    remote = NumpyLoader(find_dataset(store), "train", LoaderOptions(**options))
-    with remote, tpufeed.numpy_loader(local, **options) as loader:
+    remote = tpufeed.Loader(find_dataset(store), **options)
+    with remote, tpufeed.Loader(local, **options) as loader:
         for _ in range(2):
             for ours, theirs in zip(loader, remote, strict=True):
                 for left, right in zip(ours, theirs, strict=True):

@@ -1,4 +1,4 @@
-"""What a batch of numpy_loader holds, and how."""
+"""What a batch of Loader holds, and how."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from tpufeed.tfrecord.framing import encode_record
 
 
 def first(url, split="val", **options):
-    with tpufeed.numpy_loader(url, split, **{"batch_size": 13, "shuffle": False, **options}) as loader:
+    with tpufeed.Loader(url, split, **{"batch_size": 13, "shuffle": False, **options}) as loader:
         return next(iter(loader))
 
 
@@ -43,14 +43,14 @@ def test_without_images_none_is_decoded_and_no_op_is_needed(processes, dataset_u
         np.testing.assert_array_equal(labels, stored(url, "val").labels[:13])
         assert samples.tolist() == list(range(13))
     monkeypatch.setattr("tpufeed.images.pipeline.decode", lambda *_: pytest.fail("an image was decoded"))
-    with tpufeed.numpy_loader(dataset_url, batch_size=13, columns=["label"], remainder="pad", processes=0) as loader:
+    with tpufeed.Loader(dataset_url, batch_size=13, columns=["label"], remainder="pad", processes=0) as loader:
         assert sum(int(mask.sum()) for _, mask in loader) == 70
     assert tpufeed.TFRecordImages(dataset_url, "val", columns=["label"])[3] == stored(dataset_url, "val").labels[3]
 
 
 def test_an_unknown_column_is_an_error_that_names_the_known_ones(cache_url):
     with pytest.raises(OptionError, match="no column 'lable'; this dataset has image, sample, label, text") as caught:
-        tpufeed.numpy_loader(cache_url, columns=["image", "lable"])
+        tpufeed.Loader(cache_url, columns=["image", "lable"])
     for name in str(caught.value).partition(" has ")[2].split(", "):
         first(cache_url, columns=[name])  # each can be had
 
@@ -132,7 +132,7 @@ def test_lists_are_tensors_or_padded_with_their_lengths_beside(processes, table,
 )
 def test_what_cannot_be_batched_is_refused_at_once(options, said, table):
     with pytest.raises(OptionError, match=said):
-        tpufeed.numpy_loader(table[0], "train", **options)
+        tpufeed.Loader(table[0], "train", **options)
 
 
 def test_a_list_that_is_too_long_is_an_error_that_names_it(table):
@@ -148,7 +148,7 @@ def test_a_dataset_that_does_not_say_how_long_its_lists_are(table, tmp_path, ops
         feature.pop("lengths", None)
     manifest.write_text(json.dumps(document))
     with pytest.raises(OptionError, match=r"does not say how long the lists of 'ids' are.*pad=\{'ids': 64\}"):
-        tpufeed.numpy_loader(tmp_path / "older", "train", columns=["image", "ids"], ops=ops)
+        tpufeed.Loader(tmp_path / "older", "train", columns=["image", "ids"], ops=ops)
     ids, length = first(tmp_path / "older", "train", columns=["ids"], pad={"ids": 3}, batch_size=8)
     assert (ids.shape, set(length)) == ((8, 3), {2})
     digests = {tpufeed.open_dataset(url).manifest.content_digest for url in (table[0], tmp_path / "older")}
@@ -174,19 +174,19 @@ def test_adopted_records_with_missing_values_are_bad_records(photo_folder, tmp_p
         first(tmp_path, "train", columns=["image", "seldom"], batch_size=8, ops=ops)
     batch = first(tmp_path, "train", columns=["mask"], batch_size=5, remainder="pad")
     assert [values.tolist() for values in batch] == [[7] * 5, [True] * 5]
-    with tpufeed.numpy_loader(tmp_path, "train", columns=["mask"], batch_size=5, remainder="pad") as loader:
+    with tpufeed.Loader(tmp_path, "train", columns=["mask"], batch_size=5, remainder="pad") as loader:
         assert loader.form.names == ("mask", "sample_mask")
 
 
 def test_images_that_differ_in_size_need_an_op_that_fixes_it(dataset_url):
     with pytest.raises(OptionError, match=r"differ in size.*ops=\[RandomResizedCrop\(size=224\)"):
-        tpufeed.numpy_loader(dataset_url)
+        tpufeed.Loader(dataset_url)
     with pytest.raises(OptionError, match="differ in size"):
-        tpufeed.numpy_loader(dataset_url, ops=[tpufeed.images.Resize(64)])
+        tpufeed.Loader(dataset_url, ops=[tpufeed.images.Resize(64)])
 
 
 def test_what_is_not_there_is_named(cache_url, tmp_path):
     with pytest.raises(OptionError, match="no split 'test'; it has train, val"):
-        tpufeed.numpy_loader(cache_url, "test")
+        tpufeed.Loader(cache_url, "test")
     with pytest.raises(DatasetNotFoundError, match=r"holds no dataset.*tpufeed shard"):
-        tpufeed.numpy_loader(tmp_path)
+        tpufeed.Loader(tmp_path)

@@ -1,4 +1,4 @@
-"""Shards that are damaged, cut off or gone: what numpy_loader says, and when."""
+"""Shards that are damaged, cut off or gone: what Loader says, and when."""
 
 import json
 import re
@@ -21,7 +21,7 @@ def deliver(url, **options):
     """The samples delivered before the error, and the error."""
     given = {"columns": ["sample", "image"], "shuffle": False, "batch_size": 5, "remainder": "pad"}
     delivered = []
-    with tpufeed.numpy_loader(url, **given | options) as loader:
+    with tpufeed.Loader(url, **given | options) as loader:
         try:
             for samples, *_ in loader:
                 delivered += samples.tolist()
@@ -52,7 +52,7 @@ def test_a_damaged_record_is_named_after_all_batches_before_it(cache_url, damage
 def test_after_a_damaged_record_the_next_epoch_can_be_read(cache_url, damage):
     """The record is damaged in variant 0 only."""
     damaged = damage(cache_url, 33)
-    with tpufeed.numpy_loader(damaged.url, columns=["sample"], batch_size=10) as loader:
+    with tpufeed.Loader(damaged.url, columns=["sample"], batch_size=10) as loader:
         iterator = iter(loader)
         with pytest.raises(RecordError):
             list(iterator)
@@ -77,10 +77,10 @@ def test_an_image_that_does_not_decode_is_named(photo_folder, tmp_path, stored, 
     assert isinstance(error, RecordError)
     assert f"train-00000-of-00001.tfrecord, record {sample}: the JPEG does not decode" in str(error)
     assert delivered == list(range(sample // 5 * 5))
-    with tpufeed.numpy_loader(url, columns=["sample"], ops=ops, max_bad_records=1, batch_size=20) as loader:
+    with tpufeed.Loader(url, columns=["sample"], ops=ops, max_bad_records=1, batch_size=20) as loader:
         list(loader)
         assert loader.stats().bad_records == 0, "without images none is decoded"
-    with tpufeed.numpy_loader(url, ops=ops, max_bad_records=1, batch_size=20, shuffle=False) as loader:
+    with tpufeed.Loader(url, ops=ops, max_bad_records=1, batch_size=20, shuffle=False) as loader:
         ((*_, mask),) = loader
         assert loader.stats().bad_records == 1
     assert np.flatnonzero(~mask).tolist() == [sample]
@@ -116,7 +116,7 @@ def test_an_index_that_is_not_the_dataset_s_is_named(cache_url, tmp_path):
 
 def test_a_shard_may_be_deleted_while_it_is_read(cache_url, tmp_path, stored):
     shutil.copytree(cache_url, tmp_path / "copy")
-    with tpufeed.numpy_loader(tmp_path / "copy", columns=["image", "sample"], batch_size=10, lanes=16) as loader:
+    with tpufeed.Loader(tmp_path / "copy", columns=["image", "sample"], batch_size=10, lanes=16) as loader:
         list(loader), list(loader)  # opens the shards of both variants
         for shard in (tmp_path / "copy").glob("*.tfrecord"):
             shard.unlink()

@@ -13,7 +13,7 @@ from tpufeed.images import CenterCrop, Custom
 
 
 def make(url, **options):
-    return tpufeed.numpy_loader(url, **{"batch_size": 10, "columns": ["sample", "image"], "threads": 2} | options)
+    return tpufeed.Loader(url, **{"batch_size": 10, "columns": ["sample", "image"], "threads": 2} | options)
 
 
 def same(batches, others):

@@ -1,4 +1,4 @@
-"""Worker processes of numpy_loader: the same batches, errors that arrive, and nothing that stays."""
+"""Worker processes of Loader: the same batches, errors that arrive, and nothing that stays."""
 
 import gc
 import itertools
@@ -41,7 +41,7 @@ def fail_to_start(_):
 
 
 def make(url, **options):
-    return tpufeed.numpy_loader(url, **{"batch_size": 10, "processes": 2, "threads": 1} | options)
+    return tpufeed.Loader(url, **{"batch_size": 10, "processes": 2, "threads": 1} | options)
 
 
 STRANGERS = set()  # children that this process had when the test began, multiprocessing's resource_tracker, say
@@ -322,7 +322,7 @@ def take_a_second(image, _):
 PROGRAM = """
 import sys, time
 import tpufeed
-loader = tpufeed.numpy_loader(sys.argv[1], batch_size=10, processes=2, threads=1)
+loader = tpufeed.Loader(sys.argv[1], batch_size=10, processes=2, threads=1)
 batches = iter(loader)
 next(batches)
 print("reading", flush=True)
@@ -375,7 +375,7 @@ def test_processes_end_with_the_one_that_trains_though_a_fork_lives(cache_url):
 EPOCH = """
 import os, sys, zlib
 import tpufeed
-with tpufeed.numpy_loader(sys.argv[1], batch_size=10, processes=2, threads=1) as loader:
+with tpufeed.Loader(sys.argv[1], batch_size=10, processes=2, threads=1) as loader:
     found = [zlib.crc32(images) for images, _ in loader]
     (server,) = open(f"/proc/self/task/{os.getpid()}/children").read().split()
     workers = open(f"/proc/{server}/task/{server}/children").read().split()

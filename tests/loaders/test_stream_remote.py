@@ -1,4 +1,4 @@
-"""numpy_loader and its kin on gs://: the same samples as from a folder, and no request that the stage can spare."""
+"""Loader and its kin on gs://: the same samples as from a folder, and no request that the stage can spare."""
 
 import json
 import subprocess
@@ -49,7 +49,7 @@ def server(running):
 
 def make(url, **options):
     given = {"columns": ["sample", "image"], "batch_size": 10, "threads": 2}
-    return tpufeed.numpy_loader(url, **given | options)
+    return tpufeed.Loader(url, **given | options)
 
 
 def epoch_of(batches):

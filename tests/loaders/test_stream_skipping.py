@@ -20,7 +20,7 @@ def damaged(cache_url, damage):
 
 
 def read(url, **options):
-    with tpufeed.numpy_loader(url, **OPTIONS | options) as loader:
+    with tpufeed.Loader(url, **OPTIONS | options) as loader:
         return list(loader), loader
 
 
@@ -92,7 +92,7 @@ def test_one_more_than_the_budget_is_an_error_that_names_it(damaged, damage):
         RecordError, match=r"2 bad records, more than max_bad_records=1; the last one: .*record \d+, byte"
     ):
         read(twice, max_bad_records=1)
-    with tpufeed.numpy_loader(twice, **OPTIONS, max_bad_records=1) as again:
+    with tpufeed.Loader(twice, **OPTIONS, max_bad_records=1) as again:
         for _ in range(2):
             again.set_epoch(0)
             with pytest.raises(RecordError, match="2 bad records"):
@@ -103,7 +103,7 @@ def test_one_more_than_the_budget_is_an_error_that_names_it(damaged, damage):
 
 
 def test_a_record_counts_once_however_often_it_is_read(damaged):
-    with tpufeed.numpy_loader(damaged, **OPTIONS, max_bad_records=1) as loader:
+    with tpufeed.Loader(damaged, **OPTIONS, max_bad_records=1) as loader:
         for _ in range(4):  # variant 0 twice
             assert len(list(loader)) == 7
         assert loader.stats().bad_records == 1
@@ -123,4 +123,4 @@ def test_padding_and_skipping_share_the_mask(damaged):
 @pytest.mark.parametrize("value", [-1, 1.5, "all", None])
 def test_a_budget_is_a_whole_number(cache_url, value):
     with pytest.raises(OptionError, match="max_bad_records is a whole number, at least 0"):
-        tpufeed.numpy_loader(cache_url, max_bad_records=value)
+        tpufeed.Loader(cache_url, max_bad_records=value)

@@ -88,7 +88,7 @@ def site(request, server, tmp_path, dataset_url, cache_url):
 def epochs_of(url, count=1, **options):
     ops = [] if open_dataset(url).manifest.tensor_shape else OPS
     given = {"columns": ["sample", "image"], "batch_size": 10, "threads": 2, "ops": ops}
-    with tpufeed.numpy_loader(url, **given | options) as loader:
+    with tpufeed.Loader(url, **given | options) as loader:
         return [
             [[[int(s), zlib.crc32(image)] for s, image in zip(*batch, strict=True)] for batch in loader]
             for _ in range(count)

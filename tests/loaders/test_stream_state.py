@@ -1,4 +1,4 @@
-"""Going on where a training loop was: states of numpy_loader."""
+"""Going on where a training loop was: states of Loader."""
 
 import itertools
 import json
@@ -8,18 +8,15 @@ import pytest
 
 import tpufeed
 from tpufeed.dataset.partition import World
-from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
 from tpufeed.images import CenterCrop
-from tpufeed.loaders.loader import NumpyLoader
-from tpufeed.loaders.options import LoaderOptions
 
 BATCH = 5
 
 
 def make(url, rank=0, size=1, **options):
     given = {"columns": ["sample", "image"], "remainder": "pad", "batch_size": BATCH, "world": (rank, size)}
-    return tpufeed.numpy_loader(url, **given | options)
+    return tpufeed.Loader(url, **given | options)
 
 
 def samples_of(batch):
@@ -124,7 +121,7 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(cache_url, dat
         "content_digest": make(dataset_url, ops=[CenterCrop(64)]),
         "seed": make(cache_url, seed=1),
         "shuffle": make(cache_url, shuffle=False),
-        "split": tpufeed.numpy_loader(cache_url, "val", batch_size=BATCH),
+        "split": tpufeed.Loader(cache_url, "val", batch_size=BATCH),
     }
     for name, other in others.items():
         before = other.state_dict()
@@ -195,8 +192,8 @@ def test_an_epoch_that_could_not_be_opened_is_still_to_come(cache_url):
             raise answer
         return answer
 
-    options = LoaderOptions(columns=["sample"], batch_size=BATCH)
-    with NumpyLoader(open_dataset(cache_url), "train", options, find) as loader:
+    with tpufeed.Loader(cache_url, columns=["sample"], batch_size=BATCH) as loader:
+        loader.find_world_by(find)
         with pytest.raises(RuntimeError, match="not initialised"):
             iter(loader)
         assert iter(loader).epoch == 0

@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tests.loaders.signatures import differing_options
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images import Resize
 from tpufeed.loaders.options import LoaderOptions
@@ -24,10 +22,10 @@ import numpy as np
 import tpufeed
 
 url, file, rank = sys.argv[1:]
-early = tpufeed.numpy_loader(url, columns=["sample"], batch_size=5)  # made before there is a world
+early = tpufeed.Loader(url, columns=["sample"], batch_size=5)  # made before there is a world
 import torch.distributed
 torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=int(rank), world_size=2)
-given = tpufeed.numpy_loader(url, columns=["sample"], batch_size=5, world=(0, 1))
+given = tpufeed.Loader(url, columns=["sample"], batch_size=5, world=(0, 1))
 print(json.dumps({
     "early": np.concatenate(list(early)).tolist(),
     "world": [early.world.rank, early.world.size],
@@ -39,7 +37,7 @@ torch.distributed.destroy_process_group()
 
 def test_alone_where_nothing_says_otherwise(cache_url):
     assert find_world() == tpufeed.World(0, 1)
-    assert tpufeed.numpy_loader(cache_url, batch_size=5).world == tpufeed.World(0, 1)
+    assert tpufeed.Loader(cache_url, batch_size=5).world == tpufeed.World(0, 1)
 
 
 def test_a_world_is_given_as_one_or_as_a_pair():
@@ -49,13 +47,13 @@ def test_a_world_is_given_as_one_or_as_a_pair():
 @pytest.mark.parametrize("world", [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_outside_its_world_is_refused(cache_url, world):
     with pytest.raises(OptionError, match=rf"a rank is in \[0, {world[1]}\) for a world of {world[1]}, not {world[0]}"):
-        tpufeed.numpy_loader(cache_url, batch_size=5, world=world)
+        tpufeed.Loader(cache_url, batch_size=5, world=world)
 
 
 @pytest.mark.parametrize("world", [(0, "x"), (1,), (0, 1, 2), (None, 2)])
 def test_a_world_that_is_no_pair_of_numbers_is_refused(cache_url, world):
     with pytest.raises(OptionError, match=r"world is \(rank, size\), like \(0, 8\), not \("):
-        tpufeed.numpy_loader(cache_url, batch_size=5, world=world)
+        tpufeed.Loader(cache_url, batch_size=5, world=world)
 
 
 def test_torch_distributed_is_asked_when_the_first_batch_is(cache_url, tmp_path):
@@ -65,7 +63,7 @@ def test_torch_distributed_is_asked_when_the_first_batch_is(cache_url, tmp_path)
     assert [each["world"] for each in found] == [[0, 2], [1, 2]]
     assert [each["given"] for each in found] == [[0, 1]] * 2
     for rank in (0, 1):
-        with tpufeed.numpy_loader(cache_url, columns=["sample"], batch_size=5, world=(rank, 2)) as loader:
+        with tpufeed.Loader(cache_url, columns=["sample"], batch_size=5, world=(rank, 2)) as loader:
             assert np.concatenate(list(loader)).tolist() == found[rank]["early"]
 
 
@@ -108,7 +106,7 @@ def made_up_xla(started=True, replicas=0, devices=1, spmd=False, rank=0, size=1)
 )
 def test_ranks_of_torch_xla_that_are_processes(cache_url, monkeypatch, xla, world):
     monkeypatch.setitem(sys.modules, "torch_xla", made_up_xla(**xla))
-    assert tpufeed.numpy_loader(cache_url).world == tpufeed.World(*world)
+    assert tpufeed.Loader(cache_url).world == tpufeed.World(*world)
     monkeypatch.setenv("TF_CONFIG", "")
     assert find_tf_world() == tpufeed.World(*world)
 
@@ -126,8 +124,8 @@ def test_a_launched_process_that_torch_xla_does_not_know_yet(cache_url, monkeypa
     assert find_world() == tpufeed.World()  # torch_xla is not loaded
     monkeypatch.setitem(sys.modules, "torch_xla", made_up_xla(started=False))
     with pytest.raises(OptionError, match=message):
-        next(iter(tpufeed.numpy_loader(cache_url, columns=["sample"])))
-    assert tpufeed.numpy_loader(cache_url, world=(1, 2)).world == tpufeed.World(1, 2)
+        next(iter(tpufeed.Loader(cache_url, columns=["sample"])))
+    assert tpufeed.Loader(cache_url, world=(1, 2)).world == tpufeed.World(1, 2)
 
 
 def test_tasks_of_slurm_that_no_framework_knows_of_are_warned_of(monkeypatch, caplog):
@@ -190,13 +188,13 @@ def test_what_cannot_be_is_refused(options, message):
 def test_an_empty_split_is_refused(photo_folder, tmp_path):
     url = tpufeed.shard(photo_folder, tmp_path / "d", shares={"train": 1 - 1e-9, "val": 1e-9}, workers=1).url
     with pytest.raises(OptionError, match=rf"^{url}: split 'val' is empty"):
-        tpufeed.numpy_loader(url, "val")
+        tpufeed.Loader(url, "val")
 
 
 def test_numpy_s_integers_are_numbers_too(dataset_url, ops):
     def epoch(number):
         options = {"batch_size": number(7), "seed": number(2), "columns": ["image"], "ops": ops}
-        with tpufeed.numpy_loader(dataset_url, **options) as loader:
+        with tpufeed.Loader(dataset_url, **options) as loader:
             loader.set_epoch(number(3))
             assert len(loader) == 10
             return np.stack(list(loader)), json.dumps(loader.state_dict())
@@ -211,12 +209,12 @@ def test_numpy_s_integers_are_numbers_too(dataset_url, ops):
 
 def test_ops_are_checked_when_the_loader_is_made(cache_url):
     with pytest.raises(OptionError, match=r"ops are tpufeed.images.RandomResizedCrop.*not 'flip'"):
-        tpufeed.numpy_loader(cache_url, ops=["flip"])
+        tpufeed.Loader(cache_url, ops=["flip"])
 
 
 def test_an_option_that_is_none_is_an_error_that_names_those_there_are(cache_url):
-    with pytest.raises(OptionError, match="numpy_loader has no option 'batchsize'; use batch_size"):
-        tpufeed.numpy_loader(cache_url, batchsize=3)
+    with pytest.raises(OptionError, match="Loader has no option 'batchsize'; use batch_size"):
+        tpufeed.Loader(cache_url, batchsize=3)
     with pytest.raises(OptionError, match="no option 'batch_size'; give it to the DataLoader"):
         tpufeed.TFRecordImages(cache_url, batch_size=3)
 
@@ -224,32 +222,28 @@ def test_an_option_that_is_none_is_an_error_that_names_those_there_are(cache_url
 @pytest.mark.parametrize(("theirs", "ours"), [("num_workers", "processes"), ("drop_last", "remainder")])
 def test_an_option_by_torch_s_name_is_an_error_that_says_ours(theirs, ours, cache_url):
     with pytest.raises(OptionError, match=f"no option '{theirs}'; use {ours}"):
-        tpufeed.numpy_loader(cache_url, **{theirs: 1})
+        tpufeed.Loader(cache_url, **{theirs: 1})
 
 
 def test_a_list_of_urls_is_no_dataset(cache_url):
     with pytest.raises(OptionError, match=r"one URL or path is wanted, like gs://bucket/flowers, not a list: \['"):
-        tpufeed.numpy_loader([cache_url, cache_url])
+        tpufeed.Loader([cache_url, cache_url])
 
 
 def test_a_loader_says_what_and_where_it_reads(cache_url):
-    with tpufeed.numpy_loader(cache_url, "train", batch_size=9, seed=1) as loader:
-        assert repr(loader) == f"NumpyLoader({cache_url!r}, 'train', batch_size=9, epoch=0, samples=0)"
+    with tpufeed.Loader(cache_url, "train", batch_size=9, seed=1) as loader:
+        assert repr(loader) == f"Loader({cache_url!r}, 'train', batch_size=9, epoch=0, samples=0)"
         next(iter(loader))
         assert repr(loader).endswith("batch_size=9, epoch=0, samples=9)")
         assert repr(copy.copy(loader)) == repr(loader)
 
 
-def test_loaders_around_another_say_its_and_their_place(cache_url):
-    host = f"NumpyLoader({cache_url!r}, 'train', batch_size=9, epoch=0, samples="
-    with tpufeed.torch_loader(cache_url, batch_size=9, columns=["label"]) as loader:
-        ahead = tpufeed.device_loader(loader, "cpu")
-        assert repr(loader) == f"TorchLoader({host}0))"
-        assert repr(ahead) == f"StatefulTorchDeviceLoader(TorchLoader({host}0)))"
-        next(iter(ahead))
-        assert re.fullmatch(
-            rf"StatefulTorchDeviceLoader\(TorchLoader\({re.escape(host)}\d+\)\), epoch=0, samples=9\)", repr(ahead)
-        )
+def test_feeds_say_the_place_of_their_loader(cache_url):
+    host = f"Loader({cache_url!r}, 'train', batch_size=9, epoch=0, samples="
+    with tpufeed.Loader(cache_url, batch_size=9, columns=["label"]).to_device("cpu") as feed:
+        assert repr(feed) == f"TorchDeviceFeed({host}0))"
+        next(iter(feed))
+        assert repr(feed) == f"TorchDeviceFeed({host}9))"
 
 
 def test_a_map_style_dataset_says_what_it_reads(cache_url):
@@ -261,32 +255,28 @@ def test_a_map_style_dataset_says_what_it_reads(cache_url):
 @pytest.mark.parametrize(("options", "message"), [({"ops": Resize(64)}, "ops is a list"), ({"world": 2}, "world is ")])
 def test_options_of_another_kind_are_errors(cache_url, options, message):
     with pytest.raises(OptionError, match=message):
-        tpufeed.numpy_loader(cache_url, **options)
+        tpufeed.Loader(cache_url, **options)
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, True, "next", None])
 def test_an_epoch_is_a_number_from_0_on(cache_url, epoch):
     with pytest.raises(OptionError, match="epochs are numbered 0, 1, 2"):
-        tpufeed.numpy_loader(cache_url).set_epoch(epoch)
-
-
-BY_NUMBER = ["TFRecordImages", "grain_source"]
-LOADERS = ["numpy_loader", "torch_loader", "jax_loader", "keras_dataset", "tf_dataset"]
-
-
-@pytest.mark.parametrize("name", [*LOADERS, *BY_NUMBER])
-def test_loaders_that_share_an_option_have_it_with_one_default(name):
-    """test_torchxla.py looks at xla_loader, which cannot be imported after tensorflow."""
-    assert differing_options(getattr(tpufeed, name), 11 if name in BY_NUMBER else 23) == []
+        tpufeed.Loader(cache_url).set_epoch(epoch)
 
 
 @pytest.mark.parametrize(
     ("face", "module", "extra"),
-    [("tf_dataset('x')", "tensorflow", "tf"), ("TFRecordImages", "torch", "torch"), ("xla_loader", "torch_xla", "xla")],
+    [
+        ("Loader(sys.argv[1]).to_tf()", "tensorflow", "tf"),
+        ("TFRecordImages", "torch", "torch"),
+        ("Loader.to_xla(None)", "torch_xla", "xla"),
+    ],
 )
-def test_a_framework_that_is_not_installed_gives_the_command_that_mends_it(face, module, extra):
+def test_a_framework_that_is_not_installed_gives_the_command_that_mends_it(face, module, extra, cache_url):
     code = f"import sys; sys.modules[{module!r}] = None; import tpufeed; tpufeed.{face}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", code, cache_url], capture_output=True, text=True, check=False, env=os.environ
+    )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"tpufeed.errors.{MissingExtraError.__name__}: {module if extra != 'tf' else 'TensorFlow'}")

@@ -20,7 +20,7 @@ from tpufeed.measure.compiling import compile_advice, xla_counts
 
 PAGE = (Path(__file__).parents[2] / "docs/measuring.md").read_text()
 SYNC, LOOK, COMPUTE = 3.0, 2.0, 5.0
-LOADERS = ("MpDeviceLoader", "XlaLoader")
+LOADERS = ("MpDeviceLoader", "XlaFeed")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_batches_per_execution_is_honoured(found: Any) -> None:
 
 
 def test_of_our_loader_the_first_wait_is_a_sync(found: Any) -> None:
-    seen = found["exact"]["XlaLoader"]
+    seen = found["exact"]["XlaFeed"]
     assert seen["times"] == [[SYNC, *[LOOK] * 4], [SYNC] * 5, [COMPUTE] * 5]
     assert seen["first"] == COMPUTE + SYNC
 

@@ -265,7 +265,7 @@ def test_a_sample_dataset_holds_the_samples(dataset_url: str, tmp_path: Path) ->
 def test_a_raw_sample_holds_the_pixels(tmp_path: Path) -> None:
     pixels = [bytes([shade]) * (8 * 8 * 3) for shade in range(6)]
     url = write_sample(tmp_path / "raw", pixels, (8, 8, 3))
-    with tpufeed.numpy_loader(url, batch_size=2, shuffle=False, threads=1) as loader:
+    with tpufeed.Loader(url, batch_size=2, shuffle=False, threads=1) as loader:
         assert {image.tobytes() for batch in loader for image in batch} == set(pixels)
 
 

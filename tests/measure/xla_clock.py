@@ -189,7 +189,7 @@ def main():
             "MpDeviceLoader": exact(lambda: MpDeviceLoader(Source(), device)),
             "every second": exact(lambda: MpDeviceLoader(Source(), device, batches_per_execution=2)),
             "PerDeviceLoader": exact(lambda: ParallelLoader(Source(), [device]).per_device_loader(device)),
-            "XlaLoader": exact(lambda: tpufeed.xla_loader(Source())),
+            "XlaFeed": exact(lambda: tpufeed.device_loader(Source(), "xla")),
         },
         "two epochs of one": two_epochs_of_one(),
         "left early": left_early(),
@@ -200,7 +200,7 @@ def main():
     queues = {"loader_prefetch_size": 1, "device_prefetch_size": 1}
     loaders = {
         "MpDeviceLoader": lambda source: MpDeviceLoader(source, device, **queues),
-        "XlaLoader": tpufeed.xla_loader,
+        "XlaFeed": lambda source, **options: tpufeed.device_loader(source, "xla", **options),
     }
     for number, (name, loader_of) in enumerate(loaders.items()):
         rows = 8 * (number + 1)  # a graph once compiled stays so

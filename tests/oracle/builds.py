@@ -62,7 +62,7 @@ def prepare():
         tpufeed.compact(to, workers=1)
         tpufeed.prune(to)
         cache.warmup(to, Path(folder, "cache"), ops=[CenterCrop(SIDE), HorizontalFlip()], workers=1)
-        with tpufeed.numpy_loader(to, batch_size=1, processes=0, ops=[CenterCrop(SIDE)]) as loader:
+        with tpufeed.Loader(to, batch_size=1, processes=0, ops=[CenterCrop(SIDE)]) as loader:
             next(iter(loader))
 
 
@@ -545,7 +545,7 @@ class Builds(RuleBasedStateMachine):
                 data = tpufeed.open_dataset(self.dataset, version=number)
                 options = {"batch_size": 1, "shuffle": False, "processes": 0, "columns": ["image", "sample"]}
                 options["ops"] = [CenterCrop(SIDE)]
-                with tpufeed.numpy_loader(data, split=split, **options) as loader:
+                with tpufeed.Loader(data, split=split, **options) as loader:
                     found[split] = [(number_of(image[0]), int(sample[0])) for image, sample in loader]
             return found
 

@@ -116,7 +116,7 @@ class NumpyFeed:
         return options | ({"views": given.views} if given.views else {"ops": given.ops})
 
     def make(self, data, spec, rank, state):
-        return tpufeed.numpy_loader(data, **self.options())
+        return tpufeed.Loader(data, **self.options())
 
     def names(self):
         return self.host().form.names
@@ -155,10 +155,10 @@ class NumpyFeed:
 
 class TorchFeed(NumpyFeed):
     def make(self, data, spec, rank, state):
-        return tpufeed.torch_loader(data, **self.options())
+        return tpufeed.Loader(data, **self.options()).to_torch()
 
     def host(self):
-        return self.loader.source
+        return self.loader.loader
 
     def on_host(self, column):
         return column if isinstance(column, np.ndarray) else column.numpy()
@@ -178,7 +178,7 @@ class JaxFeed(NumpyFeed):
 
         options = {name: value for name, value in self.options().items() if name != "world"}
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        return tpufeed.jax_loader(data, sharding=sharding, **options)
+        return tpufeed.Loader(data, **options).to_jax(sharding=sharding)
 
     def host(self):
         return self.loader.host
@@ -194,11 +194,13 @@ class TfFeed(NumpyFeed):
     moves = False
 
     def make(self, data, spec, rank, state):
-        more = {} if state is None else {"state": state}
-        return tpufeed.tf_dataset(data, deterministic=True, **self.options(), **more)
+        self.read = tpufeed.Loader(data, **self.options())
+        if state is not None:
+            self.read.load_state_dict(state)
+        return self.read.to_tf(deterministic=True)
 
     def host(self):
-        return self.loader.stream.loader
+        return self.read
 
     def on_host(self, column):
         array = column.numpy()
@@ -217,12 +219,13 @@ class KerasFeed(NumpyFeed):
     moves = False
 
     def make(self, data, spec, rank, state):
-        from tpufeed.loaders.keras.dataset import KerasDataset
+        from tpufeed.loaders.keras.dataset import KerasFeed
 
-        feed = KerasDataset(tpufeed.numpy_loader(data, **self.options()))
+        feed = KerasFeed(tpufeed.Loader(data, **self.options()))
         self.skipped = 0
         if state is not None:  # of the rest of an epoch: keras_state tells Keras how many batches that has
-            samples = feed.load_state_dict(state)["samples"]
+            feed.load_state_dict(state)
+            samples = feed.state_dict()["samples"]
             self.skipped = 0 if spec.options.repeat else len(feed.loader) - feed.loader.batches_from(samples)
         return feed
 

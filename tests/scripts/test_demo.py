@@ -20,10 +20,10 @@ ROWS = [
     "raw files, Pillow in one thread",
     "raw files, Pillow in",
     "shards, tf.data as Kaggle's TPU guide writes it",
-    "shards, tpufeed.tf_dataset",
-    "shards, tpufeed.numpy_loader",
-    "cache, tpufeed.tf_dataset",
-    "cache, tpufeed.numpy_loader",
+    "shards, tpufeed.Loader.to_tf",
+    "shards, tpufeed.Loader",
+    "cache, tpufeed.Loader.to_tf",
+    "cache, tpufeed.Loader",
 ]
 
 

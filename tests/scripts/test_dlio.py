@@ -23,7 +23,7 @@ from peers.dlio import TpufeedLoader, decode
 folder = Path(sys.argv[1])
 files = sorted(map(str, folder.glob("*.tfrecord")))
 theirs = next(iter(tf.data.TFRecordDataset(files).map(decode).batch(32)))
-ours = next(iter(tpufeed.numpy_loader(folder, batch_size=32, shuffle=False, processes=0, **TpufeedLoader.options)))
+ours = next(iter(tpufeed.Loader(folder, batch_size=32, shuffle=False, processes=0, **TpufeedLoader.options)))
 assert (theirs[1].numpy() == ours[1]).all() and len(set(ours[1])) > 1
 print(np.abs(theirs[0].numpy().astype(int) - ours[0]).mean(), ours[0].std())
 """

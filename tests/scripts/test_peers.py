@@ -56,7 +56,7 @@ def test_grain_is_measured_over_both_sources(bench: ModuleType, sources: dict[st
 def test_a_loader_that_cannot_do_the_work_or_fails_says_why(bench: ModuleType) -> None:
     source = importlib.import_module("peers").Source("raw", *[Path("/nowhere")] * 4)
     assert bench.run("decoding", source, 0.01)["why_not"] == "not measured: it does no raw work"
-    assert "DatasetNotFoundError" in bench.run("ours:numpy_loader", source, 0.01)["why_not"]
+    assert "DatasetNotFoundError" in bench.run("ours:numpy", source, 0.01)["why_not"]
 
 
 @pytest.mark.parametrize(

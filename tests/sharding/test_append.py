@@ -332,7 +332,7 @@ def test_a_reader_goes_on_with_the_version_that_it_has_opened(grown, tmp_path):
     url, _, _ = grown
     options = {"columns": ["sample"], "batch_size": 4, "shuffle": False}
     for processes in (0, 1):
-        loader = tpufeed.numpy_loader(url, processes=processes, **options)
+        loader = tpufeed.Loader(url, processes=processes, **options)
         batches = iter(loader)
         next(batches)
         records = tpufeed.open_dataset(url).split("train").records
@@ -346,46 +346,46 @@ def test_a_reader_goes_on_with_the_version_that_it_has_opened(grown, tmp_path):
         assert 4 * (len(rest) + 1) == 4 * len(again) == records - records % 4
         loader.close()
     old = tpufeed.open_dataset(url, version=1)
-    with tpufeed.numpy_loader(old, processes=1, **options) as loader:
+    with tpufeed.Loader(old, processes=1, **options) as loader:
         assert len(list(loader)) == old.split("train").records // 4
 
 
 def test_states_name_their_version(grown, tmp_path):
     url, _, _ = grown
     options = {"columns": ["sample"], "batch_size": 4, "processes": 0}
-    with tpufeed.numpy_loader(tpufeed.open_dataset(url, version=1), **options) as loader:
+    with tpufeed.Loader(tpufeed.open_dataset(url, version=1), **options) as loader:
         batches = iter(loader)
         next(batches)
         state, rest = loader.state_dict(), [batch.tolist() for batch in batches]
-    with tpufeed.numpy_loader(tpufeed.open_dataset(url, version=1), **options) as loader:
+    with tpufeed.Loader(tpufeed.open_dataset(url, version=1), **options) as loader:
         loader.load_state_dict(state)
         assert [batch.tolist() for batch in loader] == rest
-    with tpufeed.numpy_loader(url, **options) as loader:
+    with tpufeed.Loader(url, **options) as loader:
         with pytest.raises(OptionError, match=r"of version 1 of .*this is version 2.*version=1.*grown=True"):
             loader.load_state_dict(state)
         assert loader.state_dict()["dataset_version"] == 2
-    with tpufeed.numpy_loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
+    with tpufeed.Loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
         loader.load_state_dict(state)
         assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 0)
         later = loader.state_dict()
-    with tpufeed.numpy_loader(url, **options) as loader:
+    with tpufeed.Loader(url, **options) as loader:
         loader.load_state_dict(later)
         assert sum(map(len, loader)) == 4 * len(loader)
     # At the start of an epoch nothing of it was given: it is still to come.
-    with tpufeed.numpy_loader(tpufeed.open_dataset(url, version=1), **options) as loader:
+    with tpufeed.Loader(tpufeed.open_dataset(url, version=1), **options) as loader:
         loader.set_epoch(3)
         untouched = loader.state_dict()
-    with tpufeed.numpy_loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
+    with tpufeed.Loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
         loader.load_state_dict(untouched)
         assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (3, 0)
     # Pruned versions are known as well, and other datasets are still refused.
     tpufeed.prune(url, keep=1)
-    with tpufeed.numpy_loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
+    with tpufeed.Loader(tpufeed.open_dataset(url, grown=True), **options) as loader:
         loader.load_state_dict(state)
         assert loader.state_dict()["epoch"] == 1
         with pytest.raises(OptionError, match="content_digest is 'other'"):
             loader.load_state_dict(state | {"content_digest": "other"})
-    with tpufeed.numpy_loader(url, **options) as loader, pytest.raises(OptionError, match="pruned since"):
+    with tpufeed.Loader(url, **options) as loader, pytest.raises(OptionError, match="pruned since"):
         loader.load_state_dict(state)
 
 
@@ -481,7 +481,7 @@ def test_columns_become_those_of_the_dataset(tmp_path):
     assert specs["score"].lengths == (0, 1)
     tpufeed.verify(tmp_path / "d")
     options = {"columns": ["score", "tags"], "fill": {"score": -1}, "batch_size": 4, "shuffle": False, "processes": 0}
-    with tpufeed.numpy_loader(tmp_path / "d", **options) as loader:
+    with tpufeed.Loader(tmp_path / "d", **options) as loader:
         ((score, tags, length),) = loader
     assert sorted(score.tolist()) == [-1, 0.5, 1.5, 2]
     assert sorted(length.tolist()) == [0, 1, 2, 4]

@@ -145,7 +145,7 @@ def test_a_cache_and_a_mixture_have_the_classes_of_the_grown_dataset(tmp_path):
     assert check(tmp_path / "c") == check(tmp_path / "d")
     tpufeed.shard(folder(tmp_path / "e", ["ant", "bee"], 200, draw), tmp_path / "other", workers=1)
     mixture = tpufeed.Mixture({tmp_path / "d": 0.5, tmp_path / "other": 0.5})
-    with tpufeed.numpy_loader(mixture, columns=["label", "filename"], batch_size=2, lanes=2, processes=0) as loader:
+    with tpufeed.Loader(mixture, columns=["label", "filename"], batch_size=2, lanes=2, processes=0) as loader:
         for (labels, names), _ in zip(loader, range(6), strict=False):
             said = [name.rpartition("/")[2].rpartition("-")[0] for name in names]
             assert [loader.class_names[label] for label in labels] == said

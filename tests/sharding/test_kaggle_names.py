@@ -53,7 +53,7 @@ def counts_of(folder, split="train"):
 
 def pixels_of(url, split):
     options = {"batch_size": 1, "shuffle": False, "columns": ["image", "label", "filename"], "processes": 0}
-    with tpufeed.numpy_loader(url, split, ops=[CenterCrop(8)], **options) as loader:
+    with tpufeed.Loader(url, split, ops=[CenterCrop(8)], **options) as loader:
         return {str(name[0]): (image.tobytes(), int(label[0])) for image, label, name in loader}
 
 

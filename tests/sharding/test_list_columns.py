@@ -44,7 +44,7 @@ def write_table(photos, tmp_path):
     return write
 
 
-def batch_of(url, columns, make_loader=tpufeed.numpy_loader, **options):
+def batch_of(url, columns, make_loader=tpufeed.Loader, **options):
     """All samples of a dataset as arrays, in the order of their values."""
     options = {"batch_size": ROWS, "ops": OPS, "shuffle": False, "processes": 0, **options}
     with make_loader(url, columns=columns, **options) as loader:
@@ -114,9 +114,9 @@ def test_all_feeds_give_old_and_new_rows_one_shape(write_table, tmp_path):
     options = {"columns": ["x"], "batch_size": ROWS, "shuffle": False}
     expected = batch_of(tmp_path / "d", ["x"])
     assert [each.shape for each in expected] == [(ROWS, 3), (ROWS,)]
-    with tpufeed.torch_loader(str(tmp_path / "d"), ops=OPS, processes=0, **options) as loader:
+    with tpufeed.Loader(str(tmp_path / "d"), ops=OPS, processes=0, **options).to_torch() as loader:
         (ours,) = loader
-    (theirs,) = tpufeed.tf_dataset(str(tmp_path / "d"), ops=OPS, **options)
+    (theirs,) = tpufeed.Loader(str(tmp_path / "d"), ops=OPS, **options).to_tf()
     tpufeed.cache.warmup(tmp_path / "d", tmp_path / "cache", size=8, workers=1)
     cached = batch_of(tmp_path / "cache", ["x"], ops=None)
     for batch in (ours, theirs, cached):

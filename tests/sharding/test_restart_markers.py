@@ -104,7 +104,7 @@ def test_loaders_give_the_pixels_of_the_very_files(folder, tmp_path, scale):
     batches = {}
     for encode in ("keep", "exact"):
         tpufeed.shard(folder, tmp_path / encode, encode=encode)
-        with tpufeed.numpy_loader(
+        with tpufeed.Loader(
             tmp_path / encode, batch_size=4, ops=ops, processes=0, columns=("image", "sample")
         ) as loader:
             batches[encode] = [batch for _ in range(5) for batch in loader]

@@ -51,7 +51,7 @@ def batch_of(dataset, columns, **options):
     """All samples in the order of their files."""
     size = dataset.split("train").records
     names = ["filename", *columns]
-    with tpufeed.numpy_loader(dataset.url, columns=names, batch_size=size, processes=0, **options) as loader:
+    with tpufeed.Loader(dataset.url, columns=names, batch_size=size, processes=0, **options) as loader:
         batch = dict(zip(loader.form.names, next(iter(loader)), strict=True))
     order = np.argsort(batch["filename"].astype(str))
     return {name: values[order] for name, values in batch.items()}
@@ -274,7 +274,7 @@ def test_labels_of_several_classes(table):
     batch = batch_of(dataset, ["label"])
     assert batch["label"][:3].tolist() == [[1, 2, -1], [-1, -1, -1], [2, -1, -1]]
     assert batch["label_length"][:6].tolist() == [2, 0, 1, 0, 1, 3]
-    with tpufeed.numpy_loader(dataset.url, batch_size=4, ops=RESIZE) as loader:
+    with tpufeed.Loader(dataset.url, batch_size=4, ops=RESIZE) as loader:
         assert loader.form.names == ("image", "label", "label_length")
     assert "image/class/label int64[0 to 3]" in CliRunner().invoke(app, ["info", dataset.url]).output
 
@@ -317,20 +317,20 @@ def test_every_loader_gives_the_same_columns(table):
         "label_format": "multi_hot",
         "batch_size": 8,
     }
-    with tpufeed.numpy_loader(dataset.url, **options) as loader:
+    with tpufeed.Loader(dataset.url, **options) as loader:
         expected = next(iter(loader))
-    for make in (tpufeed.torch_loader, tpufeed.jax_loader):
-        with make(dataset.url, **options) as loader:
+    for adapter in ("to_torch", "to_jax"):
+        with getattr(tpufeed.Loader(dataset.url, **options), adapter)() as loader:
             for one, other in zip(next(iter(loader)), expected, strict=True):
                 np.testing.assert_array_equal(np.asarray(one), other)
-    feed = tpufeed.tf_dataset(dataset.url, deterministic=True, **options)
+    feed = tpufeed.Loader(dataset.url, **options).to_tf(deterministic=True)
     assert [tuple(spec.shape) for spec in feed.element_spec] == [array.shape for array in expected]
     for one, other in zip(next(iter(feed)), expected, strict=True):
         np.testing.assert_array_equal(one.numpy(), other)
     one = tpufeed.TFRecordImages(dataset.url, columns=["label", "vector", "few"], label_format="multi_hot")[3]
     assert [tuple(value.shape) for value in one[:3]] == [(3,), (2,), (2,)]
     with pytest.raises(OptionError, match="direct=True has an image and columns of one value"):
-        tpufeed.tf_dataset(dataset.url, direct=True, **options)
+        tpufeed.Loader(dataset.url, **options).to_tf(direct=True)
 
 
 def test_damage_in_lists_is_named(table, tmp_path):

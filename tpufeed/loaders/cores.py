@@ -21,7 +21,7 @@ def count_cores(world: Any) -> int:
             - a `tf.distribute.Strategy`: all replicas, as Keras' `fit` and `experimental_distribute_dataset` split the
               global batch between them; on several hosts too, where each takes its part of it;
             - a `tf.distribute.InputContext`: 1, as `distribute_datasets_from_function` hands a batch to each replica;
-            - a `jax.sharding.Mesh` or `Sharding` as `jax_loader` takes them: the blocks of rows that this process
+            - a `jax.sharding.Mesh` or `Sharding` as `to_jax` takes them: the blocks of rows that this process
               holds, a mesh's along its first axis; devices that hold copies of one block count as one core.
 
     Raises:

@@ -1,14 +1,15 @@
 """The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
 
 import logging
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 import numpy as np
@@ -21,9 +22,10 @@ from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, warn_of_fli
 from tpufeed.loaders.buffers import BufferPool, stride_of
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
+from tpufeed.loaders.feed import REPLACED, SUPERSEDED, DatasetLike, Feed, Iterated, Iteration
 from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
 from tpufeed.loaders.mixture import Mixture
-from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa, take_options
+from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sampler import Cursor, Sampler
 from tpufeed.loaders.sources import Source, SourceAddress
@@ -31,55 +33,36 @@ from tpufeed.loaders.states import LAST
 from tpufeed.loaders.training import Training
 from tpufeed.loaders.workers import BatchFuture, Executor, ProcessExecutor
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
-from tpufeed.options import checked, shown
+from tpufeed.options import Count, checked, shown
 from tpufeed.processes.limits import limit_reached
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tpufeed.loaders.jax.loader import JaxFeed
+    from tpufeed.loaders.torch.device import TorchDeviceFeed
+    from tpufeed.loaders.torch.loader import TorchFeed
+    from tpufeed.loaders.xla.loader import XlaFeed
 
 _logger = logging.getLogger(__name__)
 
-DatasetLike: TypeAlias = str | Path | Dataset | Mixture
+_READING = dict.fromkeys(LoaderOptions.__slots__, "give it to tpufeed.Loader")  # what adapters are no place for
 
 _FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
 _FIRST_AHEAD = 4  # batches, of an epoch whose shards may have to come first
-_SUPERSEDED = (
-    "set_epoch or load_state_dict was called in the middle of this epoch, which cannot go on; call them between two "
-    "iterations"
-)
 
 
-@checked()
-def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors show
-    url: DatasetLike,
-    split: str = "train",
-    *,
-    batch_size: int = 128,
-    ops: Sequence[Op] | None = None,
-    columns: Sequence[str] | None = "default",
-    shuffle: bool = True,
-    seed: int = 0,
-    remainder: Remainder = "drop",
-    world: WorldLike | None = None,
-    lanes: int | None = None,
-    processes: int | None = None,
-    threads: int | None = None,
-    prefetch: int | None = None,
-    repeat: bool = False,
-    max_bad_records: int = 0,
-    timeout_seconds: float = 600.0,
-    numa: Numa = "auto",
-    stage_dir: str | Path | None = None,
-    stage_bytes: str | int | None = None,
-    pad: Mapping[str, int] | None = None,
-    truncate: bool | Sequence[str] = False,
-    fill: Mapping[str, float | str] | None = None,
-    label_format: LabelFormat = "ids",
-    min_visibility: float = 0.0,
-    views: Sequence[Any] | None = None,
-) -> "NumpyLoader":
+class Loader(Feed, Iterated):
     """Batches of a dataset or cache as numpy arrays.
 
     `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), C-contiguous, label int64
     of shape (batch,). The next `for` is the next epoch, with another order, other crops and, in a cache, the next
     variant. The memory of a batch is its receiver's for as long as any array refers to it.
+
+    All options of reading are here. `to_torch`, `to_device`, `to_xla`, `to_jax`, `to_tf` and `to_keras` give the same
+    batches to a framework. The place is this loader's, so any of them goes on from any other. One iteration runs at a
+    time: when another begins, an earlier one of this loader, or of a feed made of it, raises LoaderError. One thread at
+    a time iterates; closing is safe from any. Pickles and copies are loaders at the same place, without the workers.
 
     Args:
         url: a dataset, at a path or a URL; one that is open; or a `tpufeed.Mixture` of several.
@@ -96,7 +79,8 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
         seed: seed of the order and of the ops.
         remainder: what becomes of a last batch that is not full on every rank: "drop" drops it, "pad" fills it up and
             adds a bool mask as the last column, "repeat" fills it with other samples.
-        world: (rank, size); by default what the loaded frameworks say.
+        world: (rank, size), or a `tf.distribute.InputContext`; by default what the framework that takes the batches
+            says, with the first one.
         lanes: lanes of the order (docs/order.md), a multiple of the world's size.
         processes: worker processes that decode, so that decoding and the training loop do not share a GIL. 0 decodes
             in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one a core up to 4
@@ -130,42 +114,52 @@ def numpy_loader(  # noqa: PLR0913  # each option is a parameter that editors sh
         views: in place of ops, lists of ops, each for a crop of its own of every image, `(ops, 2)` for two: image is
             then (batch, views, height, width, 3), or a column for each size, like image_224 and image_96.
 
-    Raises:
-        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: options that do not fit it.
-    """
-    return NumpyLoader(open_feed(url), split, take_options(locals()))
-
-
-def open_feed(url: DatasetLike) -> Dataset | Mixture:
-    """Return what a loader reads: the dataset at a URL, or what is given. Raises as `open_dataset` does."""
-    return url if isinstance(url, Dataset | Mixture) else open_dataset(url)
-
-
-class NumpyLoader:
-    """Loader of numpy batches, see `numpy_loader`. One thread at a time iterates; closing is safe from any.
-
-    Pickles and copies are loaders at the same place, without the workers.
-
-    Args:
-        dataset: what to read; or a mixture of several.
-        split: which part of it.
-        options: how.
-        find: asked for the world when it is first needed, where the options name none.
-
     Attributes:
+        options: as given, checked.
         form: the names of a batch's columns, and how they are handed over.
         columns: what fills them.
         pipeline: the ops of the image, or of its first view, with their seed.
         pixels: the names of the columns of pixels, whose arrays begin at a page of memory.
+
+    Raises:
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: options that do not fit it.
     """
 
-    def __init__(
-        self, dataset: Dataset | Mixture, split: str, options: LoaderOptions, find: Callable[[], World] = find_world
+    @checked()
+    def __init__(  # noqa: PLR0913  # each option is a parameter that editors show
+        self,
+        url: DatasetLike,
+        split: str = "train",
+        *,
+        batch_size: int = 128,
+        ops: Sequence[Op] | None = None,
+        columns: Sequence[str] | None = "default",
+        shuffle: bool = True,
+        seed: int = 0,
+        remainder: Remainder = "drop",
+        world: WorldLike | None = None,
+        lanes: int | None = None,
+        processes: int | None = None,
+        threads: int | None = None,
+        prefetch: int | None = None,
+        repeat: bool = False,
+        max_bad_records: int = 0,
+        timeout_seconds: float = 600.0,
+        numa: Numa = "auto",
+        stage_dir: str | Path | None = None,
+        stage_bytes: str | int | None = None,
+        pad: Mapping[str, int] | None = None,
+        truncate: bool | Sequence[str] = False,
+        fill: Mapping[str, float | str] | None = None,
+        label_format: LabelFormat = "ids",
+        min_visibility: float = 0.0,
+        views: Sequence[Any] | None = None,
     ) -> None:
-        self._given = dataset
+        given = {name: value for name, value in locals().items() if name in LoaderOptions.__slots__}
+        options = LoaderOptions(**given | {"world": None if world is None else to_world(world)})
+        dataset = self._given = url if isinstance(url, Dataset | Mixture) else open_dataset(url)
         self.split = split
-        self.batch_size = options.batch_size
         self._sampler = Sampler(dataset, split, options)
         if isinstance(dataset, Mixture) and dataset.stop == "never":
             options = replace(options, repeat=True)
@@ -188,9 +182,12 @@ class NumpyLoader:
             ),
         )
         self._world = thread_world() if options.world is None else None
-        self._find_world = find
+        self._find_world: Callable[[], World] = find_world
+        self.moved_by: weakref.ref[Any] | None = None  # what `keras_state` moves: the newest feed for Keras
         self._next = 0, 0  # epoch and samples at which the next iteration begins
-        self._current: EpochPrefetch | None = None  # of the iteration that was opened last
+        self.began = 0, 0  # those at which the newest one began
+        self.uncounted = ""  # why there is no place and no count: TensorFlow's own graph reads
+        self._current: EpochPrefetch | None = None  # of the iteration that was opened or begun last
         self._opened = WeakSet[EpochPrefetch]()  # of all iterations that somebody has
         self._ahead: EpochPrefetch | None = None  # of the next epoch, when batches of it are prepared already
 
@@ -218,8 +215,11 @@ class NumpyLoader:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, of a mixture the joined ones; a label is a place among them."""
         return self._sampler.training.classes.names
+
+    @property
+    def batch_size(self) -> int:
+        return self.options.batch_size
 
     def column(self, name: str) -> Column:
         """Return dtype and shape of a column; the shape is that of one sample."""
@@ -238,13 +238,30 @@ class NumpyLoader:
             self._world = self._find_world() if given is None else to_world(given)
         return self._world
 
+    def find_world_by(self, find: Callable[[], World]) -> None:
+        """Have a framework say what the world is, unless that is given or was found out before."""
+        self._find_world = find
+
+    def check_world(self, find: Callable[[], World], whose: str, advice: str = "") -> None:
+        """Find the world, or raise OptionError where another one was found before. One given by hand stays."""
+        if self.options.world is not None:
+            return
+        if self._world is None:
+            self._find_world = find
+        world = find()
+        if self.world != world:
+            raise OptionError(
+                f"by {whose} this is rank {world.rank} of {world.size}, and the loader was told before that it is "
+                f"{self.world.rank} of {self.world.size}: {advice}make a loader for each, or give world=({world.rank}, "
+                f"{world.size})"
+            )
+
     @property
     def lanes(self) -> int:
         """Lanes of the order: as given or loaded, else the default for the world."""
         return self._sampler.stream(self.world).lanes
 
     def __len__(self) -> int:
-        """Return the batches of an epoch, the same number on every rank."""
         return self.batches_from(0)
 
     def batches_from(self, samples: int) -> int:
@@ -258,51 +275,245 @@ class NumpyLoader:
         """
         return EpochIterator(self)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch number `epoch`, from its start. One that is under way cannot go on.
+    @checked(_READING)
+    def to_torch(self) -> "TorchFeed":
+        """Return the batches as torch tensors on the host, in the same memory.
 
-        Where that epoch is next anyhow, what is prepared of it stays, and so does the place in it that a loaded state
-        says: training loops name each epoch before they iterate it, also one that they go on with.
+        image is uint8 of shape (batch, height, width, 3), contiguous, label int64 of shape (batch,); strings stay numpy
+        arrays. `to_device` puts batches on a device ahead of need.
+
+        Each rank of torch.distributed, torch_xla or JAX reads its own samples: nothing is to be wrapped in a
+        DistributedSampler, by Lightning or Accelerate neither. Before an iteration's first batch the ranks of
+        torch.distributed compare what they are about to iterate, and all raise the same LoaderError where they differ.
+        A `world` given by hand is not compared.
+
+        Raises:
+            MissingExtraError: torch is not installed.
         """
+        from tpufeed.loaders.torch.loader import TorchFeed
+
+        return TorchFeed(self)
+
+    @checked(_READING)
+    def to_device(self, device: Any = None, *, device_prefetch: Count = 2) -> "TorchDeviceFeed":
+        """Return the batches on a torch device, the next few already there while a step runs. Needs torch 2.7 or later.
+
+        They are those of `to_torch`, whose ranks they compare. `stats()` is a `DeviceStats`. The first batch is fetched
+        in the caller's thread, where frameworks may be started and processes forked; the others in a thread that ends
+        with the loop, however that is left.
+
+        Args:
+            device: as torch names it, "tpu" with TorchTPU; by default the accelerator that there is, else the CPU. XLA
+                devices are for `to_xla`.
+            device_prefetch: batches on the device ahead of the one in use; each takes device memory.
+
+        Raises:
+            MissingExtraError: torch is not installed, or torch_tpu for "tpu".
+            OptionError: device_prefetch is not at least 1; or for "tpu" torch_tpu finds none, or is not Google's
+                package.
+        """
+        from tpufeed.loaders.torch.device import TorchDeviceFeed
+
+        return TorchDeviceFeed(self, device, device_prefetch)
+
+    @checked(_READING)
+    def to_xla(
+        self, *, device: Any = None, sharding: Any = None, device_prefetch: Count = 2, check_ranks: bool = True
+    ) -> "XlaFeed":
+        """Return the batches on an XLA device of torch_xla, the next few already there while a step runs.
+
+        image is uint8 (batch, height, width, 3), label int64 (batch,), on the device; see `to_device_float` for what a
+        model needs. Strings stay on the host. `stats()` is a `DeviceStats`.
+
+        Inside `torch_xla.launch` each rank reads its own samples: the world is torch_xla's. Before the first batch of
+        an epoch all ranks compare what they are about to iterate: where they differ, or one cannot begin, all raise the
+        same LoaderError. A `world` given by hand is not compared.
+
+        Args:
+            device: device of the batches; by default `torch_xla.device()` of the thread that iterates.
+            sharding: under SPMD, a `ShardingSpec` for each column by name, None for one that every device holds whole;
+                or one spec for all, fitted to the rank of each tensor.
+            device_prefetch: batches on the device ahead of the one in use; each takes device memory.
+            check_ranks: False for a feed that only some of the ranks iterate.
+
+        Raises:
+            MissingExtraError: torch_xla is not installed.
+            UsageError: tensorflow was imported before torch_xla.
+            OptionError: options that do not fit. What depends on the ranks says so with the first batch.
+        """
+        from tpufeed.loaders.xla.loader import XlaFeed
+
+        return XlaFeed(self, device, sharding, device_prefetch, check_ranks)
+
+    @checked(_READING)
+    def to_jax(self, sharding: Any = None, *, device_prefetch: Count = 2) -> "JaxFeed":
+        """Return the batches as global `jax.Array`s, the next few already on the devices while a step runs.
+
+        image is uint8 (rows, height, width, 3), label int32 (rows,), or int64 where JAX is told to have that; strings
+        stay numpy arrays of this process' rows. `rows` is `batch_size` times the ranks. See `to_device_float` for what
+        a model needs. `stats()` is a `DeviceStats`.
+
+        Each process reads the rows that its devices hold; processes that hold the same ones, as those along a model
+        axis, are one rank and read the same samples. Before an iteration's first batch the processes compare what they
+        will iterate, and all raise the same LoaderError where they differ. A `world` given by hand is not compared, and
+        says which samples are read: the shape of an array still follows from the sharding.
+
+        Args:
+            sharding: of the images: a `NamedSharding`, of which labels take the part that they have axes for; or a
+                `Mesh`, over whose first axis rows are split. By default the mesh that `jax.set_mesh` has set when an
+                iteration begins, else all devices of all processes in a mesh of one axis, "data".
+            device_prefetch: batches on the devices ahead of the one in use; each takes device memory.
+
+        Raises:
+            MissingExtraError: JAX is not installed.
+            OptionError: what is no sharding; one that does not fit the batch says so with the first one.
+        """
+        from tpufeed.loaders.jax.loader import JaxFeed
+
+        return JaxFeed(self, sharding, device_prefetch)
+
+    @checked(_READING)
+    def to_tf(
+        self,
+        *,
+        direct: bool = False,
+        deterministic: bool = False,
+        service: str | None = None,
+        sharding: Literal["dynamic", "off", "file"] | None = None,
+    ) -> "tf.data.Dataset":
+        """Return the batches as a `tf.data.Dataset` of static shapes. Place, counts and class names stay the loader's.
+
+        Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,); `columns` gives others. Every
+        new iteration is the next epoch, so Keras' `fit` sees other crops, and in a cache the next variant, each epoch;
+        with `repeat` one iteration never ends. It begins where `load_state_dict` said.
+
+        By default tpufeed's own workers read and decode, and their batches are handed over without copying: the order
+        is the loader's, remote shards are read once and checked, and an iterator's place can be saved and restored by
+        `tf.train.Checkpoint`. TensorFlow takes batches ahead of the loop, so `state_dict(batches=n)` says where the
+        loop is after `n` batches of the newest iteration. For Keras' `fit` see `keras_state`.
+
+        With `direct` TensorFlow reads the shards, gs:// by its own client, and decodes and augments them in a graph
+        without Python: fit for a tf.data service, and for hosts without room for a stage. It has the ops that
+        TensorFlow has; each sample has draws of the same distributions, which repeat by seed, epoch and sample. Shares
+        of ranks are of equal size, and the order is another in each run. Of a shard that is missing, or has another
+        size than the manifest says, TensorFlow's error gives the name; damage, and images that cannot be decoded, name
+        shard and record. Nothing is counted, so `state_dict()` and `stats()` raise OptionError. TensorFlow takes
+        settings for gs:// when it is imported: let tpufeed do that, or heed the warning that it logs.
+
+        Args:
+            direct: True has TensorFlow read, decode and augment, in a graph without Python.
+            deterministic: True gives the order and pixels of the loader, and takes no batch ahead of the training loop:
+                `state_dict()` says where that is.
+            service: address of a tf.data service's dispatcher, "grpc://host:port". Implies `direct`. Processes that
+                train together name a job, "grpc://host:port/run-1", and each sample comes to one of them.
+            sharding: what each worker of the service reads: "dynamic", the default, deals parts of shards to the
+                workers that have time (a sample comes once an epoch, or never where a worker dies), "file" gives each
+                worker a fixed share of the parts (the dispatcher has to know the workers' addresses), and with "off"
+                each reads everything.
+
+        Raises:
+            MissingExtraError: TensorFlow is not installed.
+            OptionError: options that do not fit the loader's.
+            UnavailableError: there is no service at that address.
+        """
+        from tpufeed.loaders.tf.dataset import tf_feed
+
+        return tf_feed(self, direct, deterministic, service, sharding)
+
+    @checked(_READING)
+    def to_keras(self, *, class_weight: Mapping[int, float] | None = None) -> Any:
+        """Return batches for `fit`, `evaluate` and `predict` of Keras 3, on any of its backends.
+
+        On TensorFlow it is the `tf.data.Dataset` of `to_tf`, on JAX, torch and Keras' other backends a
+        `keras.utils.PyDataset` of numpy arrays, for which TensorFlow need not be installed. Both give `(image, label)`:
+        uint8 of shape (batch, height, width, 3) and int64 of shape (batch,), or the image alone where there are no
+        labels. With a mask, which `remainder="pad"` and `max_bad_records` add, float32 sample weights of shape (batch,)
+        come third: 0 for padding, else 1, so that padding counts in no loss and in no weighted metric.
+
+        Each epoch of `fit` is the next one of the dataset, with another order, other random numbers and, in a cache,
+        the next variant; so is that of each call of `evaluate` and `predict`, also if it takes only some steps. The
+        batch that Keras takes to build a model is given once more. With `repeat=True` give `steps_per_epoch` to `fit`.
+        `keras_state` keeps the place of a `fit`.
+
+        Args:
+            class_weight: the weight of each class by its id; other classes have 1. Samples are weighed by it, and
+                padding stays at 0. Keras' own `class_weight` cannot be given together with a mask.
+
+        Raises:
+            MissingExtraError: Keras is not installed.
+            OptionError: options that do not fit the loader's; Keras 2; Keras' backend is not installed.
+        """
+        from tpufeed.loaders.keras.dataset import keras_feed
+
+        return keras_feed(self, class_weight)
+
+    def set_epoch(self, epoch: int) -> None:
         if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < LAST:
             raise OptionError(f"epochs are numbered 0, 1, 2 ...; {shown(epoch)} is none of them")
+        self.end_iteration(SUPERSEDED)
         if epoch != self._next[0]:
             self._sampler = self._sampler.restarted(int(epoch))
             self._move(int(epoch), 0)
         else:
             self._supersede([opened for opened in self._opened if opened.begun])
 
-    def go_on_after(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration the epoch after that of `state`, which this loader had when it gave some batch.
+    def iterate_ahead(self) -> "EpochIterator":
+        """Return the next epoch for an iteration that leads, and says itself what it has handed out."""
+        return EpochIterator(self, ahead=True)
 
-        With `repeat` the batches taken since may be of later epochs. They count for nothing, unless the loader was
-        moved meanwhile by `set_epoch` or `load_state_dict`.
-        """
-        if self.options.repeat and self._current is not None and self._current.cursor.epoch != state["epoch"]:
-            self.set_epoch(state["epoch"] + 1)
+    def lead(self, iteration: Iteration | None) -> None:
+        super().lead(iteration)
+        for opened in self._opened:
+            if opened.begun:
+                opened.close(REPLACED)
+        # With `repeat` batches that were taken ahead may be of a later epoch. They count for nothing.
+        if self.options.repeat and self._handed is not None and self._next[0] != self._handed.epoch + 1:
+            self._next = self._handed.epoch + 1, 0
+            self._sampler, self._ahead = self._sampler.restarted(self._next[0]), None
+
+    def taken(self) -> "Place":
+        """Return the place behind the batch that the newest iteration has taken, which `hand_out` is told of later."""
+        current = self._current
+        assert current is not None, "one was opened"
+        return Place(current.cursor.epoch, current.samples, current.left)
 
     def start_prefetch(self) -> None:
         """Prepare the first batches of the next epoch, which does not begin with that."""
         self._open_ahead(self._open_executor()).submit(self._prefetch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data."""
-        return self.state_at(*self._place)
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data.
+
+        Args:
+            batches: that it has had of the newest iteration, if a framework prefetches on its own, as TensorFlow does
+                unless `to_tf` is told to be deterministic.
+        """
+        if self.uncounted:
+            raise OptionError(self.uncounted)
+        return self.state_at(*(self._place if batches is None else self.place_after(*self.began, batches)))
+
+    @property
+    def is_placed(self) -> bool:
+        """True if `load_state_dict` or `set_epoch` said where to begin, and no iteration has begun since."""
+        return self._current is None and self._next != (0, 0)
+
+    def place_after(self, epoch: int, samples: int, batches: int) -> tuple[int, int]:
+        """Return epoch and samples of the whole world after `batches` batches of an iteration that began there."""
+        first, whole, size = self.batches_from(samples), self.batches_from(0), self.batch_size * self.world.size
+        if batches <= first:
+            return epoch, samples + batches * size
+        epochs, batches = divmod(batches - first, whole)
+        return epoch + 1 + epochs, batches * size
 
     def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
         """Return the state after `samples` samples of the whole world in `epoch`."""
         return self._sampler.state(self.world, epoch, samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
-
-        Raises:
-            OptionError: the state is of another dataset, split, seed, order or version, its lanes cannot be dealt, or
-                one of its numbers cannot be. The loader is as it was before.
-        """
         if not isinstance(state, Mapping):
             raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
         sampler = self._sampler.resumed(state, self.world)
+        self.end_iteration(SUPERSEDED)
         self._take(sampler)
         self._move(sampler.training.epoch, sampler.training.samples)
 
@@ -318,7 +529,8 @@ class NumpyLoader:
         return EpochSpec(self.world.rank, len(current.cursor.share), self.batch_size, text)
 
     def stats(self) -> LoaderStats:
-        """Return what the loader has done so far, and what its consumer waited for."""
+        if self.uncounted:
+            raise OptionError(self.uncounted)
         return self._metrics.stats()
 
     def close(self) -> None:
@@ -326,6 +538,7 @@ class NumpyLoader:
 
         Safe from any thread. Workers that another thread is about to start at this moment are not stopped.
         """
+        self.end_iteration(CLOSED)
         executor, self._executor = self._executor, None
         for epoch in (self._current, self._ahead):
             if epoch is not None:
@@ -340,20 +553,12 @@ class NumpyLoader:
             f"epoch={epoch}, samples={samples})"
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        current = self._current
-        place = self._place if current is None or current.left else (current.cursor.epoch + 1, 0)
-        return (
-            type(self),
-            (self._given, self.split, self.options, self._find_world),
-            (place, self._sampler.training),
-        )
+        options = {name: getattr(self.options, name) for name in LoaderOptions.__slots__}
+        place, current = self._place, self._current
+        left = self._handed.left if self._handed is not None else current is None or current.left
+        state = place if left else (place[0] + 1, 0), self._sampler.training
+        return partial(type(self), **options), (self._given, self.split), state
 
     def __setstate__(self, state: tuple[tuple[int, int], Training]) -> None:
         self._next, training = state
@@ -362,6 +567,8 @@ class NumpyLoader:
     @property
     def _place(self) -> tuple[int, int]:
         """Epoch and samples of the training loop."""
+        if self._handed is not None:
+            return self._handed.epoch, self._handed.samples
         current = self._current
         return self._next if current is None else (current.cursor.epoch, current.samples)
 
@@ -399,9 +606,10 @@ class NumpyLoader:
 
     def _supersede(self, iterations: "list[EpochPrefetch]") -> None:
         for opened in iterations:
-            opened.close(_SUPERSEDED)
+            opened.close(SUPERSEDED)
             if opened is self._current:
                 self._current = None
+        self._handed = None
 
     def _open_executor(self) -> Executor:
         """Return the workers, and start them where there are none."""
@@ -443,31 +651,29 @@ class NumpyLoader:
         return opened
 
 
-class Adapter:
-    """What every loader has of the one that it takes batches from.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place behind a batch: epoch, samples of the whole world, and batches that are left of the epoch."""
 
-    Attributes:
-        source: that loader.
-    """
-
-    source: Any
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, of a mixture the joined ones; a label is a place among them."""
-        names: tuple[str, ...] = self.source.class_names
-        return names
+    epoch: int
+    samples: int
+    left: int
 
 
 class EpochIterator(Iterator[Batch]):
     """The batches of one epoch, or with `repeat` of all that follow. Closing is safe from any thread.
 
     Leaving it early needs no `close`. The loader moves on to the next epoch when this one begins: with its first batch.
+    Then an earlier iteration ends. One that is `ahead` of its loop has done so, and says itself what it hands out.
     """
 
-    def __init__(self, loader: NumpyLoader) -> None:
-        self._loader = loader
-        self._prefetch = loader._current = loader._open_next(loader._open_executor())
+    _begun = False
+
+    def __init__(self, loader: Loader, ahead: bool = False) -> None:
+        self._loader, self._leads = loader, ahead
+        self._prefetch = loader._open_next(loader._open_executor())
+        if ahead or not loader.is_led:
+            loader._current = self._prefetch
 
     @property
     def epoch(self) -> int:
@@ -477,6 +683,21 @@ class EpochIterator(Iterator[Batch]):
     def __len__(self) -> int:
         """Return the batches that are left of the epoch."""
         return self._prefetch.left
+
+    @property
+    def was_moved(self) -> bool:
+        """True once the loader was moved, or another iteration was begun, and this one cannot go on."""
+        return self._prefetch.closed in (SUPERSEDED, REPLACED)
+
+    def continue_after(self, epoch: int) -> None:
+        """Make the loader's next iteration the one after `epoch`, of which was the last batch that is used.
+
+        With `repeat` the batches taken since may be of later epochs. They count for nothing, unless the loader was
+        moved meanwhile, or another iteration was begun.
+        """
+        loader = self._loader
+        if loader.options.repeat and loader._current is self._prefetch and self.epoch != epoch:
+            loader.set_epoch(epoch + 1)
 
     def __next__(self) -> Batch:
         batch: Batch = self._loader.form.package(self.next_arrays())
@@ -527,15 +748,25 @@ class EpochIterator(Iterator[Batch]):
     def _begin(self) -> "EpochPrefetch":
         """Begin the epoch: from now on the loader's next iteration is the one after it."""
         loader, prefetch = self._loader, self._prefetch
+        if not self._leads:
+            loader.lead(None)
+            loader._handed = None
         if loader._next[0] != self.epoch:  # another iteration, opened as early as this one, has begun it
             prefetch.close()
             self._prefetch = loader._open_next(prefetch.executor)
-            if loader._current is prefetch:
-                loader._current = self._prefetch
             prefetch = self._prefetch
+        loader._current = prefetch
+        if not self._begun:
+            self._begun, loader.began, loader.uncounted = True, (self.epoch, prefetch.samples), ""
         prefetch.begun = True
         loader._next = self.epoch + 1, 0
         return prefetch
+
+    def end(self) -> None:
+        """Close the iterator, and stop the loader's workers if no other iteration needs them."""
+        self.close()
+        if self._loader._current is self._prefetch:
+            self._loader.close()
 
     def close(self, why: str = CLOSED) -> None:
         """Give up what is being prepared. Asking for more raises LoaderError(`why`)."""

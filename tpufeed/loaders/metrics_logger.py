@@ -2,17 +2,20 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from time import perf_counter
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceStats
-from tpufeed.loaders.loader import NumpyLoader
+from tpufeed.loaders.feed import loader_of
 from tpufeed.loaders.metrics import LoaderStats
 from tpufeed.loaders.world import find_world
 from tpufeed.options import Count, above, checked
+
+if TYPE_CHECKING:
+    from tpufeed.loaders.loader import Loader
 
 _logger = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ class MetricsLogger:
     ) -> None:
         if not callable(getattr(loader, "stats", None)):
             raise OptionError(
-                f"MetricsLogger takes a loader with stats(), such as numpy_loader returns, not "
+                f"MetricsLogger takes a loader with stats(), such as tpufeed.Loader, not "
                 f"{type(loader).__name__}. "
                 "tpufeed.device_loader counts for a DataLoader how long its batches are waited for"
             )
@@ -313,14 +316,9 @@ def split_stats(stats: Any) -> tuple[float, LoaderStats | None]:
     )
 
 
-def find_host(loader: Any) -> NumpyLoader | None:
-    """Return the loader of numpy batches behind a loader; None where there is none of tpufeed."""
-    names: Sequence[str] = ("source", "loader", "stream", "_loader")  # the last one of a StepClock
-    for _ in range(4):
-        if isinstance(loader, NumpyLoader) or loader is None:
-            return loader
-        loader = next((getattr(loader, name) for name in names if getattr(loader, name, None) is not None), None)
-    return None
+def find_host(loader: Any) -> "Loader | None":
+    """Return the tpufeed loader behind a feed, also that of a StepClock; None where there is none."""
+    return loader_of(loader) or loader_of(getattr(loader, "_loader", None))
 
 
 def _write_summary(writer: Any, figures: Mapping[str, float], step: int) -> None:

@@ -20,7 +20,7 @@ _WEIGHTED = re.compile(r"(.+?)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+
 class Mixture:
     """Several datasets that a loader takes instead of one URL, mixed sample by sample in exact shares.
 
-    `tpufeed.numpy_loader(tpufeed.Mixture({"gs://b/a": 0.7, "gs://b/b": 0.3}), ops=...)`
+    `tpufeed.Loader(tpufeed.Mixture({"gs://b/a": 0.7, "gs://b/b": 0.3}), ops=...)`
 
     A sample keeps its lane: lane l of the mixture draws from lane l of each source, so that each rank reads only its
     share of every source's shards. Which source gives a sample follows from weights, seed, lane and the sample's number

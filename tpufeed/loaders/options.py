@@ -1,7 +1,7 @@
-"""Options that all loaders share, checked once."""
+"""Options of reading, checked once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ _VIEWS_FORM = "lists of ops, each for a crop of its own, like [[RandomResizedCro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """Options of every loader, checked; `numpy_loader` explains them."""
+    """Options of reading, checked; `Loader` explains them."""
 
     batch_size: Count = 128
     ops: Ops | None = None
@@ -74,8 +74,3 @@ class LoaderOptions:
         if self.views is not None and not found:
             raise OptionError(f"views is empty; give {_VIEWS_FORM}")
         return tuple(found)
-
-
-def take_options(arguments: Mapping[str, Any]) -> LoaderOptions:
-    """Return the shared options among the arguments of a loader, given as its `locals()`. Raises OptionError."""
-    return LoaderOptions(**{field.name: arguments[field.name] for field in fields(LoaderOptions)})

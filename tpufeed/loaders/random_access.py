@@ -15,7 +15,7 @@ from tpufeed.errors import OptionError
 from tpufeed.loaders.admission import ShardAdmission, make_stage
 from tpufeed.loaders.batch import Decoder, warn_of_flips
 from tpufeed.loaders.columns import SAMPLE
-from tpufeed.loaders.loader import DatasetLike
+from tpufeed.loaders.feed import DatasetLike
 from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sources import Source
@@ -50,9 +50,7 @@ class PortableSamples:
 
     def __init__(self, url: DatasetLike, split: str, options: LoaderOptions, decode: bool = True) -> None:
         if isinstance(url, Mixture):
-            raise OptionError(
-                "a mixture has an order and no samples by number; give it to a loader, like torch_loader or jax_loader"
-            )
+            raise OptionError("a mixture has an order and no samples by number; give it to tpufeed.Loader")
         self._dataset: Dataset | None = url if isinstance(url, Dataset) else open_dataset(url)
         self.url, self.split = self._dataset.url, split
         self.records = self._dataset.split(split).records

@@ -21,10 +21,12 @@ _BY_HAND = "world=(rank, size)"
 _RANKS_THREAD = "torch_xla._internal.pjrt", "_thread_fn"  # in which torch_xla runs what was launched
 
 
-def to_world(world: WorldLike) -> World:
-    """Return a world that was given by hand, maybe as (rank, size). Raises OptionError."""
+def to_world(world: Any) -> World:
+    """Return a world that was given by hand, maybe as (rank, size) or TensorFlow's InputContext. Raises OptionError."""
     if isinstance(world, World):
         return world
+    if hasattr(world, "num_input_pipelines"):
+        return World(world.input_pipeline_id, world.num_input_pipelines)
     try:
         rank, size = map(int, world if isinstance(world, tuple | list) else ())
     except (TypeError, ValueError):

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Annotated, Any
 
+from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.ops import parse_op
-from tpufeed.loaders.loader import open_feed
 from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.measure.accelerator import Limits
 from tpufeed.measure.feeding import LOADERS, DeviceChoice, check_split, feed, kind_of, open_loader
@@ -55,8 +55,8 @@ class BenchOptions:
         warm_up: short rounds before them that count for nothing; they fill the page cache and the stage.
         split: the dataset's split.
         ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's `final` ops.
-        threads: threads of the loader, see `numpy_loader`.
-        processes: processes of the loader, see `numpy_loader`.
+        threads: threads of the loader, see `tpufeed.Loader`.
+        processes: processes of the loader, see `tpufeed.Loader`.
         model: the model that an emulated TPU trains; by default ResNet-50, which the profiles are for.
         tpu: a TPU to emulate at its high rate, short for the device emulated:tpu-NAME.
         patience_seconds: extra time of a measurement where `seconds` are too few for a verdict.
@@ -165,7 +165,7 @@ def measure(measurement: Measurement) -> BenchRun:
         from tpufeed.loaders.xla import runtime  # noqa: F401  # torch_xla cannot be imported after TensorFlow
     ops = None if options.ops is None else [parse_op(text) for text in options.ops]
     given = {"ops": ops, "threads": options.threads, "processes": options.processes}
-    data, size = open_feed(parse_mixture(measurement.url)), options.images_a_step
+    data, size = _open(measurement.url), options.images_a_step
     batches = None if isinstance(data, Mixture) else check_split(data, options.split, size) // size
     source = "mixture" if isinstance(data, Mixture) else kind_of(data, options.split)
     loader = open_loader(measurement.loader, data, options.split, size, given)
@@ -174,6 +174,11 @@ def measure(measurement: Measurement) -> BenchRun:
     finally:
         getattr(loader, "close", lambda: None)()
     return replace(run, label=str(measurement), url=measurement.url, loader=measurement.loader, source=source)
+
+
+def _open(url: str) -> Dataset | Mixture:
+    found = parse_mixture(url)
+    return found if isinstance(found, Mixture) else open_dataset(found)
 
 
 def measure_apart(measurement: Measurement) -> BenchRun:
@@ -250,7 +255,7 @@ def bench(
         raise OptionError("no dataset is given")
     places = list[dict[str, Any]]()
     for url in urls:
-        data = open_feed(parse_mixture(url))
+        data = _open(url)
         if isinstance(data, Mixture):
             places += [place_of(source.dataset) for source in data.open(options.split)]
         else:

@@ -391,7 +391,8 @@ class _TimedEpoch(Iterator[Batch]):
         clock._splits |= self._splitter is not None
         # An epoch of a loader with a state may be the rest of an epoch; then only its iterator can know the length.
         self._promised = None if iterator is loader else length_of(iterator)
-        if self._promised is None and not hasattr(getattr(loader, "source", loader), "load_state_dict"):
+        source = getattr(getattr(loader, "loader", None), "source", loader)  # a loader of the user's behind a feed
+        if self._promised is None and not hasattr(source, "load_state_dict"):
             self._promised = length_of(loader)
 
 

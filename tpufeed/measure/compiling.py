@@ -189,6 +189,6 @@ def split_waits(loader: Any, iterator: Any, opening: float, now: Callable[[], fl
         return WaitSplitter(lambda: waited, 0.0, lambda: queues.__dict__.pop("next_item", None))
     crossing: Any = getattr(loader, "crossing", None)
     if isinstance(loader, module.MpDeviceLoader) and hasattr(crossing, "wait_seconds"):
-        # An `XlaLoader` counts its waits itself. Its first `next()` also opens the source: all of that is wait.
+        # An `XlaFeed` counts its waits itself. Its first `next()` also opens the source: all of that is wait.
         return WaitSplitter(lambda: crossing.wait_seconds, float("-inf"), lambda: None)
     return None

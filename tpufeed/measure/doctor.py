@@ -181,7 +181,7 @@ def _examine_datasets(
     split, sources = _choose_split(data, name)
     default = given is None and any(source.manifest.cache is None for source in sources)
     live = _DEFAULT_OPS if default else given
-    with tpufeed.numpy_loader(what, split, ops=live, world=(0, 1)) as loader:
+    with tpufeed.Loader(what, split, ops=live, world=(0, 1)) as loader:
         shape, ops, shares = loader.image_shape, loader.pipeline.ops, loader.shares
     dataset = sources[max(range(len(sources)), key=shares.__getitem__)]
     manifest, records = dataset.manifest, sum(source.split(split).records for source in sources)

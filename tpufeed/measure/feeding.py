@@ -21,16 +21,16 @@ from tpufeed.measure.results import BenchRun
 from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, mfu_percent, read_counters
 from tpufeed.measure.wording import number_of
 
-# Loader: (function of `tpufeed`, options that it is always given). One iteration of a tf.data.Dataset goes through all
-# epochs, because beginning another one costs up to 0.4 s.
-LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "numpy": ("numpy_loader", {}),
-    "torch": ("torch_loader", {}),
-    "tf": ("tf_dataset", {"repeat": True}),
-    "tf-direct": ("tf_dataset", {"repeat": True, "direct": True}),
-    "xla": ("xla_loader", {}),
-    "jax": ("jax_loader", {}),
-    "naive": ("", {}),
+# Loader: (adapter of `tpufeed.Loader`, its options, those of the loader). One iteration of a tf.data.Dataset goes
+# through all epochs, because beginning another one costs up to 0.4 s.
+LOADERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "numpy": ("", {}, {}),
+    "torch": ("to_torch", {}, {}),
+    "tf": ("to_tf", {}, {"repeat": True}),
+    "tf-direct": ("to_tf", {"direct": True}, {"repeat": True}),
+    "xla": ("to_xla", {}, {}),
+    "jax": ("to_jax", {}, {}),
+    "naive": ("", {}, {}),
 }
 _IMAGE_PX = 224
 _FEWEST_BATCHES = 3
@@ -70,12 +70,13 @@ def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int,
         if isinstance(data, Mixture):
             raise OptionError("the loader naive reads one dataset; a mixture is for the other loaders")
         return NaiveLoader(data, split, batch_size)
-    function, always = LOADERS[name]
+    adapter, own, always = LOADERS[name]
     given = {name: value for name, value in options.items() if value is not None}
     if kind_of(data, split) != "cache":
         given.setdefault("ops", [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()])
     what = data if isinstance(data, Mixture) else data.url
-    return getattr(tpufeed, function)(what, split, batch_size=batch_size, **always, **given)
+    loader = tpufeed.Loader(what, split, batch_size=batch_size, **always, **given)
+    return getattr(loader, adapter)(**own) if adapter else loader
 
 
 def kind_of(data: Dataset | Mixture, split: str) -> str:

@@ -114,7 +114,7 @@ def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: flo
     if not isinstance(url, Mixture):
         batch = min(batch_size, tpufeed.open_dataset(url).split(split).records)
     begun = time.perf_counter()
-    loader = tpufeed.numpy_loader(url, split, batch_size=batch, repeat=True, world=(0, 1), **options)
+    loader = tpufeed.Loader(url, split, batch_size=batch, repeat=True, world=(0, 1), **options)
     with loader, closing(iter(loader)) as batches:
         next(batches)
         first = loader.stats()

@@ -35,7 +35,7 @@ def test_samples_of_each_epoch_are_those_of_numpy_loader(dataset_url, ops, batch
     """Also where hosts take slices, shuffle and repeat."""
     options = {"ops": ops, "seed": 5, "columns": ["image", "label", "sample"]}
     expected = {}
-    with tpufeed.numpy_loader(dataset_url, batch_size=10, processes=0, **options) as loader:
+    with tpufeed.Loader(dataset_url, batch_size=10, processes=0, **options) as loader:
         for epoch in range(2):
             for images, labels, samples in loader:
                 expected |= {

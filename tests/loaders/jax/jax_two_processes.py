@@ -1,4 +1,4 @@
-"""Two processes of JAX with four CPU devices each, that iterate jax_loader; each writes down what it saw.
+"""Two processes of JAX with four CPU devices each, that iterate to_jax; each writes down what it saw.
 
 Usage: jax_two_processes.py CACHE_URL BROKEN_URL FOLDER     process 1 takes BROKEN_URL where it is to fail
 """
@@ -17,14 +17,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tpufeed
-from tpufeed.loaders.jax.loader import jax_loader
 
 SIZE, DEVICES = 2, 4
 COLUMNS = ["image", "sample"]
 
 
-def make(url, **options):
-    return jax_loader(url, **{"batch_size": 8, "columns": COLUMNS, "processes": 0, "threads": 1} | options)
+def make(url, sharding=None, device_prefetch=2, **options):
+    loader = tpufeed.Loader(url, **{"batch_size": 8, "columns": COLUMNS, "processes": 0, "threads": 1} | options)
+    return loader.to_jax(sharding, device_prefetch=device_prefetch)
 
 
 def rows_of(array):
@@ -80,9 +80,9 @@ def meshes():
 
 def run(process, loader, url, broken):
     odd = process == 1
-    with tpufeed.numpy_loader(url, batch_size=8, columns=["sample"], processes=0) as host:
+    with tpufeed.Loader(url, batch_size=8, columns=["sample"], processes=0) as host:
         host_epoch = [samples.tolist() for samples in host]
-    with tpufeed.numpy_loader(url, batch_size=70, shuffle=False, processes=0, world=(0, 1)) as host:
+    with tpufeed.Loader(url, batch_size=70, shuffle=False, processes=0, world=(0, 1)) as host:
         ((pixels, _),) = host
         host.set_epoch(1)
         ((other_pixels, _),) = host

@@ -1,4 +1,4 @@
-"""Arrays and options of jax_loader on 8 CPU devices of one process.
+"""Arrays and options of to_jax on 8 CPU devices of one process.
 
 test_jaxepoch.py has how it iterates, and test_jaxarray_processes.py two processes.
 """
@@ -22,7 +22,6 @@ import jax.numpy as jnp  # noqa: E402
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from tpufeed.loaders.jax.loader import jax_loader  # noqa: E402
 from tpufeed.loaders.jax.sharding import Placement  # noqa: E402
 
 if "TPU_SKIP_MDS_QUERY" not in _before:
@@ -32,12 +31,13 @@ COLUMNS = ["image", "label", "sample"]
 BATCH = 16
 
 
-def make(url, **options):
-    return jax_loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+def make(url, sharding=None, device_prefetch=2, **options):
+    loader = tpufeed.Loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+    return loader.to_jax(sharding, device_prefetch=device_prefetch)
 
 
 def make_numpy(url, **options):
-    return tpufeed.numpy_loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+    return tpufeed.Loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
 
 
 def mesh(*shape, axes=("data", "model")):
@@ -50,7 +50,7 @@ def samples(batches):
 
 @pytest.fixture(scope="module")
 def epochs(cache_url):
-    """The samples of numpy_loader's batches."""
+    """The samples of Loader's batches."""
     with make_numpy(cache_url) as loader:
         return [samples(loader) for _ in range(3)]
 
@@ -59,12 +59,11 @@ def epochs(cache_url):
 
 
 def test_the_loader_says_what_and_where_it_reads(cache_url):
-    host = f"JaxLoader(NumpyLoader({cache_url!r}, 'train', batch_size=16, epoch=0, samples="
+    host = f"JaxFeed(Loader({cache_url!r}, 'train', batch_size=16, epoch=0, samples="
     with make(cache_url) as loader:
         assert repr(loader) == f"{host}0))"
         next(iter(loader))
-        assert repr(loader).startswith(host)
-        assert repr(loader).endswith("), epoch=0, samples=16)")
+        assert repr(loader) == f"{host}16))"
 
 
 SHARDINGS = {
@@ -166,10 +165,10 @@ def test_a_mesh_set_later_that_makes_other_ranks_is_refused(cache_url, monkeypat
 
 
 def test_forms_of_a_batch(flat_url, dataset_url, ops):
-    with jax_loader(flat_url, batch_size=8) as loader:
+    with tpufeed.Loader(flat_url, batch_size=8).to_jax() as loader:
         image = next(iter(loader))
         assert (type(image), image.shape) == (type(jnp.zeros(1)), (8, 64, 64, 3))
-    with jax_loader(flat_url, batch_size=8, columns=None) as loader:
+    with tpufeed.Loader(flat_url, batch_size=8, columns=None).to_jax() as loader:
         assert {name: array.dtype for name, array in next(iter(loader)).items()} == {
             "image": "uint8",
             "sample": "int32",
@@ -249,8 +248,12 @@ def test_a_wrong_device_prefetch(cache_url, size):
 
 
 def test_other_options_are_as_everywhere(cache_url):
-    with pytest.raises(OptionError, match="jax_loader has no option 'batchsize'; use batch_size"):
-        make(cache_url, batchsize=3)
+    with pytest.raises(OptionError, match="to_jax has no option 'device_prefech'; use device_prefetch"):
+        tpufeed.Loader(cache_url).to_jax(device_prefech=3)
+    with pytest.raises(OptionError, match=r"to_jax has no option 'batch_size'; give it to tpufeed\.Loader"):
+        tpufeed.Loader(cache_url).to_jax(batch_size=3)
+    with pytest.raises(OptionError, match="Loader has no option 'sharding'"):
+        tpufeed.Loader(cache_url, sharding=None)
     with pytest.raises(OptionError, match="no column 'nothing'"):
         make(cache_url, columns=["nothing"])
 

@@ -1,4 +1,4 @@
-"""jax_loader in two processes with four CPU devices each. jax_two_processes.py writes down what each saw."""
+"""to_jax in two processes with four CPU devices each. jax_two_processes.py writes down what each saw."""
 
 import json
 import re
@@ -34,11 +34,11 @@ def processes(run_script, cache_url, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(cache_url):
-    """`expected(epoch, rank, size)`: the samples of each batch of a rank, as numpy_loader has them."""
+    """`expected(epoch, rank, size)`: the samples of each batch of a rank, as Loader has them."""
 
     def make(epoch, rank, size):
         options = {"batch_size": 8, "processes": 0, "columns": ["sample"], "world": (rank, size)}
-        with tpufeed.numpy_loader(cache_url, **options) as loader:
+        with tpufeed.Loader(cache_url, **options) as loader:
             loader.set_epoch(epoch)
             return [batch.tolist() for batch in loader]
 
@@ -83,7 +83,7 @@ def test_a_state_goes_on_in_one_process(processes, cache_url):
     states = [found["state"] for found in processes]
     assert states[0] == states[1]
     assert states[0]["samples"] == 32
-    with tpufeed.numpy_loader(cache_url, batch_size=38, processes=0, columns=["sample"]) as loader:
+    with tpufeed.Loader(cache_url, batch_size=38, processes=0, columns=["sample"]) as loader:
         loader.load_state_dict(states[0])
         (rest,) = loader
     done = [sample for found in processes for batch in ids(found["epochs"][0])[:2] for sample in batch]

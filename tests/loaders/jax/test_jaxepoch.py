@@ -1,4 +1,4 @@
-"""Iterations of jax_loader on 8 CPU devices: what is ahead, how they end, and states."""
+"""Iterations of to_jax on 8 CPU devices: what is ahead, how they end, and states."""
 
 import gc
 import importlib
@@ -19,8 +19,6 @@ from tpufeed.images import Custom
 
 _before = dict(os.environ)
 import jax  # noqa: E402  # it sets TPU_SKIP_MDS_QUERY, over which torch_xla stumbles in processes of other tests
-
-from tpufeed.loaders.jax.loader import jax_loader  # noqa: E402
 
 if "TPU_SKIP_MDS_QUERY" not in _before:
     os.environ.pop("TPU_SKIP_MDS_QUERY", None)
@@ -49,12 +47,13 @@ def no_thread_stays():
     assert not threads()
 
 
-def make(url, **options):
-    return jax_loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+def make(url, sharding=None, device_prefetch=2, **options):
+    loader = tpufeed.Loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+    return loader.to_jax(sharding, device_prefetch=device_prefetch)
 
 
 def make_numpy(url, **options):
-    return tpufeed.numpy_loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
+    return tpufeed.Loader(url, **{"batch_size": BATCH, "columns": COLUMNS, "processes": 0} | options)
 
 
 def samples(batches):
@@ -63,7 +62,7 @@ def samples(batches):
 
 @pytest.fixture(scope="module")
 def epochs(cache_url):
-    """The samples of numpy_loader's batches."""
+    """The samples of Loader's batches."""
     with make_numpy(cache_url) as loader:
         return [samples(loader) for _ in range(3)]
 
@@ -165,10 +164,7 @@ def test_closing_from_another_thread_ends_a_wait(cache_url, make_gate):
 
 
 def test_a_process_ends_though_an_iteration_is_open(cache_url):
-    code = (
-        "import sys; from tpufeed.loaders.jax.loader import jax_loader; "
-        "epoch = iter(jax_loader(sys.argv[1], batch_size=8)); next(epoch)"
-    )
+    code = "import sys, tpufeed; epoch = iter(tpufeed.Loader(sys.argv[1], batch_size=8).to_jax()); next(epoch)"
     command = [sys.executable, "-c", code, cache_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -278,7 +274,7 @@ def test_repeating(cache_url, epochs, device_prefetch):
         assert samples(itertools.islice(iterator, 3)) == epochs[0][:3]
         state = iterator.get_state()
         assert (state["epoch"], state["samples"]) == (0, 3 * BATCH)
-        wait_for(lambda: device_prefetch == 1 or loader.source.state_dict()["epoch"] > 0)
+        wait_for(lambda: device_prefetch == 1 or loader.loader.taken().epoch > 0)
         assert samples(itertools.islice(loader, 4)) == epochs[1]  # as after any break
         iterator = iter(loader)
         iterator.set_state(state)

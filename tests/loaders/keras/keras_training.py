@@ -83,19 +83,20 @@ def make_model(batch, steps_per_execution=1, optimizer=None):
 
 
 def make_feed(url, batch=7, **options):
-    """The label of an image is its number in the split."""
-    make = tpufeed.tf_dataset if keras.backend.backend() == "tensorflow" else tpufeed.keras_dataset
-    return make(url, batch_size=batch, columns=["image", "sample"], processes=0, threads=1, **options)
+    """The loader, and what `fit` takes. The label of an image is its number in the split."""
+    exact = options.pop("deterministic", False)
+    loader = tpufeed.Loader(url, batch_size=batch, columns=["image", "sample"], processes=0, threads=1, **options)
+    return loader, loader.to_tf(deterministic=True) if exact else loader.to_keras()
 
 
 def train(url, folder, *, steps=10**9, end=stop, save_freq=4, spe=1, batch=7, fit=None, place_first=False, **options):
     """One start of the same program: its steps, until it is stopped after so many of them, and weights at the end."""
     folder.mkdir(parents=True, exist_ok=True)
-    feed = make_feed(url, batch, **options)
+    loader, feed = make_feed(url, batch, **options)
     model, seen = make_model(batch, spe)
     recorder = Recorder(seen, steps, end)
     backup = keras.callbacks.BackupAndRestore(str(folder / "backup"), save_freq=save_freq, delete_checkpoint=False)
-    place = tpufeed.keras_state(feed, folder / "feed.json")
+    place = tpufeed.keras_state(loader, folder / "feed.json")
     both = [place, backup] if place_first else [backup, place]
     try:
         model.fit(feed, **{"epochs": 3, "verbose": 0, "callbacks": [*both, recorder], **(fit or {})})

@@ -1,4 +1,4 @@
-"""keras_dataset without TensorFlow, on KERAS_BACKEND: `keras_without_tensorflow.py DATASET CACHE FOLDER`."""
+"""to_keras() without TensorFlow, on KERAS_BACKEND: `keras_without_tensorflow.py DATASET CACHE FOLDER`."""
 
 # ruff: noqa: E402
 import os
@@ -46,13 +46,13 @@ def fit(feed, batch, **options):
 
 
 def expected(url, batch, epochs):
-    with tpufeed.numpy_loader(url, batch_size=batch, columns=["sample"]) as loader:
+    with tpufeed.Loader(url, batch_size=batch, columns=["sample"]) as loader:
         return [samples.tolist() for _ in range(epochs) for samples in loader]
 
 
 def check_epochs(url):
     """Epochs follow each other; the batch that builds the model is not lost; a second fit goes on."""
-    feed = tpufeed.keras_dataset(url, batch_size=7, columns=["image", "sample"])
+    feed = tpufeed.Loader(url, batch_size=7, columns=["image", "sample"]).to_keras()
     assert len(feed) == feed.num_batches == EPOCH // 7
     model, seen = make_model(7)
     recorder, other = Recorder(seen, 10**9, None), Recorder(seen, 10**9, None)
@@ -67,12 +67,12 @@ def check_epochs(url):
 def check_steps(url):
     """Keras' epochs are 4 steps, the dataset's 10; and those of one step go on, too."""
     for options, steps, epochs in (({"repeat": True}, 4, 5), ({"repeat": True}, 1, 3), ({}, 1, 3), ({}, 4, 2)):
-        feed = tpufeed.keras_dataset(url, batch_size=7, columns=["image", "sample"], **options)
+        feed = tpufeed.Loader(url, batch_size=7, columns=["image", "sample"], **options).to_keras()
         taken = fit(feed, 7, steps_per_epoch=steps, epochs=epochs)
         batches = expected(url, 7, 2)[: steps * epochs]
         assert taken == [[number // steps, samples] for number, samples in enumerate(batches)], (options, steps)
     for batch in (EPOCH, EPOCH // 2):  # Keras builds the model with all batches of an epoch
-        feed = tpufeed.keras_dataset(url, batch_size=batch, columns=["image", "sample"])
+        feed = tpufeed.Loader(url, batch_size=batch, columns=["image", "sample"]).to_keras()
         assert [samples for _, samples in fit(feed, batch, epochs=2)] == expected(url, batch, 2)
 
 
@@ -119,7 +119,7 @@ def check_calls(url, cases):
     for repeat, steps, together in cases:
         wanted = calls(url, steps, repeat, 4)
         fitted, evaluated, validated, told, train = (
-            tpufeed.keras_dataset(url, batch_size=7, columns=columns, repeat=repeat)
+            tpufeed.Loader(url, batch_size=7, columns=columns, repeat=repeat).to_keras()
             for columns in [["image", "sample"]] * 3 + [None, ["image", "sample"]]
         )
         (model, seen), (other, judged) = (make_model(7, steps_per_execution=together) for _ in range(2))
@@ -142,7 +142,7 @@ def check_calls(url, cases):
 
 def check_failed_build(url):
     """The batch of a model that could not be built is not lost."""
-    feed, model = tpufeed.keras_dataset(url, batch_size=7, columns=None), Echo()
+    feed, model = tpufeed.Loader(url, batch_size=7, columns=None).to_keras(), Echo()
     model.compile("adam", "mse")
     model.fails = True
     try:
@@ -162,7 +162,7 @@ def check_weights(url):
     """Padding and classes weigh samples; what `evaluate` says is what numpy says; `predict` gives a row a sample."""
     given = {"batch_size": 8, "ops": OPS, "shuffle": False, "remainder": "pad"}
     weights = {0: 2.0, 1: 0.5}
-    val = tpufeed.keras_dataset(url, "val", class_weight=weights, **given)
+    val = tpufeed.Loader(url, "val", **given).to_keras(class_weight=weights)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     keras.utils.set_random_seed(1)
     inputs = keras.Input((SIDE, SIDE, 3), dtype="uint8")
@@ -171,16 +171,16 @@ def check_weights(url):
     metric = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="true")
     model.compile("adam", loss, weighted_metrics=[metric])
     measured = model.evaluate(val, verbose=0, return_dict=True)["true"]
-    with tpufeed.numpy_loader(url, "val", batch_size=8, ops=OPS, shuffle=False, remainder="pad") as loader:
+    with tpufeed.Loader(url, "val", batch_size=8, ops=OPS, shuffle=False, remainder="pad") as loader:
         images, labels, mask = (np.concatenate(column) for column in zip(*loader, strict=True))
     records = tpufeed.open_dataset(url).split("val").records
-    alone = tpufeed.keras_dataset(url, "val", columns=["image"], **given)
+    alone = tpufeed.Loader(url, "val", columns=["image"], **given).to_keras()
     predicted = model.predict(alone, verbose=0)
     assert len(predicted) == len(images) > records
     each = keras.ops.convert_to_numpy(keras.losses.sparse_categorical_crossentropy(labels, predicted, from_logits=True))
     weighed = np.array([weights.get(int(label), 1.0) for label in labels]) * mask
     np.testing.assert_allclose(measured, (each * weighed).sum() / weighed.sum(), rtol=1e-4)
-    train = tpufeed.keras_dataset(url, batch_size=7, ops=OPS)
+    train = tpufeed.Loader(url, batch_size=7, ops=OPS).to_keras()
     history = model.fit(train, validation_data=val, epochs=2, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, verbose=0).history
     assert np.isfinite(history["loss"] + history["val_true"]).all()
 
@@ -202,11 +202,12 @@ def check_resume(url, folder):
 
 def check_place(url, folder):
     """What others take of the feed between epochs is trained with all the same."""
-    feed = tpufeed.keras_dataset(url, batch_size=7, columns=["image", "sample"], repeat=True)
+    loader = tpufeed.Loader(url, batch_size=7, columns=["image", "sample"], repeat=True)
+    feed = loader.to_keras()
     (model, seen), (other, _) = make_model(7), make_model(7)
     recorder = Recorder(seen, 10**9, None)
     between = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: other.evaluate(feed, steps=1, verbose=0))
-    callbacks = [tpufeed.keras_state(feed, folder / "place.json"), between, recorder]
+    callbacks = [tpufeed.keras_state(loader, folder / "place.json"), between, recorder]
     model.fit(feed, epochs=3, steps_per_epoch=4, verbose=0, callbacks=callbacks)
     assert [samples for _, samples in recorder.taken] == expected(url, 7, 2)[:12]
 
@@ -216,7 +217,7 @@ def check_data_parallel(url):
 
     keras.distribution.set_distribution(keras.distribution.DataParallel(devices=jax.devices()))
     assert len(jax.devices()) == 8
-    feed = tpufeed.keras_dataset(url, batch_size=8, columns=["image", "sample"])
+    feed = tpufeed.Loader(url, batch_size=8, columns=["image", "sample"]).to_keras()
     assert [samples for _, samples in fit(feed, 8, epochs=2)] == expected(url, 8, 2)
 
 

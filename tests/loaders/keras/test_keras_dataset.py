@@ -1,4 +1,4 @@
-"""keras_dataset on each backend of Keras; what all backends share of TensorFlow's is in tests/loaders/tf."""
+"""to_keras on each backend of Keras; what all backends share of TensorFlow's is in tests/loaders/tf."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import OptionError
-from tpufeed.loaders.keras.dataset import KerasDataset
+from tpufeed.loaders.keras.dataset import KerasFeed
 
 PROGRAM = Path(__file__).parent / "keras_without_tensorflow.py"
 
@@ -32,10 +32,10 @@ def test_fit_evaluate_and_predict_without_tensorflow(dataset_url, cache_url, tmp
 
 def test_on_tensorflow_it_is_tf_dataset_with_weights_of_samples(dataset_url, cache_url):
     assert keras.backend.backend() == "tensorflow"
-    plain = tpufeed.keras_dataset(cache_url, batch_size=7)
+    plain = tpufeed.Loader(cache_url, batch_size=7).to_keras()
     assert [len(batch) for batch in plain] == [2] * 10
     weights = {0: 2.0, 1: 0.5}
-    feed = tpufeed.keras_dataset(cache_url, "val", batch_size=8, remainder="pad", class_weight=weights, shuffle=False)
+    feed = tpufeed.Loader(cache_url, "val", batch_size=8, remainder="pad", shuffle=False).to_keras(class_weight=weights)
     found, labels, given = 0, [], []
     for _, label, weight in feed:
         labels += label.numpy().tolist()
@@ -43,38 +43,36 @@ def test_on_tensorflow_it_is_tf_dataset_with_weights_of_samples(dataset_url, cac
         found += 1
     records = tpufeed.open_dataset(cache_url).split("val").records
     assert given == [weights.get(label, 1.0) for label in labels[:records]] + [0.0] * (8 * found - records)
-    alone = tpufeed.keras_dataset(cache_url, "val", batch_size=8, remainder="pad", columns=["image"])
+    alone = tpufeed.Loader(cache_url, "val", batch_size=8, remainder="pad", columns=["image"]).to_keras()
     assert {tuple(batch.shape) for batch in alone} == {(8, 64, 64, 3)}
 
 
-@pytest.mark.parametrize("weight", [None, {0: 2.0}])
-def test_on_each_backend_it_names_the_classes(cache_url, weight):
-    with tpufeed.numpy_loader(cache_url, batch_size=8) as loader:
-        for feed in (KerasDataset(loader, weight), tpufeed.keras_dataset(cache_url, batch_size=8, class_weight=weight)):
-            assert feed.class_names == ("astronaut", "cat", "coffee")
+def test_its_feed_names_the_classes(cache_url):
+    with tpufeed.Loader(cache_url, batch_size=8) as loader:
+        assert KerasFeed(loader, {0: 2.0}).class_names == ("astronaut", "cat", "coffee")
 
 
 def test_what_keras_cannot_take_is_refused(cache_url):
     with pytest.raises(OptionError, match=r"columns=\['image', 'label', 'sample', 'height'\] are more"):
-        tpufeed.keras_dataset(cache_url, batch_size=8, columns=["image", "label", "sample", "height"])
+        tpufeed.Loader(cache_url, batch_size=8, columns=["image", "label", "sample", "height"]).to_keras()
     with pytest.raises(OptionError, match="class_weight is for batches of an image and one label"):
-        tpufeed.keras_dataset(cache_url, batch_size=8, columns=["image"], class_weight={0: 1.0})
+        tpufeed.Loader(cache_url, batch_size=8, columns=["image"]).to_keras(class_weight={0: 1.0})
     with pytest.raises(OptionError, match=r"a weight of 0 or more for classes from 0 to 2, not 1\.0 for 3"):
-        tpufeed.keras_dataset(cache_url, batch_size=8, class_weight={3: 1.0})
+        tpufeed.Loader(cache_url, batch_size=8).to_keras(class_weight={3: 1.0})
     with pytest.raises(OptionError, match="not nan for 0"):
-        tpufeed.keras_dataset(cache_url, batch_size=8, class_weight={0: np.nan})
+        tpufeed.Loader(cache_url, batch_size=8).to_keras(class_weight={0: np.nan})
 
 
 def test_text_is_refused_where_keras_takes_none(cache_url):
     with (
-        tpufeed.numpy_loader(cache_url, batch_size=8, columns=["image", "filename"]) as loader,
+        tpufeed.Loader(cache_url, batch_size=8, columns=["image", "filename"]) as loader,
         pytest.raises(OptionError, match=r"\['filename'\] are text: leave them out"),
     ):
-        KerasDataset(loader)
+        KerasFeed(loader)
 
 
 def test_a_backend_that_is_not_installed_is_named():
-    program = "import sys; sys.modules['tensorflow'] = None; import tpufeed; tpufeed.keras_dataset"
+    program = "import sys; sys.modules['tensorflow'] = None; import tpufeed; tpufeed.Loader.to_keras(None)"
     done = run("-c", program, KERAS_BACKEND="tensorflow")
     assert "OptionError: Keras cannot be imported" in done.stderr
     assert "set KERAS_BACKEND to one that is installed" in done.stderr

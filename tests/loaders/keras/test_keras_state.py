@@ -32,7 +32,7 @@ EPOCH, MOST = 10, 1000  # steps
 
 def all_steps(url, epochs=3, batch=7, epoch_steps=None):
     """[Keras' epoch, samples] of each step of a training that nobody stops."""
-    with tpufeed.numpy_loader(url, batch_size=batch, columns=["sample"]) as loader:
+    with tpufeed.Loader(url, batch_size=batch, columns=["sample"]) as loader:
         batches = [samples.tolist() for _ in range(epochs) for samples in loader]
     return [[number // (epoch_steps or len(batches) // epochs), samples] for number, samples in enumerate(batches)]
 
@@ -103,9 +103,7 @@ def test_a_mixture_goes_on_in_a_later_epoch(cache_url, tmp_path):
 
 def test_a_mixture_leaves_nothing_out_if_the_batch_changes(cache_url, tmp_path):
     mixture = tpufeed.Mixture({cache_url: 1})
-    with tpufeed.numpy_loader(
-        tpufeed.Mixture({cache_url: 1}, stop="never"), batch_size=1, columns=["sample"]
-    ) as loader:
+    with tpufeed.Loader(tpufeed.Mixture({cache_url: 1}, stop="never"), batch_size=1, columns=["sample"]) as loader:
         stream = [int(sample) for sample, _ in zip(itertools.chain.from_iterable(loader), range(300), strict=False)]
     train(mixture, tmp_path, steps=14, save_freq=1)
     saved = 14 * 7
@@ -141,9 +139,10 @@ def test_what_was_trained_already_is_said(cache_url, tmp_path, caplog):
 
 def fit(feed, path, model=None, callbacks=(), **given):
     """Samples of each step, by what the model has seen."""
+    loader, feed = feed
     model, seen = model or make_model(7)
     recorder = Recorder(seen, MOST, stop)
-    model.fit(feed, verbose=0, callbacks=[*callbacks, tpufeed.keras_state(feed, path), recorder], **given)
+    model.fit(feed, verbose=0, callbacks=[*callbacks, tpufeed.keras_state(loader, path), recorder], **given)
     return [samples for _, samples in recorder.taken]
 
 
@@ -165,13 +164,13 @@ def test_a_second_fit_and_one_after_an_interruption_go_on(cache_url, tmp_path):
     assert fit(feed, place, model, epochs=1) == expected[:10]
     with pytest.raises(KeyboardInterrupt):
         fit(feed, place, model, [Stop()], epochs=5)
-    val = tpufeed.tf_dataset(cache_url, "val", batch_size=7, columns=["image", "sample"], processes=0)
+    val = tpufeed.Loader(cache_url, "val", batch_size=7, columns=["image", "sample"], processes=0).to_tf()
     assert fit(feed, place, model, epochs=3, validation_data=val) == expected[14:30]
     with pytest.raises(KeyboardInterrupt):
         fit(feed, place, model, [Stop()], epochs=5)
     assert fit(feed, place, model, [Early()], epochs=5) == expected[34:40]
     assert fit(feed, place, model, epochs=5) == expected[40:]
-    assert next(iter(feed))[1].numpy().tolist() == all_steps(cache_url, 6)[50][1]
+    assert next(iter(feed[1]))[1].numpy().tolist() == all_steps(cache_url, 6)[50][1]
 
 
 @pytest.mark.parametrize("repeat", [False, True])
@@ -179,7 +178,7 @@ def test_it_goes_on_with_another_batch_size_and_number_of_steps(cache_url, tmp_p
     """After 14 steps of 7 samples, 42 are left of epoch 1."""
     given = {"fit": {"steps_per_epoch": 10}, "repeat": True} if repeat else {}
     train(cache_url, tmp_path, steps=14, save_freq=1, **given)
-    with tpufeed.numpy_loader(cache_url, batch_size=10, columns=["sample"]) as loader:
+    with tpufeed.Loader(cache_url, batch_size=10, columns=["sample"]) as loader:
         loader.load_state_dict(loader.state_at(1, 28))
         rest, whole = ([samples.tolist() for samples in loader] for _ in range(2))
     assert [len(rest), len(whole)] == [4, 7]
@@ -214,7 +213,7 @@ def test_its_numbers_of_epochs_are_keras_own(cache_url):
 def test_what_others_take_of_the_feed_between_epochs_is_trained_with_all_the_same(cache_url, tmp_path, repeat):
     class Peek(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            next(iter(feed))
+            next(iter(feed[1]))
 
     feed = make_feed(cache_url, repeat=repeat)
     expected = [samples for _, samples in all_steps(cache_url)]
@@ -236,23 +235,25 @@ def test_under_a_strategy_the_first_epoch_is_the_first(cache_url, tmp_path):
 
 def test_feeds_and_fits_whose_place_it_cannot_tell_are_refused(cache_url, tmp_path):
     feed, place = make_feed(cache_url), tmp_path / "feed.json"
-    others = [feed.map(lambda *batch: batch), tpufeed.tf_dataset(cache_url, batch_size=7, direct=True), np.zeros(3)]
-    with tpufeed.numpy_loader(cache_url, batch_size=7) as loader:
-        for other in [*others, loader]:
-            with pytest.raises(
-                OptionError, match="keras_state takes just what keras_dataset returned, or tf_dataset without"
-            ):
-                tpufeed.keras_state(other, place)
-        state = loader.state_at(1, 0)
-    with pytest.raises(OptionError, match="make the feed without state="):
-        tpufeed.keras_state(make_feed(cache_url, state=state), place)
+    for other in (feed[1], np.zeros(3)):
+        with pytest.raises(OptionError, match=r"takes the tpufeed\.Loader"):
+            tpufeed.keras_state(other, place)
+    with tpufeed.Loader(cache_url, batch_size=7) as loader:
+        kept = loader.to_tf(direct=True)
+        with pytest.raises(OptionError, match="there is none: call that first"):
+            tpufeed.keras_state(loader, place)
+        loader.load_state_dict(loader.state_at(1, 0))
+        kept = loader.to_keras()
+        with pytest.raises(OptionError, match="leave out load_state_dict"):
+            tpufeed.keras_state(loader, place)
+        del kept
     with pytest.raises(
         OptionError, match=r"fit takes 5 steps an epoch, and the feed has 10 batches: give both steps_per"
     ):
         fit(feed, place, steps_per_epoch=5)
-    endless, model = make_feed(cache_url, repeat=True), make_model(7)[0]
+    (loader, endless), model = make_feed(cache_url, repeat=True), make_model(7)[0]
     with pytest.raises(OptionError, match="fit takes no known number of steps an epoch"):
-        model.fit(endless, verbose=0, callbacks=[tpufeed.keras_state(endless, place)])
+        model.fit(endless, verbose=0, callbacks=[tpufeed.keras_state(loader, place)])
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(OptionError, match="an optimizer that counts every step"):
         fit(feed, place, make_model(7, optimizer=optimizer))
@@ -310,9 +311,10 @@ def test_a_training_whose_optimizer_is_new_begins_again_and_says_so(cache_url, t
 @pytest.mark.parametrize("repeat", [False, True])
 def test_another_feed_than_that_of_fit_is_refused(cache_url, tmp_path, repeat):
     steps = {"steps_per_epoch": EPOCH} if repeat else {}
-    place = tpufeed.keras_state(make_feed(cache_url, repeat=repeat), tmp_path / "feed.json")
+    loader, _kept = make_feed(cache_url, repeat=repeat)
+    place = tpufeed.keras_state(loader, tmp_path / "feed.json")
     with pytest.raises(OptionError, match="fit was given another feed than keras_state"):
-        make_model(7)[0].fit(make_feed(cache_url, repeat=repeat), verbose=0, callbacks=[place], **steps)
+        make_model(7)[0].fit(make_feed(cache_url, repeat=repeat)[1], verbose=0, callbacks=[place], **steps)
 
 
 def test_a_step_that_is_no_batch_is_found_at_the_end_of_the_epoch(cache_url, tmp_path):

@@ -1,4 +1,4 @@
-"""tf_dataset under tf.distribute: each sample is given to one of four replicas in one process, or of two processes."""
+"""to_tf under tf.distribute: each sample is given to one of four replicas in one process, or of two processes."""
 
 import json
 import os

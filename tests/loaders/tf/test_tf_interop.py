@@ -75,8 +75,8 @@ def test_a_kaggle_style_reader_has_the_samples_of_our_loaders(dataset_url, photo
     columns = ["image", "label", "filename"]
     given = {"batch_size": count, "ops": [CenterCrop(64)], "columns": columns}
     for images, labels, names in (
-        next(iter(tpufeed.tf_dataset(dataset_url, split, **given).as_numpy_iterator())),
-        next(iter(tpufeed.numpy_loader(dataset_url, split, **given))),
+        next(iter(tpufeed.Loader(dataset_url, split, **given).to_tf().as_numpy_iterator())),
+        next(iter(tpufeed.Loader(dataset_url, split, **given))),
     ):
         ours = [name if isinstance(name, str) else name.decode() for name in names]
         assert set(ours) == set(theirs)
@@ -176,8 +176,8 @@ def check_feeds(url, photos, split, name_column, shift=0):
     expected = {name: (label + shift, decode(data).numpy()) for name, label, data in photos}
     given = {"batch_size": len(photos), "ops": [CenterCrop(64)], "columns": ["image", "label", name_column]}
     for images, labels, names in (
-        next(iter(tpufeed.tf_dataset(url, split, **given).as_numpy_iterator())),
-        next(iter(tpufeed.numpy_loader(url, split, **given))),
+        next(iter(tpufeed.Loader(url, split, **given).to_tf().as_numpy_iterator())),
+        next(iter(tpufeed.Loader(url, split, **given))),
     ):
         found = [name if isinstance(name, str) else name.decode() for name in names]
         assert sorted(found) == sorted(expected)
@@ -247,7 +247,7 @@ def test_tfds_test_split_has_labels_that_are_none(photos, tmp_path):
     ):
         tpufeed.adopt(tmp_path, tmp_path / "test")
     tpufeed.adopt(tmp_path, tmp_path / "test", label_key="none")
-    with tpufeed.numpy_loader(tmp_path / "test", "test", batch_size=24, ops=[CenterCrop(64)]) as loader:
+    with tpufeed.Loader(tmp_path / "test", "test", batch_size=24, ops=[CenterCrop(64)]) as loader:
         assert next(iter(loader)).shape == (24, 64, 64, 3)
     with pytest.raises(OptionError, match="has no labels"):
         tpufeed.open_dataset(tmp_path / "test").class_weights("test")
@@ -291,7 +291,7 @@ def test_model_garden_imagenet(photos, tmp_path):
     assert weights[0] == 1.0
     assert sum(weights[label + 1] for _, label, _ in photos) == pytest.approx(24)
     names = ["height", "image/class/synset", "boxes", "image/object/bbox/label"]
-    batch = next(iter(tpufeed.tf_dataset(tmp_path, batch_size=8, ops=[Resize((60, 80))], columns=names)))
+    batch = next(iter(tpufeed.Loader(tmp_path, batch_size=8, ops=[Resize((60, 80))], columns=names).to_tf()))
     height, _, boxes, count, labels = batch
     assert [tuple(each.shape) for each in (height, boxes, count, labels)] == [(8,), (8, 2, 4), (8,), (8, 2)]
     assert set(count.numpy()) <= {0, 1, 2}

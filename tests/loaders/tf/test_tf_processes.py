@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tpufeed
+from tests.loaders.tf.feeds import tf_feed
 
 # TensorFlow takes five seconds to import, so one process does for all; its runtime starts in each fork of it.
 PROGRAM = """
@@ -21,7 +22,7 @@ cache_url, dataset_url, checkpoints, out = sys.argv[1:]
 
 
 def leave_an_iteration_open(direct):
-    dataset = tpufeed.tf_dataset(cache_url, direct=direct, batch_size=1, prefetch=1, threads=1).repeat().batch(16)
+    dataset = tpufeed.Loader(cache_url, batch_size=1, prefetch=1, threads=1).to_tf(direct=direct).repeat().batch(16)
     iterator = iter(dataset.prefetch(64))
     next(iterator)
     globals()["kept"] = dataset, iterator
@@ -29,7 +30,7 @@ def leave_an_iteration_open(direct):
 
 def take_one_thread():
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    train, val = (tpufeed.tf_dataset(cache_url, split, direct=True, batch_size=5) for split in ("train", "val"))
+    train, val = (tpufeed.Loader(cache_url, split, batch_size=5).to_tf(direct=True) for split in ("train", "val"))
     for epoch in range(2):
         for batches in tf.data.Dataset.zip((train, val.repeat())).map(lambda *both: both, num_parallel_calls=4):
             pass
@@ -38,7 +39,8 @@ def take_one_thread():
 def go_on():
     found = []
     for path, given in json.loads(checkpoints):
-        iterator = iter(tpufeed.tf_dataset(cache_url, **given))
+        exact = given.pop("deterministic", False)
+        iterator = iter(tpufeed.Loader(cache_url, **given).to_tf(deterministic=exact))
         tf.train.Checkpoint(iterator=iterator).restore(path)
         batches = [next(iterator) for _ in range(4)]
         found.append([[ids.numpy().tolist(), zlib.crc32(images.numpy())] for ids, images in batches])
@@ -58,7 +60,7 @@ def fit_that_fails():
     model = keras.Sequential([keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(5)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     ops = [tpufeed.images.RandomResizedCrop(size=64)]
-    train = tpufeed.tf_dataset(dataset_url, batch_size=4, processes=2, prefetch=1, ops=ops)
+    train = tpufeed.Loader(dataset_url, batch_size=4, processes=2, prefetch=1, ops=ops).to_tf()
     model.fit(train, verbose=0, callbacks=[Stop()])
 
 
@@ -104,7 +106,7 @@ def ended(cache_url, dataset_url, tmp_path_factory):
 def save(url, given, folder):
     """`(path of a checkpoint in the first epoch of `repeat`, else in the second, options of its dataset)`."""
     given = {"batch_size": 5, "columns": COLUMNS, **given}
-    dataset = tpufeed.tf_dataset(url, **given)
+    dataset = tf_feed(url, **given)
     if "repeat" not in given:
         assert len(list(dataset)) == 14
     iterator = iter(dataset)
@@ -130,7 +132,7 @@ def test_one_thread_of_tensorflow_is_enough(ended):
 
 def test_a_checkpoint_of_an_iterator_is_exact_in_another_process(ended, cache_url):
     assert ended[0]["gone on"] == 0
-    with tpufeed.numpy_loader(cache_url, batch_size=5, columns=COLUMNS) as loader:
+    with tpufeed.Loader(cache_url, batch_size=5, columns=COLUMNS) as loader:
         epochs = [[[ids.tolist(), zlib.crc32(images)] for ids, images in loader] for _ in range(2)]
     for given, found in zip(GIVEN, ended[1], strict=True):
         assert found == epochs[0 if "repeat" in given else 1][SAVED_AFTER : SAVED_AFTER + 4], given

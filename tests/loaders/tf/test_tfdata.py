@@ -1,4 +1,4 @@
-"""tf_dataset under real TensorFlow: the host stream's batches as tensors of static shape."""
+"""to_tf under real TensorFlow: the host stream's batches as tensors of static shape."""
 
 import gc
 import json
@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tpufeed
-from tpufeed.errors import LoaderError, OptionError
+from tests.loaders.tf.feeds import tf_feed
+from tpufeed.errors import OptionError
 
 
 def as_numpy(element):
@@ -33,14 +34,14 @@ def wait_for(condition):
 
 
 def test_elements_have_static_shapes_and_the_dataset_a_cardinality(cache_url):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=8)
+    dataset = tpufeed.Loader(cache_url, batch_size=8).to_tf()
     assert dataset.element_spec == (tf.TensorSpec((8, 64, 64, 3), tf.uint8), tf.TensorSpec((8,), tf.int64))
     assert dataset.cardinality() == 8
     assert len(dataset) == 8
     # TensorFlow's own sharding among workers would halve each share.
     policy = tf.data.experimental.AutoShardPolicy.OFF
     assert dataset.options().experimental_distribute.auto_shard_policy == policy
-    padded = tpufeed.tf_dataset(cache_url, batch_size=8, remainder="pad", columns=None)
+    padded = tpufeed.Loader(cache_url, batch_size=8, remainder="pad", columns=None).to_tf()
     assert padded.element_spec == {
         "image": tf.TensorSpec((8, 64, 64, 3), tf.uint8),
         "label": tf.TensorSpec((8,), tf.int64),
@@ -56,7 +57,7 @@ def test_elements_have_static_shapes_and_the_dataset_a_cardinality(cache_url):
 def test_tensors_that_are_kept_stay_what_they_were(cache_url, stored):
     """They share memory with the host loader's batches."""
     pixels = [stored(cache_url, "train", number).pixels for number in (0, 1)]
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=5, columns=["image", "sample"])
+    dataset = tpufeed.Loader(cache_url, batch_size=5, columns=["image", "sample"]).to_tf()
     kept = [(epoch, *element) for epoch in range(4) for element in dataset]
     assert len(kept) == 56
     for epoch, images, samples in kept:
@@ -64,7 +65,7 @@ def test_tensors_that_are_kept_stay_what_they_were(cache_url, stored):
 
 
 def test_other_transformations_can_follow(cache_url, stored):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=5, columns=["image", "sample"])
+    dataset = tpufeed.Loader(cache_url, batch_size=5, columns=["image", "sample"]).to_tf()
     dataset = dataset.map(lambda image, sample: (tf.cast(image, tf.float32) / 255, sample), num_parallel_calls=2)
     dataset = dataset.unbatch().shuffle(30).batch(14, drop_remainder=True).prefetch(2)
     gc.collect()  # the first dataset is referred to by the last only
@@ -76,7 +77,7 @@ def test_other_transformations_can_follow(cache_url, stored):
 
 
 def test_a_graph_may_iterate(cache_url):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["sample"])
+    dataset = tpufeed.Loader(cache_url, batch_size=7, columns=["sample"]).to_tf()
 
     @tf.function
     def total():
@@ -92,8 +93,8 @@ def test_a_graph_may_iterate(cache_url):
 
 
 def test_iterations_that_take_turns_are_right_and_warned_of(cache_url, caplog):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=5, columns=["sample"])
-    with tpufeed.numpy_loader(cache_url, batch_size=5, columns=["sample"]) as loader:
+    dataset = tpufeed.Loader(cache_url, batch_size=5, columns=["sample"]).to_tf()
+    with tpufeed.Loader(cache_url, batch_size=5, columns=["sample"]) as loader:
         expected = [[ids.tolist() for ids in loader] for _ in range(2)]
     one, other = iter(dataset), None
     first = [next(one).numpy().tolist()]
@@ -111,64 +112,65 @@ def test_iterations_that_take_turns_are_right_and_warned_of(cache_url, caplog):
 
 
 def test_it_counts_what_tensorflow_took(cache_url):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, deterministic=True, threads=1)
-    assert dataset.stats().batches == 0
-    assert sum(1 for _ in dataset) == 10
-    stats = dataset.stats()
+    loader = tpufeed.Loader(cache_url, batch_size=7, threads=1)
+    assert sum(1 for _ in loader.to_tf(deterministic=True)) == 10
+    stats = loader.stats()
     assert (stats.batches, stats.samples, stats.threads, stats.bad_records) == (10, 70, 1, 0)
     assert stats.read_bytes > 70 * 64 * 64 * 3
     assert stats.seconds >= stats.wait_seconds > 0
-    with pytest.raises(
-        OptionError, match="with direct=True TensorFlow reads and decodes by itself, and counts nothing"
-    ):
-        tpufeed.tf_dataset(cache_url, batch_size=7, direct=True).stats()
+    dataset = loader.to_tf(deterministic=True)
+    assert not any(hasattr(dataset, name) for name in ("stats", "state_dict", "class_names", "loader"))
 
 
-def test_a_dataset_that_nobody_keeps_says_so(cache_url):
-    for ask in ("state_dict", "stats"):
-        with pytest.raises(LoaderError, match=r"the dataset was dropped, .*; keep the tf.data.Dataset in a variable"):
-            getattr(tpufeed.tf_dataset(cache_url, batch_size=7), ask)()
+@pytest.mark.parametrize("ask", ["stats", "state_dict"])
+def test_nothing_is_counted_where_tensorflow_reads_itself(cache_url, ask):
+    loader = tpufeed.Loader(cache_url, batch_size=7)
+    dataset = loader.to_tf(direct=True)
+    with pytest.raises(OptionError, match="direct=True"):
+        getattr(loader, ask)()
+    assert len(list(dataset)) == len(list(loader)) == 10
+    assert loader.state_dict()["samples"] == loader.stats().samples == 70
 
 
 def test_a_state_after_so_many_batches_needs_no_deterministic_dataset(cache_url):
-    with tpufeed.numpy_loader(cache_url, batch_size=5, columns=["sample"]) as loader:
+    with tpufeed.Loader(cache_url, batch_size=5, columns=["sample"]) as loader:
         expected = [ids.tolist() for ids in loader]
-        dataset = tpufeed.tf_dataset(cache_url, batch_size=5, columns=["sample"])
-        for batches, _ids in enumerate(dataset.prefetch(3), start=1):
+        feeding = tpufeed.Loader(cache_url, batch_size=5, columns=["sample"])
+        for batches, _ids in enumerate(feeding.to_tf().prefetch(3), start=1):
             if batches == 4:
                 break
-        loader.load_state_dict(dataset.state_dict(batches))
+        loader.load_state_dict(feeding.state_dict(batches=batches))
         assert [ids.tolist() for ids in loader] == expected[4:]
-        assert dataset.state_dict(14) == loader.state_at(0, 70)
+        assert feeding.state_dict(batches=14) == loader.state_at(0, 70)
 
 
 def test_the_world_is_that_of_an_input_context_or_of_tf_config(cache_url, monkeypatch):
     given = {"batch_size": 5, "columns": ["sample"]}
-    with tpufeed.numpy_loader(cache_url, world=(1, 2), **given) as loader:
+    with tpufeed.Loader(cache_url, world=(1, 2), **given) as loader:
         expected = [ids.tolist() for ids in loader]
     context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
-    found = [ids.numpy().tolist() for ids in tpufeed.tf_dataset(cache_url, world=context, **given)]
+    found = [ids.numpy().tolist() for ids in tpufeed.Loader(cache_url, world=context, **given).to_tf()]
     assert found == expected
     config = {"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    assert [ids.numpy().tolist() for ids in tpufeed.tf_dataset(cache_url, **given)] == expected
+    assert [ids.numpy().tolist() for ids in tpufeed.Loader(cache_url, **given).to_tf()] == expected
     config["task"]["type"] = "evaluator"
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    assert len(tpufeed.tf_dataset(cache_url, **given)) == 14
+    assert len(tpufeed.Loader(cache_url, **given).to_tf()) == 14
     for task in ({"type": "worker", "index": 7}, None, {"type": "ps", "index": 0}):
         monkeypatch.setenv("TF_CONFIG", json.dumps({**config, "task": task}))
         with pytest.raises(OptionError, match=r"has 2 workers, and its task, .* is none of them"):
-            tpufeed.tf_dataset(cache_url, **given)
+            tpufeed.Loader(cache_url, **given).to_tf()
     for wrong in ("{", "null", "[]", '{"cluster": {}, "task": {"type": "worker"}}'):
         monkeypatch.setenv("TF_CONFIG", wrong)
         with pytest.raises(OptionError, match=r"is no JSON of a cluster and a task: .*give world=\(rank, size\)"):
-            tpufeed.tf_dataset(cache_url, **given)
+            tpufeed.Loader(cache_url, **given).to_tf()
 
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_it_is_not_made_within_a_graph(cache_url, direct):
-    with pytest.raises(Exception, match=r"OptionError: tf_dataset was called within a tf.function, or a function of"):
-        tf.data.Dataset.range(2).flat_map(lambda _: tpufeed.tf_dataset(cache_url, direct=direct))
+    with pytest.raises(Exception, match=r"OptionError: to_tf was called within a tf.function, or a function of"):
+        tf.data.Dataset.range(2).flat_map(lambda _: tpufeed.Loader(cache_url).to_tf(direct=direct))
 
 
 @pytest.mark.parametrize(
@@ -184,10 +186,10 @@ def test_it_is_not_made_within_a_graph(cache_url, direct):
 )
 def test_a_checkpoint_of_another_iterator_is_refused(cache_url, direct, other, tmp_path):
     given = {"batch_size": 5, "columns": ["sample"], "repeat": True, "direct": direct}
-    iterator = iter(tpufeed.tf_dataset(cache_url, **given))
+    iterator = iter(tf_feed(cache_url, **given))
     next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
-    again = iter(tpufeed.tf_dataset(cache_url, **given | other))
+    again = iter(tf_feed(cache_url, **given | other))
     with pytest.raises(tf.errors.OpError, match="checkpoint is of an iterator of another dataset, split, seed, order"):  # noqa: PT012  # up to two batches were taken ahead, and are in the checkpoint
         tf.train.Checkpoint(iterator=again).restore(path)
         for _ in range(3 if not direct else 1):
@@ -196,29 +198,29 @@ def test_a_checkpoint_of_another_iterator_is_refused(cache_url, direct, other, t
 
 def test_the_state_of_a_deterministic_dataset_is_exact_and_every_loader_s(cache_url):
     given = {"batch_size": 5, "columns": ["sample"]}
-    with tpufeed.numpy_loader(cache_url, **given) as loader:
+    with tpufeed.Loader(cache_url, **given) as loader:
         expected = [ids.tolist() for _ in range(2) for ids in loader]
-        dataset = tpufeed.tf_dataset(cache_url, deterministic=True, **given)
-        for number, ids in enumerate(dataset):
+        feeding = tpufeed.Loader(cache_url, **given)
+        for number, ids in enumerate(feeding.to_tf(deterministic=True)):
             assert ids.numpy().tolist() == expected[number]
             if number == 3:
                 break
-        state = dataset.state_dict()
+        state = feeding.state_dict()
         loader.load_state_dict(state)
         assert loader.state_dict() == state
         assert [ids.tolist() for ids in loader] == expected[4:14]
-    again = tpufeed.tf_dataset(cache_url, deterministic=True, state=state, **given)
+    resumed = tpufeed.Loader(cache_url, **given)
+    resumed.load_state_dict(state)
+    again = resumed.to_tf(deterministic=True)
     assert [ids.numpy().tolist() for ids in again] == expected[4:14]
     assert [ids.numpy().tolist() for ids in again] == expected[14:]
-    assert again.state_dict()["epoch"] == 1
+    assert resumed.state_dict()["epoch"] == 1
     assert again.cardinality() == len(again) == 14  # of whole epochs, as the length of every loader
-    with pytest.raises(OptionError, match="the state's seed is 0, this loader's 1"):
-        tpufeed.tf_dataset(cache_url, state=state, seed=1)
 
 
 def test_steps_that_are_executed_together_take_no_batch_ahead(cache_url):
-    dataset = tpufeed.tf_dataset(cache_url, deterministic=True, batch_size=5, columns=["sample"])
-    iterator = iter(dataset)
+    loader = tpufeed.Loader(cache_url, batch_size=5, columns=["sample"])
+    iterator = iter(loader.to_tf(deterministic=True))
 
     @tf.function
     def two_steps(iterator):
@@ -226,14 +228,14 @@ def test_steps_that_are_executed_together_take_no_batch_ahead(cache_url):
 
     for count in range(1, 4):
         two_steps(iterator)
-        assert dataset.state_dict()["samples"] == 10 * count
+        assert loader.state_dict()["samples"] == 10 * count
 
 
 def test_a_dataset_that_is_dropped_stops_its_threads(cache_url):
     gc.collect()
     assert wait_for(lambda: not decoding_threads())
     for _ in range(5):
-        dataset = tpufeed.tf_dataset(cache_url, batch_size=5, threads=2)
+        dataset = tpufeed.Loader(cache_url, batch_size=5, threads=2).to_tf()
         next(iter(dataset))
         assert 1 <= len(decoding_threads()) <= 2
         del dataset
@@ -242,6 +244,6 @@ def test_a_dataset_that_is_dropped_stops_its_threads(cache_url):
 
 
 def test_an_iterator_keeps_its_dataset_alive(cache_url):
-    iterator = iter(tpufeed.tf_dataset(cache_url, batch_size=5, columns=["sample"]))
+    iterator = iter(tpufeed.Loader(cache_url, batch_size=5, columns=["sample"]).to_tf())
     gc.collect()
     assert sorted(np.concatenate([as_numpy(ids) for ids in iterator])) == list(range(70))

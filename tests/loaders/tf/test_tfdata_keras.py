@@ -1,4 +1,4 @@
-"""tf_dataset under Keras: fit iterates it anew each epoch, and so moves from variant to variant."""
+"""to_tf under Keras: fit iterates it anew each epoch, and so moves from variant to variant."""
 
 import keras
 import numpy as np
@@ -50,14 +50,14 @@ def make_model(**options):
 
 def with_samples(url, **options):
     """Elements are ({"image", "sample"}, label): Keras weighs classes where nothing comes after the label."""
-    dataset = tpufeed.tf_dataset(url, columns=None, **options)
+    dataset = tpufeed.Loader(url, columns=None, **options).to_tf()
     return dataset.map(lambda each: ({"image": each["image"], "sample": each["sample"]}, each["label"]))
 
 
 def test_two_epochs_of_fit_see_variant_0_then_1(cache_url, stored):
     variants = [stored(cache_url, "train", number).pixels for number in (0, 1)]
     assert not any(np.array_equal(*pair) for pair in zip(*variants, strict=True))
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["image", "label", "sample"])
+    dataset = tpufeed.Loader(cache_url, batch_size=7, columns=["image", "label", "sample"]).to_tf()
     model = make_model(steps_per_execution=3)
     before = [weight.numpy() for weight in model.trainable_weights]
     history = model.fit(dataset, epochs=2, verbose=0).history
@@ -75,7 +75,7 @@ def test_two_epochs_of_fit_see_variant_0_then_1(cache_url, stored):
 
 
 def test_a_second_fit_goes_on_with_the_next_epoch(cache_url, stored):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=10, columns=["image", "label", "sample"])
+    dataset = tpufeed.Loader(cache_url, batch_size=10, columns=["image", "label", "sample"]).to_tf()
     model = make_model()
     for epoch in range(3):
         model.seen.clear()
@@ -86,7 +86,7 @@ def test_a_second_fit_goes_on_with_the_next_epoch(cache_url, stored):
 
 def test_three_epochs_of_live_crops_with_validation_and_class_weights(dataset_url, stored, ops):
     train = with_samples(dataset_url, batch_size=7, ops=ops)
-    val = tpufeed.tf_dataset(dataset_url, "val", batch_size=13, shuffle=False, ops=ops)
+    val = tpufeed.Loader(dataset_url, "val", batch_size=13, shuffle=False, ops=ops).to_tf()
     weights = tpufeed.open_dataset(dataset_url).class_weights("train")
     model = make_model(steps_per_execution=4)
     given = {"validation_data": val, "class_weight": weights, "epochs": 3, "verbose": 0}
@@ -109,8 +109,8 @@ def test_three_epochs_of_live_crops_with_validation_and_class_weights(dataset_ur
 
 def test_repeat_carries_epochs_through_fit_s_own(cache_url, stored):
     """Keras' epochs of 5 steps are halves of the dataset's, whose variants alternate."""
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["image", "label", "sample"], repeat=True)
-    val = tpufeed.tf_dataset(cache_url, "val", batch_size=13, repeat=True)
+    dataset = tpufeed.Loader(cache_url, batch_size=7, columns=["image", "label", "sample"], repeat=True).to_tf()
+    val = tpufeed.Loader(cache_url, "val", batch_size=13, repeat=True).to_tf()
     model = make_model()
     history = model.fit(dataset, epochs=4, steps_per_epoch=5, validation_data=val, validation_steps=2, verbose=0)
     assert len(history.history["val_loss"]) == 4
@@ -122,7 +122,7 @@ def test_repeat_carries_epochs_through_fit_s_own(cache_url, stored):
 
 
 def test_steps_per_epoch_with_repeat_carries_on_within_the_epochs(cache_url):
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["image", "label", "sample"]).repeat()
+    dataset = tpufeed.Loader(cache_url, batch_size=7, columns=["image", "label", "sample"]).to_tf().repeat()
     model = make_model()
     model.fit(dataset, epochs=4, steps_per_epoch=5, verbose=0)
     samples = np.concatenate([samples for *_, samples in model.seen])
@@ -130,11 +130,12 @@ def test_steps_per_epoch_with_repeat_carries_on_within_the_epochs(cache_url):
 
 
 def test_after_a_state_the_first_epoch_is_the_rest_and_all_later_ones_are_whole(cache_url):
-    with tpufeed.numpy_loader(cache_url, batch_size=7, columns=["sample"]) as loader:
+    with tpufeed.Loader(cache_url, batch_size=7, columns=["sample"]) as loader:
         loader.load_state_dict(loader.state_at(1, 28))
         expected = [samples.tolist() for _ in range(3) for samples in loader]
-    state = loader.state_at(1, 28)
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["image", "label", "sample"], state=state)
+    resumed = tpufeed.Loader(cache_url, batch_size=7, columns=["image", "label", "sample"])
+    resumed.load_state_dict(loader.state_at(1, 28))
+    dataset = resumed.to_tf()
     model = make_model(steps_per_execution=4)
     with pytest.warns(UserWarning, match="Your input ran out of data"):
         model.fit(dataset, epochs=3, shuffle=False, verbose=0)
@@ -145,7 +146,7 @@ def test_after_a_state_the_first_epoch_is_the_rest_and_all_later_ones_are_whole(
 def test_evaluation_weighs_padding_with_nothing(cache_url, stored):
     """(image, label, mask) is Keras' (x, y, sample_weight): each sample counts once; each evaluation is an epoch."""
     keras.utils.set_random_seed(0)
-    dataset = tpufeed.tf_dataset(cache_url, "val", batch_size=8, shuffle=False, remainder="pad")
+    dataset = tpufeed.Loader(cache_url, "val", batch_size=8, shuffle=False, remainder="pad").to_tf()
     assert len(dataset) == 4
     inputs = keras.Input((64, 64, 3))
     outputs = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(inputs)))
@@ -161,14 +162,14 @@ def test_evaluation_weighs_padding_with_nothing(cache_url, stored):
         expected = keras.losses.sparse_categorical_crossentropy(held.labels, logits, from_logits=True)
         assert result["entropy"] == pytest.approx(np.mean(expected))
         assert result["loss"] == pytest.approx(np.sum(expected) / 32)  # Keras divides by the batches' sizes
-    train = tpufeed.tf_dataset(cache_url, batch_size=10)
+    train = tpufeed.Loader(cache_url, batch_size=10).to_tf()
     history = model.fit(train, validation_data=dataset, epochs=2, verbose=0).history
     assert len(history["val_accuracy"]) == 2
 
 
 def test_an_error_of_the_source_stops_fit(cache_url, damage):
     damaged = damage(cache_url, 33)
-    dataset = tpufeed.tf_dataset(damaged.url, batch_size=5, shuffle=False, columns=["image", "label", "sample"])
+    dataset = tpufeed.Loader(damaged.url, batch_size=5, shuffle=False, columns=["image", "label", "sample"]).to_tf()
     model = make_model()
     with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}"):
         model.fit(dataset, epochs=2, verbose=0)
@@ -177,7 +178,7 @@ def test_an_error_of_the_source_stops_fit(cache_url, damage):
 
 def test_under_a_strategy_each_epoch_is_whole_and_of_another_variant(cache_url, stored):
     """There Keras 3 takes one batch to build the model, which uses up an epoch."""
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=7, columns=["image", "label", "sample"])
+    dataset = tpufeed.Loader(cache_url, batch_size=7, columns=["image", "label", "sample"]).to_tf()
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         model = make_model()
     model.fit(dataset, epochs=3, verbose=0)

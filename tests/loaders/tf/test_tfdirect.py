@@ -1,4 +1,4 @@
-"""tf_dataset(direct=True): TensorFlow reads the shards; what comes out is what the other loaders give."""
+"""to_tf(direct=True): TensorFlow reads the shards; what comes out is what the other loaders give."""
 
 import shutil
 from itertools import chain
@@ -10,6 +10,7 @@ import tensorflow as tf
 from PIL import Image
 
 import tpufeed
+from tests.loaders.tf.feeds import tf_feed
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
 from tpufeed.images import (
@@ -69,11 +70,11 @@ def offsets_of(url, shard):
 
 def test_epochs_of_a_raw_cache_hold_the_pixels_of_numpy_loader(cache_url):
     given = {"batch_size": 9, "columns": COLUMNS, "seed": 3, "remainder": "pad"}
-    dataset = tpufeed.tf_dataset(cache_url, direct=True, **given)
-    assert dataset.element_spec == tpufeed.tf_dataset(cache_url, **given).element_spec
+    dataset = tpufeed.Loader(cache_url, **given).to_tf(direct=True)
+    assert dataset.element_spec == tpufeed.Loader(cache_url, **given).to_tf().element_spec
     assert len(dataset) == 8
     orders = set()
-    with tpufeed.numpy_loader(cache_url, **given) as loader:
+    with tpufeed.Loader(cache_url, **given) as loader:
         for _ in range(3):
             batches = list(dataset.as_numpy_iterator())
             assert by_sample(batches) == by_sample(loader)
@@ -86,8 +87,8 @@ def test_epochs_of_a_raw_cache_hold_the_pixels_of_numpy_loader(cache_url):
 @pytest.mark.parametrize("ops", [[CenterCrop(60)], [Resize(70), CenterCrop(60)], [Resize((20, 26))]], ids=str)
 def test_jpegs_have_the_pixels_of_numpy_loader_where_nothing_is_random(dataset_url, ops):
     given = {"ops": ops, "batch_size": 9, "columns": COLUMNS, "remainder": "pad"}
-    found = by_sample(tpufeed.tf_dataset(dataset_url, direct=True, **given))
-    with tpufeed.numpy_loader(dataset_url, **given) as loader:
+    found = by_sample(tpufeed.Loader(dataset_url, **given).to_tf(direct=True))
+    with tpufeed.Loader(dataset_url, **given) as loader:
         expected = by_sample(loader)
     assert found.keys() == expected.keys()
     for sample, (pixels, label) in found.items():
@@ -103,7 +104,7 @@ def test_draws_depend_on_seed_epoch_and_sample_alone(source, ops, request):
 
     def epochs(count=1, **options):
         given = {"direct": True, "ops": ops, "columns": COLUMNS, "remainder": "pad", "batch_size": 9, "seed": 3}
-        dataset = tpufeed.tf_dataset(url, **given | options)
+        dataset = tf_feed(url, **given | options)
         return [by_sample(dataset) for _ in range(count)]
 
     one, other = epochs(2)
@@ -125,17 +126,17 @@ def test_every_op_runs_in_the_graph_of_a_dataset(dataset_url):
     plain = [Resize(70), CenterCrop(60)]
     ops = [*plain, VerticalFlip(), RandomCrop(60, padding=4), RandomResizedCrop(60), HorizontalFlip()]
     given = {"direct": True, "split": "val", "batch_size": 8, "seed": 3, "columns": COLUMNS, "remainder": "pad"}
-    first, unchanged = (by_sample(tpufeed.tf_dataset(dataset_url, ops=each, **given)) for each in (ops, plain))
+    first, unchanged = (by_sample(tf_feed(dataset_url, ops=each, **given)) for each in (ops, plain))
     assert first.keys() == unchanged.keys()
     assert sum(first[sample] != unchanged[sample] for sample in first) > 0.9 * len(first)
 
 
 def test_a_seed_for_all_of_tensorflow_changes_nothing(cache_url):
     options = {"direct": True, "batch_size": 7, "columns": ["sample"]}
-    expected = samples_of(tpufeed.tf_dataset(cache_url, **options))
+    expected = samples_of(tf_feed(cache_url, **options))
     try:
         tf.random.set_seed(0)  # as keras.utils.set_random_seed does; 0 was an error
-        found = samples_of(tpufeed.tf_dataset(cache_url, **options))
+        found = samples_of(tf_feed(cache_url, **options))
     finally:
         tf.random.set_seed(None)
     assert sorted(found) == sorted(expected)
@@ -148,8 +149,8 @@ def test_an_adopted_dataset_whose_manifest_is_elsewhere(dataset_url, tmp_path):
         shutil.copy(shard, foreign)
     tpufeed.adopt(foreign, manifest)
     given = {"ops": [CenterCrop(60)], "batch_size": 7, "columns": COLUMNS}
-    found = by_sample(tpufeed.tf_dataset(manifest, direct=True, **given))
-    with tpufeed.numpy_loader(manifest, **given) as loader:
+    found = by_sample(tpufeed.Loader(manifest, **given).to_tf(direct=True))
+    with tpufeed.Loader(manifest, **given) as loader:
         expected = by_sample(loader)
     assert found.keys() == expected.keys()
     assert all(found[sample][1] == expected[sample][1] for sample in found)
@@ -171,7 +172,7 @@ def test_ranks_have_equal_numbers_of_batches_and_each_sample_once(cache_url, wor
     given = {"direct": True, "columns": ["sample"], "remainder": remainder, "batch_size": batch, "shuffle": shuffle}
     found, counts = [], set()
     for rank in (2, world - 1) if world > 3 else range(world):
-        batches = list(tpufeed.tf_dataset(cache_url, world=(rank, world), lanes=lanes, **given).as_numpy_iterator())
+        batches = list(tf_feed(cache_url, world=(rank, world), lanes=lanes, **given).as_numpy_iterator())
         counts.add(len(batches))
         if remainder == "pad":
             batches = [samples[mask] for samples, mask in batches]
@@ -192,8 +193,8 @@ def test_records_in_the_middle_of_shards_are_found_by_a_coarse_index(cache_url, 
         monkeypatch.setattr("tpufeed.loaders.tf.graph._MOST_MARKS", marks)
         monkeypatch.setattr("tpufeed.loaders.tf.graph._MOST_INDEXED", indexed)
         given = {"batch_size": 7, "columns": COLUMNS, "lanes": 16}
-        with tpufeed.numpy_loader(cache_url, **given) as loader:
-            assert by_sample(tpufeed.tf_dataset(cache_url, direct=True, **given)) == by_sample(loader)
+        with tpufeed.Loader(cache_url, **given) as loader:
+            assert by_sample(tpufeed.Loader(cache_url, **given).to_tf(direct=True)) == by_sample(loader)
 
 
 # Damage
@@ -205,9 +206,9 @@ def test_a_shard_of_another_size_and_one_that_is_gone_are_named(copied):
     for changed in (data[:-100], data + data[:100]):
         path.write_bytes(changed)
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"{path}.*has body length"):
-            list(tpufeed.tf_dataset(url, direct=True, batch_size=5))
+            list(tpufeed.Loader(url, batch_size=5).to_tf(direct=True))
     path.unlink()
-    dataset = tpufeed.tf_dataset(url, direct=True, batch_size=5)
+    dataset = tpufeed.Loader(url, batch_size=5).to_tf(direct=True)
     with pytest.raises(tf.errors.NotFoundError, match=f"{path}; No such file"):
         list(dataset)
     assert len(list(dataset)) == 14  # the second variant is sound
@@ -217,14 +218,14 @@ def test_a_shard_of_another_size_and_one_that_is_gone_are_named(copied):
 def test_a_damaged_record_among_images_is_named(dataset_url, damage, ops, shuffle, batch_size):
     damaged = damage(dataset_url, 33)
     with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
-        list(tpufeed.tf_dataset(damaged.url, direct=True, ops=ops, batch_size=batch_size, shuffle=shuffle))
+        list(tpufeed.Loader(damaged.url, ops=ops, batch_size=batch_size, shuffle=shuffle).to_tf(direct=True))
 
 
 @pytest.mark.parametrize(("lanes", "shuffle"), [(2, False), (16, True)])
 def test_a_damaged_record_is_named(cache_url, damage, lanes, shuffle):
     damaged = damage(cache_url, 33)
     with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
-        list(tpufeed.tf_dataset(damaged.url, direct=True, batch_size=5, lanes=lanes, shuffle=shuffle))
+        list(tpufeed.Loader(damaged.url, batch_size=5, lanes=lanes, shuffle=shuffle).to_tf(direct=True))
 
 
 def test_an_image_that_does_not_decode_is_named(tmp_path):
@@ -241,7 +242,7 @@ def test_an_image_that_does_not_decode_is_named(tmp_path):
     write(other[:200])
     tpufeed.adopt(tmp_path)
     for shuffle in (True, False):
-        dataset = tpufeed.tf_dataset(tmp_path, direct=True, ops=[CenterCrop(32)], batch_size=3, shuffle=shuffle)
+        dataset = tpufeed.Loader(tmp_path, ops=[CenterCrop(32)], batch_size=3, shuffle=shuffle).to_tf(direct=True)
         for bad in (other[:200], b"no image at all".ljust(200), good[:200], bytes(200)):
             write(bad)
             with pytest.raises(tf.errors.InvalidArgumentError, match=r"a.tfrecord, record 2: its image cannot be deco"):
@@ -256,13 +257,13 @@ def test_a_thin_image_that_would_be_enlarged_to_gigabytes_is_named(tmp_path):
     url = str(tmp_path / "dataset")
     tpufeed.shard(folder, url)
     with pytest.raises(tf.errors.OpError, match=r", record \d: its image"):
-        list(tpufeed.tf_dataset(url, direct=True, ops=[Resize(256), CenterCrop(224)], batch_size=4))
+        list(tpufeed.Loader(url, ops=[Resize(256), CenterCrop(224)], batch_size=4).to_tf(direct=True))
 
 
 def test_a_dataset_that_was_built_anew_is_not_read(copied, dataset_url):
     url, path, _ = copied
     for repeat in (False, True):
-        dataset = tpufeed.tf_dataset(url, direct=True, batch_size=5, repeat=repeat)
+        dataset = tpufeed.Loader(url, batch_size=5, repeat=repeat).to_tf(direct=True)
         iterator = iter(dataset)
         next(iterator)
         manifest = path.parent / "manifest.json"
@@ -281,38 +282,40 @@ def test_options_that_do_not_fit(cache_url):
     with pytest.raises(
         OptionError, match=r"memory://direct: TensorFlow itself opens file://, gs://.*leave direct=True"
     ):
-        tpufeed.tf_dataset("memory://direct", direct=True, batch_size=5)
+        tpufeed.Loader("memory://direct", batch_size=5).to_tf(direct=True)
     for name, value in {"stage_bytes": "1GB", "max_bad_records": 1, "processes": 2, "timeout_seconds": 5.0}.items():
         with pytest.raises(OptionError, match=f"direct=True reads and decodes in TensorFlow, which has no {name}"):
-            tpufeed.tf_dataset(cache_url, direct=True, batch_size=5, **{name: value})
+            tpufeed.Loader(cache_url, batch_size=5, **{name: value}).to_tf(direct=True)
     with pytest.raises(OptionError, match="70 samples"):
-        tpufeed.tf_dataset(cache_url, direct=True, batch_size=71)
+        tpufeed.Loader(cache_url, batch_size=71).to_tf(direct=True)
     with pytest.raises(OptionError, match="'Label'"):
-        tpufeed.tf_dataset(cache_url, direct=True, columns=["Label"])
+        tpufeed.Loader(cache_url, columns=["Label"]).to_tf(direct=True)
     for op in (Custom("math:sqrt"), ColorJitter(0.4)):
         name = type(op).__name__
         with pytest.raises(
             OptionError, match=rf"{name}\(.*has no TensorFlow graph; direct=True has CenterCrop, .*leave"
         ):
-            tpufeed.tf_dataset(cache_url, direct=True, batch_size=5, ops=[op])
-    with pytest.raises(OptionError, match="deterministic=True is the order of numpy_loader"):
-        tpufeed.tf_dataset(cache_url, direct=True, deterministic=True)
+            tpufeed.Loader(cache_url, batch_size=5, ops=[op]).to_tf(direct=True)
+    with pytest.raises(OptionError, match="deterministic=True is the order of the loader"):
+        tpufeed.Loader(cache_url).to_tf(direct=True, deterministic=True)
+    moved = tpufeed.Loader(cache_url)
+    moved.set_epoch(1)
     with pytest.raises(OptionError, match=r"tf.train.Checkpoint"):
-        tpufeed.tf_dataset(cache_url, direct=True, state={})
+        moved.to_tf(direct=True)
 
 
 def test_batches_without_images_decode_none(dataset_url, damage):
     """As the other loaders: no op is needed, labels are right, and damage is named all the same."""
     given = {"batch_size": 7, "columns": ["label", "sample"]}
-    with tpufeed.numpy_loader(dataset_url, **given) as loader:
+    with tpufeed.Loader(dataset_url, **given) as loader:
         expected = dict(pair for labels, samples in loader for pair in zip(samples, labels, strict=True))
-    dataset = tpufeed.tf_dataset(dataset_url, direct=True, **given)
+    dataset = tpufeed.Loader(dataset_url, **given).to_tf(direct=True)
     assert {
         sample: label for labels, ids in dataset.as_numpy_iterator() for sample, label in zip(ids, labels, strict=True)
     } == expected
     damaged = damage(dataset_url, 33)
     with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
-        list(tpufeed.tf_dataset(damaged.url, direct=True, **given))
+        list(tpufeed.Loader(damaged.url, **given).to_tf(direct=True))
 
 
 # States, leaving
@@ -320,10 +323,10 @@ def test_batches_without_images_decode_none(dataset_url, damage):
 
 def test_a_checkpoint_of_an_iterator_goes_on_where_it_was(cache_url, tmp_path):
     given = {"direct": True, "repeat": True, "batch_size": 7, "columns": ["sample"]}
-    iterator = iter(tpufeed.tf_dataset(cache_url, **given))
+    iterator = iter(tf_feed(cache_url, **given))
     seen = [next(iterator).numpy().tolist() for _ in range(4)]
     path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
-    again = iter(tpufeed.tf_dataset(cache_url, **given))
+    again = iter(tf_feed(cache_url, **given))
     tf.train.Checkpoint(iterator=again).restore(path)
     seen += [next(again).numpy().tolist() for _ in range(6)]
     assert sorted(chain.from_iterable(seen)) == list(range(70))
@@ -333,15 +336,15 @@ def test_a_checkpoint_of_an_iterator_goes_on_where_it_was(cache_url, tmp_path):
 
 def test_epochs_after_a_restored_one_follow_it(cache_url, tmp_path):
     given = {"direct": True, "batch_size": 7, "columns": COLUMNS}
-    dataset = tpufeed.tf_dataset(cache_url, **given)
+    dataset = tf_feed(cache_url, **given)
     assert len(list(dataset)) == 10
     iterator = iter(dataset)
     next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
-    again = tpufeed.tf_dataset(cache_url, **given)
+    again = tf_feed(cache_url, **given)
     iterator = iter(again)
     tf.train.Checkpoint(iterator=iterator).restore(path)
     assert len(list(iterator)) == 9
-    with tpufeed.numpy_loader(cache_url, batch_size=7, columns=COLUMNS) as loader:
+    with tpufeed.Loader(cache_url, batch_size=7, columns=COLUMNS) as loader:
         loader.set_epoch(2)
         assert by_sample(again) == by_sample(loader)

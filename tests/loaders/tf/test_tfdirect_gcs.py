@@ -1,4 +1,4 @@
-"""tf_dataset(direct=True) over gs://: TensorFlow's own client against the tests' GCS, in a process of its own."""
+"""to_tf(direct=True) over gs://: TensorFlow's own client against the tests' GCS, in a process of its own."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tpufeed.loaders.tf.dataset import _GCS_SETTINGS
 result = {}
 for name in ("set", "cut"):
     epochs, errors = [], []
-    dataset = tpufeed.tf_dataset(f"gs://bucket/{name}", direct=True, batch_size=10, columns=["image", "sample"])
+    dataset = tpufeed.Loader(f"gs://bucket/{name}", batch_size=10, columns=["image", "sample"]).to_tf(direct=True)
     for epoch in range(2):
         try:
             found = {int(n): images[row].numpy().tobytes() for images, ids in dataset for row, n in enumerate(ids)}
@@ -31,7 +31,7 @@ for name in ("set", "cut"):
             found = {}
             errors.append(str(raised))
         epochs.append(found)
-    with tpufeed.numpy_loader(sys.argv[1], batch_size=10, columns=["image", "sample"]) as loader:
+    with tpufeed.Loader(sys.argv[1], batch_size=10, columns=["image", "sample"]) as loader:
         same = [
             found == {int(n): images[row].tobytes() for images, ids in loader for row, n in enumerate(ids)}
             for found in epochs

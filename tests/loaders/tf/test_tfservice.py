@@ -1,4 +1,4 @@
-"""tf_dataset(service=...): a real dispatcher, and two real workers in processes of their own."""
+"""to_tf(service=...): a real dispatcher, and two real workers in processes of their own."""
 
 import socket
 import subprocess
@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tpufeed
+from tests.loaders.tf.feeds import tf_feed
 from tpufeed.errors import OptionError, UnavailableError
 
 EXAMPLE = Path(__file__).parents[3] / "examples/tfdata_service.py"
@@ -59,14 +60,14 @@ def samples_of(batches):
 
 
 def test_workers_share_epochs_and_make_the_pixels_of_numpy_loader(service, cache_url):
-    dataset = tpufeed.tf_dataset(cache_url, service=service, repeat=True, batch_size=7, columns=COLUMNS)
+    dataset = tpufeed.Loader(cache_url, repeat=True, batch_size=7, columns=COLUMNS).to_tf(service=service)
     assert dataset.element_spec[1].shape == (7, 64, 64, 3)
     batches = list(dataset.take(40).as_numpy_iterator())
     counts = Counter(samples_of(batches))
     # Each worker has up to a batch, and the records that it mixes, of an epoch yet to hand out.
     assert set(counts) == set(range(70))
     assert max(counts.values()) <= 7
-    with tpufeed.numpy_loader(cache_url, batch_size=7, columns=COLUMNS) as loader:
+    with tpufeed.Loader(cache_url, batch_size=7, columns=COLUMNS) as loader:
         known = {}
         for _ in range(2):  # both variants
             for ids, images, labels in loader:
@@ -80,7 +81,7 @@ def test_workers_share_epochs_and_make_the_pixels_of_numpy_loader(service, cache
 @pytest.mark.parametrize("sharding", ["dynamic", "off", "file"])
 def test_an_evaluation_sees_each_sample_once_or_once_a_worker(service, cache_url, sharding):
     given = {"service": service, "sharding": sharding, "shuffle": False, "split": "val", "columns": ["sample", "label"]}
-    dataset = tpufeed.tf_dataset(cache_url, batch_size=4, remainder="pad", **given)
+    dataset = tf_feed(cache_url, batch_size=4, remainder="pad", **given)
     assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
     for _ in range(2):
         real = [sample for ids, _, mask in dataset.as_numpy_iterator() for sample in ids[mask]]
@@ -90,7 +91,7 @@ def test_an_evaluation_sees_each_sample_once_or_once_a_worker(service, cache_url
 @pytest.mark.long  # a service of its own
 def test_a_worker_that_is_killed_costs_no_more_than_what_it_had(cache_url):
     with serve() as (target, workers):
-        dataset = tpufeed.tf_dataset(cache_url, service=target, repeat=True, batch_size=5, columns=COLUMNS)
+        dataset = tpufeed.Loader(cache_url, repeat=True, batch_size=5, columns=COLUMNS).to_tf(service=target)
         iterator = dataset.as_numpy_iterator()
         before = [next(iterator) for _ in range(6)]
         workers[0].kill()
@@ -102,20 +103,20 @@ def test_a_worker_that_is_killed_costs_no_more_than_what_it_had(cache_url):
 
 def test_what_is_wrong_in_a_worker_is_named_here(service, cache_url, damage):
     damaged = damage(cache_url, 33)
-    dataset = tpufeed.tf_dataset(damaged.url, service=service, repeat=True, batch_size=5)
+    dataset = tpufeed.Loader(damaged.url, repeat=True, batch_size=5).to_tf(service=service)
     with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
         list(dataset.take(300))
 
 
 def test_processes_that_train_together_share_a_job_by_its_name(service, cache_url):
     given = {"repeat": True, "batch_size": 5, "columns": ["sample", "label"], "service": f"{service}/run-1"}
-    ranks = [iter(tpufeed.tf_dataset(cache_url, world=(rank, 2), **given)) for rank in range(2)]
+    ranks = [iter(tf_feed(cache_url, world=(rank, 2), **given)) for rank in range(2)]
     batches = [next(iterator) for _ in range(14) for iterator in ranks]
     counts = Counter(samples_of(batches))
     assert sum(counts.values()) == 140
     assert max(counts.values()) <= 5  # not as many as if each had all
     with pytest.raises(OptionError, match=f"2 processes share what the service reads.*{service}/my-run-1"):
-        tpufeed.tf_dataset(cache_url, world=(0, 2), batch_size=5, repeat=True, service=service)
+        tpufeed.Loader(cache_url, world=(0, 2), batch_size=5, repeat=True).to_tf(service=service)
 
 
 def test_a_service_that_is_not_there_and_options_that_do_not_fit(cache_url):
@@ -123,15 +124,15 @@ def test_a_service_that_is_not_there_and_options_that_do_not_fit(cache_url):
         unused.bind(("localhost", 0))
         address = f"grpc://localhost:{unused.getsockname()[1]}"
         with pytest.raises(UnavailableError, match=f"no tf.data service answers at {address}: .*refused"):
-            tpufeed.tf_dataset(cache_url, service=address, repeat=True, batch_size=5)
+            tpufeed.Loader(cache_url, repeat=True, batch_size=5).to_tf(service=address)
     with pytest.raises(OptionError, match=r"each iteration would read the same epoch .* repeat=True"):
-        tpufeed.tf_dataset(cache_url, service=address)
+        tpufeed.Loader(cache_url).to_tf(service=address)
     for wrong in ("localhost:5000", "grpc://localhost", "http://localhost:1", 5, "grpc://a:b"):
         with pytest.raises(OptionError, match=r"like 'grpc://10.0.0.2:5000'"):
-            tpufeed.tf_dataset(cache_url, service=wrong, repeat=True)
+            tpufeed.Loader(cache_url, repeat=True).to_tf(service=wrong)
     with pytest.raises(OptionError, match="or 'file', not 'data'"):
-        tpufeed.tf_dataset(cache_url, service=address, sharding="data", repeat=True)
+        tpufeed.Loader(cache_url, repeat=True).to_tf(service=address, sharding="data")
     with pytest.raises(OptionError, match=r"sharding is how a tf.data service shares its work: give service="):
-        tpufeed.tf_dataset(cache_url, sharding="off")
+        tpufeed.Loader(cache_url).to_tf(sharding="off")
     with pytest.raises(OptionError, match=r"deterministic=True .* which service implies"):
-        tpufeed.tf_dataset(cache_url, service=address, deterministic=True)
+        tpufeed.Loader(cache_url).to_tf(service=address, deterministic=True)

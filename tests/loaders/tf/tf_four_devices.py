@@ -66,7 +66,7 @@ def whole(strategy, url):
     """experimental_distribute_dataset splits batches of `PER_CORE * count_cores(strategy)`."""
     found = {"batch_size": PER_CORE * tpufeed.count_cores(strategy)}
     for remainder in ("drop", "pad"):
-        dataset = tpufeed.tf_dataset(url, columns=COLUMNS, batch_size=found["batch_size"], remainder=remainder)
+        dataset = tpufeed.Loader(url, columns=COLUMNS, batch_size=found["batch_size"], remainder=remainder).to_tf()
         distributed = strategy.experimental_distribute_dataset(dataset)
         found[remainder] = epochs_of(strategy, distributed)
         found[f"{remainder} spec"] = spec_of(distributed)
@@ -82,11 +82,11 @@ def from_function(strategy, url):
 
         def plain(context, remainder=remainder):
             size = found["batch_size"] = PER_CORE * tpufeed.count_cores(context)
-            return tpufeed.tf_dataset(url, columns=COLUMNS, batch_size=size, remainder=remainder, world=context)
+            return tpufeed.Loader(url, columns=COLUMNS, batch_size=size, remainder=remainder, world=context).to_tf()
 
         def rebatched(context, remainder=remainder):
             size = PER_CORE * context.num_replicas_in_sync // context.num_input_pipelines
-            dataset = tpufeed.tf_dataset(url, columns=COLUMNS, batch_size=size, remainder=remainder, world=context)
+            dataset = tpufeed.Loader(url, columns=COLUMNS, batch_size=size, remainder=remainder, world=context).to_tf()
             return dataset.rebatch(PER_CORE, drop_remainder=True)
 
         distributed = strategy.distribute_datasets_from_function(plain)
@@ -140,11 +140,11 @@ def fits(strategy, url):
     size = PER_CORE * tpufeed.count_cores(strategy)
 
     def feed(context):
-        dataset = tpufeed.tf_dataset(url, batch_size=size, repeat=True, world=context, **given)
+        dataset = tpufeed.Loader(url, batch_size=size, repeat=True, world=context, **given).to_tf()
         return dataset.rebatch(PER_CORE, drop_remainder=True)
 
     return {
-        "whole": fit(strategy, tpufeed.tf_dataset(url, batch_size=size, **given)),
+        "whole": fit(strategy, tpufeed.Loader(url, batch_size=size, **given).to_tf()),
         "from function": fit(strategy, strategy.distribute_datasets_from_function(feed), steps_per_epoch=5),
     }
 
@@ -152,7 +152,7 @@ def fits(strategy, url):
 def evaluate(strategy, url):
     """The accuracy as Keras has it, and which samples a model gets right."""
     given = {"batch_size": PER_CORE * tpufeed.count_cores(strategy), "ops": [CenterCrop(64)], "shuffle": False}
-    padded = tpufeed.tf_dataset(url, "val", remainder="pad", **given)
+    padded = tpufeed.Loader(url, "val", remainder="pad", **given).to_tf()
     # To build a model Keras takes the mean of a batch over the replicas, and there is none of bools.
     weighed = padded.map(lambda images, labels, mask: (images, labels, tf.cast(mask, tf.float32)))
     with strategy.scope():

@@ -30,10 +30,10 @@ def main(url, out):
     given = {"columns": ["sample"], "ops": [CenterCrop(64)]}
 
     def feed(context):
-        return tpufeed.tf_dataset(url, batch_size=PER_CORE * tpufeed.count_cores(context), world=context, **given)
+        return tpufeed.Loader(url, batch_size=PER_CORE * tpufeed.count_cores(context), world=context, **given).to_tf()
 
     size = PER_CORE * tpufeed.count_cores(strategy)
-    dataset = tpufeed.tf_dataset(url, batch_size=size, **given)
+    dataset = tpufeed.Loader(url, batch_size=size, **given).to_tf()
     found = {
         "batch_size": size,
         "whole": epochs_of(strategy, strategy.experimental_distribute_dataset(dataset)),

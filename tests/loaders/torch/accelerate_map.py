@@ -65,7 +65,7 @@ def main(url):
             loader = prepare_data_loader(given, num_processes=2, process_index=rank, use_seedable_sampler=True)
             found["two"].append({"rank": rank, "ids": ids(loader), "read": len(dataset.read)})
 
-    host = tpufeed.torch_loader(url, columns=["image", "sample"], batch_size=10)
+    host = tpufeed.Loader(url, columns=["image", "sample"], batch_size=10).to_torch()
     found["skipped"] = {
         "host": error_of(lambda: accelerate.skip_first_batches(host, 3)),
         "device": error_of(lambda: accelerate.skip_first_batches(tpufeed.device_loader(host, "cpu"), 3)),
@@ -74,7 +74,7 @@ def main(url):
     }
     for _ in zip(range(3), host, strict=False):
         pass
-    other = tpufeed.torch_loader(url, columns=["image", "sample"], batch_size=10)
+    other = tpufeed.Loader(url, columns=["image", "sample"], batch_size=10).to_torch()
     other.load_state_dict(host.state_dict())
     found["gone on"] = ids(accelerate.Accelerator(cpu=True).prepare(other))
 

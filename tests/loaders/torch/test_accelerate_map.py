@@ -60,6 +60,6 @@ def test_skipping_batches_of_a_torch_loader_is_refused_with_the_way_to_go_on(fou
 
 
 def test_that_way_goes_on(found, cache_url):
-    with tpufeed.numpy_loader(cache_url, columns=["image", "sample"], batch_size=10) as loader:
+    with tpufeed.Loader(cache_url, columns=["image", "sample"], batch_size=10) as loader:
         expected = [samples.tolist() for _, samples in loader]
     assert found["gone on"] == expected[3:]

@@ -275,7 +275,7 @@ def test_what_the_source_has_is_there_as_well():
 
 
 def make(url, **options):
-    return tpufeed.torch_loader(url, **{"batch_size": 10, "processes": 0, "columns": ["sample"]} | options)
+    return tpufeed.Loader(url, **{"batch_size": 10, "processes": 0, "columns": ["sample"]} | options).to_torch()
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +294,7 @@ def test_set_epoch_reaches_a_torch_loader(cache_url, epochs, name):
         target.set_epoch(1)
         assert next(iterator).tolist() == epochs[1][0]
         target.set_epoch(0)
-        with pytest.raises(LoaderError, match="set_epoch was called in the midst of an epoch"):
+        with pytest.raises(LoaderError, match="set_epoch or load_state_dict was called"):
             next(iterator)
         assert [batch.tolist() for batch in prefetch] == epochs[0]
 
@@ -340,7 +340,7 @@ def test_a_state_of_any_kind_is_handed_through():
     iterator = iter(prefetch)
     assert numbers(itertools.islice(iterator, 2)) == [0, 1]
     state = prefetch.state_dict()
-    assert (state, repr(prefetch)[:21]) == (2, "StatefulTorchDeviceLoader"[:21])
+    assert (state, repr(prefetch)[:24]) == (2, "StatefulTorchDeviceFeed(")
     prefetch.load_state_dict(state)
     assert numbers(prefetch) == [2, 3, 4, 5]
 
@@ -475,7 +475,7 @@ def test_without_torch_tpu_the_extra_is_named(monkeypatch, device):
 
 
 def test_where_torch_xla_is_its_loader_is_named():
-    with pytest.raises(OptionError, match=r"use tpufeed.xla_loader, or install 'tpufeed\[torchtpu\]' into an environ"):
+    with pytest.raises(OptionError, match=r"use to_xla\(\) or the device \"xla\", or install 'tpufeed\[torchtpu\]'"):
         tpufeed.device_loader([], "tpu")
 
 

@@ -25,7 +25,7 @@ def test_lightning_and_hugging_face_call_it_after_each_step(cache_url, monkeypat
             return torch.optim.SGD(self.parameters(), lr=1e-9)
 
     steps = []
-    loader = tpufeed.torch_loader(cache_url, batch_size=7, processes=0)
+    loader = tpufeed.Loader(cache_url, batch_size=7, processes=0).to_torch()
     logger = tpufeed.MetricsLogger(loader, lambda _, step: steps.append(step), every_steps=4)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     lightning.Trainer(max_steps=9, callbacks=[logger.lightning()], **quiet).fit(Module(), loader)

@@ -47,9 +47,7 @@ def test_set_epoch_moves_to_the_next_variant(cache_url, stored):
 def test_ops_are_those_of_numpy_loader(dataset_url, ops):
     """The same (seed, epoch, sample) gives the same pixels in every loader."""
     dataset = tpufeed.TFRecordImages(dataset_url, ops=ops, seed=5)
-    with tpufeed.numpy_loader(
-        dataset_url, ops=ops, seed=5, columns=["image", "label", "sample"], batch_size=10
-    ) as loader:
+    with tpufeed.Loader(dataset_url, ops=ops, seed=5, columns=["image", "label", "sample"], batch_size=10) as loader:
         for epoch in range(2):
             dataset.set_epoch(epoch)
             for images, labels, samples in loader:

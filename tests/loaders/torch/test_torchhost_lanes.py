@@ -111,7 +111,7 @@ def test_the_order_is_that_of_numpy_loader(cache_url):
     options = {"columns": ["sample", "label"], "batch_size": 7, "remainder": "repeat", "seed": 4}
     for rank in range(2):
         sampler = tpufeed.LaneSampler(dataset, 2, rank, seed=4)
-        with tpufeed.numpy_loader(cache_url, world=(rank, 2), **options) as loader:
+        with tpufeed.Loader(cache_url, world=(rank, 2), **options) as loader:
             for epoch in range(2):
                 sampler.set_epoch(epoch)
                 assert np.concatenate([samples for samples, _ in loader]).tolist() == list(sampler)

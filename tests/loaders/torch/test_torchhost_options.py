@@ -21,7 +21,7 @@ def test_columns_are_those_of_numpy_loader(dataset_url, ops):
     """int64, strings and ids, in the order in which they are asked for."""
     options = {"columns": ["sample", "image", "label", "filename", "height"], "ops": ops}
     dataset = tpufeed.TFRecordImages(dataset_url, **options)
-    with tpufeed.numpy_loader(dataset_url, batch_size=16, **options) as loader:
+    with tpufeed.Loader(dataset_url, batch_size=16, **options) as loader:
         for batch in loader:
             mine = zip(*dataset.__getitems__(batch[0].tolist()), strict=True)
             for ours, theirs in zip(mine, batch, strict=True):
@@ -132,7 +132,7 @@ def test_each_draw_of_a_sample_has_random_numbers_of_its_own(dataset_url):
     assert [sample for sample, _ in drawn] == indices
     assert len(set(drawn)) == len(drawn)
     # The first draw is that of all loaders, and the others depend on the epoch and on their number alone.
-    with tpufeed.numpy_loader(dataset_url, batch_size=70, shuffle=False, processes=0, **given) as loader:
+    with tpufeed.Loader(dataset_url, batch_size=70, shuffle=False, processes=0, **given) as loader:
         first = {int(sample): bytes(image) for image, sample in zip(*next(iter(loader)), strict=True)}
     assert all(dict(reversed(drawn))[sample] == first[sample] for sample in indices)
     dataset.set_epoch(0)

@@ -1,4 +1,4 @@
-"""torch_loader: DataLoader's conventions over the batches of numpy_loader."""
+"""to_torch: DataLoader's conventions over the batches of Loader."""
 
 import copy
 import itertools
@@ -18,7 +18,7 @@ SAMPLES = 70
 
 
 def make(url, split="train", **options):
-    return tpufeed.torch_loader(url, split, **{"batch_size": 10, "processes": 0, "columns": ["sample"]} | options)
+    return tpufeed.Loader(url, split, **{"batch_size": 10, "processes": 0, "columns": ["sample"]} | options).to_torch()
 
 
 def ids(batches):
@@ -28,7 +28,7 @@ def ids(batches):
 @pytest.fixture(scope="module")
 def epochs(cache_url):
     """The sample ids of epochs 0 to 3, in batches of 10."""
-    with tpufeed.numpy_loader(cache_url, batch_size=10, processes=0, columns=["sample"]) as loader:
+    with tpufeed.Loader(cache_url, batch_size=10, processes=0, columns=["sample"]) as loader:
         return [ids(loader) for _ in range(4)]
 
 
@@ -37,7 +37,7 @@ def epochs(cache_url):
 
 def test_batches_are_those_of_numpy_loader(dataset_url, ops):
     options = {"batch_size": 16, "ops": ops, "seed": 3, "processes": 0}
-    with tpufeed.torch_loader(dataset_url, **options) as loader, tpufeed.numpy_loader(dataset_url, **options) as host:
+    with tpufeed.Loader(dataset_url, **options).to_torch() as loader, tpufeed.Loader(dataset_url, **options) as host:
         assert len(loader) == len(host) == 4
         assert loader.batch_size == 16
         for _ in range(2):
@@ -84,7 +84,7 @@ def test_columns_have_the_forms_of_numpy_loader(cache_url, flat_url, stored):
         (images, names), _ = loader
         assert images.dtype == torch.uint8
         assert names.tolist() == stored(cache_url, "val").texts("image/filename")[:10]
-    with tpufeed.torch_loader(flat_url, batch_size=20, processes=0) as loader:
+    with tpufeed.Loader(flat_url, batch_size=20, processes=0).to_torch() as loader:
         (images,) = loader
         assert (type(images), images.shape) == (torch.Tensor, (20, 64, 64, 3))
 

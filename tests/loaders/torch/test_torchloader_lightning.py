@@ -1,4 +1,4 @@
-"""A LightningModule trains with torch_loader, with nothing of Lightning's told about it."""
+"""A LightningModule trains with to_torch, with nothing of Lightning's told about it."""
 
 import itertools
 
@@ -41,7 +41,7 @@ class Model(pl.LightningModule):
 
 def make(url, split="train", **options):
     given = {"batch_size": 10, "processes": 0, "threads": 1, "columns": ["image", "sample"]}
-    return tpufeed.torch_loader(url, split, **given | options)
+    return tpufeed.Loader(url, split, **given | options).to_torch()
 
 
 def fit(model, loader, val=None, folder=None, resume=None, **options):
@@ -62,7 +62,7 @@ def fit(model, loader, val=None, folder=None, resume=None, **options):
 
 @pytest.fixture(scope="module")
 def epochs(cache_url):
-    with tpufeed.numpy_loader(cache_url, batch_size=10, processes=0, columns=["sample"]) as loader:
+    with tpufeed.Loader(cache_url, batch_size=10, processes=0, columns=["sample"]) as loader:
         return [(epoch, number, batch.tolist()) for epoch in range(EPOCHS) for number, batch in enumerate(loader)]
 
 

@@ -1,4 +1,4 @@
-"""torch_loader under torch.distributed: two processes with gloo. torch_two_ranks.py writes down what each saw."""
+"""to_torch under torch.distributed: two processes with gloo. torch_two_ranks.py writes down what each saw."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ def ranks(run_script, cache_url, tmp_path_factory):
 
 def test_ranks_share_each_epoch(ranks, cache_url):
     for epoch in range(2):
-        with tpufeed.numpy_loader(cache_url, batch_size=70, processes=0, columns=["sample"], lanes=16) as loader:
+        with tpufeed.Loader(cache_url, batch_size=70, processes=0, columns=["sample"], lanes=16) as loader:
             loader.set_epoch(epoch)
             (whole,) = loader
         parts = [list(itertools.chain(*found["epochs"][epoch])) for found in ranks]
@@ -64,8 +64,8 @@ def test_an_epoch_that_is_prefetched_does_not_meet_another_loader(ranks, cache_u
     for rank, found in enumerate(ranks):
         world = {"world": (rank, 2), "batch_size": 5, "columns": ["sample"], "processes": 0}
         with (
-            tpufeed.numpy_loader(cache_url, **world) as train,
-            tpufeed.numpy_loader(cache_url, "val", **world, shuffle=False) as validation,
+            tpufeed.Loader(cache_url, **world) as train,
+            tpufeed.Loader(cache_url, "val", **world, shuffle=False) as validation,
         ):
             held_out = [batch.tolist() for batch in validation]
             assert found["validated"] == [[[batch.tolist() for batch in train], held_out] for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Two ranks of torch.distributed that iterate torch_loader; each writes down what it saw.
+"""Two ranks of torch.distributed that iterate to_torch; each writes down what it saw.
 
 Usage: torch_two_ranks.py CACHE_URL BROKEN_URL FOLDER     rank 1 takes BROKEN_URL where it is to fail
 """
@@ -30,7 +30,9 @@ SIZE = 2
 
 
 def make(url, **options):
-    return tpufeed.torch_loader(url, **{"batch_size": 5, "processes": 0, "threads": 1, "columns": ["sample"]} | options)
+    return tpufeed.Loader(
+        url, **{"batch_size": 5, "processes": 0, "threads": 1, "columns": ["sample"]} | options
+    ).to_torch()
 
 
 def ids(loader):

@@ -1,4 +1,4 @@
-"""xla_loader under real torch_xla on CPU devices. The scripts beside this file write down what it does there."""
+"""to_xla under real torch_xla on CPU devices. The scripts beside this file write down what it does there."""
 
 import json
 import re
@@ -29,9 +29,9 @@ def samples_of(epoch):
 
 
 def host_epochs(url, rank, **options):
-    """What numpy_loader gives a rank, in the form in which the scripts write it down."""
+    """What Loader gives a rank, in the form in which the scripts write it down."""
     given = {"columns": ["image", "sample"], "batch_size": 5, "world": (rank, 4)}
-    with tpufeed.numpy_loader(url, **given | options) as loader:
+    with tpufeed.Loader(url, **given | options) as loader:
         return [
             {
                 "batches": [[samples.tolist(), [zlib.crc32(image) for image in images]] for images, samples in loader],
@@ -78,7 +78,7 @@ def test_each_gets_what_numpy_loader_gives_its_rank(four, source, dataset_url, c
 
 
 @pytest.mark.parametrize(
-    "way", ["MpDeviceLoader", "ParallelLoader", "xla_loader", "thread", "copy", "numpy_loader", "LaneSampler"]
+    "way", ["MpDeviceLoader", "ParallelLoader", "to_xla", "thread", "copy", "Loader", "LaneSampler"]
 )
 def test_a_host_loader_of_a_rank_reads_its_share_in_whatever_thread(four, way, cache_url):
     """torch_xla's own loaders iterate it in a thread that torch_xla takes for the first rank's."""
@@ -148,10 +148,8 @@ def test_damage_reaches_the_loop_of_its_rank_after_the_batches_before_it(four, c
     ("case", "message"),
     [
         ("incomplete", r"1 of 4 ranks .* rank 0: ShardError: .*train-v0-00000-of-00006.tfrecord: No such file"),
-        ("unopened", r"1 of 4 ranks .* rank 2: DatasetNotFoundError: .*/nothing"),
         ("lanes", "4 of 4 ranks .* 6 lanes cannot be dealt to 4 ranks; give lanes=16"),
         ("no batches", "4 of 4 ranks .* fill no batch of 18 .* give a batch_size of at most 17"),
-        ("option", "1 of 4 ranks .* rank 1: OptionError: batch_size is a whole number"),
         ("seeds", "the ranks disagree on order: .*seed 0.* but .*seed 3.* on rank 3"),
         ("batches", "the ranks disagree on batches: 3 on 3 of 4 ranks, but 4 on rank 0"),
         ("unequal sampler", "the ranks disagree on batches: 4 on 3 of 4 ranks, but 5 on rank 3"),
@@ -173,11 +171,19 @@ def test_what_would_part_the_ranks_is_raised_on_all_before_the_first_step(four, 
     assert len(texts) == 1
 
 
+def test_a_rank_that_cannot_make_its_loader_is_missed_by_the_others(four):
+    ranks, _ = four
+    for rank, found in enumerate(ranks):
+        name, text = found["unmade"]
+        assert name == ("DatasetNotFoundError" if rank == 2 else "LoaderError")
+        assert re.search("/nothing" if rank == 2 else r"of 4 ranks only \[0, 1, 3\] came to iterate", text), text
+
+
 def test_ranks_that_give_their_world_by_hand_are_taken_at_their_word(four, cache_url):
     ranks, _ = four
     for found in ranks:
         (epoch,) = found["by hand"]
-        with tpufeed.numpy_loader(cache_url, columns=["image", "sample"], batch_size=5) as loader:
+        with tpufeed.Loader(cache_url, columns=["image", "sample"], batch_size=5) as loader:
             assert [samples for samples, _ in epoch["batches"]] == [samples.tolist() for _, samples in loader]
 
 

@@ -1,4 +1,4 @@
-"""xla_loader under SPMD, where one process feeds four CPU devices. xla_spmd.py writes down what it does there."""
+"""to_xla under SPMD, where one process feeds four CPU devices. xla_spmd.py writes down what it does there."""
 
 import json
 
@@ -17,16 +17,16 @@ def spmd(run_script, cache_url):
 
 @pytest.fixture(scope="module")
 def sums(cache_url):
-    """Of the columns of each batch that numpy_loader gives."""
+    """Of the columns of each batch that Loader gives."""
     options = {"columns": ["image", "label", "sample"], "batch_size": 8, "shuffle": False, "processes": 0}
-    with tpufeed.numpy_loader(cache_url, **options) as loader:
+    with tpufeed.Loader(cache_url, **options) as loader:
         return [[int(column.astype(np.int64).sum()) for column in batch] for batch in loader]
 
 
 def test_under_spmd_one_process_is_the_world(spmd, cache_url):
     assert spmd["devices"] == 4
     assert spmd["length"] == 7
-    with tpufeed.numpy_loader(cache_url, columns=["sample"], batch_size=10, processes=0, world=(0, 1)) as loader:
+    with tpufeed.Loader(cache_url, columns=["sample"], batch_size=10, processes=0, world=(0, 1)) as loader:
         assert spmd["epochs"] == [np.concatenate(list(loader)).tolist() for _ in range(2)]
 
 

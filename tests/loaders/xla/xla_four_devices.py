@@ -1,4 +1,4 @@
-"""Run by test_torchxla.py on four CPU devices, a thread each: writes down what every rank's xla_loader did.
+"""Run by test_torchxla.py on four CPU devices, a thread each: writes down what every rank's to_xla did.
 
 xla_four_devices.py DATASET CACHE DAMAGED INCOMPLETE OUT
 """
@@ -25,6 +25,7 @@ from torch_xla.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
 import tpufeed
 from tpufeed.errors import TpufeedError
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
+from tpufeed.loaders.xla import runtime as runtime_of_ours
 
 OPS = (RandomResizedCrop(size=64), HorizontalFlip())
 COLUMNS = ("image", "sample")
@@ -48,7 +49,7 @@ def iterate(loader):
 
 
 def read(url, epochs, **options):
-    loader = tpufeed.xla_loader(url, **{"columns": COLUMNS, "batch_size": 5} | options)
+    loader = tpufeed.Loader(url, **{"columns": COLUMNS, "batch_size": 5} | options).to_xla()
     result = [iterate(loader) for _ in range(epochs)]
     loader.close()
     return result
@@ -84,14 +85,14 @@ class Source(Unsized):
 
 
 def wrapped(source, **options):
-    return [iterate(tpufeed.xla_loader(source, **options))]
+    return [iterate(tpufeed.device_loader(source, "xla", **options))]
 
 
 def of_a_sampler(cache, rank):
     """Two epochs of a torch DataLoader with a DistributedSampler, read by the user's own hand."""
     dataset = tpufeed.TFRecordImages(cache, columns=COLUMNS)
     sampler = DistributedSampler(dataset, num_replicas=4, rank=rank)
-    loader = tpufeed.xla_loader(DataLoader(dataset, batch_size=6, sampler=sampler))
+    loader = tpufeed.device_loader(DataLoader(dataset, batch_size=6, sampler=sampler), "xla")
     epochs = []
     for epoch in range(2):
         loader.set_epoch(epoch)
@@ -122,17 +123,17 @@ def host_loaders(cache, launched, rank):
 
     dataset = tpufeed.TFRecordImages(cache, columns=["sample"])
     found = {
-        "MpDeviceLoader": ids(MpDeviceLoader(tpufeed.torch_loader(cache, **options), device)),
-        "ParallelLoader": ids(parallel(tpufeed.torch_loader(cache, **options))),
-        "xla_loader": ids(tpufeed.xla_loader(tpufeed.torch_loader(cache, **options))),
-        "thread": later(tpufeed.torch_loader(cache, **options)),
-        "copy": later(copy.deepcopy(tpufeed.torch_loader(cache, **options))),
-        "numpy_loader": [batch.tolist() for batch in tpufeed.numpy_loader(cache, **options)],
+        "MpDeviceLoader": ids(MpDeviceLoader(tpufeed.Loader(cache, **options).to_torch(), device)),
+        "ParallelLoader": ids(parallel(tpufeed.Loader(cache, **options).to_torch())),
+        "to_xla": ids(tpufeed.device_loader(tpufeed.Loader(cache, **options).to_torch(), "xla")),
+        "thread": later(tpufeed.Loader(cache, **options).to_torch()),
+        "copy": later(copy.deepcopy(tpufeed.Loader(cache, **options).to_torch())),
+        "Loader": [batch.tolist() for batch in tpufeed.Loader(cache, **options)],
         "LaneSampler": ids(MpDeviceLoader(lanes(tpufeed.LaneSampler(dataset)), device)),
     }
     errors = {}
     strangers = []
-    threading.Thread(target=lambda: strangers.append(tpufeed.torch_loader(cache, **options))).start()
+    threading.Thread(target=lambda: strangers.append(tpufeed.Loader(cache, **options).to_torch())).start()
     while not strangers:
         time.sleep(0.01)
     for name, loader in (("launched", launched), ("made by a stranger", strangers[0])):
@@ -172,15 +173,30 @@ def two_of_torch(cache):
     ALL_RANKS.wait()
     message = None
     try:
-        len(tpufeed.torch_loader(cache, batch_size=5))
+        len(tpufeed.Loader(cache, batch_size=5).to_torch())
     except TpufeedError as error:
         message = str(error)
-    by_hand = len(tpufeed.torch_loader(cache, batch_size=5, world=(0, 2)))
+    by_hand = len(tpufeed.Loader(cache, batch_size=5, world=(0, 2)).to_torch())
     ALL_RANKS.wait()
     if runtime.global_ordinal() == 0:
         distributed.destroy_process_group()
     ALL_RANKS.wait()
     return message, by_hand
+
+
+def unmade(cache, rank):
+    """What the ranks say if one has no dataset."""
+    runtime_of_ours._RENDEZVOUS._patience_seconds = 3
+    ALL_RANKS.wait()
+    error = None
+    try:
+        (epoch,) = read(cache if rank != 2 else "/nothing", 1)
+        error = epoch["error"]
+    except TpufeedError as caught:
+        error = [type(caught).__name__, str(caught)]
+    ALL_RANKS.wait()  # or the rank without a loader would meet the others with its next one
+    runtime_of_ours._RENDEZVOUS._patience_seconds = 300
+    return error
 
 
 def parting(cache, rank):
@@ -190,8 +206,7 @@ def parting(cache, rank):
     return {
         "lanes": read(cache, 1, lanes=6),
         "no batches": read(cache, 1, batch_size=18),
-        "unopened": read(cache if rank != 2 else "/nothing", 1),
-        "option": read(cache, 1, batch_size=5 if rank != 1 else 0),
+        "unmade": unmade(cache, rank),
         "seeds": read(cache, 1, seed=rank // 3 * rank),
         "batches": wrapped(Source(3 if rank else 4)),
         "unequal sampler": wrapped(unequal),
@@ -208,7 +223,7 @@ def parting(cache, rank):
 def leave_early(url):
     """Threads of torch_xla's loader and of ours that are left when every rank has left three loops early."""
     for _ in range(3):
-        loader = tpufeed.xla_loader(url, batch_size=2)
+        loader = tpufeed.Loader(url, batch_size=2).to_xla()
         for _batch in loader:
             break
     del loader, _batch
@@ -228,7 +243,7 @@ def decoding_threads():
 def main(index, dataset, cache, damaged, incomplete, out, launched):  # noqa: PLR0917  # as torch_xla calls it
     rank = runtime.global_ordinal()
     found = {"rank": rank, "size": runtime.world_size()}
-    found["length"] = len(tpufeed.xla_loader(cache, batch_size=5))
+    found["length"] = len(tpufeed.Loader(cache, batch_size=5).to_xla())
     found["cache"] = read(cache, 2)
     found["dataset"] = read(dataset, 2, ops=OPS, remainder="repeat")
     found["evaluation"] = read(cache, 1, split="val", shuffle=False, remainder="pad", batch_size=4)
@@ -244,4 +259,4 @@ def main(index, dataset, cache, damaged, incomplete, out, launched):  # noqa: PL
 
 
 if __name__ == "__main__":
-    torch_xla.launch(main, args=(*sys.argv[1:], tpufeed.torch_loader(sys.argv[2], batch_size=5)))
+    torch_xla.launch(main, args=(*sys.argv[1:], tpufeed.Loader(sys.argv[2], batch_size=5).to_torch()))

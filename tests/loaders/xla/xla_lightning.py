@@ -1,4 +1,4 @@
-"""Run by test_xla_one_device.py: a LightningModule that trains from xla_loader, on one CPU device or on four.
+"""Run by test_xla_one_device.py: a LightningModule that trains from to_xla, on one CPU device or on four.
 
 xla_lightning.py CACHE DEVICES OUT
 """
@@ -83,9 +83,9 @@ class LeftEarly(Module):
 
 def loaders(cache):
     options = {"columns": ["image", "label", "sample"], "batch_size": 5}
-    return tpufeed.xla_loader(cache, **options), tpufeed.xla_loader(
+    return tpufeed.Loader(cache, **options).to_xla(), tpufeed.Loader(
         cache, "val", shuffle=False, remainder="pad", **options
-    )
+    ).to_xla()
 
 
 def main(cache, devices, out):

@@ -1,4 +1,4 @@
-"""Run by test_torchxla.py on one CPU device: writes down what xla_loader did there.
+"""Run by test_torchxla.py on one CPU device: writes down what to_xla did there.
 
 xla_one_device.py CACHE FLAT DAMAGED OUT
 """
@@ -19,7 +19,6 @@ import torch_xla
 import xla_wrapping
 
 import tpufeed
-from tests.loaders.signatures import differing_options
 from tpufeed.errors import LoaderError, RecordError
 
 sys.path.append(str(Path(__file__).parents[3] / "scripts"))
@@ -72,14 +71,14 @@ def kinds_of_batches(cache, flat):
         "unlabelled, padded": (flat, {"remainder": "pad"}),
     }
     return {
-        name: on_host(next(iter(tpufeed.xla_loader(url, batch_size=8, shuffle=False, **options))))
+        name: on_host(next(iter(tpufeed.Loader(url, batch_size=8, shuffle=False, **options).to_xla())))
         for name, (url, options) in chosen.items()
     }
 
 
 def kept_on_the_device(cache):
     """All batches of four epochs, held on the device and looked at only at the end."""
-    loader = tpufeed.xla_loader(cache, columns=["image", "sample"], batch_size=5)
+    loader = tpufeed.Loader(cache, columns=["image", "sample"], batch_size=5).to_xla()
     kept = [(epoch, batch) for epoch in range(4) for batch in loader]
     return [(epoch, on_host(batch)) for epoch, batch in kept]
 
@@ -88,7 +87,7 @@ def epochs_of_iterators(cache):
     """The samples of an epoch after 20 iterations that were never begun, or left after a few batches."""
     found, replaced = [], []
     for used in (0, 1, 3):
-        loader = tpufeed.xla_loader(cache, columns=["sample"], batch_size=10)
+        loader = tpufeed.Loader(cache, columns=["sample"], batch_size=10).to_xla()
         for _ in range(20):
             iterator = iter(loader)
             for _ in range(used):
@@ -106,7 +105,7 @@ def leaving(cache):
     """Threads that are left after each way to leave a loop; without the help of the garbage collector."""
     gc.disable()
     left = {}
-    loader = tpufeed.xla_loader(cache, batch_size=2)
+    loader = tpufeed.Loader(cache, batch_size=2).to_xla()
     for _batch in loader:
         break
     left["break"] = threads("tpufeed-xla")
@@ -131,7 +130,7 @@ def leaving(cache):
 
 def failing(damaged):
     """Samples delivered, the error, the threads that are left, and whether the next epoch (variant 1) is read."""
-    loader = tpufeed.xla_loader(damaged, columns=["sample"], batch_size=5, shuffle=False)
+    loader = tpufeed.Loader(damaged, columns=["sample"], batch_size=5, shuffle=False).to_xla()
     delivered = []
     iterator = iter(loader)
     try:
@@ -156,7 +155,7 @@ def wrong_device(cache):
     unraisable = []
     sys.unraisablehook = lambda item: unraisable.append(str(item.exc_value))
     try:
-        next(iter(tpufeed.xla_loader(cache, batch_size=8, device="nonsense")))
+        next(iter(tpufeed.Loader(cache, batch_size=8).to_xla(device="nonsense")))
     except RuntimeError as error:
         message = str(error)
     gc.collect()
@@ -187,14 +186,14 @@ def lightning(cache, folder):
 
 
 def samples_of_every_kind(folder):
-    """Masks, boxes and labels of several classes, by xla_loader and by numpy_loader."""
+    """Masks, boxes and labels of several classes, by to_xla and by Loader."""
     importlib.import_module("make_scenes").main(folder / "scenes", 20)
     kinds = {"label": "kinds", "boxes": "boxes", "box_format": "xywh", "keypoints": "spot"}
     source, target = folder / "scenes/scenes.jsonl", folder / "dataset"
     tpufeed.shard(source, target, workers=1, image_columns={"mask": "mask_path:mask"}, **kinds)
     columns = ["image", "mask", "boxes", "label", "spot", "window", "filename"]
     options = {"columns": columns, "batch_size": 8, "ops": [tpufeed.images.RandomResizedCrop(32)]}
-    with tpufeed.numpy_loader(target, **options) as host, tpufeed.xla_loader(target, **options) as device:
+    with tpufeed.Loader(target, **options) as host, tpufeed.Loader(target, **options).to_xla() as device:
         return host.form.names, next(iter(host)), on_host(next(iter(device)))
 
 
@@ -208,14 +207,15 @@ def main(cache, flat, damaged, out):
         "epochs": epochs_of_iterators(cache),
         "wrong device": wrong_device(cache),
         "floats": floats(),
-        "differing options": differing_options(tpufeed.xla_loader, 23),
         "samples": samples_of_every_kind(Path(out).parent),
-        "lengths": [len(tpufeed.xla_loader(cache, batch_size=8, remainder=how)) for how in ("drop", "pad", "repeat")],
+        "lengths": [
+            len(tpufeed.Loader(cache, batch_size=8, remainder=how).to_xla()) for how in ("drop", "pad", "repeat")
+        ],
         "lightning": lightning(cache, Path(out).parent),
-        "mixture's dataset": tpufeed.xla_loader(tpufeed.Mixture({cache: 1, flat: 1}), columns=["image"]).dataset,
+        "mixture's dataset": tpufeed.Loader(tpufeed.Mixture({cache: 1, flat: 1}), columns=["image"]).to_xla().dataset,
     }
     Path(out).write_bytes(pickle.dumps(found))
-    OPEN.append(iter(tpufeed.xla_loader(cache, batch_size=1)))  # the process has to end all the same
+    OPEN.append(iter(tpufeed.Loader(cache, batch_size=1).to_xla()))  # the process has to end all the same
     next(OPEN[0])
 
 

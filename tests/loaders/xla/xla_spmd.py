@@ -33,11 +33,12 @@ def device_number(shard):
     return int(shard.shard_device.rpartition(":")[2])
 
 
-def iterate(source, **options):
+def iterate(source, sharding=None, **options):
     """Batches: how each column lies on the devices, its form and values; and the error that ended them."""
     found = {"batches": [], "error": None, "form": None}
     try:
-        loader = tpufeed.xla_loader(source, **options)
+        host = tpufeed.Loader(source, **options) if isinstance(source, str) else source
+        loader = tpufeed.device_loader(host, "xla", sharding=sharding)
         for batch in loader:
             found["form"] = type(batch).__name__
             columns = batch.values() if isinstance(batch, dict) else batch
@@ -52,7 +53,7 @@ def iterate(source, **options):
 
 def main(cache):
     runtime.use_spmd()
-    loader = tpufeed.xla_loader(cache, columns=["sample"], batch_size=10)
+    loader = tpufeed.Loader(cache, columns=["sample"], batch_size=10).to_xla()
     epochs = [np.concatenate([samples.cpu().numpy() for samples in loader]).tolist() for _ in range(2)]
     devices = runtime.addressable_runtime_device_count()
 
@@ -62,7 +63,7 @@ def main(cache):
     whole = spmd.ShardingSpec(mesh, ("data", None, None, None))
     three = {"image": images, "label": each, "sample": None}
     given = {"columns": COLUMNS, "batch_size": 8, "shuffle": False}
-    torch_loader = DataLoader(tpufeed.TFRecordImages(cache), batch_size=8, drop_last=True)
+    host = DataLoader(tpufeed.TFRecordImages(cache), batch_size=8, drop_last=True)
     cases = {
         "dict": iterate(cache, sharding=three, **given),
         "batches of dicts": iterate(cache, sharding=three, **given | {"columns": None}),
@@ -70,7 +71,7 @@ def main(cache):
         "one for all": iterate(cache, sharding=images, **given),
         "no minibatch": iterate(cache, sharding=whole, **given),
         "none": iterate(cache, **given),
-        "a DataLoader": iterate(torch_loader, sharding={"image": images, "label": each}),
+        "a DataLoader": iterate(host, sharding={"image": images, "label": each}),
         "missing": iterate(cache, sharding={"image": images, "label": each}, **given),
         "other axes": iterate(cache, sharding=three | {"label": images}, **given),
         "not divisible": iterate(cache, sharding=three, **given | {"batch_size": 6}),

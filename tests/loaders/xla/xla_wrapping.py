@@ -1,4 +1,4 @@
-"""What xla_loader makes of other loaders, and of states; run within xla_one_device.py."""
+"""What to_xla makes of other loaders, and of states; run within xla_one_device.py."""
 
 import collections
 import copy
@@ -95,12 +95,12 @@ def failing():
     cause.__cause__ = KeyError("the reason")
     workers = DataLoader(range(8), batch_size=2, num_workers=1, collate_fn=Fails(5), multiprocessing_context="fork")
     found = {
-        "in the middle": run(tpufeed.xla_loader(Source(at(2, cause)))),
-        "at once": run(tpufeed.xla_loader(Source(at(0, ValueError("rotten"))))),
-        "opening": run(tpufeed.xla_loader(Unopenable(number))),
-        "none": run(tpufeed.xla_loader(Source(lambda value: number(value) if value != 2 else None))),
-        "sending": run(tpufeed.xla_loader(Source(unsendable, 20))),
-        "a worker": run(tpufeed.xla_loader(workers)),
+        "in the middle": run(tpufeed.device_loader(Source(at(2, cause)), "xla")),
+        "at once": run(tpufeed.device_loader(Source(at(0, ValueError("rotten"))), "xla")),
+        "opening": run(tpufeed.device_loader(Unopenable(number), "xla")),
+        "none": run(tpufeed.device_loader(Source(lambda value: number(value) if value != 2 else None), "xla")),
+        "sending": run(tpufeed.device_loader(Source(unsendable, 20), "xla")),
+        "a worker": run(tpufeed.device_loader(workers, "xla")),
     }
     return found, threads()
 
@@ -142,7 +142,7 @@ def forms():
         return value.tolist() if isinstance(value, np.ndarray) else value
 
     return {
-        name: shown(next(iter(tpufeed.xla_loader(Source(lambda _, batch=batch: batch, 1)))))
+        name: shown(next(iter(tpufeed.device_loader(Source(lambda _, batch=batch: batch, 1), "xla"))))
         for name, batch in batches.items()
     }
 
@@ -166,7 +166,7 @@ def stuck():
             released.wait(60)
         return number(value)
 
-    loader = tpufeed.xla_loader(Source(make, 5), device_prefetch=1)
+    loader = tpufeed.device_loader(Source(make, 5), "xla", device_prefetch=1)
     seen = []
     for batch in loader:
         seen.append(batch.item())
@@ -184,7 +184,7 @@ def stuck():
 def states(cache):
     """A state after each number of batches, and the samples that a loader that loads it goes on with."""
     options = {"columns": ["sample"], "batch_size": 10}
-    loader = tpufeed.xla_loader(cache, **options)
+    loader = tpufeed.Loader(cache, **options).to_xla()
     found = [(loader.state_dict(), "before")]
     for _ in range(2):
         for samples in loader:
@@ -192,12 +192,12 @@ def states(cache):
             found.append((loader.state_dict(), samples.cpu().tolist()))
     rests = []
     for taken in (3, 7, 10):
-        other = tpufeed.xla_loader(cache, **options)
+        other = tpufeed.Loader(cache, **options).to_xla()
         other.load_state_dict(found[taken][0])
         assert other.state_dict()["epoch"] == (taken >= 7)
         other.set_epoch(other.state_dict()["epoch"])  # as Lightning does
         rests.append([samples.cpu().tolist() for samples in other])
-    moved = tpufeed.xla_loader(cache, **options)
+    moved = tpufeed.Loader(cache, **options).to_xla()
     moved.load_state_dict(found[3][0])
     moved.set_epoch(1)
     rests.append([samples.cpu().tolist() for samples in moved])
@@ -206,14 +206,14 @@ def states(cache):
 
 def states_of_others():
     source = Stateful(number, 6)
-    loader = tpufeed.xla_loader(source)
+    loader = tpufeed.device_loader(source, "xla")
     iterator = iter(loader)
     seen = [next(iterator).item() for _ in range(2)]
     time.sleep(0.2)
     state = loader.state_dict()
-    other = tpufeed.xla_loader(Stateful(number, 6))
+    other = tpufeed.device_loader(Stateful(number, 6), "xla")
     other.load_state_dict(state)
-    plain = tpufeed.xla_loader(DataLoader(range(4)))
+    plain = tpufeed.device_loader(DataLoader(range(4)), "xla")
     plain.load_state_dict(plain.state_dict())
     try:
         plain.load_state_dict(state)
@@ -225,7 +225,7 @@ def states_of_others():
 def epochs_named(cache):
     """set_epoch while an iteration is open, before it is begun, and of a user's sampler."""
     options = {"columns": ["sample"], "batch_size": 10}
-    loader = tpufeed.xla_loader(cache, **options)
+    loader = tpufeed.Loader(cache, **options).to_xla()
     iterator = iter(loader)
     loader.sampler.set_epoch(3)
     named = [samples.cpu().tolist() for samples in iterator]
@@ -242,13 +242,13 @@ def epochs_named(cache):
         def set_epoch(self, epoch):
             epochs.append(epoch)
 
-    tpufeed.xla_loader(DataLoader(dataset, sampler=Sampler(dataset))).set_epoch(4)
+    tpufeed.device_loader(DataLoader(dataset, sampler=Sampler(dataset)), "xla").set_epoch(4)
     return named, message, epochs
 
 
 def copies(cache):
     """A loader that has not been iterated, copied and pickled."""
-    loader = tpufeed.xla_loader(cache, columns=["sample"], batch_size=10)
+    loader = tpufeed.Loader(cache, columns=["sample"], batch_size=10).to_xla()
     found = []
     for other in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader)), loader):
         found.append([samples.cpu().tolist() for samples in other])
@@ -258,14 +258,14 @@ def copies(cache):
 
 
 def refused(cache):
-    """What xla_loader says to what it cannot take."""
+    """What to_xla says to what it cannot take."""
     given = {
-        "iterator": lambda: tpufeed.xla_loader(iter([number(1)])),
-        "dataset": lambda: tpufeed.xla_loader(tpufeed.TFRecordImages(cache).__getitem__),
-        "wrapped": lambda: tpufeed.xla_loader(parallel_loader.MpDeviceLoader([], torch_xla.device())),
-        "options": lambda: tpufeed.xla_loader([number(1)], batch_size=3),
-        "queue": lambda: tpufeed.xla_loader(cache, device_prefetch=0),
-        "sharding": lambda: next(iter(tpufeed.xla_loader([number(1)], sharding={}))),
+        "iterator": lambda: tpufeed.device_loader(iter([number(1)]), "xla"),
+        "dataset": lambda: tpufeed.device_loader(tpufeed.TFRecordImages(cache).__getitem__, "xla"),
+        "wrapped": lambda: tpufeed.device_loader(parallel_loader.MpDeviceLoader([], torch_xla.device()), "xla"),
+        "options": lambda: tpufeed.device_loader([number(1)], "xla", batch_size=3),
+        "queue": lambda: tpufeed.Loader(cache).to_xla(device_prefetch=0),
+        "sharding": lambda: next(iter(tpufeed.device_loader([number(1)], "xla", sharding={}))),
     }
     found = {}
     for name, make in given.items():
@@ -278,8 +278,8 @@ def refused(cache):
 
 def counted(cache):
     """Statistics, and what Accelerate makes of the loader."""
-    with tpufeed.numpy_loader(cache, batch_size=10) as host:
-        loader = Accelerator().prepare(tpufeed.xla_loader(host))
+    with tpufeed.Loader(cache, batch_size=10) as host:
+        loader = Accelerator().prepare(tpufeed.device_loader(host, "xla"))
         devices = [images.device.type for images, _ in loader]
         stats = loader.stats()
         try:
@@ -290,8 +290,8 @@ def counted(cache):
 
 
 def on_torch_loader(cache):
-    with tpufeed.torch_loader(cache, columns=["sample"], batch_size=10) as host:
-        return [samples.cpu().tolist() for samples in tpufeed.xla_loader(host)]
+    with tpufeed.Loader(cache, columns=["sample"], batch_size=10).to_torch() as host:
+        return [samples.cpu().tolist() for samples in tpufeed.device_loader(host, "xla")]
 
 
 def over_collectives():
@@ -336,7 +336,7 @@ def collect(cache):
         "epochs": epochs_named(cache),
         "refused": refused(cache),
         "counted": counted(cache),
-        "torch_loader": on_torch_loader(cache),
+        "to_torch": on_torch_loader(cache),
         "over collectives": over_collectives(),
         "compiled": compiled(),
     }

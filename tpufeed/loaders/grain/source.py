@@ -10,7 +10,7 @@ import numpy as np
 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op
-from tpufeed.loaders.loader import DatasetLike
+from tpufeed.loaders.feed import DatasetLike
 from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
 from tpufeed.options import checked
@@ -60,14 +60,14 @@ def grain_source(  # noqa: PLR0913  # each option is a parameter that editors sh
       epoch, so it refuses to read what differs from epoch to epoch.
 
     It may be pickled, as Grain does for its worker processes, and forked: another process opens the dataset itself, and
-    refuses another one in its place. Reading is thread-safe. Remote shards are staged as `numpy_loader` says, when a
+    refuses another one in its place. Reading is thread-safe. Remote shards are staged as `Loader` says, when a
     sample of theirs is first asked for.
 
     Args:
         url: a dataset or cache, at a path or a URL; or one that is open.
         split: which part of it.
         decode: False gives the image as the bytes that are stored, for a decoder of your own.
-        ops: ops of each image; without one that fixes their size images keep their own. `numpy_loader` explains this
+        ops: ops of each image; without one that fixes their size images keep their own. `Loader` explains this
             and the other options.
 
     Raises:

@@ -1,26 +1,21 @@
 """Keras 3 on any backend: what `fit`, `evaluate` and `predict` take, and what keeps the place of a `fit`."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.images.protocols import Op
 from tpufeed.loaders.batch import Array
-from tpufeed.loaders.loader import Adapter, DatasetLike, EpochIterator, NumpyLoader, open_feed
-from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa, take_options
-from tpufeed.loaders.world import WorldLike
-from tpufeed.options import checked
+from tpufeed.loaders.feed import ENDLESS, Feed
 
 if TYPE_CHECKING:
     from tpufeed.loaders.keras.state import KerasState
+    from tpufeed.loaders.loader import EpochIterator, Loader
 
 try:
     import keras
@@ -37,92 +32,39 @@ if not hasattr(keras, "ops"):
 
 
 _TAKEN_TO_BUILD = 2  # batches, at most: by JAX on an accelerator, which takes one ahead
-ENDLESS = 1 << 62  # batches
 
 
-@checked()
-def keras_dataset(  # noqa: PLR0913  # each option is a parameter that editors show
-    url: DatasetLike,
-    split: str = "train",
-    *,
-    class_weight: Mapping[int, float] | None = None,
-    batch_size: int = 128,
-    ops: Sequence[Op] | None = None,
-    columns: Sequence[str] | None = "default",
-    shuffle: bool = True,
-    seed: int = 0,
-    remainder: Remainder = "drop",
-    world: WorldLike | None = None,
-    lanes: int | None = None,
-    processes: int | None = None,
-    threads: int | None = None,
-    prefetch: int | None = None,
-    repeat: bool = False,
-    max_bad_records: int = 0,
-    timeout_seconds: float = 600.0,
-    numa: Numa = "auto",
-    stage_dir: str | Path | None = None,
-    stage_bytes: str | int | None = None,
-    pad: Mapping[str, int] | None = None,
-    truncate: bool | Sequence[str] = False,
-    fill: Mapping[str, float | str] | None = None,
-    label_format: LabelFormat = "ids",
-    min_visibility: float = 0.0,
-    views: Sequence[Any] | None = None,
-) -> Any:
-    """Batches of a dataset or cache for `fit`, `evaluate` and `predict` of Keras 3.
+def keras_feed(loader: "Loader", class_weight: Mapping[int, float] | None) -> Any:
+    """Return what `Loader.to_keras` does."""
+    if keras.backend.backend() != "tensorflow":
+        return KerasFeed(loader, class_weight)
+    from tpufeed.loaders.tf.dataset import weigh_samples
 
-    On TensorFlow it is the `tf.data.Dataset` of `tf_dataset`, on JAX, torch and Keras' other backends a
-    `keras.utils.PyDataset` of numpy arrays, for which TensorFlow need not be installed. Both give `(image, label)`:
-    uint8 of shape (batch, height, width, 3) and int64 of shape (batch,), or the image alone where there are no labels.
-    With a mask, which `remainder="pad"` and `max_bad_records` add, float32 sample weights of shape (batch,) come third:
-    0 for padding, else 1, so that padding counts in no loss and in no weighted metric.
-
-    Each epoch of `fit` is the next one of the dataset, with another order, other random numbers and, in a cache, the
-    next variant; so is that of each call of `evaluate` and `predict`, also if it takes only some steps. The batch that
-    Keras takes to build a model is given once more. With `repeat=True` give `steps_per_epoch` to `fit`. `keras_state`
-    keeps the place of a `fit`.
-
-    Args:
-        url: as for `numpy_loader`, which explains all other options.
-        split: which part of it.
-        class_weight: the weight of each class by its id; other classes have 1. Samples are weighed by it, and padding
-            stays at 0. Keras' own `class_weight` cannot be given together with a mask.
-
-    Raises:
-        MissingExtraError: Keras is not installed.
-        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: options that do not fit it; Keras 2; Keras' backend is not installed.
-    """
-    arguments = locals()
-    if keras.backend.backend() == "tensorflow":
-        from tpufeed.loaders.tf.dataset import tf_dataset, weigh_samples
-
-        feed = tf_dataset(url, split, **{field.name: arguments[field.name] for field in fields(LoaderOptions)})
-        return weigh_samples(feed, SampleWeights(feed.stream.loader, class_weight))
-    return KerasDataset(NumpyLoader(open_feed(url), split, take_options(arguments)), class_weight)
+    weights = SampleWeights(loader, class_weight)
+    return weigh_samples(loader.to_tf(), weights.masked, weights.table)
 
 
-class KerasDataset(Adapter, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
-    """Epochs of a loader for Keras, see `keras_dataset`.
+class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
+    """Epochs of a loader for Keras, see `Loader.to_keras`.
 
-    Keras asks for batches by number, in an order of its own; it gets them in the loader's.
+    Keras asks for batches by number, in an order of its own; it gets them in the loader's. The loader's place is that
+    of what Keras has taken, which may be a batch ahead of the training; see `keras_state`.
 
     Attributes:
-        loader: what reads and decodes.
-        start: the loader's state where the first epoch begins.
+        was_placed: true if the loader had been told where to begin.
         cuts_epochs: true if `begin_at` may shorten an epoch: `num_batches` is then a number even with `repeat`.
     """
 
+    loader: "Loader"
     cuts_epochs = False
 
-    def __init__(self, loader: NumpyLoader, class_weight: Mapping[int, float] | None = None) -> None:
-        super().__init__()  # in Keras' own thread: the loader's workers prepare batches ahead
+    def __init__(self, loader: "Loader", class_weight: Mapping[int, float] | None = None) -> None:
+        keras.utils.PyDataset.__init__(self)  # in Keras' own thread: the loader's workers prepare batches ahead
         texts = [name for name in loader.form.names if loader.column(name).dtype == "O"]
         if texts:
             raise OptionError(f"Keras takes numbers, and {texts} are text: leave them out of columns=")
-        self.loader = self.source = loader
-        self.start = loader.state_dict()
+        self.loader = loader
+        self.was_placed = loader.is_placed
         self._weights = SampleWeights(loader, class_weight)
         self._batches: EpochIterator | None = None
         self._building = False  # Keras iterates only to build a model
@@ -133,11 +75,7 @@ class KerasDataset(Adapter, keras.utils.PyDataset):  # type: ignore[misc]  # Ker
         self._rest: int | None = None  # batches that Keras is to take from there, where they are fewer than an epoch
         self._placed = False  # `begin_at` said where the newest iteration begins
         self._epoch_begins = self._begins = False
-
-    @property
-    def stream(self) -> "KerasDataset":
-        """The dataset itself, as `keras_state` finds by this name what it moves."""
-        return self
+        loader.moved_by = weakref.ref(self)
 
     @property
     def num_batches(self) -> int | None:
@@ -149,10 +87,6 @@ class KerasDataset(Adapter, keras.utils.PyDataset):  # type: ignore[misc]  # Ker
         elif self.cuts_epochs and self.loader.options.repeat:
             return ENDLESS  # for None Keras takes the first epoch that ends early as the length of all later ones
         return None if self.loader.options.repeat else len(self.loader)
-
-    def __len__(self) -> int:
-        """Batches of an epoch, the same on every rank."""
-        return len(self.loader)
 
     def on_epoch_begin(self) -> None:
         """Keras is about to ask for batches, of a new iteration or of one that goes on."""
@@ -184,12 +118,12 @@ class KerasDataset(Adapter, keras.utils.PyDataset):  # type: ignore[misc]  # Ker
         """Begin the next epoch, or where `begin_at` says, or once more the one that Keras built a model from."""
         loader, batches = self.loader, self._batches
         again, self._built = [*self._built, *self._again], []
-        if self._next is None and again and batches is not None:
+        if self._next is None and again and batches is not None and not batches.was_moved:
             self._again, self._placed = again, False
             return
         if batches is not None:
             batches.close()
-            loader.go_on_after({"epoch": self._epochs[0 if _takes_ahead() else 1]})
+            batches.continue_after(self._epochs[0 if _takes_ahead() else 1])
         self._batches, self._again, self._placed = iter(loader), [], self._next is not None
         if self._next not in (None, loader.state_dict()):
             loader.load_state_dict(self._next)
@@ -202,30 +136,13 @@ class KerasDataset(Adapter, keras.utils.PyDataset):  # type: ignore[misc]  # Ker
         """True once Keras has taken a batch from where `begin_at` said."""
         return self._next is None
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Move the loader to where `state` says, and return its state there. Raises as the loader's does."""
-        self.loader.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._batches, self._built, self._again = None, [], []
-        return self.loader.state_dict()
 
     def begin_at(self, state: Mapping[str, Any], batches: int | None = None) -> None:
         """Let the batch that Keras takes next be that of `state`, and the epoch that begins there have so many."""
         self._next, self._rest = state, batches
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place of what Keras has taken, which may be a batch ahead of the training; see `keras_state`."""
-        return self.loader.state_dict()
-
-    def stats(self) -> LoaderStats:
-        """Return what the loader has done so far, and what Keras waited for."""
-        return self.loader.stats()
-
-    def close(self) -> None:
-        """Stop what decodes. A dataset that is iterated again starts it again."""
-        self.loader.close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.loader!r})"
 
 
 def _is_building() -> bool:
@@ -262,7 +179,7 @@ class SampleWeights:
         OptionError: more columns than Keras takes; weights for batches without one label a sample, or that are none.
     """
 
-    def __init__(self, loader: NumpyLoader, class_weight: Mapping[int, float] | None) -> None:
+    def __init__(self, loader: "Loader", class_weight: Mapping[int, float] | None) -> None:
         form = loader.form
         self.masked = loader.columns.mask in form.names and not form.as_dict
         self.table: npt.NDArray[np.float32] | None = None
@@ -300,7 +217,7 @@ class SampleWeights:
         return (*columns, weights)
 
 
-def keras_state(feed: Any, path: str | Path) -> "KerasState":
+def keras_state(loader: "Loader", path: str | Path) -> "KerasState":
     """A callback of Keras 3 for `fit`: a training that was stopped goes on with the very batch that was next.
 
     Where the feed has to be follows from the optimizer's count of steps, which is saved with the weights. So weights of
@@ -318,16 +235,16 @@ def keras_state(feed: Any, path: str | Path) -> "KerasState":
     Put it behind the callback that restores weights. Of several processes each has its own.
 
     Args:
-        feed: what `keras_dataset` returned, or `tf_dataset` without `state` and `direct`. `fit` is given that, or a
-            `map` of a `tf_dataset`.
+        loader: the one whose `to_keras()`, or `to_tf()` without `direct`, `fit` is given, or a `map` of that. Make
+            that first; it is the newest that counts.
         path: of the file, also in a bucket.
 
     Raises:
         MissingExtraError: Keras is not installed.
-        OptionError: it is no such feed. `fit` raises it where the file is of another dataset, split, seed or order, or
-            where the optimizer's count does not fit the epochs.
+        OptionError: nothing for Keras was made of it. `fit` raises it where the file is of another dataset, split,
+            seed or order, or where the optimizer's count does not fit the epochs.
         DamageError: `fit` raises it where the file is not what was written.
     """
     from tpufeed.loaders.keras.state import KerasState
 
-    return KerasState(feed, path)
+    return KerasState(loader, path)

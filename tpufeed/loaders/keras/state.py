@@ -5,15 +5,18 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import keras
 import msgspec
 
 from tpufeed.errors import DamageError, ObjectExistsError, ObjectNotFoundError, OptionError
-from tpufeed.loaders.keras.dataset import ENDLESS
+from tpufeed.loaders.feed import ENDLESS, loader_of
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
+
+if TYPE_CHECKING:
+    from tpufeed.loaders.loader import Loader
 
 _logger = logging.getLogger(__name__)
 
@@ -96,17 +99,21 @@ _RECORD = msgspec.json.Decoder(Record)
 class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback of Keras, see `keras_state`."""
 
-    def __init__(self, feed: Any, path: str | Path) -> None:
+    def __init__(self, loader: "Loader", path: str | Path) -> None:
         super().__init__()
-        stream = getattr(feed, "stream", None)
+        if loader_of(loader) is not loader:
+            raise OptionError(
+                f"keras_state takes the tpufeed.Loader whose to_keras() or to_tf() fit is given, not a "
+                f"{type(loader).__name__}"
+            )
+        stream = None if loader.moved_by is None else loader.moved_by()
         if stream is None:
             raise OptionError(
-                "keras_state takes just what keras_dataset returned, or tf_dataset without direct=True. This "
-                f"{type(feed).__name__} is something else; what is mapped or prefetched goes to fit alone"
+                "keras_state moves what to_keras(), or to_tf() without direct=True, made of the loader, and there is "
+                "none: call that first, and keep what it returns"
             )
-        if (stream.start["epoch"], stream.start["samples"]) != (0, 0):
-            raise OptionError("keras_state finds the feed's place itself: make the feed without state=")
-        self._feed = feed  # dropped, it would end
+        if stream.was_placed:
+            raise OptionError("keras_state finds the feed's place itself: leave out load_state_dict and set_epoch")
         self._stream = stream
         if isinstance(stream, keras.utils.PyDataset):
             stream.cuts_epochs = True
@@ -273,7 +280,9 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
 
     def _segment(self, place: Place) -> Segment:
         """Move the feed to a place, and return the segment that begins there."""
-        loader, state = self._stream.loader, self._stream.load_state_dict(place.state)
+        loader = self._stream.loader
+        self._stream.load_state_dict(place.state)
+        state = loader.state_dict()
         left = loader.batches_from(state["samples"])
         # The feed is an epoch further on where what was left of one fills no batch of the present size.
         further = 0 if self._repeats else state["epoch"] - place.state["epoch"]

@@ -1,4 +1,4 @@
-"""The dataset behind `tf_dataset(direct=True)`: a TensorFlow graph without Python reads, decodes and augments.
+"""The dataset behind `to_tf(direct=True)`: a TensorFlow graph without Python reads, decodes and augments.
 
 From top to bottom: the epochs of a rank, the parts of shards that it reads, their records, batches of them, one image,
 and the ops.
@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.images.resizing import MOST_ENLARGED_PIXELS
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Scalar
-from tpufeed.loaders.loader import NumpyLoader
-from tpufeed.loaders.tf.stream import ENDLESS, OTHER_CHECKPOINT, HandedEpoch, place_identity
+from tpufeed.loaders.feed import ENDLESS
+from tpufeed.loaders.tf.stream import OTHER_CHECKPOINT, HandedEpoch, place_identity
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.registry import url_scheme
 
@@ -29,6 +29,9 @@ try:
     import tensorflow as tf
 except ImportError as error:
     raise MissingExtraError("TensorFlow", "tf") from error
+
+if TYPE_CHECKING:
+    from tpufeed.loaders.loader import Loader
 
 _MIXED_BYTES, _MIXED_MOST = 64 << 20, 8192
 _BUFFER_BYTES = 256 << 10
@@ -64,7 +67,7 @@ class DirectGraph:
         OptionError: TensorFlow cannot open the dataset's URL, or the graph does not have an op or option.
     """
 
-    def __init__(self, loader: NumpyLoader, sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
+    def __init__(self, loader: "Loader", sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
         options, dataset, manifest = loader.options, loader.dataset, loader.dataset.manifest
         for option in dataclasses.fields(options):
             if option.name in _NOT_HERE and getattr(options, option.name) not in (option.default, 0):
@@ -77,7 +80,7 @@ class DirectGraph:
                 names = ", ".join(known.__name__ for known in _OPS)
                 raise OptionError(
                     f"{op} has no TensorFlow graph; direct=True has {names}: leave out direct=True, or the op. "
-                    "tf_dataset without direct runs every op, and so does tpufeed.cache.warmup"
+                    "to_tf() without direct runs every op, and so does tpufeed.cache.warmup"
                 )
         self._options, self._ops, self._form = options, loader.pipeline.ops, loader.form
         fields = (*loader.columns.scalars, *loader.columns.fields)

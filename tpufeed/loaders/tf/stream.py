@@ -8,19 +8,21 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.loaders.batch import Array
-from tpufeed.loaders.loader import EpochIterator, NumpyLoader
-from tpufeed.loaders.metrics import LoaderStats
+from tpufeed.loaders.feed import ENDLESS
 
 try:
     import tensorflow as tf
 except ImportError as error:
     raise MissingExtraError("TensorFlow", "tf") from error
+
+if TYPE_CHECKING:
+    from tpufeed.loaders.loader import EpochIterator, Loader
 
 _logger = logging.getLogger(__name__)
 
@@ -33,7 +35,6 @@ _DROPPED = (
     "the dataset was dropped, or the interpreter is about to exit; keep the tf.data.Dataset in a variable as long as "
     "it is iterated, also where a function of another one captures it"
 )
-ENDLESS = 1 << 62
 _LAST = np.array([0], np.int64)  # the one key of a table
 _MANY_MOVES = 10
 _QUIET_SECONDS, _SETTLE_SECONDS = 0.05, 5.0
@@ -58,8 +59,8 @@ class HandedEpoch:
             return tf.nest.map_structure(tf.identity, batch)
 
 
-def stream_dataset(loader: NumpyLoader, handed: HandedEpoch | None) -> tuple[Any, "StreamSource"]:
-    """The epochs of a loader as a `tf.data.Dataset`, one an iteration, and what hands them over.
+def stream_dataset(loader: "Loader", handed: HandedEpoch | None) -> Any:
+    """Return the epochs of a loader as a `tf.data.Dataset`, one an iteration.
 
     What an iterator of it has to remember is within the graph: where its iteration began, and how many batches it has
     given. So `tf.train.Checkpoint` saves and restores its place exactly.
@@ -76,7 +77,8 @@ def stream_dataset(loader: NumpyLoader, handed: HandedEpoch | None) -> tuple[Any
         lambda batch, opened: source.shaped(tf.py_function(source.next_batch, [opened, batch], source.dtypes))
     )
     weakref.finalize(dataset, source.close)  # also when the interpreter exits
-    return dataset, source
+    loader.moved_by = weakref.ref(source)  # TensorFlow keeps it
+    return dataset
 
 
 def _with_length(places: Any, batches: int | None) -> Any:
@@ -92,7 +94,7 @@ def _with_length(places: Any, batches: int | None) -> Any:
     return endless if batches is None else endless.take(batches)
 
 
-def place_identity(loader: NumpyLoader) -> int:
+def place_identity(loader: "Loader") -> int:
     """Return what a place in an iteration depends on: where it is equal, a checkpoint of one goes on in the other."""
     order = loader.state_at(0, 0) | {
         "batch_size": loader.batch_size,
@@ -105,12 +107,11 @@ def place_identity(loader: NumpyLoader) -> int:
 class StreamSource:
     """Hands the epochs of a loader to a graph. TensorFlow calls it from its own threads."""
 
-    def __init__(self, loader: NumpyLoader, handed: HandedEpoch | None) -> None:
-        self.start = loader.state_dict()  # where the first iteration begins
+    def __init__(self, loader: "Loader", handed: HandedEpoch | None) -> None:
+        self.was_placed = loader.is_placed  # and does not begin at its start
         self._loader = loader
         self._handed = handed
         self._iterator: EpochIterator | None = None
-        self._opened = 0, 0  # epoch of the iteration that was opened last, and samples of it that it leaves out
         self._place: tuple[int, int, int] | None = None  # of the batch that the iterator gives next
         self._next: dict[str, Any] | None = None  # where the next iteration is to begin
         self._identity = place_identity(loader)
@@ -122,7 +123,7 @@ class StreamSource:
         self.dtypes = [*map(self._dtype, loader.form.names), *([] if handed is None else [tf.int64])]
 
     @property
-    def loader(self) -> NumpyLoader:
+    def loader(self) -> "Loader":
         """The loader that reads and decodes. Raises LoaderError when the dataset was dropped."""
         if self._closed:
             raise LoaderError(_DROPPED)
@@ -138,51 +139,40 @@ class StreamSource:
         with self._call():
             if self._iterator is not None:
                 self._iterator.close()
-            if self._handed is not None and (last := int(self._handed.last())) >= 0:
-                self._loader.go_on_after({"epoch": last})
+                if self._handed is not None and (last := int(self._handed.last())) >= 0:
+                    self._iterator.continue_after(last)
             self._iterator = iter(self._loader)
             if self._next not in (None, self._loader.state_dict()):
                 self._loader.load_state_dict(self._next)
                 self._iterator = iter(self._loader)
-            self._next = None
+            self._next, self._identity = None, place_identity(self._loader)
             state = self._loader.state_dict()
             batches = ENDLESS if self._loader.options.repeat else len(self._iterator)
-            self._opened, self._moves = (state["epoch"], state["samples"]), 0
-            self._place = *self._opened, 0
-            return tf.constant([*self._opened, batches, self._identity], tf.int64)
+            self._moves, self._place = 0, (state["epoch"], state["samples"], 0)
+            return tf.constant([*self._place[:2], batches, self._identity], tf.int64)
 
     def next_batch(self, opened: Any, batch: Any) -> list[Any]:
         """Batch number `batch` of an iteration, a tensor a column."""
         with self._call():
             epoch, start, _, identity = opened.numpy().tolist()
             if identity != self._identity:
-                raise OptionError(f"{self._loader.url}: {OTHER_CHECKPOINT}, or give state= to go on otherwise")
+                raise OptionError(f"{self._loader.url}: {OTHER_CHECKPOINT}")
             place = epoch, start, int(batch)
             iterator = self._iterator if place == self._place else None
             if iterator is None:
                 iterator = self._iterator = self._move(*place)
             self._place = None  # until the batch is there
             arrays = iterator.next_arrays()
+            self._loader.began = epoch, start  # also of an iteration that goes on in its middle
             self._place = epoch, start, place[2] + 1
             tensors = [self._tensor(name, arrays[name]) for name in self._loader.form.names]
             return tensors if self._handed is None else [*tensors, tf.constant(iterator.epoch, tf.int64)]
 
-    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """The loader's state after so many batches of the newest iteration; by default those that were taken."""
-        if batches is None:
-            return self.loader.state_dict()
-        return self.loader.state_at(*self._find_place(*self._opened, batches))
-
-    def stats(self) -> LoaderStats:
-        """Return what the loader has done so far. Its consumer is TensorFlow, which takes up to two batches ahead."""
-        return self.loader.stats()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Move the loader to where `state` says, and return its state there. Raises as the loader's does."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Move the loader to where `state` says. Raises as the loader's does."""
         with self._lock:
             self._loader.load_state_dict(state)
             self._identity = place_identity(self._loader)
-            return self._loader.state_dict()
 
     def begin_at(self, state: dict[str, Any]) -> None:
         """Let the iteration that TensorFlow begins next begin where `load_state_dict` has been.
@@ -199,7 +189,8 @@ class StreamSource:
         for that for ever. After this every call fails at once, so queues downstream fill with errors and calls cease.
         """
         self._closed = True
-        self._loader.close()
+        if self._iterator is not None:
+            self._iterator.end()
         if threading.get_ident() in self._calls:
             return  # the garbage collector came by in a call: there is nobody else to wait for
         deadline = time.monotonic() + _SETTLE_SECONDS
@@ -221,7 +212,7 @@ class StreamSource:
         epoch[0].set_shape(())
         return batch, epoch[0]
 
-    def _move(self, epoch: int, start: int, batch: int) -> EpochIterator:
+    def _move(self, epoch: int, start: int, batch: int) -> "EpochIterator":
         """Go on elsewhere: an iterator was restored from a checkpoint, or another iteration came between."""
         self._moves += 1
         if self._moves == _MANY_MOVES:
@@ -229,17 +220,8 @@ class StreamSource:
                 "two iterations of one tf.data.Dataset take turns, and each turn throws away what is prepared; make a "
                 "dataset for each"
             )
-        self._loader.load_state_dict(self._loader.state_at(*self._find_place(epoch, start, batch)))
+        self._loader.load_state_dict(self._loader.state_at(*self._loader.place_after(epoch, start, batch)))
         return iter(self._loader)
-
-    def _find_place(self, epoch: int, start: int, batches: int) -> tuple[int, int]:
-        """Epoch and samples after so many batches of an iteration that began there."""
-        loader = self._loader
-        first, whole = loader.batches_from(start), loader.batches_from(0)
-        if batches <= first:
-            return epoch, start + batches * loader.batch_size * loader.world.size
-        epochs, batches = divmod(batches - first, whole)
-        return epoch + 1 + epochs, batches * loader.batch_size * loader.world.size
 
     @contextmanager
     def _call(self) -> Iterator[None]:

@@ -1,15 +1,15 @@
 """Batches on a plain torch device, ahead of need: CUDA, torch_tpu and what else torch.accelerator knows."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.device import DeviceLoader, StatefulDeviceLoader, Transfer
-from tpufeed.loaders.torch.loader import EpochSampler, map_leaves, refuse_item
-from tpufeed.options import checked
+from tpufeed.loaders.device import DeviceFeed, Transfer
+from tpufeed.loaders.feed import Feed
+from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, TorchIterator, map_leaves, refuse_item
 
 try:
     import torch
@@ -22,37 +22,13 @@ _NEVER_PINNED = ("mps",)
 _GOOGLES = "github.com/google-pytorch/"  # its home page; sophgo has a package of the same name
 
 
-@checked()
-def device_loader(loader: Iterable[Any], device: Any = None, *, device_prefetch: int = 2) -> "TorchDeviceLoader":
-    """The batches of `loader` on `device`, the next few already there while a step runs.
-
-    Iterates `loader` again for each `for`, and in order. What it raises is raised in the loop, after the batches before
-    it. The first batch is fetched in the caller's thread, where frameworks may be started and processes forked; the
-    others in a thread that ends with the loop, however that is left. Beginning another loop ends an earlier one.
-    `len`, `dataset`, `sampler` and all else that `loader` has is there as well; a state counts what the training loop
-    was handed, and `stats()` is a `DeviceStats`. Needs torch 2.7 or later.
-
-    Args:
-        loader: a loader of tensors, also within tuples, lists and dicts: `torch_loader`, a DataLoader, a list. Whatever
-            is not a tensor stays as it is.
-        device: as torch names it, "tpu" with TorchTPU; by default the accelerator that there is, else the CPU.
-        device_prefetch: batches on the device ahead of the one in use; each takes device memory.
-
-    Raises:
-        MissingExtraError: torch is not installed, or torch_tpu for "tpu".
-        OptionError: device_prefetch is not at least 1; or for "tpu" torch_tpu finds none, or is not Google's package.
-    """
-    kind = StatefulTorchDeviceLoader if hasattr(loader, "state_dict") else TorchDeviceLoader
-    return kind(loader, device, device_prefetch)
-
-
-class TorchDeviceLoader(DeviceLoader):
-    """Loader of batches on a device, see `device_loader`. Pickles and copies are loaders at the same place."""
+class OnTorchDevice(DeviceFeed):
+    """A feed on a device of torch."""
 
     _is_accelerate_prepared = True  # is on its device, and deals its batches to ranks itself or was prepared inside
 
-    def __init__(self, source: Any, device: Any, device_prefetch: int) -> None:
-        super().__init__(source, device_prefetch)
+    def __init__(self, loader: Any, device: Any, device_prefetch: int) -> None:
+        super().__init__(loader, device_prefetch)
         self._device = None if device is None else _parse_device(device)
 
     @property
@@ -65,42 +41,52 @@ class TorchDeviceLoader(DeviceLoader):
             return torch.device("cpu")
         return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
+    def open_transfer(self) -> Transfer:
+        return _TorchTransfer(self, self.device)
+
+
+class TorchDeviceFeed(OnTorchDevice, TorchFeed):
+    """Feed of tensors on a device, see `Loader.to_device`."""
+
+
+class ForeignDeviceFeed(OnTorchDevice):
+    """Feed of a loader of the user's on a device, see `device_loader`, with all else that the loader has."""
+
     @property
     def sampler(self) -> Any:
         """Takes `set_epoch`; so does `batch_sampler.sampler`."""
-        return EpochSampler(self) if hasattr(self.source, "set_epoch") else self.source.sampler
+        source = self.loader.source
+        return EpochSampler(self) if hasattr(source, "set_epoch") else source.sampler
 
     @property
     def batch_sampler(self) -> Any:
         """Batch sampler, see `sampler`."""
-        return EpochSampler(self) if hasattr(self.source, "set_epoch") else self.source.batch_sampler
-
-    def open_transfer(self) -> Transfer:
-        """Open the source's next epoch. A `torch_loader` compares its ranks itself."""
-        return _TorchTransfer(self, self.device)
+        source = self.loader.source
+        return EpochSampler(self) if hasattr(source, "set_epoch") else source.batch_sampler
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the source has."""
-        if name == "source":  # a copy that is being made has none yet
+        """Whatever else the loader has."""
+        if name == "loader":  # a copy that is being made has none yet
             raise AttributeError(name)
-        return getattr(self.source, name)
+        return getattr(self.loader.source, name)
 
     def __getitem__(self, index: Any) -> NoReturn:
         """Raise OptionError: it is no dataset."""
         refuse_item(self)
 
 
-class StatefulTorchDeviceLoader(StatefulDeviceLoader, TorchDeviceLoader):
-    """A `TorchDeviceLoader` of a source that has states: frameworks ask whether the methods are there."""
+class StatefulTorchDeviceFeed(ForeignDeviceFeed, Feed):
+    """That of a loader which keeps states: frameworks ask whether the methods are there."""
 
 
 class _TorchTransfer(Transfer):
     """Copies through pinned memory, in a stream of their own where the device has streams."""
 
-    def __init__(self, loader: TorchDeviceLoader, device: torch.device) -> None:
-        self.batches: Any = iter(loader.source)
+    def __init__(self, feed: OnTorchDevice, device: torch.device) -> None:
+        ours = feed.host
+        self.batches: Any = iter(feed.loader.source) if ours is None else TorchIterator(ours, ahead=True)
         # Only our own iterators can be closed while another thread is in them.
-        self.close = None if loader.host is None else getattr(self.batches, "close", None)
+        self.close = None if ours is None else self.batches.close
         self._device = device
         present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._asynchronous = present is not None and present.type == device.type
@@ -141,6 +127,8 @@ class _TorchTransfer(Transfer):
 
 def _parse_device(device: Any) -> torch.device:
     """Return a device as torch has it. Raises an error with the next step for a TPU that torch does not reach."""
+    if str(device).partition(":")[0] == "xla":
+        raise OptionError(f"{device} is a device of torch_xla, whose steps to_xla() ends; use that")
     if str(device).partition(":")[0] != "tpu":
         return torch.device(device)
     try:
@@ -149,7 +137,7 @@ def _parse_device(device: Any) -> torch.device:
         if find_spec("torch_xla") is None:
             raise MissingExtraError("torch_tpu", "torchtpu") from None
         raise OptionError(
-            'the device "tpu" is TorchTPU\'s, and torch_xla is installed: use tpufeed.xla_loader, or install '
+            'the device "tpu" is TorchTPU\'s, and torch_xla is installed: use to_xla() or the device "xla", or install '
             "'tpufeed[torchtpu]' into an environment of its own"
         ) from None
     pages = (package.metadata.get_all(key) or [] for key in ("Home-page", "Project-URL"))

@@ -14,7 +14,7 @@ from tpufeed.dataset.partition import World
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
-from tpufeed.loaders.loader import DatasetLike
+from tpufeed.loaders.feed import DatasetLike
 from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
@@ -40,7 +40,7 @@ class TFRecordImages(TorchDataset[Any]):
     `dataset[i]` is `(image, label)`, or the image alone where there are no labels: a uint8 tensor of shape
     (height, width, 3) and an int. Other columns come as int, float32, str or bytes, and those with shapes as tensors.
 
-    Any order will do where shards are files of this machine. Remote ones are staged as `numpy_loader` says, when a
+    Any order will do where shards are files of this machine. Remote ones are staged as `Loader` says, when a
     sample of theirs is first asked for. A stage too small for the whole split does no good to a random order, as
     `shuffle=True` and `DistributedSampler` give it: samples are then read by requests of their own, with a warning.
     `LaneSampler` reads shard by shard.
@@ -62,7 +62,7 @@ class TFRecordImages(TorchDataset[Any]):
             torchvision that want PIL images begin with `ToPILImage()`. It is an attribute, too, which may be set later;
             workers of a DataLoader have it as it was when they were started.
         ops: ops of each image. Without one that fixes their size images keep their own, and come one at a time unless
-            there is a transform. `numpy_loader` explains this and the other options.
+            there is a transform. `Loader` explains this and the other options.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.

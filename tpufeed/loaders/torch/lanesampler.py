@@ -23,7 +23,7 @@ _BY_HAND = "num_replicas= and rank= by hand"
 
 
 class LaneSampler(DistributedSampler[int]):
-    """Ids of a `TFRecordImages` in the order of tpufeed's loaders: with the same seed and lanes, `numpy_loader`'s.
+    """Ids of a `TFRecordImages` in the order of tpufeed's loaders: with the same seed and lanes, `Loader`'s.
 
     Takes DistributedSampler's place in a DataLoader, also in Lightning, which then adds none of its own. A rank reads
     its share of the shards, a few at a time, so that remote ones are fetched whole and once. Each world size that

@@ -1,27 +1,20 @@
-"""torch: the host loader with DataLoader's conventions. Its tensors share memory with the batch buffers."""
+"""torch: batches on the host, with DataLoader's conventions. Their tensors share memory with the batch buffers."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
-from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from tpufeed.dataset.partition import Remainder
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
-from tpufeed.images.protocols import Op
 from tpufeed.loaders.columns import Batch
-from tpufeed.loaders.loader import Adapter, DatasetLike, EpochIterator, NumpyLoader, open_feed
-from tpufeed.loaders.metrics import LoaderStats
-from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa, take_options
+from tpufeed.loaders.feed import Feed
+from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
-from tpufeed.loaders.world import WorldLike
-from tpufeed.options import checked
 
 try:
     import torch
@@ -30,55 +23,10 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error
 
+if TYPE_CHECKING:
+    from tpufeed.loaders.loader import EpochIterator, Loader
+
 _LONGEST_PAUSE_SECONDS = 0.1  # between two looks for the other ranks
-
-
-@checked()
-def torch_loader(  # noqa: PLR0913  # each option is a parameter that editors show
-    url: DatasetLike,
-    split: str = "train",
-    *,
-    batch_size: int = 128,
-    ops: Sequence[Op] | None = None,
-    columns: Sequence[str] | None = "default",
-    shuffle: bool = True,
-    seed: int = 0,
-    remainder: Remainder = "drop",
-    world: WorldLike | None = None,
-    lanes: int | None = None,
-    processes: int | None = None,
-    threads: int | None = None,
-    prefetch: int | None = None,
-    repeat: bool = False,
-    max_bad_records: int = 0,
-    timeout_seconds: float = 600.0,
-    numa: Numa = "auto",
-    stage_dir: str | Path | None = None,
-    stage_bytes: str | int | None = None,
-    pad: Mapping[str, int] | None = None,
-    truncate: bool | Sequence[str] = False,
-    fill: Mapping[str, float | str] | None = None,
-    label_format: LabelFormat = "ids",
-    min_visibility: float = 0.0,
-    views: Sequence[Any] | None = None,
-) -> "TorchLoader":
-    """Batches of a dataset or cache as torch tensors on the host.
-
-    `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), contiguous, label int64
-    of shape (batch,); strings stay numpy arrays. The next `for` is the next epoch, or the one that `set_epoch` names.
-    `tpufeed.device_loader(loader)` puts batches on a device ahead of need. `numpy_loader` explains the options.
-
-    Each rank of torch.distributed, torch_xla or JAX reads its own samples: nothing is to be wrapped in a
-    DistributedSampler, by Lightning or Accelerate neither. Before an iteration's first batch the ranks of
-    torch.distributed compare what they are about to iterate, and all raise the same LoaderError where they differ. A
-    `world` given by hand is not compared.
-
-    Raises:
-        MissingExtraError: torch is not installed.
-        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: options that do not fit it.
-    """
-    return TorchLoader(NumpyLoader(open_feed(url), split, take_options(locals())))
 
 
 class Undivided:
@@ -116,27 +64,20 @@ def refuse_item(loader: Any) -> NoReturn:
     )
 
 
-class TorchLoader(Undivided, Adapter):
-    """Loader of torch tensors, see `torch_loader`. One thread at a time iterates; closing is safe from any.
+class TorchFeed(Undivided, Feed):
+    """Feed of torch tensors on the host, see `Loader.to_torch`."""
 
-    Pickles and copies are loaders at the same place, without the workers.
-    """
-
-    source: NumpyLoader  # of the batches, as numpy arrays
+    loader: "Loader"
     _is_accelerate_prepared = True  # Accelerate would deal the batches of each rank to all ranks once more
-
-    def __init__(self, source: NumpyLoader) -> None:
-        self.source = source
-        self.batch_size = source.batch_size
 
     @cached_property
     def dataset(self) -> TFRecordImages | None:
         """The samples of the split by number, as a map-style dataset; None for a mixture, which has no such numbers."""
-        if len(self.source.sources) > 1:  # trainers ask every loader for it
+        loader = self.loader
+        if len(loader.sources) > 1:  # trainers ask every loader for it
             return None
         options = signature(TFRecordImages).parameters.keys() & set(LoaderOptions.__slots__)
-        given = {name: getattr(self.source.options, name) for name in options}
-        return TFRecordImages(self.source.dataset, self.source.split, **given)
+        return TFRecordImages(loader.dataset, loader.split, **{name: getattr(loader.options, name) for name in options})
 
     @property
     def sampler(self) -> "EpochSampler":
@@ -145,61 +86,26 @@ class TorchLoader(Undivided, Adapter):
 
     batch_sampler = sampler
 
-    def __len__(self) -> int:
-        """Batches of an epoch, the same on every rank."""
-        return len(self.source)
-
-    def __iter__(self) -> "TorchIterator":
+    def __iter__(self) -> Iterator[Any]:
         """The next epoch; it begins with its first batch: frameworks call `iter` only to see whether they can."""
-        return TorchIterator(self)
+        return TorchIterator(self.loader)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch, see `NumpyLoader.set_epoch`."""
-        self.source.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data."""
-        return self.source.state_dict()
-
-    def go_on_after(self, state: Mapping[str, Any]) -> None:
-        """Set the next epoch by a state, see `NumpyLoader.go_on_after`."""
-        self.source.go_on_after(state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says, also with another world size, if its lanes can be dealt to that.
-
-        Raises:
-            OptionError: the state is of another dataset, split, seed, order or version, its lanes cannot be dealt, or
-                one of its numbers cannot be. The loader is as it was before.
-        """
-        self.source.load_state_dict(state)
-
-    def stats(self) -> LoaderStats:
-        """Return what the loader has done so far, and what the training loop waited for."""
-        return self.source.stats()
-
-    def close(self) -> None:
-        """Stop what decodes. A loader that is iterated again starts it anew."""
-        self.source.close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.source!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (copy(self.source),)
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("dataset", None)
+        return state
 
 
 class TorchIterator(Iterator[Any]):
-    """An epoch of a `TorchLoader`, or with `repeat` all that follow."""
+    """An epoch of a loader as tensors, or with `repeat` all that follow.
 
-    def __init__(self, loader: TorchLoader) -> None:
-        self._loader = loader
+    Args:
+        loader: gives numpy batches.
+        ahead: True for an iteration that leads the loader, and says itself what it has handed out.
+    """
+
+    def __init__(self, loader: "Loader", ahead: bool = False) -> None:
+        self._loader, self._ahead = loader, ahead
         self._batches: EpochIterator | None = None
 
     def __next__(self) -> Any:
@@ -211,17 +117,17 @@ class TorchIterator(Iterator[Any]):
         Ranks meet here alone, in the thread of the training loop. The epochs of `repeat` that follow may begin in a
         thread that prefetches, in another order than other loaders' epochs; they are as long on every rank as this.
         """
-        source = self._loader.source
-        exchange = None if source.options.world is not None else find_exchange()
+        loader = self._loader
+        exchange = None if loader.options.world is not None else find_exchange()
 
         def begin() -> tuple[EpochSpec, Batch]:
-            self._batches = iter(source)
+            self._batches = loader.iterate_ahead() if self._ahead else iter(loader)
             # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
             first = next(self._batches)
-            return source.epoch_spec(), first
+            return loader.epoch_spec(), first
 
         try:
-            return begin()[1] if exchange is None else begin_together(exchange, source.world.rank, begin)
+            return begin()[1] if exchange is None else begin_together(exchange, loader.world.rank, begin)
         except BaseException:
             self._batches = None  # the next call begins again
             raise
