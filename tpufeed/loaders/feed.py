@@ -108,15 +108,10 @@ class Iteration(Protocol):
 
 
 class Iterated:
-    """What feeds take batches from, one iteration at a time."""
+    """What feeds take batches from, one iteration at a time: the newest leads."""
 
     _ahead_of_loop: "weakref.ref[Iteration] | None" = None  # weakly, so that one that is dropped ends itself
     _handed: Any = None  # the place of its loop; None if nothing is taken ahead of that
-
-    def lead(self, iteration: Iteration | None) -> None:
-        """Let an iteration be the newest, and end earlier ones. None: one that takes nothing ahead of its loop."""
-        self.end_iteration(REPLACED)
-        self._ahead_of_loop = None if iteration is None else weakref.ref(iteration)
 
     def end_iteration(self, why: str) -> None:
         """End the iteration that takes batches ahead of its loop, if there is one; its loop is told why."""

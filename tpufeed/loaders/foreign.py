@@ -1,5 +1,6 @@
 """Loaders of the user's, on a device ahead of need: a torch DataLoader, a list."""
 
+import weakref
 from collections.abc import Iterable, Mapping
 from copy import copy
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from tpufeed.errors import OptionError
 from tpufeed.loaders.device import DeviceFeed
 from tpufeed.loaders.executor import CLOSED
-from tpufeed.loaders.feed import SUPERSEDED, Iterated, Iteration, loader_of
+from tpufeed.loaders.feed import REPLACED, SUPERSEDED, Iterated, Iteration, loader_of
 from tpufeed.options import Count, checked
 
 
@@ -93,9 +94,10 @@ class ForeignLoader(Iterated):
     def __len__(self) -> int:
         return len(self.source)
 
-    def lead(self, iteration: Iteration | None) -> None:
-        super().lead(iteration)
-        self._resuming = False
+    def lead(self, iteration: Iteration) -> None:
+        """Let an iteration be the newest, and end the one before it."""
+        self.end_iteration(REPLACED)
+        self._ahead_of_loop, self._resuming = weakref.ref(iteration), False
 
     def taken(self) -> Any:
         """Return the state of the source; None if it keeps none."""

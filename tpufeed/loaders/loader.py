@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -166,6 +166,8 @@ class Loader(Feed, Iterated):
         self.options = options
         self._workers = plan_workers([source.dataset for source in self.sources], options)
         self._executor: Executor | None = None
+        # Whether shards are fetched into a stage.
+        self._stages = options.stage_bytes != 0 and any(source.dataset.is_remote for source in self.sources)
         self._make_decoder(self.sources)
         warn_of_flips(self._decoder.decoders)
         batch_bytes = stride_of(self._decoder.pooled)
@@ -462,7 +464,9 @@ class Loader(Feed, Iterated):
         return EpochIterator(self, ahead=True)
 
     def lead(self, iteration: Iteration | None) -> None:
-        super().lead(iteration)
+        """Let an iteration be the newest, and end earlier ones. None: one that takes nothing ahead of its loop."""
+        self.end_iteration(REPLACED)
+        self._ahead_of_loop = None if iteration is None else weakref.ref(iteration)
         for opened in self._opened:
             if opened.begun:
                 opened.close(REPLACED)
@@ -479,7 +483,7 @@ class Loader(Feed, Iterated):
 
     def start_prefetch(self) -> None:
         """Prepare the first batches of the next epoch, which does not begin with that."""
-        self._open_ahead(self._open_executor()).submit(self._prefetch)
+        self._open_next(self._open_executor(), ahead=True).submit(self._prefetch)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data.
@@ -572,11 +576,6 @@ class Loader(Feed, Iterated):
         current = self._current
         return self._next if current is None else (current.cursor.epoch, current.samples)
 
-    @cached_property
-    def _stages(self) -> bool:
-        """True where shards are fetched into a stage."""
-        return self.options.stage_bytes != 0 and any(source.dataset.is_remote for source in self.sources)
-
     def _make_decoder(self, sources: Sequence[Source]) -> None:
         """Decode samples of these sources from now on. Raises OptionError where the options do not fit them."""
         decoder = self._decoder = BatchDecoder(sources, self.options, self._workers.threads)
@@ -613,42 +612,39 @@ class Loader(Feed, Iterated):
 
     def _open_executor(self) -> Executor:
         """Return the workers, and start them where there are none."""
-        if self._executor is None or self._executor.closed:
-            try:
-                self._executor = self._start_executor()
-            except TimeoutError as error:
-                raise LoaderError(
-                    f"{self.url}: the loader's workers did not start within {self.options.timeout_seconds:g} s; give a "
-                    "larger timeout_seconds="
-                ) from error
-            except (OSError, StoreError) as error:
-                if limit := limit_reached(error):
-                    raise LoaderError(f"{self.url}: the loader's workers cannot start: {limit}") from error
-                raise
+        if self._executor is not None and not self._executor.closed:
+            return self._executor
+        lanes = self._sampler.stream(self.world).lanes // self.world.size
+        processes, threads = self._workers.processes, self._workers.threads
+        try:
+            pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
+            addresses = tuple(map(SourceAddress.of, self.sources))
+            config = WorkerConfig(addresses, self._sampler.shares, self.options, threads, lanes, pool.file)
+            if processes:
+                nodes = self._workers.nodes
+                self._executor = ProcessExecutor(self.sources, config, processes, pool, self._stages, nodes)
+            else:
+                self._executor = ThreadExecutor(self.sources, config, self._decoder, pool)
+        except TimeoutError as error:
+            raise LoaderError(
+                f"{self.url}: the loader's workers did not start within {self.options.timeout_seconds:g} s; give a "
+                "larger timeout_seconds="
+            ) from error
+        except (OSError, StoreError) as error:
+            if limit := limit_reached(error):
+                raise LoaderError(f"{self.url}: the loader's workers cannot start: {limit}") from error
+            raise
         return self._executor
 
-    def _start_executor(self) -> Executor:
-        lanes = self.lanes // self.world.size
-        processes, threads = self._workers.processes, self._workers.threads
-        pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
-        addresses = tuple(map(SourceAddress.of, self.sources))
-        config = WorkerConfig(addresses, self._sampler.shares, self.options, threads, lanes, pool.file)
-        if processes:
-            return ProcessExecutor(self.sources, config, processes, pool, self._stages, self._workers.nodes)
-        return ThreadExecutor(self.sources, config, self._decoder, pool)
-
-    def _open_ahead(self, executor: Executor) -> "EpochPrefetch":
-        """Return the next epoch, of which batches may be prepared already."""
-        ahead = self._ahead
-        if ahead is None or ahead.executor is not executor or ahead.cursor.epoch != self._next[0]:
-            ahead = self._ahead = EpochPrefetch(self._sampler.cursor(self.world, *self._next), executor)
-        return ahead
-
-    def _open_next(self, executor: Executor) -> "EpochPrefetch":
-        """Return the next epoch, for one iterator alone."""
-        opened, self._ahead = self._open_ahead(executor), None
-        self._opened.add(opened)
-        return opened
+    def _open_next(self, executor: Executor, ahead: bool = False) -> "EpochPrefetch":
+        """Return the next epoch: for one iterator alone, or `ahead` of all, so that batches of it can be prepared."""
+        found = self._ahead
+        if found is None or found.executor is not executor or found.cursor.epoch != self._next[0]:
+            found = EpochPrefetch(self._sampler.cursor(self.world, *self._next), executor)
+        self._ahead = found if ahead else None
+        if not ahead:
+            self._opened.add(found)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -672,7 +668,7 @@ class EpochIterator(Iterator[Batch]):
     def __init__(self, loader: Loader, ahead: bool = False) -> None:
         self._loader, self._leads = loader, ahead
         self._prefetch = loader._open_next(loader._open_executor())
-        if ahead or not loader.is_led:
+        if ahead or loader._ahead_of_loop is None:
             loader._current = self._prefetch
 
     @property
@@ -721,10 +717,10 @@ class EpochIterator(Iterator[Batch]):
             if loader._stages:
                 ahead = min(ahead, _FIRST_AHEAD + 2 * prefetch.returned)
             room = prefetch.submit(ahead + 1)
-            if room > 0 and loader._next == (self.epoch + 1, 0):
+            if room > 0 and loader._next == (prefetch.cursor.epoch + 1, 0):
                 # With the same workers: another thread may just have closed the loader, and new ones would stay.
                 with suppress(OptionError):  # a mixture cannot read that epoch any more, and says so when it is asked
-                    loader._open_ahead(prefetch.executor).submit(room)
+                    loader._open_next(prefetch.executor, ahead=True).submit(room)
             ready = prefetch.ready()
             batch = prefetch.futures.popleft().result(loader.options.timeout_seconds)
             loader._metrics.add(batch, asked, ready)
@@ -751,15 +747,16 @@ class EpochIterator(Iterator[Batch]):
         if not self._leads:
             loader.lead(None)
             loader._handed = None
-        if loader._next[0] != self.epoch:  # another iteration, opened as early as this one, has begun it
+        if loader._next[0] != prefetch.cursor.epoch:  # another iteration, opened as early as this one, has begun it
             prefetch.close()
             self._prefetch = loader._open_next(prefetch.executor)
             prefetch = self._prefetch
         loader._current = prefetch
         if not self._begun:
-            self._begun, loader.began, loader.uncounted = True, (self.epoch, prefetch.samples), ""
+            self._begun, loader.uncounted = True, ""
+            loader.began = prefetch.cursor.epoch, prefetch.cursor.share.start
         prefetch.begun = True
-        loader._next = self.epoch + 1, 0
+        loader._next = prefetch.cursor.epoch + 1, 0
         return prefetch
 
     def end(self) -> None:
