@@ -60,7 +60,19 @@ def loaders(request):
 
 @pytest.fixture(params=FEEDS)
 def loader(request, loaders):
+    """Each feed, in what its framework could get wrong."""
     return loaders(request.param)
+
+
+@pytest.fixture(params=["numpy", "tf-direct"])
+def reader(request, loaders):
+    """What reads: the loader, whose batches all feeds hand on (test_parity.py), and TensorFlow by itself."""
+    return loaders(request.param)
+
+
+@pytest.fixture
+def numpy(loaders):
+    return loaders("numpy")
 
 
 @pytest.fixture(scope="module")
@@ -137,84 +149,82 @@ def same_share(images, others):
 
 
 @pytest.mark.parametrize("source", ["dataset", "cache", "final"])
-def test_samples_pixels_and_order(loader, source, stored, pixels, ops, request):
+def test_samples_pixels_and_order(reader, source, stored, pixels, ops, request):
     url, ops = request.getfixturevalue(f"{source}_url"), ops if source == "dataset" else None
     labels_of = stored(url).labels
-    for epoch, batches in enumerate(loader.run(contract.epochs, url, 3 if source == "cache" else 2, ops=ops)):
+    for epoch, batches in enumerate(reader.run(contract.epochs, url, 3 if source == "cache" else 2, ops=ops)):
         assert sorted(mask.tolist() for *_, mask in batches) == [[True] * 6 + [False] * 2] + [[True] * 8] * 8
-        if loader.kind.exact:
+        if reader.kind.exact:
             assert lists(batch[2:] for batch in batches) == lists(places(url, epoch))
         assert by_sample(batches).keys() == set(range(SAMPLES))
         for images, labels, samples, mask in batches:
-            assert [a.dtype for a in (images, labels, samples, mask)] == [np.uint8, *[loader.kind.ints] * 2, np.bool_]
+            assert [a.dtype for a in (images, labels, samples, mask)] == [np.uint8, *[reader.kind.ints] * 2, np.bool_]
             assert labels.tolist() == labels_of[samples].tolist()
             assert images.shape == (BATCH, 64, 64, 3)
-            if loader.kind.exact or source == "cache":  # elsewhere windows are drawn
+            if reader.kind.exact or source == "cache":  # elsewhere windows are drawn
                 differ = np.abs(images.astype(int) - pixels(source, epoch)[samples]).mean((1, 2, 3))
                 assert differ.max() == 0, f"sample {samples[differ.argmax()]} of epoch {epoch}"
 
 
-def test_every_loader_names_its_classes(loader, cache_url):
-    mixture = cache_url if loader.name == "tf-direct" else Mixture({cache_url: 1}, classes="offset")
-    assert loader.run(contract.class_names, cache_url, mixture) == [("astronaut", "cat", "coffee")] * 2
+def test_every_loader_names_its_classes(reader, cache_url):
+    mixture = cache_url if reader.name == "tf-direct" else Mixture({cache_url: 1}, classes="offset")
+    assert reader.run(contract.class_names, cache_url, mixture) == [("astronaut", "cat", "coffee")] * 2
 
 
-@pytest.mark.parametrize("name", LOADERS)
-def test_worker_processes_give_the_same(loaders, name, dataset_url, pixels, ops):
-    (batches,) = loaders(name).run(contract.epochs, dataset_url, ops=ops, processes=1)
+def test_worker_processes_give_the_same(numpy, dataset_url, pixels, ops):
+    (batches,) = numpy.run(contract.epochs, dataset_url, ops=ops, processes=1)
     assert lists(batch[2:] for batch in batches) == lists(places(dataset_url, 0))
     for images, _, samples, _ in batches:
         np.testing.assert_array_equal(images, pixels("dataset", 0)[samples])
 
 
-@pytest.mark.parametrize("name", LOADERS)
-def test_a_function_of_main_runs_in_this_process(loaders, name, dataset_url, pixels, ops):
-    images, _, samples, _ = loaders(name).run(contract.of_main, dataset_url, ops)
+def test_a_function_of_main_runs_in_this_process(numpy, dataset_url, pixels, ops):
+    images, _, samples, _ = numpy.run(contract.of_main, dataset_url, ops)
     np.testing.assert_array_equal(images, pixels("dataset", 0)[samples] // 2)
 
 
 @pytest.mark.parametrize(("remainder", "size"), [("drop", 3), ("pad", 2), ("repeat", 3)])
-def test_ranks_share_an_epoch(loader, cache_url, remainder, size):
-    ranks = loader.run(contract.of_ranks, cache_url, size, columns=["sample"], remainder=remainder)
+def test_ranks_share_an_epoch(reader, cache_url, remainder, size):
+    ranks = reader.run(contract.of_ranks, cache_url, size, columns=["sample"], remainder=remainder)
     shares = []
     for rank, batches in enumerate(ranks):
         due = places(cache_url, 0, (rank, size), remainder)
-        if loader.kind.exact:
+        if reader.kind.exact:
             assert lists(batches) == lists(due if remainder == "pad" else [samples for samples, _ in due])
             continue
         assert len(batches) == len(due)
         found = real(batches) if remainder == "pad" else np.concatenate(batches).tolist()
         assert len(found) == (len(set(found)) if remainder == "pad" else len(batches) * BATCH)
         shares += set(found)
-    if not loader.kind.exact:
+    if not reader.kind.exact:
         assert len(shares) == len(set(shares))
         assert len(shares) == (size * len(ranks[0]) * BATCH if remainder == "drop" else SAMPLES)
 
 
-def test_epochs_and_seeds_differ_and_a_seed_repeats(loader, final_url):
+def test_epochs_and_seeds_differ_and_a_seed_repeats(reader, final_url):
     """The windows of samples; the order, too, where there is one."""
     given = {"split": "val", "columns": ["image", "sample"]}
-    one, following = loader.run(contract.epochs, final_url, 2, **given)
-    (again,), (other,) = (loader.run(contract.epochs, final_url, **given, seed=seed) for seed in (SEED, SEED + 1))
+    one, following = reader.run(contract.epochs, final_url, 2, **given)
+    (again,), (other,) = (reader.run(contract.epochs, final_url, **given, seed=seed) for seed in (SEED, SEED + 1))
     images = by_sample(one)
     assert same_share(images, by_sample(again)) == 1
     assert same_share(images, by_sample(following)) < 0.1
     assert same_share(images, by_sample(other)) < 0.1
     order, *orders = (real(batch[1:] for batch in batches) for batches in (one, again, following, other))
     assert order not in orders[1:]
-    assert order == orders[0] or not loader.kind.exact
+    assert order == orders[0] or not reader.kind.exact
 
 
-def test_without_shuffle_a_split_is_read_in_its_order(loader, cache_url):
-    (batches,) = loader.run(contract.epochs, cache_url, split="val", shuffle=False, columns=["sample"])
+def test_without_shuffle_a_split_is_read_in_its_order(reader, cache_url):
+    (batches,) = reader.run(contract.epochs, cache_url, split="val", shuffle=False, columns=["sample"])
     assert real(batches) == list(range(26))
     assert [mask.sum() for _, mask in batches] == [8, 8, 8, 2]
 
 
-def test_repeat_carries_epochs_inside_one_iteration(loader, cache_url):
-    batches = loader.run(contract.first, cache_url, 20, columns=["sample"], repeat=True)
+def test_repeat_carries_epochs_inside_one_iteration(reader, cache_url):
+    batches = reader.run(contract.first, cache_url, 20, columns=["sample"], repeat=True)
     due = [batch for epoch in range(3) for batch in places(cache_url, epoch)][:20]
-    if loader.kind.exact:
+    if reader.kind.exact:
         assert lists(batches) == lists(due)
     for start in (0, 9):
         assert sorted(real(batches[start : start + 9])) == list(range(SAMPLES))
@@ -301,12 +311,9 @@ def test_states_of_all_loaders_are_the_same(states):
     assert [saver for saver in SAVERS if states[saver] != states["numpy"]] == []
 
 
-def test_a_state_that_does_not_fit_is_refused(loader, states, cache_url):
-    text = loader.run(contract.refusal, cache_url, state=states["numpy"], seed=SEED + 1)
-    if loader.kind.loads:
-        assert text.startswith("the state's seed is 3, this loader's 4")
-    else:
-        assert text.startswith("direct=True has an order that no state can name")
+def test_a_state_that_does_not_fit_is_refused(numpy, states, cache_url):
+    text = numpy.run(contract.refusal, cache_url, state=states["numpy"], seed=SEED + 1)
+    assert text.startswith("the state's seed is 3, this loader's 4")
 
 
 @pytest.mark.parametrize("name", [name for name, feed in FEEDS.items() if feed.copies])
@@ -339,11 +346,11 @@ def test_after_a_break_the_next_epoch_comes(loader, cache_url, stored):
     assert all(np.array_equal(image, held[sample]) for sample, image in images.items())
 
 
-def test_closing_within_an_epoch_leaves_nothing(loader, cache_url):
-    assert loader.run(contract.left, cache_url) == ([], 0)
+def test_closing_within_an_epoch_leaves_nothing(reader, cache_url):
+    assert reader.run(contract.left, cache_url) == ([], 0)
 
 
-@pytest.mark.parametrize(("name", "processes"), [*((name, 0) for name in FEEDS), *((name, 1) for name in LOADERS)])
+@pytest.mark.parametrize(("name", "processes"), [*((name, 0) for name in FEEDS), ("numpy", 1)])
 def test_nothing_waits_for_the_garbage_collector(loaders, name, processes, cache_url, damage):
     options = {} if name == "tf-direct" else {"processes": processes}
     ways = ["to the end", "break", "close", "exception"] if name == "numpy" else ["break", "exception"]
@@ -362,8 +369,8 @@ def test_nothing_waits_for_the_garbage_collector(loaders, name, processes, cache
         ({"batch_size": 72, "remainder": "drop", "repeat": True}, "fill no batch of 72 on each of 1 ranks"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_alike(loader, loaders, cache_url, options, message):
-    text = loader.run(contract.refusal, cache_url, **options)
+def test_options_that_do_not_fit_are_refused_alike(reader, loaders, cache_url, options, message):
+    text = reader.run(contract.refusal, cache_url, **options)
     assert message in text
     if "batchsize" not in options:  # the list of which has those that a loader alone knows
         assert text == loaders("numpy").run(contract.refusal, cache_url, **options)
