@@ -466,14 +466,13 @@ class Loader(Feed, Iterated):
     def lead(self, iteration: Iteration | None) -> None:
         """Let an iteration be the newest, and end earlier ones. None: one that takes nothing ahead of its loop."""
         self.end_iteration(REPLACED)
-        self._ahead_of_loop = None if iteration is None else weakref.ref(iteration)
         for opened in self._opened:
             if opened.begun:
                 opened.close(REPLACED)
         # With `repeat` batches that were taken ahead may be of a later epoch. They count for nothing.
         if self.options.repeat and self._handed is not None and self._next[0] != self._handed.epoch + 1:
-            self._next = self._handed.epoch + 1, 0
-            self._sampler, self._ahead = self._sampler.restarted(self._next[0]), None
+            self.set_epoch(self._handed.epoch + 1)
+        self._ahead_of_loop = None if iteration is None else weakref.ref(iteration)
 
     def taken(self) -> "Place":
         """Return the place behind the batch that the newest iteration has taken, which `hand_out` is told of later."""
