@@ -112,7 +112,6 @@ for name in {names!r}:
 print(json.dumps(said))
 """
 EXTRAS = {
-    "to_tf": "tf",
     "to_jax": "jax",
     "grain_source": "grain",
     "TFRecordImages": "torch",
