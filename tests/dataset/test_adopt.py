@@ -157,7 +157,7 @@ def test_the_manifest_and_the_records(adopted, layout, sources, photos):
     assert (found.shards, found.records) == (3, 21)
 
 
-def test_the_numpy_loader_reads_it(adopted, layout, photos):
+def test_the_loader_reads_it(adopted, layout, photos):
     columns = ["image", "label", "filename"]
     loader = tpufeed.Loader(adopted.url, "train", batch_size=7, ops=OPS, shuffle=False, columns=columns, threads=2)
     with loader:

@@ -31,7 +31,7 @@ FIXED = [CenterCrop(64)]
     ],
     ids=["repeat, batch", "batch, repeat", "batches of an iterator"],
 )
-def test_samples_of_each_epoch_are_those_of_numpy_loader(dataset_url, ops, batched):
+def test_samples_of_each_epoch_are_those_of_the_loader(dataset_url, ops, batched):
     """Also where hosts take slices, shuffle and repeat."""
     options = {"ops": ops, "seed": 5, "columns": ["image", "label", "sample"]}
     expected = {}

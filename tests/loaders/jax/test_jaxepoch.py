@@ -173,7 +173,7 @@ def test_a_process_ends_though_an_iteration_is_open(cache_url):
 # States
 
 
-def test_states_are_those_of_numpy_loader_at_every_boundary(cache_url, epochs):
+def test_states_are_those_of_the_loader_at_every_boundary(cache_url, epochs):
     with make(cache_url) as loader, make_numpy(cache_url) as host:
         assert loader.state_dict() == host.state_dict()
         for epoch in range(2):

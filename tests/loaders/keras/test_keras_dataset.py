@@ -30,7 +30,7 @@ def test_fit_evaluate_and_predict_without_tensorflow(dataset_url, cache_url, tmp
     assert done.stdout == "ok\n", done.stderr[-3000:]
 
 
-def test_on_tensorflow_it_is_tf_dataset_with_weights_of_samples(dataset_url, cache_url):
+def test_on_tensorflow_it_is_to_tf_with_weights_of_samples(dataset_url, cache_url):
     assert keras.backend.backend() == "tensorflow"
     plain = tpufeed.Loader(cache_url, batch_size=7).to_keras()
     assert [len(batch) for batch in plain] == [2] * 10

@@ -68,7 +68,7 @@ def offsets_of(url, shard):
 # What comes out
 
 
-def test_epochs_of_a_raw_cache_hold_the_pixels_of_numpy_loader(cache_url):
+def test_epochs_of_a_raw_cache_hold_the_pixels_of_the_loader(cache_url):
     given = {"batch_size": 9, "columns": COLUMNS, "seed": 3, "remainder": "pad"}
     dataset = tpufeed.Loader(cache_url, **given).to_tf(direct=True)
     assert dataset.element_spec == tpufeed.Loader(cache_url, **given).to_tf().element_spec
@@ -85,7 +85,7 @@ def test_epochs_of_a_raw_cache_hold_the_pixels_of_numpy_loader(cache_url):
 
 
 @pytest.mark.parametrize("ops", [[CenterCrop(60)], [Resize(70), CenterCrop(60)], [Resize((20, 26))]], ids=str)
-def test_jpegs_have_the_pixels_of_numpy_loader_where_nothing_is_random(dataset_url, ops):
+def test_jpegs_have_the_pixels_of_the_loader_where_nothing_is_random(dataset_url, ops):
     given = {"ops": ops, "batch_size": 9, "columns": COLUMNS, "remainder": "pad"}
     found = by_sample(tpufeed.Loader(dataset_url, **given).to_tf(direct=True))
     with tpufeed.Loader(dataset_url, **given) as loader:

@@ -59,7 +59,7 @@ def samples_of(batches):
     return np.concatenate([np.asarray(samples) for samples, *_ in batches]).tolist()
 
 
-def test_workers_share_epochs_and_make_the_pixels_of_numpy_loader(service, cache_url):
+def test_workers_share_epochs_and_make_the_pixels_of_the_loader(service, cache_url):
     dataset = tpufeed.Loader(cache_url, repeat=True, batch_size=7, columns=COLUMNS).to_tf(service=service)
     assert dataset.element_spec[1].shape == (7, 64, 64, 3)
     batches = list(dataset.take(40).as_numpy_iterator())

@@ -44,7 +44,7 @@ def test_set_epoch_moves_to_the_next_variant(cache_url, stored):
         np.testing.assert_array_equal(images_of(dataset), stored(cache_url, "val", epoch % 2).pixels)
 
 
-def test_ops_are_those_of_numpy_loader(dataset_url, ops):
+def test_ops_are_those_of_the_loader(dataset_url, ops):
     """The same (seed, epoch, sample) gives the same pixels in every loader."""
     dataset = tpufeed.TFRecordImages(dataset_url, ops=ops, seed=5)
     with tpufeed.Loader(dataset_url, ops=ops, seed=5, columns=["image", "label", "sample"], batch_size=10) as loader:

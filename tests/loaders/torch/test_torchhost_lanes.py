@@ -106,7 +106,7 @@ def test_a_rank_reads_its_share_of_the_shards():
     assert len({sample // 10 for sample in random}) > 40
 
 
-def test_the_order_is_that_of_numpy_loader(cache_url):
+def test_the_order_is_that_of_the_loader(cache_url):
     dataset = tpufeed.TFRecordImages(cache_url)
     options = {"columns": ["sample", "label"], "batch_size": 7, "remainder": "repeat", "seed": 4}
     for rank in range(2):

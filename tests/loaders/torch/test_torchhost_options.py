@@ -17,7 +17,7 @@ from tpufeed.storage.registry import open_store
 # Columns
 
 
-def test_columns_are_those_of_numpy_loader(dataset_url, ops):
+def test_columns_are_those_of_the_loader(dataset_url, ops):
     """int64, strings and ids, in the order in which they are asked for."""
     options = {"columns": ["sample", "image", "label", "filename", "height"], "ops": ops}
     dataset = tpufeed.TFRecordImages(dataset_url, **options)

@@ -35,7 +35,7 @@ def epochs(cache_url):
 # Batches
 
 
-def test_batches_are_those_of_numpy_loader(dataset_url, ops):
+def test_batches_are_those_of_the_loader(dataset_url, ops):
     options = {"batch_size": 16, "ops": ops, "seed": 3, "processes": 0}
     with tpufeed.Loader(dataset_url, **options).to_torch() as loader, tpufeed.Loader(dataset_url, **options) as host:
         assert len(loader) == len(host) == 4
@@ -79,7 +79,7 @@ def test_a_tensor_keeps_its_memory_and_gives_it_back(cache_url, stored):
         assert {images.data_ptr() for images, _ in loader} & used
 
 
-def test_columns_have_the_forms_of_numpy_loader(cache_url, flat_url, stored):
+def test_columns_have_the_forms_of_the_loader(cache_url, flat_url, stored):
     with make(cache_url, "val", columns=["image", "filename"], shuffle=False) as loader:
         (images, names), _ = loader
         assert images.dtype == torch.uint8

@@ -67,7 +67,7 @@ def test_together_they_see_each_sample_of_an_epoch_once(four, source):
 
 
 @pytest.mark.parametrize("source", ["dataset", "cache"])
-def test_each_gets_what_numpy_loader_gives_its_rank(four, source, dataset_url, cache_url, ops):
+def test_each_gets_what_the_loader_gives_its_rank(four, source, dataset_url, cache_url, ops):
     ranks, _ = four
     for rank in RANKS:
         if source == "dataset":

@@ -93,7 +93,7 @@ def test_length_is_that_of_an_epoch(one_device):
     assert one_device[0]["lengths"] == [8, 9, 9]
 
 
-def test_masks_boxes_and_labels_of_several_classes_are_those_of_numpy_loader(one_device):
+def test_masks_boxes_and_labels_of_several_classes_are_those_of_the_loader(one_device):
     names, expected, found = one_device[0]["samples"]
     for name, wanted, (device, values) in zip(names[:-1], expected, found, strict=False):
         assert (name, device) == (name, "xla")
