@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from tpufeed.images.ops import OPS
 from tpufeed.images.policy import load_image
 from tpufeed.loaders.columns import iter_flip_warnings
 from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
-from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.worker import see_inputs
 from tpufeed.storage.registry import open_store
@@ -37,6 +36,9 @@ from tpufeed.tfrecord.example import (
     split_entries,
 )
 from tpufeed.tfrecord.layout import ScalarEntry
+
+if TYPE_CHECKING:
+    from tpufeed.sharding.inventory import Inventory
 
 SOURCE_VERSION = "source_version"  # the version of the source that a cache covers, where that has grown
 RAW_OPTIONS = ("shares", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
@@ -84,7 +86,7 @@ class Listing:
     samples: dict[str, int]
     features: Sequence[FeatureSpec]
     facts: dict[str, Any]
-    inventory: Inventory | None = None
+    inventory: "Inventory | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,8 @@ class RawSource:
         return {}
 
     def digest(self) -> str:
+        from tpufeed.sharding.inventory import take_inventory  # workers need none of it
+
         with take_inventory(self.url, self.options) as inventory:
             return inventory.digest
 
@@ -237,6 +241,8 @@ class RawSource:
 
     @contextmanager
     def open_listing(self, options: CacheOptions) -> Iterator[Listing]:
+        from tpufeed.sharding.inventory import take_inventory  # workers need none of it
+
         with take_inventory(self.url, self.options) as inventory:
             moving = [feature.name for feature in inventory.features if isinstance(feature.kind, str)]
             if moving:
