@@ -88,7 +88,7 @@ class Duplicates:
 
 
 class DigestWriter:
-    """Collects the digests of all tasks in turn. One task without them, of an older tpufeed, and none are put."""
+    """Collects the digests of all tasks in turn. One task without them, as of a cache, and none are put."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._crc, self._size, self._complete = path, 0, 0, True

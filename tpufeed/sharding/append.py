@@ -12,7 +12,7 @@ from tpufeed.build.plan import Plan, differing_options
 from tpufeed.build.recipe import Draft
 from tpufeed.build.run import BuildResult, ProgressListener, run
 from tpufeed.build.versions import check_base, check_class_names, follows
-from tpufeed.dataset.naming import REJECTS
+from tpufeed.dataset.naming import DIGESTS, REJECTS
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.writer import check_writable
 from tpufeed.engines.engine import Engine
@@ -226,7 +226,7 @@ def _iter_warnings(inventory: Inventory) -> Iterator[str]:
     if inventory.compared_by_size:
         yield (
             f"{inventory.compared_by_size:,} images were compared with those of the dataset by path and size alone, as "
-            "an older tpufeed has stored no digests of them"
+            f"there are no digests of them ({DIGESTS})"
         )
     if inventory.renewed:
         yield (

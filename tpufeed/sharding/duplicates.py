@@ -101,7 +101,7 @@ def report_duplicates(
     """
     own = read_digests(store, plan.header.images)
     if own is None:
-        _logger.warning("duplicates are not counted: an older tpufeed, which stores no digests, has made some shards")
+        _logger.warning("duplicates are not counted: reports of some shards have no digests")
         return None
     parts = list[_Part]()
     for name, part in standing:
