@@ -451,12 +451,16 @@ def fuzz_source(examples, valid, name, read):
     assert check.errors
 
 
+def items_of(kind, name):
+    """Return what reads the items of a file at a store."""
+    return lambda store: list(
+        kind(Place(store, name, [store.stat(name)], iter(())), ShardOptions()).iter_items(Found())
+    )
+
+
 @counts(150)
 def test_tars(examples):
-    def read(store):
-        list(TarSource(store, [store.stat("x.tar")], ShardOptions()).iter_items(Found()))
-
-    fuzz_source(examples, a_tar(), "x.tar", read)
+    fuzz_source(examples, a_tar(), "x.tar", items_of(TarSource, "x.tar"))
 
 
 TABLES = {
@@ -466,15 +470,10 @@ TABLES = {
 }
 
 
-def read_table(store, name):
-    place = Place(store, name, [store.stat(name)], iter(()))
-    return list(TableSource(place, ShardOptions()).iter_items(Found()))
-
-
 @pytest.mark.parametrize("name", TABLES)
 @counts(100)
 def test_tables(examples, name):
-    fuzz_source(examples, TABLES[name], name, lambda store: read_table(store, name))
+    fuzz_source(examples, TABLES[name], name, items_of(TableSource, name))
 
 
 @counts(10)
@@ -484,4 +483,4 @@ def test_parquet(examples):
 
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table({"path": ["x.jpg", "y.jpg"], "label": [1, 2]}), buffer)
-    fuzz_source(examples, buffer.getvalue(), "t.parquet", lambda store: read_table(store, "t.parquet"))
+    fuzz_source(examples, buffer.getvalue(), "t.parquet", items_of(TableSource, "t.parquet"))

@@ -91,3 +91,6 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     def files(self) -> tuple[ImageRef, ...]:
         """All its files: that of its image comes first."""
         return (self.image, *self.images)
+
+
+decode_item = msgspec.msgpack.Decoder(Item).decode

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from tpufeed.build.commit import Reject
-from tpufeed.build.item import Item, Label
+from tpufeed.build.item import Item, Label, decode_item
 from tpufeed.build.versions import join_features
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.schema import kaggle_keys, record_schema, several_labels
@@ -54,7 +54,6 @@ _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
 _FIRST_REJECTS = 3  # that an error shows
 _FILE = "CASE file WHEN '' THEN path ELSE identity_of(file) END"
-_ITEM = msgspec.msgpack.Decoder(Item)
 # An item, and what the queries sort and choose by.
 _COLUMNS = (
     "key BLOB, split TEXT, extra INT, size INT, path, bytes, version, label, file, offset, rest, labels, reason, "
@@ -292,7 +291,7 @@ class Inventory:
         statement = "SELECT item FROM inputs WHERE reason = 'bad_column' ORDER BY path LIMIT 1"
         line = self.query(statement).fetchone() if missing else None
         if line is not None:
-            odd = _ITEM.decode(*line)
+            odd = decode_item(*line)
             types = ", ".join(f"{name} {there[name].type_text}" for name in sorted(missing))
             raise OptionError(
                 f"{odd.path}: {odd.problem and odd.problem[1]}. The dataset has the columns {types}, and no row of the "
@@ -354,7 +353,7 @@ class Inventory:
 
     def identify(self, line: bytes) -> Item:
         """Return an item with the ids of its classes and the values of its columns, as the plan has it."""
-        item = _ITEM.decode(line)
+        item = decode_item(line)
         ids, name, problem, numbers = self.classes.ids, item.label_name, item.problem, tuple[int, ...]()
         if self.several_labels:
             names = name if isinstance(name, tuple) else () if name is None else (name,)

@@ -11,7 +11,7 @@ import msgspec
 
 from tpufeed import __version__
 from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
-from tpufeed.build.item import Item
+from tpufeed.build.item import Item, decode_item
 from tpufeed.dataset.naming import DUPLICATES
 from tpufeed.errors import ImageError
 from tpufeed.sharding.inputs import Files, iter_read, iter_taken
@@ -238,7 +238,7 @@ def read_digests(inventory: "Inventory", rows: str, purpose: str) -> int:
     statement = "SELECT row, item FROM wanted JOIN inputs ON inputs.rowid = row WHERE row > ? ORDER BY row LIMIT ?"
     while lines := inventory.query(statement, (last, _AT_ONCE)).fetchall():
         # The image's own file alone: neither masks nor columns.
-        items = (msgspec.msgpack.decode(line, type=Item) for _, line in lines)
+        items = (decode_item(line) for _, line in lines)
         inputs = [msgspec.structs.replace(item, images=(), problem=None) for item in items]
         with closing(iter_read(files, inputs)) as read:
             found = [

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -415,10 +415,6 @@ class CocoSource(Source):
             content.flip_pairs,
             (CROWD,),
         )
-
-    @classmethod
-    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
-        return cls(place, options)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         coco, base, files = self._content, self.base, Files(self.base)

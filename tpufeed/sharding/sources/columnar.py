@@ -196,7 +196,9 @@ class ColumnarSource(Source):
     kind, suffixes, in_folders = "rows", (ARROW, PARQUET), True
     numbers_rows = True
 
-    def __init__(self, store: Store, files: _Files, options: ShardOptions) -> None:
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        store = place.store
+        files = with_splits(place.files) if place.pattern else find_files(store, place.files)
         if options.masks is not None:
             raise OptionError(
                 f"masks names a folder parallel to one of images, and {store.url} has images in columns: say "
@@ -232,14 +234,13 @@ class ColumnarSource(Source):
 
     @classmethod
     def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
-        store = place.store
         if place.pattern:
-            is_table = place.pattern.endswith(PARQUET) and not has_images(store, place.files[0].name)
-            return None if is_table else cls(store, with_splits(place.files), options)
+            is_table = place.pattern.endswith(PARQUET) and not has_images(place.store, place.files[0].name)
+            return None if is_table else cls(place, options)
         with listing():
-            rows, drawn = peek_folder(place.objects)
+            place.files, drawn = peek_folder(place.objects)
         place.objects = itertools.chain(drawn, place.objects)
-        return cls(store, find_files(store, rows), options) if rows else None
+        return cls(place, options) if place.files else None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         empty = True

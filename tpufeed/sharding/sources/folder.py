@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -75,10 +74,6 @@ class FolderSource(Source):
             )
         self._store, self._place, self._options, self.base = store, place, options, store.url
         self.splits = split_folders and options.split_shares is None
-
-    @classmethod
-    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
-        return cls(place, options)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         if self._options.masks is None:

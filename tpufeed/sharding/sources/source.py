@@ -142,14 +142,13 @@ class Source(Protocol):
     splits: bool = False
     contents: Contents = Contents()
 
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        """Raises OptionError for an option that this kind does not take, SourceError for what cannot be read."""
+
     @classmethod
     def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
-        """Return the source at a place; None if it is of another kind.
-
-        Raises:
-            OptionError: an option that this kind does not take; or nobody can tell what is meant.
-            SourceError: it cannot be read.
-        """
+        """Return the source at a place that has the suffix of this kind; None if it is of another kind."""
+        return cls(place, options)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield all items, once; what is noticed meanwhile is added to `found`.

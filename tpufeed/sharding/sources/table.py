@@ -8,7 +8,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from tpufeed.build.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
@@ -154,10 +154,6 @@ class TableSource(Source):
             raise OptionError("a table has no folders to split by; name one of its columns")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None
-
-    @classmethod
-    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
-        return cls(place, options)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         for info in self._files:

@@ -50,15 +50,15 @@ class TarSource(Source):
 
     kind, suffixes, in_folders = "tars", SUFFIXES, True
 
-    def __init__(self, store: Store, files: Sequence[ObjectInfo], options: ShardOptions) -> None:
+    def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by is not None:
             raise OptionError("tars are split by shares; shard those of each split apart to keep their splits")
-        self._store, self._files, self._options, self.base = store, files, options, store.url
+        self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
 
     @classmethod
     def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
-        files = place.files if place.pattern else _only_tars(place.store)
-        return cls(place.store, files, options) if files else None
+        place.files = place.files if place.pattern else _only_tars(place.store)
+        return cls(place, options) if place.files else None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         store, options, empty = self._store, self._options, True
