@@ -184,7 +184,7 @@ def test_what_is_wrong_is_named(dataset_url, cache_url, damage, ops):
     assert source.classes == ("astronaut", "cat", "coffee")
     with pytest.raises(OptionError, match=r"grain_source has no option 'batch_size'; call batch\(...\)"):
         tpufeed.grain_source(dataset_url, batch_size=8)
-    with pytest.raises(OptionError, match="a mixture has an order and no samples by number; give it to a loader"):
+    with pytest.raises(OptionError, match="a mixture has an order and no samples by number; give it to tpufeed"):
         tpufeed.grain_source(tpufeed.Mixture({cache_url: 1}))
     damaged = damage(dataset_url, 33)
     pipeline = tpufeed.grain_source(damaged.url, ops=ops).to_map_dataset().batch(10).to_iter_dataset()
