@@ -35,7 +35,7 @@ class MadeUp(Source):
             yield Item(f"{label}/{number:08d}.jpg", 100_000 + number % 7_919, str(10**18 + number), label)
 options = ShardOptions()
 start, cpu = time.perf_counter(), time.process_time()
-with closing(Inventory(folder, MadeUp(), options)) as inventory:
+with closing(Inventory(folder, MadeUp(None, options), options)) as inventory:
     draft = plan_shards(inventory, options, SizeEstimate(), "/made/up", options.to_dict())
     write_plan(folder / "plan", draft.header, draft.tasks)
 print(json.dumps({

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -29,8 +29,6 @@ from tpufeed.sharding.sources.source import (
     Found,
     Place,
     Source,
-    is_hidden,
-    is_image_name,
     listing,
     name_of_row,
 )
@@ -48,9 +46,8 @@ from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import ObjectInfo, Store
 
 PARQUET, ARROW = ".parquet", ".arrow"
-_SAVED, _DICT = "state.json", "dataset_dict.json"
+SAVED = _SAVED, _DICT = "state.json", "dataset_dict.json"
 _ROWS_AT_ONCE = 2048
-_MOST_PEEKED = 10_000
 _SHOWN = 5
 _SPLIT_OF_WORD = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -67,22 +64,6 @@ _NO_IMAGES = ("Audio", "Video", "Pdf", "Nifti", "Mesh")  # are structs of bytes 
 
 
 _Files: TypeAlias = list[tuple[ObjectInfo, str | None]]  # and the splits that their names say: of all or of none
-
-
-def peek_folder(objects: Iterator[ObjectInfo]) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
-    """Return the files of rows in a folder, which has none where an image comes first, and all objects drawn so far."""
-    found, drawn = list[ObjectInfo](), list[ObjectInfo]()
-    for info in objects:
-        drawn.append(info)
-        if is_image_name(info.name):
-            return [], drawn
-        if any(map(is_hidden, info.name.split("/"))):
-            continue
-        if info.name.lower().endswith((PARQUET, ARROW)) or posixpath.basename(info.name) in (_SAVED, _DICT):
-            found.append(info)
-        if len(drawn) >= _MOST_PEEKED and not found:
-            break
-    return found if any(info.name.lower().endswith((PARQUET, ARROW)) for info in found) else [], drawn
 
 
 def find_files(store: Store, found: Sequence[ObjectInfo]) -> _Files:
@@ -193,12 +174,11 @@ def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) ->
 class ColumnarSource(Source):
     """The rows of Parquet and Arrow files that hold images."""
 
-    kind, suffixes, in_folders = "rows", (ARROW, PARQUET), True
-    numbers_rows = True
+    kind, suffixes, numbers_rows = "rows", (ARROW, PARQUET), True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store = place.store
-        files = with_splits(place.files) if place.pattern else find_files(store, place.files)
+        files = find_files(store, place.files) if place.is_folder else with_splits(place.files)
         if options.masks is not None:
             raise OptionError(
                 f"masks names a folder parallel to one of images, and {store.url} has images in columns: say "
@@ -231,16 +211,6 @@ class ColumnarSource(Source):
             names = layout.class_names(layout.choose(options).label)
         if names and options.label != "none":
             self.contents = Contents(class_names=names)
-
-    @classmethod
-    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
-        if place.pattern:
-            is_table = place.pattern.endswith(PARQUET) and not has_images(place.store, place.files[0].name)
-            return None if is_table else cls(place, options)
-        with listing():
-            place.files, drawn = peek_folder(place.objects)
-        place.objects = itertools.chain(drawn, place.objects)
-        return cls(place, options) if place.files else None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         empty = True

@@ -44,8 +44,7 @@ _SPLIT_NAME = re.compile(
 class FolderSource(Source):
     """Images below a folder; masks may be in a parallel one."""
 
-    kind, in_folders = "folder", True
-    labels_are_names = True
+    kind, has_values, labels_are_names = "folder", False, True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store, label = place.store, options.label
@@ -99,9 +98,7 @@ class FolderSource(Source):
                 if not is_image_name(info.name):
                     count_ending(found.ignored_files, info.name)
                     annotations.add(info.name)
-                    tfrecords = tfrecords or (
-                        not images and is_tfrecord_name(info.name)
-                    )  # for an error: no image is there
+                    tfrecords = tfrecords or (not images and is_tfrecord_name(info.name))  # for an error
                     continue
                 images += 1
                 *folders, _ = info.name.split("/")

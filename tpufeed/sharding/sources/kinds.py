@@ -1,6 +1,8 @@
 """The kinds of raw images, and which of them a URL is."""
 
 import fnmatch
+import itertools
+import posixpath
 import re
 import shlex
 import stat
@@ -10,21 +12,21 @@ from tpufeed.dataset.advice import unpack_beside
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources import coco, columnar, folder, table, tars
-from tpufeed.sharding.sources.source import Place, Source, listing
+from tpufeed.sharding.sources import columnar
+from tpufeed.sharding.sources.coco import CocoSource
+from tpufeed.sharding.sources.columnar import ColumnarSource
+from tpufeed.sharding.sources.folder import FolderSource
+from tpufeed.sharding.sources.source import Place, Source, is_hidden, is_image_name, listing
+from tpufeed.sharding.sources.table import TableSource
+from tpufeed.sharding.sources.tars import TarSource
 from tpufeed.storage.local import is_folder, mode_of
 from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import ObjectInfo, Store
 
-# The first that recognises a place reads it.
-KINDS: tuple[type[Source], ...] = (
-    tars.TarSource,
-    columnar.ColumnarSource,
-    coco.CocoSource,
-    table.TableSource,
-    folder.FolderSource,
-)
-_SUFFIXES = tuple(suffix for kind in KINDS for suffix in kind.suffixes)
+# Files by their endings; a .parquet without images is a table.
+_KINDS: tuple[type[Source], ...] = (TarSource, ColumnarSource, CocoSource, TableSource)
+_SUFFIXES = tuple(suffix for kind in _KINDS for suffix in kind.suffixes)
+_MOST_PEEKED = 10_000
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz|(csv|tsv|jsonl|ndjson)\.(gz|bz2|xz|zst)|zip)$", re.IGNORECASE)
 _BRACES = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_FILES = 10**6
@@ -52,17 +54,49 @@ def find_source(url: str, options: ShardOptions) -> Source:
     if named is None:
         store = open_store(url)
         _check_folder(store)
-        place = Place(store, "", [], store.iter_objects())
-    else:
-        store, pattern = named
-        if options.masks is not None:
-            raise OptionError(
-                f"masks names a folder parallel to one of images, and {url} is no folder: say --image-column "
-                "mask=COLUMN:mask, of tars mask=SUFFIX:mask"
-            )
-        place = Place(store, pattern.lower(), find_files(store, pattern), iter(()))
-    kinds = (kind for kind in KINDS if (place.pattern.endswith(kind.suffixes) if place.pattern else kind.in_folders))
-    return next(found for kind in kinds if (found := kind.recognise(place, options)) is not None)
+        with listing():
+            kind, place = _peek(store)
+        return kind(place, options)
+    store, pattern = named
+    if options.masks is not None:
+        raise OptionError(
+            f"masks names a folder parallel to one of images, and {url} is no folder: say --image-column "
+            "mask=COLUMN:mask, of tars mask=SUFFIX:mask"
+        )
+    place = Place(store, find_files(store, pattern))
+    kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
+    if pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, place.files[0].name):
+        kind = TableSource
+    return kind(place, options)
+
+
+def _peek(store: Store) -> tuple[type[Source], Place]:
+    """Return of which kind a folder is: of tars or of files of rows if it holds those and no images.
+
+    Tars lie in no folders: so a folder of class folders is not listed to its end to look for them.
+    """
+    objects, drawn, tars, rows = store.iter_objects(), list[ObjectInfo](), list[ObjectInfo](), list[ObjectInfo]()
+    is_flat: bool | None = None
+    for info in objects:
+        drawn.append(info)
+        if is_image_name(info.name):
+            return FolderSource, Place(store, (), itertools.chain(drawn, objects))
+        if is_flat is None:
+            is_flat = all(map(is_hidden, store.iter_folders()))
+        if info.name.lower().endswith(TarSource.suffixes) and is_flat and "/" not in info.name:
+            tars.append(info)
+        is_saved = posixpath.basename(info.name) in columnar.SAVED
+        if (is_saved or info.name.lower().endswith(ColumnarSource.suffixes)) and not any(
+            map(is_hidden, info.name.split("/"))
+        ):
+            rows.append(info)
+        if len(drawn) >= _MOST_PEEKED and not (is_flat or rows):
+            break
+    if tars:
+        return TarSource, Place(store, sorted(tars, key=lambda info: info.name))
+    if any(info.name.lower().endswith(ColumnarSource.suffixes) for info in rows):
+        return ColumnarSource, Place(store, rows, is_folder=True)
+    return FolderSource, Place(store, (), itertools.chain(drawn, objects))
 
 
 def named_files(url: str) -> tuple[Store, str] | None:

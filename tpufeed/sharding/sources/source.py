@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol
 
 from tpufeed.build.item import Item
 from tpufeed.dataset.classes import read_classes
@@ -106,15 +106,15 @@ class Place:
 
     Attributes:
         store: the folder.
-        pattern: names the files, in small letters; empty for a folder.
-        files: that the pattern names.
-        objects: what is in the folder, for one reading: who has read some to recognise it puts them back.
+        files: those that a user has named, or that were found in the folder.
+        objects: all that is in the folder, for one reading, if it is one of images.
+        is_folder: the files are all of a folder, not those of some name.
     """
 
     store: Store
-    pattern: str
-    files: list[ObjectInfo]
-    objects: Iterator[ObjectInfo]
+    files: Sequence[ObjectInfo]
+    objects: Iterator[ObjectInfo] = iter(())
+    is_folder: bool = False
 
 
 class Source(Protocol):
@@ -123,7 +123,7 @@ class Source(Protocol):
     Attributes:
         kind: its name.
         suffixes: of files that may be of this kind.
-        in_folders: a folder may be of this kind.
+        has_values: items may have further values, which become columns.
         labels_are_names: labels are names of folders, even those that look like numbers.
         spells_files: an item's `path` is one of several spellings of its file.
         numbers_rows: an item's `path` is the number of its row, which another image may have in a newer file.
@@ -134,7 +134,7 @@ class Source(Protocol):
 
     kind: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
-    in_folders: ClassVar[bool] = False
+    has_values: ClassVar[bool] = True
     labels_are_names: ClassVar[bool] = False
     spells_files: ClassVar[bool] = False
     numbers_rows: ClassVar[bool] = False
@@ -143,12 +143,12 @@ class Source(Protocol):
     contents: Contents = Contents()
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
-        """Raises OptionError for an option that this kind does not take, SourceError for what cannot be read."""
+        """Look at a place of this kind.
 
-    @classmethod
-    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
-        """Return the source at a place that has the suffix of this kind; None if it is of another kind."""
-        return cls(place, options)
+        Raises:
+            OptionError: an option that this kind does not take; or nobody can tell what is meant.
+            SourceError: it cannot be read.
+        """
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield all items, once; what is noticed meanwhile is added to `found`.

@@ -6,7 +6,7 @@ An image is read in place, by its offset within its tar: nothing is unpacked.
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -21,8 +21,6 @@ from tpufeed.sharding.sources.source import (
     Found,
     Place,
     Source,
-    is_hidden,
-    is_image_name,
     listing,
     show,
     splits_mentioned,
@@ -48,17 +46,12 @@ class TarSource(Source):
     each its own. What a file and a key say under one name has to be the same.
     """
 
-    kind, suffixes, in_folders = "tars", SUFFIXES, True
+    kind, suffixes = "tars", SUFFIXES
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by is not None:
             raise OptionError("tars are split by shares; shard those of each split apart to keep their splits")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
-
-    @classmethod
-    def recognise(cls, place: Place, options: ShardOptions) -> Self | None:
-        place.files = place.files if place.pattern else _only_tars(place.store)
-        return cls(place, options) if place.files else None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         store, options, empty = self._store, self._options, True
@@ -96,22 +89,6 @@ class TarSource(Source):
                 f"tars are called like splits ({', '.join(sorted(mentioned))}), and all of them become train: shard "
                 "those of each split apart, like 'train-*.tar'"
             )
-
-
-def _only_tars(store: Store) -> list[ObjectInfo]:
-    """The tars of a folder that holds some and no folders: cheap to know of a folder that holds class folders."""
-    infos = []
-    with listing():
-        if not all(map(is_hidden, store.iter_folders())):
-            return []
-        for info in store.iter_objects():
-            if "/" in info.name:
-                continue
-            if is_image_name(info.name):
-                return []
-            if info.name.lower().endswith(SUFFIXES):
-                infos.append(info)
-    return sorted(infos, key=lambda info: info.name)
 
 
 def _find_error(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") -> str:
