@@ -1,6 +1,7 @@
 """The manifest: what is written is read, what contradicts itself is refused, and the digest is of the content alone."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -15,10 +16,12 @@ from tpufeed.dataset.manifest import (
     Variant,
     decode_manifest,
     encode_manifest,
+    iter_warnings,
 )
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import DamageError, ManifestError, ManifestVersionError
 
+MB, GB = 10**6, 10**9
 SHARDS = (
     Shard("train-00000-of-00002.tfrecord", 1000, 0xDEADBEEF, 3, "1700000000000001"),
     Shard("train-00001-of-00002.tfrecord", 900, 17, 2),
@@ -291,3 +294,25 @@ def test_a_damaged_manifest_is_a_manifest_or_a_manifest_error(data):
         return
     assert isinstance(found.content_digest, str)
     assert found.tensor_shape is None or len(found.tensor_shape) == 3
+
+
+@pytest.mark.parametrize(
+    ("shards", "size_bytes", "hosts", "messages"),
+    [
+        (1, 128 * MB, 1, []),
+        (8, 8 * 10 * MB, 8, []),
+        (8, 8 * GB, 8, []),
+        (1, 1000, 1, []),  # there are no more images
+        (8, 8000, 8, []),
+        (0, 0, 4, ["split s is empty"]),
+        (3, 3 * 128 * MB, 4, [r"split s has fewer shards \(3\) than hosts \(4\)"]),
+        (100, 100 * MB, 1, [r"split s has 100 shards of 1\.00 MB, less than 10 MB; fewer and larger .*128MB"]),
+        (64, 64 * MB, 8, [r"64 shards of 1\.00 MB"]),
+        (2, 5 * GB, 1, [r"shards of 2\.5 GB; smaller ones .*128MB"]),
+        (2, 5 * GB, 4, ["than hosts", r"shards of 2\.5 GB"]),
+    ],
+)
+def test_what_is_said_of_a_split(shards, size_bytes, hosts, messages):
+    found = list(iter_warnings("s", shards, size_bytes, hosts))
+    assert len(found) == len(messages)
+    assert all(re.search(message, warning) for message, warning in zip(messages, found, strict=True)), found

@@ -116,13 +116,13 @@ def test_an_index_written_shard_by_shard_is_the_same_file(lengths, tmp_path):
     expected = encode_index([np.cumsum([0, *shard], dtype=np.uint64) for shard in lengths])
     writer = IndexWriter(tmp_path / "index.npy")
     for shard in lengths:
-        writer.add(shard)
+        writer.add(np.cumsum([0, *shard], dtype=np.uint64))
     assert writer.finish() == (len(expected), crc32c(expected))
     assert (tmp_path / "index.npy").read_bytes() == expected
 
 
 def test_writing_an_index_keeps_none_of_it(tmp_path):
-    writer, lengths = IndexWriter(tmp_path / "index.npy"), [100] * 1000
+    writer, lengths = IndexWriter(tmp_path / "index.npy"), np.arange(1001, dtype=np.uint64) * 100
     writer.add(lengths)
     tracemalloc.start()
     try:

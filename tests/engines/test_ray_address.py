@@ -109,7 +109,7 @@ def test_a_store_that_only_this_process_sees(tmp_path):
 
 
 def test_a_number_of_workers_beside_an_engine_that_has_its_own(tmp_path):
-    from tpufeed.build.destination import choose_engine
+    from tpufeed.engines.choice import choose_engine
 
     engine = RayEngine(workers=3)
     assert choose_engine(engine, None) is choose_engine(engine, 3) is engine

@@ -15,8 +15,8 @@ import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
 from tpufeed import cache
 from tpufeed.build.commit import read_report
-from tpufeed.build.destination import see_destination
 from tpufeed.build.plan import read_plan
+from tpufeed.build.worker import see_destination
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError
 from tpufeed.storage import reading

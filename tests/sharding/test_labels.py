@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufeed.dataset.classes import read_classes
+from tpufeed.dataset.naming import read_classes
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.labels import (
     are_renamed,

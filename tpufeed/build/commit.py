@@ -127,11 +127,6 @@ class Standing(NamedTuple):
     old: list[ObjectInfo]
     foreign: set[str]
 
-    @property
-    def old_bytes(self) -> int:
-        """Bytes that are free again once `old` is removed."""
-        return sum(info.size_bytes for info in self.old)
-
 
 def check_destination(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Standing:
     """Check that a build can begin or go on at `store`. Changes nothing.

@@ -172,7 +172,9 @@ def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
         with path.open("wb") as file:
             file.write(first)
             start, crc = len(first), crc32c(first)
-            for task in map(_mask_inputs, tasks):
+            for task in tasks:
+                inputs = (x if x.problem is None and not x.duplicate_of else _masked(x) for x in task.inputs)
+                task = msgspec.structs.replace(task, inputs=tuple(inputs))  # noqa: PLW2901  # what is written
                 line = msgspec.json.encode(task)
                 stop = start + len(line)
                 name = header.shard_names(task)[0]
@@ -390,14 +392,8 @@ def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
     return [f"{place} is {_say(there)} there and {_say(here)} here" for place, there, here in found if there != here]
 
 
-def _mask_inputs(task: Task) -> Task:
-    """A reject becomes a line of rejects.jsonl and is not read: the signed URLs of a table stay out of it."""
-    return msgspec.structs.replace(task, inputs=tuple(map(_mask_unread, task.inputs)))
-
-
-def _mask_unread(item: Item) -> Item:
-    if item.problem is None and not item.duplicate_of:
-        return item
+def _masked(item: Item) -> Item:
+    """Return an item that is not read: its line of rejects.jsonl has no signed URLs of a table."""
     problem = None if item.problem is None else (item.problem[0], mask_secrets(item.problem[1]))
     images = tuple(msgspec.structs.replace(image, file=url_identity(image.file)) for image in item.images)
     return msgspec.structs.replace(item, file=url_identity(item.file), problem=problem, images=images)

@@ -70,11 +70,6 @@ class Draft:
     refused: Counter[str] = field(default_factory=Counter)
     first_refused: Sequence[Reject] = ()
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all shards together, about."""
-        return sum(split.bytes for split in self.splits.values())
-
 
 class Recipe(Protocol):
     """One kind of build. A method with a body need not be overridden.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 
 import msgspec
 import numpy as np
@@ -36,24 +36,34 @@ from tpufeed.build.commit import (
     remove_old,
     remove_orphans,
 )
-from tpufeed.build.destination import check_space, choose_engine, refuse_source
 from tpufeed.build.digests import DigestWriter, Duplicates
 from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef, read_plan, with_access, write_plan
-from tpufeed.build.recipe import Preview, Recipe, SplitPreview
+from tpufeed.build.recipe import Draft, Preview, Recipe, SplitPreview
 from tpufeed.build.rejects import RejectBudget, Rejects, parse_budget, too_many
 from tpufeed.build.versions import publish
-from tpufeed.dataset.advice import iter_warnings, manifest_warnings
 from tpufeed.dataset.index import IndexWriter
-from tpufeed.dataset.manifest import IndexFile, Manifest, Markers, Part, Shard, Split, Variant, encode_manifest
+from tpufeed.dataset.manifest import (
+    IndexFile,
+    Manifest,
+    Markers,
+    Part,
+    Shard,
+    Split,
+    Variant,
+    encode_manifest,
+    iter_warnings,
+)
 from tpufeed.dataset.naming import MANIFEST, REJECTS, counted, index_name, part_folder, removals_name, report_name
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, several_labels
+from tpufeed.engines.choice import choose_engine
 from tpufeed.engines.engine import Done, Engine, Event, Job, Progress
 from tpufeed.errors import (
     BuildError,
     DamageError,
     DuplicateWriterError,
     ObjectNotFoundError,
+    OptionError,
     StoreError,
     TaskError,
     mask_secrets,
@@ -175,7 +185,7 @@ def run(  # noqa: PLR0913  # how a build is run
             if finished is not None:
                 dataset, duplicates = recipe.finish(finished)
                 said = () if duplicates is None else duplicates.warnings
-                return replace(finished_result(dataset), duplicates=duplicates, warnings=said)
+                return replace(_finished_result(dataset.url, dataset.manifest), duplicates=duplicates, warnings=said)
             with chosen.prepare(f"{recipe.worker}:run"):
                 return _build(recipe, destination, chosen, budget, overwrite, fsync, listener or (lambda _: None))
         except (DuplicateWriterError, BuildError):
@@ -224,7 +234,7 @@ def preview(  # as `run`
                 "Nothing was changed; mend the source"
             )
         if standing.plan is None:
-            check_space(store, draft.bytes, standing.old_bytes)
+            _check_space(store, draft, standing)
             check_names(store, draft.header, standing)
         header = draft.header if standing.plan is None else standing.plan.header  # which a run would join
         cache, variants = recipe.cache_info(header), len(header.variant_numbers)
@@ -240,7 +250,7 @@ def preview(  # as `run`
             source=recipe.source,
             destination=destination.url,
             splits=splits,
-            bytes=draft.bytes,
+            bytes=sum(split.bytes for split in splits.values()),
             variants=variants,
             classes=len(header.class_names),
             columns=draft.columns,
@@ -295,8 +305,13 @@ def _open(
     recipe: Recipe, dst: str | Path, max_rejects: str | int | None, workers: int | None, engine: Engine | str | None
 ) -> tuple[RejectBudget, Store, Engine]:
     budget, destination = parse_budget(max_rejects), open_store(dst, follow=False)
-    chosen = choose_engine(engine, workers, *recipe.stores, destination)
-    refuse_source(destination, *recipe.stores)
+    hidden = [store.url for store in (*recipe.stores, destination) if not store.shared]
+    chosen, places = choose_engine(engine, workers, hidden), list[PurePath]()
+    for store in (destination, *recipe.stores):
+        path = store.local_path(MANIFEST)
+        places.append(PurePosixPath(store.url) if path is None else PurePosixPath(os.path.realpath(path.parent)))
+    if places[0] in places[1:]:  # it would be read or removed by a later build
+        raise OptionError(f"{destination.url} is the source itself; take another destination")
     return budget, destination, chosen
 
 
@@ -313,6 +328,17 @@ def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, 
     if standing.plan is not None:
         recipe.check_joined(store, standing.plan)
     return store, standing
+
+
+def _check_space(store: Store, draft: Draft, standing: Standing) -> None:
+    """Raise BuildError if the shards do not fit, once what is to be removed is gone."""
+    free, wanted = store.free_bytes(), sum(split.bytes for split in draft.splits.values())
+    room = None if free is None else free + sum(info.size_bytes for info in standing.old)
+    if room is not None and wanted > room:
+        raise BuildError(
+            f"{store.url} has room for {room / 1e6:,.1f} MB; the shards will take about {wanted / 1e6:,.1f} MB. "
+            "Nothing was changed. Make room, take another destination, or store smaller images"
+        )
 
 
 def _at_work(recipe: Recipe, base: Dataset, part: Store, error: DuplicateWriterError) -> DuplicateWriterError:
@@ -346,9 +372,9 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
                 said = draft.warnings
                 if draft.header is None:
                     assert base is not None, "only a dataset that grows may have all samples already"
-                    nothing = replace(finished_result(base), skipped=draft.skipped, added=0, rejected={})
-                    return replace(nothing, warnings=said)
-                check_space(store, draft.bytes, standing.old_bytes)
+                    nothing = _finished_result(base.url, base.manifest)
+                    return replace(nothing, skipped=draft.skipped, added=0, rejected={}, warnings=said)
+                _check_space(store, draft, standing)
                 made = write_plan(folder / "plan", draft.header, draft.tasks)
             plan = put_plan(store, folder / "plan", made, standing)
     if plan is None:
@@ -400,7 +426,7 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
     try:
         rejects = Rejects(store, budget, images // len(plan.header.variant_numbers), plan.owner)
         pending, earlier = list[TaskRef](), 0
-        with ThreadPoolExecutor(available_cores(), "tpufeed-resume") as executor:
+        with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-resume") as executor:
             reports = executor.map(lambda ref: _trusted_report(store, plan.header, ref), plan.tasks)
             for ref, report in zip(plan.tasks, reports, strict=True):
                 if report is None:
@@ -434,14 +460,19 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
     except (BuildError, StoreError, DamageError):
         check_owner(store, plan.owner)  # another run may have removed what this one has missed
         raise
+    said = list[str]()
+    for name, split in manifest.splits.items():
+        shards = split.variants[0].shards
+        size_bytes = sum(shard.bytes for shard in shards)
+        said += iter_warnings(name, len(shards), size_bytes, manifest.options.get("hosts", 1))
     return replace(
-        finished_result(Dataset(store, manifest)),
+        _finished_result(store.url, manifest),
         seconds=time.monotonic() - start,
         earlier_images=earlier,
         ignored_files=plan.header.ignored_files,
         listed_twice=plan.header.listed_twice,
         retries=retries + store.retries,
-        warnings=(*manifest_warnings(manifest), *(() if duplicates is None else duplicates.warnings)),
+        warnings=(*said, *(() if duplicates is None else duplicates.warnings)),
         duplicates=duplicates,
         read_before=plan.header.read_before,
     )
@@ -459,12 +490,11 @@ def _iter_events(engine: Engine, job: Job, pending: list[TaskRef], store: Store)
         raise
 
 
-def finished_result(dataset: Dataset) -> BuildResult:
-    """The result of a build that an earlier run had finished: nothing was done."""
-    shards = [s for split in dataset.manifest.splits.values() for variant in split.variants for s in variant.shards]
-    images = sum(shard.records for shard in shards)
-    size, rejected = sum(shard.bytes for shard in shards), dict(dataset.manifest.rejects)
-    return BuildResult(dataset.url, dataset.manifest, 0.0, images, size, images, {}, rejected=rejected)
+def _finished_result(url: str, manifest: Manifest) -> BuildResult:
+    """Return the result of a build that an earlier run had finished: nothing was done."""
+    shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
+    images, size_bytes = sum(shard.records for shard in shards), sum(shard.bytes for shard in shards)
+    return BuildResult(url, manifest, 0.0, images, size_bytes, images, {}, rejected=dict(manifest.rejects))
 
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
@@ -526,7 +556,7 @@ class _Part:
             self.shards[variant].append(
                 Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths), shard.generation)
             )
-            self.indexes[variant].add(shard.lengths)
+            self.indexes[variant].add(np.cumsum([0, *shard.lengths], dtype=np.uint64))
 
     def finish(self, store: Store, owner: Owner) -> Split:
         """Put the indexes."""

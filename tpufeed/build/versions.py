@@ -345,7 +345,7 @@ def _put_index(  # noqa: PLR0913, PLR0917  # of one caller
         for start in range(starts[piece.start], starts[piece.stop], _BLOCK_ITEMS):
             stop = min(start + _BLOCK_ITEMS, starts[piece.stop])
             data = dataset.store.read_range(entry.index.name, header + start * ITEM_BYTES, header + stop * ITEM_BYTES)
-            writer.add_offsets(np.frombuffer(data, "<u8"))
+            writer.add(np.frombuffer(data, "<u8"))
     size, crc = writer.finish()
     name = version_index_name(split, None if base.manifest.cache is None else variant, number)
     put(base.store, name, path, None, size, crc)

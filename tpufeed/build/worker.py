@@ -3,22 +3,25 @@
 What differs between builds is where the records come from: `TaskContext.write` of each of them.
 """
 
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import msgspec
 
 from tpufeed.build.commit import Reject, Report, ShardReport, put, put_report, read_report
-from tpufeed.build.destination import see_destination
-from tpufeed.build.plan import Owner, PlanHeader, Task, TaskRef, read_task
+from tpufeed.build.plan import Owner, PlanHeader, Task, TaskRef, read_run_id, read_task
 from tpufeed.dataset.manifest import Markers
-from tpufeed.dataset.naming import counted
+from tpufeed.dataset.naming import PLAN, PROBE, counted
 from tpufeed.dataset.schema import record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines.engine import ProgressMeter, ReportProgress
+from tpufeed.errors import ManifestError, ObjectNotFoundError, StoreError
+from tpufeed.storage.reading import READS
 from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import Store
 
 
 class Output:
@@ -122,3 +125,28 @@ def reach(context: TaskContext, ref: TaskRef) -> dict[str, str]:
     destination = open_store(context.destination, follow=False)
     seen = see_destination(destination, context.header.run_id)
     return seen | context.see(read_task(destination, ref)) if seen else seen
+
+
+def see_destination(store: Store, run_id: str) -> dict[str, str]:
+    """The plan at the destination, by its URL, with the id of its run; empty where this host sees none.
+
+    One of another run than `run_id`, or that cannot be read, is looked at again: it may have been damaged on its way.
+
+    Raises:
+        StoreError: the store does not answer, or refuses to be read or written to.
+    """
+    seen = ""
+    for _ in range(READS):
+        try:
+            seen = read_run_id(store)
+        except ObjectNotFoundError:
+            return {}
+        except ManifestError:
+            seen = "unreadable"
+        if seen == run_id:
+            break
+    name = f"{PROBE}-{secrets.token_hex(8)}"
+    probe = store.put(name, b"")
+    with suppress(StoreError):  # who may create objects may not be allowed to remove them
+        store.delete(name, probe.version)
+    return {f"{store.url}/{PLAN}": seen}

@@ -19,10 +19,9 @@ from crc32c import crc32c
 from tpufeed import __version__
 from tpufeed.dataset.adopt_keys import NONE, BoxesOf, FirstRecord, choose_keys, glimpse, make_features
 from tpufeed.dataset.adopt_scan import Contents, Keys, ShardScan, iter_records, scan_shard
-from tpufeed.dataset.classes import read_classes
 from tpufeed.dataset.index import encode_index, is_index_of
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
-from tpufeed.dataset.naming import MANIFEST, index_name
+from tpufeed.dataset.naming import MANIFEST, index_name, read_classes
 from tpufeed.dataset.object_boxes import Told
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import OBJECT_XMIN, UNMOVED

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpufeed.dataset.advice import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.dataset.index import Offsets
 from tpufeed.dataset.object_boxes import Told, tell_image
 from tpufeed.dataset.schema import OBJECT_TEXT, OBJECT_XMIN
+from tpufeed.dataset.tfrecord_files import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.dataset.walk import Walker
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.header import sniff

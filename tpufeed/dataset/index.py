@@ -74,12 +74,8 @@ class IndexWriter:
         with self._open("xb") as file:
             file.write(bytes(NPY_HEADER_BYTES))
 
-    def add(self, lengths: Sequence[int]) -> None:
-        """Append a shard, by the bytes of its records. Raises StoreError."""
-        self.add_offsets(np.cumsum([0, *lengths], dtype=_ITEM))
-
-    def add_offsets(self, offsets: Offsets) -> None:
-        """Append offsets as they stand in another index: those of shards, or parts of those. Raises StoreError."""
+    def add(self, offsets: Offsets) -> None:
+        """Append offsets: those of shards, or parts of those. Raises StoreError."""
         self._count += len(offsets)
         with self._open("ab") as file:
             file.write(offsets.astype(_ITEM, copy=False).tobytes())

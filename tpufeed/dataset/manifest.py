@@ -17,6 +17,7 @@ from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
 FORMAT = "tpufeed-dataset"
 FORMAT_VERSION = 1
+_SMALL_BYTES, _GOOD_BYTES, _LARGE_BYTES = 10 * 10**6, 128 * 10**6, 10**9  # of a shard
 GROWN_VERSION = 2  # of manifests of datasets that have grown
 _IMAGE_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _FILE_BYTES = 1 << 53  # files end there, and so do JSON's whole numbers in most other programs
@@ -340,6 +341,23 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     for problem in _iter_problems(manifest):
         raise ManifestError(f"{where}: {problem}. The file was edited or damaged; build the dataset again")
     return manifest
+
+
+def iter_warnings(split: str, shards: int, size_bytes: float, hosts: int) -> Iterator[str]:
+    """Say what would serve training better, of the shards of one split, which hold `size_bytes` together."""
+    if not shards:
+        yield f"split {split} is empty: no input falls into it"
+        return
+    if shards < hosts:
+        yield f"split {split} has fewer shards ({shards}) than hosts ({hosts}): some will read nothing; add images"
+    mean, fewest = size_bytes / shards, hosts * max(1, round(size_bytes / _GOOD_BYTES / hosts))
+    if mean > _LARGE_BYTES:
+        yield f"split {split} has shards of {mean / 1e9:.1f} GB; smaller ones stream better: --shard-size 128MB"
+    elif mean < _SMALL_BYTES and fewest < shards:
+        yield (
+            f"split {split} has {shards} shards of {mean / 1e6:.2f} MB, less than 10 MB; fewer and larger ones are "
+            "read faster: --shard-size 128MB"
+        )
 
 
 def _iter_problems(manifest: Manifest) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """Foreign TFRecord files: which of a folder's files they are, and which split each belongs to. By names alone."""
 
 import itertools
+import posixpath
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -24,6 +26,9 @@ _SPLIT_WORDS = frozenset(
     ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
 )
 _DEFAULT_SPLIT = "train"
+_UNPACKERS = {"gz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "zst": "unzstd"}
+_MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0", "zst": b"\x28\xb5\x2f\xfd"}
+MAGIC_BYTES = 6
 
 
 class ForeignFiles(NamedTuple):
@@ -124,6 +129,31 @@ def is_tfrecord_name(name: str) -> bool:
 def adopt_advice(url: str) -> str:
     """Say what to do with TFRecords where a dataset, or images, were expected."""
     return f"TFRecords that another tool wrote become a dataset by: tpufeed adopt {url} --to DATASET"
+
+
+def unpack_beside(url: str) -> str:
+    """Return the command that unpacks a file next to itself, by its ending; after a copy, if it is not local."""
+    first, path = _copied(url)
+    ending = path.rpartition(".")[2].lower()
+    if ending == "zip":
+        return f"{first}unzip {shlex.quote(path)} -d {shlex.quote(path[: -len('.zip')])}"
+    return f"{first}{_UNPACKERS['gz' if ending == 'tgz' else ending]} -k {shlex.quote(path)}"
+
+
+def unpack_elsewhere(url: str, head: bytes) -> str:
+    """Return the command that unpacks a file of any name into a folder; "" if its first bytes are of no such file."""
+    kind = next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
+    if kind is None:
+        return ""
+    first, path = _copied(url)
+    name = posixpath.basename(path).removesuffix(f".{kind}")
+    into = shlex.quote(f"unpacked/{name}")
+    return f"{first}mkdir -p unpacked && {_UNPACKERS[kind]} -c < {shlex.quote(path)} > {into}"
+
+
+def _copied(url: str) -> tuple[str, str]:
+    """Return what is to be done before, and the path of the file then."""
+    return ("", url) if "://" not in url else ("copy it to this machine, then: ", posixpath.basename(url))
 
 
 def _stem(name: str) -> str | None:

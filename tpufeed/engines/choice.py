@@ -55,6 +55,27 @@ def make_engine(
     return ProcessEngine(count) if count > 1 else SerialEngine()
 
 
+def choose_engine(engine: Engine | str | None, workers: int | None, hidden: Sequence[str] = ()) -> Engine:
+    """Return the engine that is asked for; `hidden` are URLs of stores that only this process sees.
+
+    Raises:
+        OptionError: no such engine, a number of workers below one or other than that of an `Engine`, or a store that no
+            worker of the engine sees.
+        MissingExtraError: the engine is not installed.
+    """
+    if isinstance(engine, str | None):
+        found, name = make_engine(engine, workers), engine
+    else:
+        found, name = engine, type(engine).__name__
+        if workers not in (None, getattr(engine, "workers", None)):
+            raise OptionError(f"workers={workers} is not for engine={name}, which says itself how many it takes")
+    if not hidden or isinstance(found, SerialEngine):
+        return found
+    if engine in (None, LOCAL):
+        return SerialEngine()
+    raise OptionError(f"only this process sees {hidden[0]}, and no worker of engine={name!r} does")
+
+
 class SerialEngine:
     """An `Engine` without parallelism."""
 

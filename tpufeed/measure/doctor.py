@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Annotated, TypeVar
 
 import tpufeed
-from tpufeed.dataset.advice import iter_warnings
+from tpufeed.dataset.manifest import iter_warnings
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.images import HorizontalFlip

@@ -6,8 +6,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Literal
 
-from tpufeed.dataset.classes import read_classes
-from tpufeed.dataset.naming import check_split_name
+from tpufeed.dataset.naming import check_split_name, read_classes
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import (

@@ -8,8 +8,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from tpufeed.dataset.advice import unpack_beside
-from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
+from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name, unpack_beside
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources import columnar

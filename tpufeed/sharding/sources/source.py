@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 from tpufeed.build.item import Item
-from tpufeed.dataset.classes import read_classes
+from tpufeed.dataset.naming import read_classes
 from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tpufeed.build.item import ImageRef, Item
-from tpufeed.dataset.advice import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.dataset.naming import count_ending
+from tpufeed.dataset.tfrecord_files import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.source import (
