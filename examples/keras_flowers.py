@@ -144,7 +144,8 @@ def main(options):
         tpufeed.cache.warmup(url, options.cache, size=options.size, variants=2)
     is_cache = dataset.manifest.cache is not None
     live = None if is_cache or options.cache else [RandomResizedCrop(size=options.size), HorizontalFlip()]
-    feed = tpufeed.Loader(options.cache or url, batch_size=batch, ops=live, seed=options.seed).to_tf()
+    loader = tpufeed.Loader(options.cache or url, batch_size=batch, ops=live, seed=options.seed)
+    feed = loader.to_tf()
     fixed = None if is_cache else [Resize(options.size), CenterCrop(options.size)]
     val = tpufeed.Loader(url, "val", batch_size=batch, ops=fixed, shuffle=False, remainder="pad").to_tf()
     # The mask that says what is padding becomes Keras' sample weight; under a strategy that must be a number.
@@ -161,7 +162,7 @@ def main(options):
     print(f"{strategy.num_replicas_in_sync} cores, {len(feed)} steps of {batch} an epoch", flush=True)
     weights = dataset.class_weights("train")  # of classes that are rarer, samples weigh more
     backup = keras.callbacks.BackupAndRestore(str(options.out / "backup"), delete_checkpoint=False)
-    place = tpufeed.keras_state(feed, options.out / "feed.json")  # behind what restores the weights
+    place = tpufeed.keras_state(loader, options.out / "feed.json")  # behind what restores the weights
     given = {"epochs": options.epochs, "class_weight": weights, "callbacks": [Report(batch), backup, place]}
     history = model.fit(feed, validation_data=val, shuffle=False, verbose=0, **given)
     if not history.epoch:
