@@ -24,7 +24,7 @@ from tpufeed.build.item import Item
 from tpufeed.build.plan import write_plan
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.plan import SizeEstimate, plan_shards
+from tpufeed.sharding.recipe import SizeEstimate, plan_shards
 from tpufeed.sharding.sources.source import Source
 folder, count, classes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 class MadeUp(Source):

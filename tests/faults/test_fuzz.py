@@ -453,17 +453,12 @@ def fuzz_source(examples, valid, name, read):
 
 def items_of(kind, name):
     """Return what reads the items of a file at a store."""
-    return lambda store: list(
-        kind(Place(store, name, [store.stat(name)], iter(())), ShardOptions()).iter_items(Found())
-    )
+    return lambda store: list(kind(Place(store, [store.stat(name)]), ShardOptions()).iter_items(Found()))
 
 
 @counts(150)
 def test_tars(examples):
-    def read(store):
-        list(TarSource(Place(store, [store.stat("x.tar")]), ShardOptions()).iter_items(Found()))
-
-    fuzz_source(examples, a_tar(), "x.tar", read)
+    fuzz_source(examples, a_tar(), "x.tar", items_of(TarSource, "x.tar"))
 
 
 TABLES = {
@@ -471,11 +466,6 @@ TABLES = {
     "t.tsv": b"path\tlabel\nx.jpg\t1\n\ny.jpg\t2\n",
     "t.jsonl": b'{"path": "x.jpg", "label": 1, "v": [1.5, 2]}\n\n{"path": "y.jpg", "label": "\\u00e9", "z": null}\n',
 }
-
-
-def read_table(store, name):
-    place = Place(store, [store.stat(name)])
-    return list(TableSource(place, ShardOptions()).iter_items(Found()))
 
 
 @pytest.mark.parametrize("name", TABLES)

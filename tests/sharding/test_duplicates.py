@@ -26,7 +26,7 @@ from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, PLAN, report_name
 from tpufeed.errors import DuplicateWriterError, ManifestError, OptionError, TooManyRejectsError
 from tpufeed.sharding.duplicates import _groups
-from tpufeed.sharding.plan import cut
+from tpufeed.sharding.recipe import cut
 from tpufeed.storage.local import LocalStore
 
 SHARES = "train=0.7,val=0.3"

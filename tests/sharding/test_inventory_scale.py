@@ -10,7 +10,7 @@ from tests.sharding.listed import Listed
 from tpufeed.build.item import Item
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.plan import SizeEstimate, plan_shards
+from tpufeed.sharding.recipe import SizeEstimate, plan_shards
 
 ROWS = 6_000  # more than are taken from the source at once
 

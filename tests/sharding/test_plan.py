@@ -16,7 +16,7 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import OptionError
 from tpufeed.sharding.inventory import Inventory, input_digest, split_of
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.plan import SizeEstimate, plan_shards
+from tpufeed.sharding.recipe import SizeEstimate, plan_shards
 from tpufeed.storage.local import LocalStore
 
 SPLITS = st.sampled_from([{"train": 1.0}, {"train": 0.9, "val": 0.1}, {"a": 0.5, "b": 0.3, "c": 0.2}])

@@ -21,9 +21,9 @@ from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import OPS
 from tpufeed.images.policy import load_image
 from tpufeed.loaders.columns import iter_flip_warnings
-from tpufeed.sharding.inputs import Files, InputFeatures, iter_taken
+from tpufeed.sharding.inputs import Files, iter_taken
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.worker import see_inputs
+from tpufeed.sharding.worker import SampleMaker, see_inputs
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.example import (
@@ -262,7 +262,7 @@ class RawSource:
             yield Listing(samples, inventory.features, facts, inventory)
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
-        features = InputFeatures(header.features, header.class_names)
+        make = SampleMaker(header.features, header.class_names, self.options.images, header.options)
 
         def take(item: Item, data: Sequence[bytes]) -> tuple[bytes | Pixels, tuple[str, ...]]:
             return load_image(data[0], self.options.images, item.path)
@@ -272,8 +272,8 @@ class RawSource:
                 yield Reject(item.path, taken.reason, str(taken))
                 continue
             image, odd = taken
-            label = item.label if features.labelled and not features.several_labels else None
-            yield Sample(number, item.path, image, label, encode_entries(features(item)), odd, item.labels)
+            label = item.label if make.labelled and not make.several_labels else None
+            yield Sample(number, item.path, image, label, encode_entries(make.features(item)), odd, item.labels)
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:

@@ -1,28 +1,22 @@
 """`append`: new images become the next version of a dataset."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tpufeed.build.commit import find_finished
 from tpufeed.build.plan import Plan, differing_options
-from tpufeed.build.recipe import Draft
 from tpufeed.build.run import BuildResult, ProgressListener, run
 from tpufeed.build.versions import check_base, check_class_names, follows
-from tpufeed.dataset.naming import DIGESTS, REJECTS
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.writer import check_writable
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import DatasetNotFoundError, OptionError
 from tpufeed.options import Names, checked
-from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.options import POLICIES, ROLES, Handling, Role, ShardOptions
-from tpufeed.sharding.plan import draft_shards
 from tpufeed.sharding.recipe import ShardRecipe
-from tpufeed.sharding.sources.coco import is_coco
+from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.storage.store import Store
 
@@ -133,7 +127,6 @@ class AppendRecipe(ShardRecipe):
                 f"{destination.url}"
             )
         self.standing = StandingDataset(base)
-        self.parts = self.standing.parts
         options = self.options = self._asked or options_of(base, self.source, self._given, self._unset)
         there, here = _deciding(base.manifest.options), _deciding(options.to_dict())
         self.different = {name: here.get(name) for name in {**there, **here} if there.get(name) != here.get(name)}
@@ -145,19 +138,6 @@ class AppendRecipe(ShardRecipe):
         check_writable(destination)
         check_base(base)
         self.identity, self.warnings = options.to_dict() | follows(base), options.warnings
-
-    @contextmanager
-    def draft(self, is_preview: bool) -> Iterator[Draft]:
-        """List the source without what the dataset has already."""
-        with take_inventory(self.source, self.options, self.standing) as inventory:
-            if not is_preview:
-                inventory.prepare(self.options)
-            said = tuple(_iter_warnings(inventory))
-            if inventory.count == inventory.dropped:
-                yield Draft(header=None, skipped=inventory.skipped + inventory.dropped, warnings=said)
-                return
-            draft = draft_shards(inventory, self.options, self.source, self.identity, is_preview)
-            yield replace(draft, warnings=said)
 
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan keeps the ids of classes, too."""
@@ -186,7 +166,7 @@ def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequ
     both = sorted(left_out & given.keys())
     if both:
         raise OptionError(f"{both[0]} is given, and to be unset; leave out either")
-    is_of_coco = is_coco(source) or is_coco(str(stored.get("source")))
+    is_of_coco = any(url.lower().endswith(COCO_SUFFIXES) for url in (source, str(stored.get("source"))))
     places = {Role.PLACE, Role.COCO_PLACE} if is_of_coco else {Role.PLACE}
     inherited = {name for name, role in ROLES.items() if role not in places} - left_out
     options: dict[str, Any] = {
@@ -215,21 +195,3 @@ def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequ
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in options.items() if name not in _OF_SOURCE}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-
-def _iter_warnings(inventory: Inventory) -> Iterator[str]:
-    if inventory.rejected_before:
-        yield (
-            f"{inventory.rejected_before:,} inputs are left out, as this dataset has rejected them before and they are "
-            f"as they were; the {REJECTS} of its versions name them"
-        )
-    if inventory.compared_by_size:
-        yield (
-            f"{inventory.compared_by_size:,} images were compared with those of the dataset by path and size alone, as "
-            f"there are no digests of them ({DIGESTS})"
-        )
-    if inventory.renewed:
-        yield (
-            f"{inventory.renewed:,} images have the path of an image in the dataset and other content: they are added, "
-            "and the older ones stay"
-        )

@@ -68,14 +68,12 @@ def declare(boxes: str | None, keypoints: str | None, columns: Sequence[Declared
     return tuple(declared.values())
 
 
-def parse_pairs(flip_pairs: str | Sequence[Sequence[int]] | None) -> FlipPairs | None:
-    """Return the pairs of "1:2,3:4", or of a list of them, of "none" no pairs; None if nothing is said.
+def parse_pairs(flip_pairs: str | Sequence[Sequence[int]]) -> FlipPairs:
+    """Return the pairs of "1:2,3:4", or of a list of them, of "none" no pairs.
 
     Raises:
         OptionError: it is neither.
     """
-    if flip_pairs is None:
-        return None
     pairs: Any = flip_pairs
     if isinstance(flip_pairs, str):
         pairs = [] if flip_pairs == "none" else [each.split(":") for each in flip_pairs.split(",")]
@@ -164,10 +162,6 @@ class BoxMover:
         owner = None if self._boxes is None else self._boxes.name
         self._owned = [spec for spec in features if owner is not None and spec.of == owner]
         self._form, self._relative = (FORMATS[0], False) if box_format is None else check_format(box_format)
-
-    def __bool__(self) -> bool:
-        """Return true where samples have boxes or keypoints."""
-        return self._boxes is not None or bool(self._points)
 
     def has_any(self, features: Mapping[str, Feature]) -> bool:
         """Return true for a sample with a box or keypoint."""

@@ -1,4 +1,4 @@
-"""Read the inputs of a task: find their files, read the bytes, make something of each, give the other features."""
+"""Read the inputs of a task: find their files, read the bytes, make something of each."""
 
 import itertools
 from collections.abc import Callable, Generator, Sequence
@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing
 from typing import TypeVar
 
 from tpufeed.build.item import ImageRef, Item
-from tpufeed.dataset.schema import FILENAME, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import (
     AccessError,
     BuildError,
@@ -19,12 +18,10 @@ from tpufeed.errors import (
     TpufeedError,
     UnavailableError,
 )
-from tpufeed.sharding.columns import decode_values
 from tpufeed.sharding.row_groups import RowStore, name_row
 from tpufeed.storage.reading import settle
 from tpufeed.storage.registry import open_store, url_scheme
 from tpufeed.storage.store import ObjectInfo, Span, Store, check_name, read_span
-from tpufeed.tfrecord.example import Feature
 
 T = TypeVar("T")
 _STATS_AT_ONCE = 32
@@ -98,28 +95,6 @@ class Files:
             return error
         except UnicodeEncodeError:  # the row's path is refused
             return None
-
-
-class InputFeatures:
-    """The features of inputs besides image, label, sizes, format and further images."""
-
-    def __init__(self, features: Sequence[FeatureSpec], class_names: Sequence[str]) -> None:
-        label = next((feature for feature in features if feature.name == LABEL), None)
-        self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
-        self._names = [name.encode() for name in class_names]
-        further = features[len(record_schema(self.labelled)) :]  # as many where labels are lists
-        self._further = [feature for feature in further if not feature.is_picture]
-
-    def __call__(self, item: Item) -> dict[str, Feature]:
-        rest = {FILENAME: Feature("bytes", (item.path.encode(),))}
-        if self.several_labels:
-            rest[LABEL] = Feature("int64", item.labels)
-            rest[TEXT] = Feature("bytes", [self._names[label] for label in item.labels])
-        elif self.labelled:
-            rest[TEXT] = Feature("bytes", (self._names[item.label],))
-        if self._further:
-            rest |= decode_values(item.columns, self._further)
-        return rest
 
 
 def iter_taken(

@@ -110,7 +110,7 @@ class Inventory:
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
             f"PRAGMA cache_size=-{_CACHE_BYTES >> 10};"
         )
-        self.query = self.database.execute
+        self.query, self.close = self.database.execute, self.database.close
         self.database.create_function("file_of_row", 1, file_of_row, deterministic=True)
         self.database.create_function("identity_of", 1, lambda file: identity_of(self.base, file), deterministic=True)
         try:
@@ -129,7 +129,9 @@ class Inventory:
     def _read(self, source: Source) -> None:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
         declared = contents.declared if standing is None else standing.declare(contents.declared)
-        found, types, splits = Found(), ColumnTypes(declared, contents.box_columns), set[str]()
+        found, splits, types = Found(), set[str](), None
+        if source.has_values or declared:
+            types = ColumnTypes(declared, contents.box_columns)
         labels, list_lengths = Counter[Label](), set[int]()
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
@@ -145,10 +147,11 @@ class Inventory:
                     list_lengths.add(len(item.label_name))
                 else:
                     labels[item.label_name] += 1
-                values, wrong = types.learn(item.values)
                 learnt = item
-                if values is not None or wrong is not None:
-                    learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
+                if types is not None:
+                    values, wrong = types.learn(item.values)
+                    if values is not None or wrong is not None:
+                        learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
                 lines.append(_to_line(learnt, options.seed, shares, base))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
             if source.splits:
@@ -167,7 +170,7 @@ class Inventory:
             *found.notes,
             *source.iter_warnings(found, self.classes.names, columns, self.labelled),
             *iter_class_warnings(labels, self.classes, source.labels_are_names or contents.class_names is not None),
-            *types.iter_warnings(),
+            *(() if types is None else types.iter_warnings()),
         )
         if standing is not None:
             skip_rejected(self)
@@ -235,7 +238,7 @@ class Inventory:
         self,
         labels: Counter[Label],
         list_lengths: set[int],
-        types: ColumnTypes,
+        types: ColumnTypes | None,
         contents: Contents,
         are_names: bool,
     ) -> None:
@@ -253,10 +256,16 @@ class Inventory:
             alone = self.query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
             list_lengths.update(number for (number,) in alone)
             del labels[None]
-        self.classes = self._find_classes(labels, contents.class_names, are_names) if self.labelled else Classes((), {})
+        said = contents.class_names
+        if not self.labelled:
+            self.classes = Classes((), {})
+        elif standing is None:
+            self.classes = make_classes(labels, said, are_names)
+        else:
+            self.classes = self._grow_classes(standing, labels, said, are_names)
         several = (min(list_lengths, default=0), max(list_lengths, default=0)) if self.several_labels else None
         own = record_schema(self.labelled, several, contents.boxes)
-        columns = types.schema(needs_all=standing is None)
+        columns = () if types is None else types.schema(needs_all=standing is None)
         features = (*own, *columns, *(picture.spec for picture in options.pictures))
         are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
         pairs = contents.pairs
@@ -264,18 +273,20 @@ class Inventory:
             pairs = standing.flip_pairs if pairs is None else pairs
         elif pairs is not None and contents.keypoints is None:
             raise OptionError("flip_pairs are of keypoints; say which column holds them: --keypoints COLUMN")
-        self.features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
+        if types is not None:  # boxes are columns
+            features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
+        self.features = features
         if options.names == "kaggle":
             self.features = kaggle_keys(self.features)
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if standing is not None:
             self._check_columns(standing)
 
-    def _find_classes(self, labels: Counter[Label], said: tuple[str, ...] | None, are_names: bool) -> Classes:
-        """Return the classes; those of a dataset that grows keep their ids, whatever numbers the source gives them."""
-        if self.standing is None:
-            return make_classes(labels, said, are_names)
-        known, fixed = self.standing.manifest.class_names, self.options.class_names
+    def _grow_classes(
+        self, standing: StandingDataset, labels: Counter[Label], said: tuple[str, ...] | None, are_names: bool
+    ) -> Classes:
+        """Return the classes; those of the dataset keep their ids, whatever numbers the source gives them."""
+        known, fixed = standing.manifest.class_names, self.options.class_names
         own = None if said == fixed else said  # the source has a list itself
         if fixed is None:
             return extend_classes(labels, known, are_names, own)
@@ -299,22 +310,18 @@ class Inventory:
             )
         join_features(standing.manifest.features, self.features)
 
-    def count_reads(self, options: ShardOptions) -> int:
+    def count_reads(self) -> int:
         """Return how many images `prepare` reads."""
-        if not options.split_by_content and options.duplicates != "drop":
-            return 0
-        return int(self.query(f"SELECT COUNT(*) FROM ({rows_to_read(self, options)})").fetchone()[0])
+        return int(self.query(f"SELECT COUNT(*) FROM ({rows_to_read(self)})").fetchone()[0])
 
-    def prepare(self, options: ShardOptions) -> None:
+    def prepare(self) -> None:
         """Read what has to be read before the plan: to deal inputs to splits by content, and to drop duplicates.
 
         `digest` stays that of all inputs of the source, so that a finished build is recognised without this.
         """
-        if not options.split_by_content and options.duplicates != "drop":
-            return
-        statement = rows_to_read(self, options)
+        options = self.options
         why = "deal images to splits by content" if options.split_by_content else "find duplicates"
-        self.read_before = read_digests(self, statement, why)
+        self.read_before = read_digests(self, rows_to_read(self), why)
         if options.split_by_content and options.split_shares is not None:
             shares = options.split_shares  # one that cannot be read stays where its path is
             self.database.create_function("split_of", 1, lambda digest: split_of(digest.hex(), shares))
@@ -323,12 +330,8 @@ class Inventory:
                 "WHERE rowid IN (SELECT row FROM digests)"
             )
         if options.duplicates == "drop":
-            drop_duplicates(self, options)
+            drop_duplicates(self)
         self._sum_up()
-
-    def close(self) -> None:
-        """Give the file up; its folder's owner removes it."""
-        self.database.close()
 
     def largest(self, slope: float, intercept: float) -> tuple[str, int]:
         """Path and size of the largest record, where it takes `slope` times the file, `intercept` and the rest."""
@@ -376,7 +379,7 @@ class Inventory:
             problem=problem,
             label=number,
             labels=numbers,
-            columns=encode_values(item.values, self.schema),
+            columns=encode_values(item.values, self.schema) if self.schema else (),
         )
 
 

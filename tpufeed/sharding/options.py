@@ -146,14 +146,15 @@ class ShardOptions:
             **policy,
         )
         columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
+        has_marks, has_pictures = bool(self.boxes or self.keypoints), bool(self.image_columns or self.masks is not None)
         for name, value in (
             ("size_bytes", size_bytes),
             ("split_shares", None if self.shares is None else parse_shares(self.shares)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
-            ("declared", declare(self.boxes, self.keypoints, columns)),
-            ("pairs", parse_pairs(self.flip_pairs)),
-            ("pictures", parse_pictures(self.image_columns, self.masks is not None)),
+            ("declared", declare(self.boxes, self.keypoints, columns) if has_marks else tuple(columns)),
+            ("pairs", None if self.flip_pairs is None else parse_pairs(self.flip_pairs)),
+            ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
 
@@ -168,25 +169,15 @@ class ShardOptions:
             "(docs/install.md)",
         )
 
+    @property
+    def sizes_differ(self) -> bool:
+        """True if records may have other sizes than their files."""
+        return self.presize is not None or self.encode != "keep" or self.images.greyscale == "rgb"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""
         images = self.images.to_dict()
-        return {
-            **({"shard_bytes": self.size_bytes} if self.shards is None else {"shards": self.shards}),
-            "hosts": self.hosts,
-            "split": self.split_shares,
-            "split_by": self.split_by,
-            "image": self.image,
-            "label": self.label,
-            "classes": self.class_names,
-            "seed": self.seed,
-            **{name.removesuffix("_px"): value for name, value in images.items()},
-            **{name: value for name, value in self._further().items() if value},
-        }
-
-    def _further(self) -> dict[str, Any]:
-        """Options that stand in plan and manifest only where they are given."""
-        return {
+        further = {  # are in plan and manifest only if they are given
             "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
             "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
@@ -199,6 +190,18 @@ class ShardOptions:
             "split_by_content": self.split_by_content,
             "names": "kaggle" if self.names == "kaggle" else None,
             "keeps_classes": self.keeps_classes,
+        }
+        return {
+            **({"shard_bytes": self.size_bytes} if self.shards is None else {"shards": self.shards}),
+            "hosts": self.hosts,
+            "split": self.split_shares,
+            "split_by": self.split_by,
+            "image": self.image,
+            "label": self.label,
+            "classes": self.class_names,
+            "seed": self.seed,
+            **{name.removesuffix("_px"): value for name, value in images.items()},
+            **{name: value for name, value in further.items() if value},
         }
 
 

@@ -12,12 +12,11 @@ import msgspec
 from tpufeed import __version__
 from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
 from tpufeed.build.item import Item, decode_item
-from tpufeed.dataset.naming import DUPLICATES
+from tpufeed.dataset.naming import DIGESTS, DUPLICATES, REJECTS
 from tpufeed.errors import ImageError
 from tpufeed.sharding.inputs import Files, iter_read, iter_taken
-from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sample import SampleMaker
 from tpufeed.sharding.standing import StandingDataset, fate_of
+from tpufeed.sharding.worker import SampleMaker
 
 if TYPE_CHECKING:
     from tpufeed.sharding.inventory import Inventory
@@ -144,10 +143,29 @@ def skip_rejected(inventory: "Inventory") -> None:
     ).fetchone()
 
 
-def rows_to_read(inventory: "Inventory", options: ShardOptions) -> str:
+def iter_growth_warnings(inventory: "Inventory") -> Iterator[str]:
+    """Yield sentences on what a growing dataset has already, or had before."""
+    if inventory.rejected_before:
+        yield (
+            f"{inventory.rejected_before:,} inputs are left out, as this dataset has rejected them before and they are "
+            f"as they were; the {REJECTS} of its versions name them"
+        )
+    if inventory.compared_by_size:
+        yield (
+            f"{inventory.compared_by_size:,} images were compared with those of the dataset by path and size alone, as "
+            f"there are no digests of them ({DIGESTS})"
+        )
+    if inventory.renewed:
+        yield (
+            f"{inventory.renewed:,} images have the path of an image in the dataset and other content: they are added, "
+            "and the older ones stay"
+        )
+
+
+def rows_to_read(inventory: "Inventory") -> str:
     """Return the query of the rows whose images `Inventory.prepare` reads."""
     unread = "SELECT rowid FROM inputs WHERE reason IS NULL AND rowid NOT IN (SELECT row FROM digests)"
-    if options.split_by_content:
+    if inventory.options.split_by_content:
         return unread
     taken = f"SELECT bytes FROM known WHERE digest IS NOT NULL AND outcome = {TAKEN[0]}"
     unsure = "SELECT 1 FROM inputs WHERE is_estimate"
@@ -160,7 +178,7 @@ def rows_to_read(inventory: "Inventory", options: ShardOptions) -> str:
     return f"{unread} AND bytes IN ({sizes})"
 
 
-def drop_duplicates(inventory: "Inventory", options: ShardOptions) -> None:
+def drop_duplicates(inventory: "Inventory") -> None:
     """Leave out all but the first, by path, of inputs whose images are the same bytes.
 
     One in the dataset that grows goes before all new ones. What is left out stays among the inputs, without a size: so
@@ -172,6 +190,7 @@ def drop_duplicates(inventory: "Inventory", options: ShardOptions) -> None:
     ordered = inventory.query(
         f"SELECT row, digest, item FROM digests JOIN inputs ON inputs.rowid = row ORDER BY digest, {inventory.ORDER}"
     )
+    options = inventory.options
     make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.to_dict())
     files = Files(inventory.base)
     in_dataset = f"SELECT 1 FROM known WHERE digest = ? AND outcome = {TAKEN[0]} LIMIT 1"

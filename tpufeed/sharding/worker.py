@@ -1,9 +1,10 @@
-"""One task of a sharding: read its inputs, and store their images."""
+"""One task of a sharding: the bytes of its inputs' files become what records hold."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from tpufeed.build.commit import Reject
 from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
@@ -11,19 +12,154 @@ from tpufeed.build.item import Item
 from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.build.worker import Output, TaskContext, reach, run
 from tpufeed.dataset.manifest import Markers
-from tpufeed.dataset.schema import LABEL
+from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import AccessError, BuildError, ImageError, UnavailableError
-from tpufeed.images.policy import ImagePolicy
+from tpufeed.images.geometry import Geometry
+from tpufeed.images.masks import store_mask
+from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
+from tpufeed.sharding.boxes import BoxMover
+from tpufeed.sharding.columns import decode_values
 from tpufeed.sharding.inputs import Files, iter_taken
-from tpufeed.sharding.sample import SampleMaker, StoredSample
 from tpufeed.storage.store import ObjectInfo
-from tpufeed.tfrecord.example import encode_entries
+from tpufeed.tfrecord.example import Feature, encode_entries
 
-__all__ = ["DROPPED", "ShardContext", "reach", "run", "see_inputs"]  # an engine finds `run` and `reach` here
+# An engine finds `run` and `reach` here.
+__all__ = ["DROPPED", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach", "run", "see_inputs"]
 
 DROPPED = "box outside"  # among the odd cases: boxes outside the square that "fit" cuts out
 _SEEN_INPUTS = 4
+
+
+_BACK = {6: 8, 8: 6}  # the orientations that undo one another; each other one undoes itself
+# Among the odd cases of images with boxes whose source says the sizes of images:
+# They are of the image as it is stored, and the upright one is kept, or the other way round.
+TURNED = "boxes turned by exif"
+UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which they are of
+
+
+class StoredSample(NamedTuple):
+    """A sample as its record holds it.
+
+    Attributes:
+        image: its image.
+        rest: the features besides image, label and sizes.
+        bytes: of its image and its further images.
+        dropped_boxes: lie outside the stored image, and were left out.
+        odd: an odd case of its boxes.
+    """
+
+    image: StoredImage
+    rest: dict[str, Feature]
+    bytes: int
+    dropped_boxes: int = 0
+    odd: tuple[str, ...] = ()
+
+
+class SampleMaker:
+    """Makes samples as a policy and a schema want them.
+
+    Args:
+        features: of the records.
+        class_names: names of the classes.
+        policy: how images are stored.
+        options: of the build, as its plan has them.
+
+    Attributes:
+        labelled: samples have labels.
+        several_labels: they have lists of them.
+        keys: of the features in records, by name.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[FeatureSpec],
+        class_names: Sequence[str],
+        policy: ImagePolicy,
+        options: Mapping[str, Any],
+    ) -> None:
+        label = next((spec for spec in features if spec.name == LABEL), None)
+        self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
+        self.keys = {spec.name: spec.key for spec in features}
+        self._names = [name.encode() for name in class_names]
+        self._pictures = [spec for spec in features if spec.is_picture]
+        own = record_schema(self.labelled)  # as many if labels are lists
+        self._columns = [spec for spec in features[len(own) :] if not spec.is_picture]
+        has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
+        self._boxes = BoxMover(features, options.get("box_format")) if has_boxes else None
+        self._policy = policy
+
+    @property
+    def depends_on_more(self) -> bool:
+        """True if an image may be rejected for more than its own bytes: for its name, its boxes or its masks."""
+        return bool(self._pictures or self._boxes is not None or self._policy.extension == "reject")
+
+    def features(self, item: Item) -> dict[str, Feature]:
+        """Return the features of an input besides image, label, sizes, format and further images."""
+        rest = {FILENAME: Feature("bytes", (item.path.encode(),))}
+        if self.several_labels:
+            rest[LABEL] = Feature("int64", item.labels)
+            rest[TEXT] = Feature("bytes", [self._names[label] for label in item.labels])
+        elif self.labelled:
+            rest[TEXT] = Feature("bytes", (self._names[item.label],))
+        return rest | decode_values(item.columns, self._columns) if self._columns else rest
+
+    def __call__(self, item: Item, data: Sequence[bytes]) -> StoredSample:
+        """Return the sample of an input.
+
+        Args:
+            item: the input.
+            data: the bytes of its `files`.
+
+        Raises:
+            ImageError: it cannot be taken; names the file, or column and value.
+        """
+        image = store_image(data[0], self._policy, item.path)
+        rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
+        if not self._pictures and self._boxes is None:
+            return StoredSample(image, rest, len(image.data))
+        geometry, size = stored_geometry(image, self._policy), len(image.data)
+        dropped, odd = 0, tuple[str, ...]()
+        if self._boxes is not None and item.pixels is not None:
+            turn, odd = self._find_turn(item.pixels, image)
+            odd = odd if self._boxes.has_any(rest) else ()
+            of_source = geometry if turn == 1 else stored_geometry(image, self._policy, turn)
+            rest, dropped = self._boxes.move(rest, item.pixels, of_source)
+        elif self._boxes is not None:
+            rest, dropped = self._boxes.move(rest, image.source, geometry)
+        for spec, file, part in zip(self._pictures, item.images, data[1:], strict=True):
+            try:
+                stored = self._store(spec, part, file.place, image, geometry)
+            except ImageError as error:
+                raise ImageError(error.reason, f"{spec.name!r}, {file.place}: {error}") from error
+            rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
+        return StoredSample(image, rest, size, dropped, odd)
+
+    def _find_turn(self, said: tuple[int, int], image: StoredImage) -> tuple[int, tuple[str, ...]]:
+        """Return the orientation that turns the image of which the source says this size to that of the file.
+
+        Raises:
+            ImageError: bad_box: it is an image of another size.
+        """
+        orientation = image.orientation
+        if said == image.source:
+            is_told = orientation == 1 or (orientation >= 5 and said[0] != said[1])
+            return 1, () if is_told else (UNSURE,)
+        if said == image.source[::-1] and orientation >= 5:
+            turn = orientation if self._policy.exif == "apply" else _BACK.get(orientation, orientation)
+            return turn, (TURNED,)
+        (height, width), (there, across) = said, image.source
+        scale = f", {across / width:.4g} of it" if width and height * across == width * there else ""
+        raise ImageError(
+            "bad_box",
+            f"boxes are of an image of {width}x{height} pixels, as the source says, and the file has {across}x{there}"
+            f"{scale}. Give the images that the boxes are of, or correct the sizes, boxes and keypoints in the source",
+        )
+
+    def _store(self, spec: FeatureSpec, data: bytes, name: str, image: StoredImage, geometry: Geometry) -> bytes:
+        if spec.kind == "image":
+            return store_image(data, self._policy, name).data
+        return store_mask(data, "mask" if spec.kind == "mask" else "depth", geometry).data
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +209,9 @@ class ShardContext(TaskContext):
                 elif image.unmarked:
                     unmarked[image.unmarked] += 1
                 ints: tuple[int, ...] = (image.height, image.width, image.channels)
-                if make.columns.several_labels:
+                if make.several_labels:
                     output.count(set(map(int, sample.rest[LABEL].values)))
-                elif make.columns.labelled:
+                elif make.labelled:
                     output.count((item.label,))
                     ints = (item.label, *ints)
                 entries = encode_entries({make.keys[name]: value for name, value in sample.rest.items()})

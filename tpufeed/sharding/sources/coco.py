@@ -244,11 +244,6 @@ def _pair_names(names: Any, points: int) -> FlipPairs | None:
     return tuple((at, places[name]) for at, name in opposite if places.get(name, at) != at) or None
 
 
-def is_coco(url: str) -> bool:
-    """Return true for the URL of a file, or of several, that is read as COCO's JSON."""
-    return url.lower().endswith(SUFFIXES)
-
-
 def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     """Find the folder that the names of images are relative to.
 

@@ -113,7 +113,7 @@ class Place:
 
     store: Store
     files: Sequence[ObjectInfo]
-    objects: Iterator[ObjectInfo] = iter(())
+    objects: Iterable[ObjectInfo] = ()
     is_folder: bool = False
 
 
