@@ -76,6 +76,7 @@ class Files:
 
         Raises:
             MissingExtraError: what opens their URLs is not installed.
+            UnavailableError, AccessError: a store does not answer, or refuses, which says nothing of the files.
         """
         if all("://" not in file for file in files) and self.base.local_path("x") is not None:
             return [self._stat(file) for file in files]
@@ -83,12 +84,14 @@ class Files:
             return list(executor.map(self._stat, files))
 
     def _stat(self, file: str) -> ObjectInfo | TpufeedError | None:
+        store = self.base
         try:
             store, name = self.find(file)
-            try:
-                return store.stat(name)
-            except (UnavailableError, AccessError) as error:
-                return ImageError(UNREACHABLE, str(error)) if is_web(store) else error
+            return store.stat(name)
+        except (UnavailableError, AccessError) as error:
+            if is_web(store):
+                return ImageError(UNREACHABLE, str(error))
+            raise
         except MissingExtraError:
             raise
         except TpufeedError as error:

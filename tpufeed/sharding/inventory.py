@@ -451,6 +451,8 @@ def _to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str |
         rest = "\1".join((values, problem, labels or "", further, pixels))
     if shares is None:
         split = str(item.split)
+    elif len(shares) == 1:
+        (split,) = shares
     else:
         split = split_of(item.path if base is None or not item.file else identity_of(base, item.file), shares)
     return (
@@ -486,8 +488,6 @@ def encode_item(item: Item) -> bytes:
 
 def split_of(path: str, splits: dict[str, float]) -> str:
     """The split of a path: stable, so that adding files moves none of the old ones."""
-    if len(splits) == 1:
-        return next(iter(splits))
     point = int.from_bytes(_path_hash(path, None)[:8], "big") / 2**64
     for name, stop in zip(splits, itertools.accumulate(splits.values()), strict=True):
         if point < stop:

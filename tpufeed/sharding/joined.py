@@ -8,7 +8,7 @@ footers of files that hold images in columns.
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -20,9 +20,9 @@ from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schem
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import stem_of
-from tpufeed.sharding.sources import coco, columnar, table, tars
-from tpufeed.sharding.sources.kinds import expand, find_files, find_source, named_files
-from tpufeed.sharding.sources.source import Found, identity_of, is_image_name, resolve
+from tpufeed.sharding.sources import tars
+from tpufeed.sharding.sources.kinds import expand, find_source, named_files
+from tpufeed.sharding.sources.source import identity_of, is_image_name
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store, check_name
 
@@ -94,38 +94,24 @@ def check_joined(
 def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
     """The base of a source's inputs, and what finds the first file of some inputs that cannot be one of them."""
     named = named_files(source)
-    if named is None or named[1].lower().endswith((columnar.PARQUET, columnar.ARROW)):
+    if named is None or not named[1].lower().endswith(tars.SUFFIXES):
         found = find_source(source, options)
-        if found.kind == "rows":
-            return found.base, _not_among(found.base, _files_of_rows(found.iter_items(Found())))
+        if found.kind not in ("folder", "tars"):
+            return found.base, _not_among(found.base, found.iter_files())
     if named is None:
         masks = None if options.masks is None else open_store(options.masks).url.rstrip("/")
         is_tar = _first_not(lambda name: name.lower().endswith(tars.SUFFIXES), folder=True, masks=masks)
         return open_store(source).url, is_tar
     store, pattern = named
-    if pattern.lower().endswith(tars.SUFFIXES):
-        patterns = expand(pattern)
-        names = {one for one in patterns if not _WILD.search(one)}
-        wild = [one for one in patterns if one not in names]
+    patterns = expand(pattern)
+    names = {one for one in patterns if not _WILD.search(one)}
+    wild = [one for one in patterns if one not in names]
 
-        @lru_cache(maxsize=1024)  # thousands of inputs on end are of one tar
-        def is_named(name: str) -> bool:
-            return name in names or any(fnmatch.fnmatchcase(name, one) for one in wild)
+    @lru_cache(maxsize=1024)  # thousands of inputs on end are of one tar
+    def is_named(name: str) -> bool:
+        return name in names or any(fnmatch.fnmatchcase(name, one) for one in wild)
 
-        return store.url, _first_not(is_named, folder=False)
-    if pattern.lower().endswith(coco.SUFFIXES):
-        (info,) = find_files(store, pattern)
-        content = coco.read_coco(store, info.name)
-        base = coco.find_images(content, store, options.image).url
-        return base, _not_among(base, (resolve(base, name) for _, name in content.images))
-    tables_found = (info.name for info in find_files(store, pattern))
-    files = (file for name in tables_found for file in table.iter_files(store, name, options.image, options.pictures))
-    return store.url, _not_among(store.url, files)
-
-
-def _files_of_rows(rows: Iterable[Item]) -> Iterator[str]:
-    for row in rows:
-        yield from (image.place for image in row.files)
+    return store.url, _first_not(is_named, folder=False)
 
 
 def _not_among(base: str, files: Iterable[str]) -> _FindForeign:

@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tpufeed.build.item import Label
 from tpufeed.errors import OptionError, SourceError
@@ -17,6 +18,8 @@ _SAID = 40  # characters of a label
 _FEW_IMAGES, _MANY_CLASSES = 5, 20  # of fewer classes one is seen at a glance to be odd
 _MOST_CLASSES = 2_000_000
 _BEYOND = 1e15
+# One spelling of names that look the same: macOS may write an accent as a character of its own.
+_normalize = partial(unicodedata.normalize, "NFC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +207,6 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
             f"{len(few):,} of {len(images):,} classes have fewer than {_FEW_IMAGES} images, like "
             f"{few[0][:_SAID]!r}{remedy}"
         )
-
-
-def _normalize(name: str) -> str:
-    """One spelling of names that look the same: macOS may write an accent as a character of its own."""
-    return unicodedata.normalize("NFC", name)
 
 
 def _is_missing(label: str | int, spellings: frozenset[str]) -> bool:

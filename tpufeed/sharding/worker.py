@@ -13,7 +13,7 @@ from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.build.worker import Output, TaskContext, reach, run
 from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, TEXT, FeatureSpec, record_schema
-from tpufeed.errors import AccessError, BuildError, ImageError, UnavailableError
+from tpufeed.errors import BuildError, ImageError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.masks import store_mask
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
@@ -230,12 +230,8 @@ def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
     """Return the versions of the first files of a task. Raises where their store does not answer, or refuses."""
     first = [item for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
     names = list(dict.fromkeys(file.file for item in first for file in item.files))
-    found = Files(header.base).stats(names)
-    for info in found:
-        if isinstance(info, AccessError | UnavailableError):
-            raise info
     return {
         name if "://" in name or name.startswith("/") else f"{header.base.rstrip('/')}/{name}": info.version
-        for name, info in zip(names, found, strict=True)
+        for name, info in zip(names, Files(header.base).stats(names), strict=True)
         if isinstance(info, ObjectInfo)  # others are rejects, wherever the task runs
     }

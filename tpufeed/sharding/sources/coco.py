@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.build.item import Item
-from tpufeed.errors import AccessError, NoInputsError, OptionError, SourceError, TpufeedError, UnavailableError
+from tpufeed.errors import NoInputsError, OptionError, SourceError, TpufeedError
 from tpufeed.sharding.boxes import FlipPairs, declare
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.inputs import Files
@@ -367,11 +367,7 @@ def _is_called_like(folder: str, stem: str) -> bool:
 
 def _count_files(base: str, names: Sequence[str]) -> int:
     """Return how many of some names are those of files below `base`."""
-    looked = Files(base).stats([resolve(base, name) for name in names])
-    for info in looked:
-        if isinstance(info, UnavailableError | AccessError):
-            raise info
-    return sum(isinstance(info, ObjectInfo) for info in looked)
+    return sum(isinstance(info, ObjectInfo) for info in Files(base).stats([resolve(base, name) for name in names]))
 
 
 def _folders_in(url: str) -> list[str]:
@@ -411,14 +407,16 @@ class CocoSource(Source):
             (CROWD,),
         )
 
+    def iter_files(self) -> Iterator[str]:
+        """Yield what the file names; no image is looked at."""
+        return (resolve(self.base, name) for _, name in self._content.images)
+
     def iter_items(self, found: Found) -> Iterator[Item]:
         coco, base, files = self._content, self.base, Files(self.base)
         for first in range(0, len(coco.images), _AT_ONCE):
             chunk = coco.images[first : first + _AT_ONCE]
             names = [resolve(base, name) for _, name in chunk]
             for place, ((_, path), file, info) in enumerate(zip(chunk, names, files.stats(names), strict=True), first):
-                if isinstance(info, UnavailableError | AccessError):
-                    raise info
                 yield _to_item(coco, place, identity_of(base, path), file, info, self._labelled)
 
 

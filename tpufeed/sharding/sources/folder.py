@@ -155,7 +155,10 @@ class FolderSource(Source):
             )
         elif len(classes) == 1:
             (name,) = classes
-            way = "move them one folder up" if self.splits else f"shard {shlex.quote(_below(self.base, name))}"
+            outer, chain, rest = self.base.partition("::")  # zip::x.zip, zip://inner::x.zip
+            scheme, _, inside = outer.partition("://")
+            below = f"{scheme}://{posixpath.join(inside, name)}::{rest}" if chain else posixpath.join(self.base, name)
+            way = "move them one folder up" if self.splits else f"shard {shlex.quote(below)}"
             inner = f"to have its folders ({show(folders)}) as classes or splits, {way}; " if folders else ""
             yield (
                 f"all images lie in one folder, {name}, and so are of one class; {inner}to take all images without "
@@ -177,15 +180,6 @@ def _split_named(folder: str) -> str | None:
     """Return train, val or test where a folder is called as one of these is; None for any other name."""
     match = _SPLIT_NAME.fullmatch(folder)
     return None if match is None else SPLIT_OF_WORD[match[1].lower()]
-
-
-def _below(base: str, folder: str) -> str:
-    """Return the URL of a folder below a source, which may be a chain: zip::x.zip, zip://inner::x.zip."""
-    outer, chain, rest = base.partition("::")
-    if not chain:
-        return posixpath.join(base, folder)
-    scheme, _, inner = outer.partition("://")
-    return f"{scheme}://{posixpath.join(inner, folder)}::{rest}"
 
 
 class ParallelFolder:

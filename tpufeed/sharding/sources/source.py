@@ -159,6 +159,10 @@ class Source(Protocol):
             UnavailableError, AccessError: a store does not answer, or refuses.
         """
 
+    def iter_files(self) -> Iterator[str]:
+        """Yield where the files of all items are, as `ImageRef.place` says it. Raises as `iter_items` does."""
+        return (file.place for item in self.iter_items(Found()) for file in item.files)
+
     def iter_warnings(
         self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
     ) -> Iterator[str]:

@@ -7,26 +7,23 @@ import itertools
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from tpufeed.build.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import (
-    AccessError,
     ImageError,
-    MissingExtraError,
     NoInputsError,
     OptionError,
     SourceError,
-    StoreError,
     TpufeedError,
-    UnavailableError,
     url_identity,
 )
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.pictures import Picture
+from tpufeed.sharding.row_groups import parquet_errors
 from tpufeed.sharding.sources.source import Found, Place, Source, identity_of, listing, resolve
 from tpufeed.storage.reading import open_compared, open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
@@ -156,12 +153,25 @@ class TableSource(Source):
         self.splits = options.split_by is not None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
-        for info in self._files:
-            yield from self._iter_table(info.name)
-
-    def _iter_table(self, name: str) -> Iterator[Item]:
-        where, options = f"{self.base}/{name}", self._options
         files = Files(self.base)
+        for info in self._files:
+            with self._open(info.name) as (columns, records):
+                numbered = enumerate(records, 1)
+                while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
+                    columns.check_others(record for _, record in chunk)
+                    yield from to_items(chunk, columns, files, f"{self.base}/{info.name}")
+
+    def iter_files(self) -> Iterator[str]:
+        """Yield what the rows name; no file is looked at."""
+        for info in self._files:
+            with self._open(info.name) as (columns, records):
+                for path in (_to_path(record.get(column)) for record in records for column in columns.files):
+                    if isinstance(path, str) and path:
+                        yield resolve(self.base, path)
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[tuple[TableColumns, Iterator[Record]]]:
+        where, options = f"{self.base}/{name}", self._options
         with listing(f"{where} cannot be read"), open_compared(self._store, name) as file:
             records = iter_flat(_iter_records(file, name, where), where)
             first = list(itertools.islice(records, _ROWS_AT_ONCE))
@@ -169,10 +179,7 @@ class TableSource(Source):
                 raise NoInputsError(f"{where}: the table has no rows")
             names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
             columns = TableColumns(where, names, options.image, options.label, options.split_by, options.pictures)
-            numbered = enumerate(itertools.chain(first, records), 1)
-            while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
-                columns.check_others(record for _, record in chunk)
-                yield from to_items(chunk, columns, files, where)
+            yield columns, itertools.chain(first, records)
 
     def iter_warnings(
         self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
@@ -188,23 +195,6 @@ def say_unlabelled(columns: Sequence[str]) -> str:
         f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; give "
         "--label COLUMN, or --label none"
     )
-
-
-def iter_files(store: Store, name: str, image: str | None, pictures: Sequence[Picture] = ()) -> Iterator[str]:
-    """The files that the rows of the table `name` name, as inputs have them. None is looked at.
-
-    Raises as `TableSource.iter_items` does.
-    """
-    where = f"{store.url}/{name}"
-    with listing(f"{where} cannot be read"), open_compared(store, name) as file:
-        records = iter_flat(_iter_records(file, name, where), where)
-        first = list(itertools.islice(records, _ROWS_AT_ONCE))
-        names = list(dict.fromkeys(itertools.chain.from_iterable(first)))
-        columns = TableColumns(where, names, image, "none", None, pictures).files
-        for record in itertools.chain(first, records):
-            for path in (_to_path(record.get(column)) for column in columns):
-                if isinstance(path, str) and path:
-                    yield resolve(store.url, path)
 
 
 def to_items(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Item]:
@@ -273,8 +263,6 @@ def _look(
     if not isinstance(path, str) or not path:
         return path, None, "nothing" if path in (None, "") else f"a value of type {type(path).__name__}"
     file, info = resolve(base, path), next(stats)
-    if isinstance(info, UnavailableError | AccessError):  # says nothing of the file
-        raise info
     if isinstance(info, Exception):
         return path, ImageRef(file, 0, ""), info if isinstance(info, ImageError) else str(info)
     if info is None:
@@ -487,21 +475,14 @@ def _iter_json(text: io.TextIOWrapper, where: str) -> Iterator[Record]:
 
 
 def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
-    try:
-        import pyarrow
+    with parquet_errors(where, SourceError):
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "parquet") from error
-    try:
+
         rows = parquet.ParquetFile(file)
         _check_names(rows.schema_arrow.names, where)
         for batch in rows.iter_batches(_ROWS_AT_ONCE):
             for values in zip(*(to_python(column, where) for column in batch.columns), strict=True):
                 yield dict(zip(batch.schema.names, values, strict=True))
-    except (SourceError, StoreError):
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise SourceError(f"{where}: not a readable Parquet file: {error}") from error
 
 
 def to_python(array: Any, where: str) -> list[Any]:
