@@ -11,7 +11,6 @@ rank r of W owns the g with g mod W = r. So any W that divides L gives the same 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
@@ -101,10 +100,17 @@ class EpochOrder:
         flat = self._lane_starts[lanes] + positions // self.lanes
         slots = np.searchsorted(self._shard_starts, flat, side="right") - 1
         shard, shard_starts = self._shards[slots], self._shard_starts[slots]
+        record = flat - shard_starts
         if self.shuffle:
-            record = self._permuted(flat, lanes, np.maximum(shard_starts, self._lane_starts[lanes]))
-        else:
-            record = flat - shard_starts
+            # All records of one part at once: a batch touches few parts, and each costs a look-up in Python.
+            part_starts = np.maximum(shard_starts, self._lane_starts[lanes])
+            by_part = np.argsort(part_starts, kind="stable")
+            within = (flat - part_starts)[by_part]
+            changes = np.flatnonzero(np.diff(part_starts[by_part], prepend=-1, append=-1))
+            for begin, end in pairwise(changes.tolist()):
+                row = by_part[begin]
+                within[begin:end] = self._part_records(int(lanes[row]), int(part_starts[row]))[within[begin:end]]
+            record[by_part] = within
         return Places(shard, record, self._first_sample[shard] + record)
 
     def lane_parts(self, lane: int) -> list[Part]:
@@ -148,19 +154,6 @@ class EpochOrder:
         some = lengths > 0
         return shards[some], first[some], lengths[some]
 
-    def _permuted(self, flat: Ints, lanes: Ints, part_starts: Ints) -> Ints:
-        """The records of these places in the line, permuted within each part; a part's start names it."""
-        # All records of one part at once: a batch touches few parts, and each costs a look-up in Python.
-        by_part = np.argsort(part_starts, kind="stable")
-        within = (flat - part_starts)[by_part]
-        changes = np.flatnonzero(np.diff(part_starts[by_part], prepend=-1, append=-1))
-        for begin, end in pairwise(changes.tolist()):
-            row = by_part[begin]
-            within[begin:end] = self._part_records(int(lanes[row]), int(part_starts[row]))[within[begin:end]]
-        records = np.empty_like(within)
-        records[by_part] = within
-        return records
-
     def _part_records(self, lane: int, start: int) -> npt.NDArray[Any]:
         """The records of the lane's part that starts at `start`, permuted, in the smallest dtype that holds them."""
         last = self._last_parts.get(lane)
@@ -185,26 +178,16 @@ def reverse_digits(number: Ints, base_product: int) -> Ints:
     For a power of two this is bit reversal. The reversal is such that for every W that is a product of the first few
     factors, the numbers that map to one residue mod W adjoin: with 16 lanes a host and H hosts, all of H, 2H, 4H ...
     """
-    reversed_, weight = number * 0, 1
-    remaining = base_product
-    for factor in _prime_factors(base_product):
-        remaining //= factor
-        digit, number = divmod(number, remaining)
-        reversed_ = reversed_ + digit * weight
-        weight *= factor
+    # The smallest factor first: the digit that it takes off the end is the first one of the result.
+    reversed_, left, factor = number * 0, base_product, 2
+    while left > 1:
+        if left % factor:
+            factor = factor + 1 if factor * factor <= left else left
+            continue
+        number, digit = divmod(number, factor)
+        reversed_ = reversed_ * factor + digit
+        left //= factor
     return reversed_
-
-
-@lru_cache(maxsize=64)
-def _prime_factors(number: int) -> tuple[int, ...]:
-    factors: list[int] = []
-    factor = 2
-    while number > 1:
-        while number % factor == 0:
-            factors.append(factor)
-            number //= factor
-        factor = factor + 1 if factor * factor <= number else max(number, 2)
-    return tuple(reversed(factors))
 
 
 def _starts(lengths: Ints) -> Ints:

@@ -468,11 +468,13 @@ def resolve_columns(
     if options.columns is None or options.columns == "default":
         asked = (IMAGE, *(("label",) if manifest.labelled else ()), *((SAMPLE,) if options.columns is None else ()))
     finder = _Finder(manifest, options, asked, sizes[0], {spec.name: spec for spec in manifest.features[1:]})
-    images, views, names = list[Column](), list[tuple[str, int | None]](), list[str]()
+    images, names = list[Column](), list[str]()
+    views: Sequence[tuple[str, int | None]] = ()
     scalars, fields = list[Scalar](), list[Field | Picture]()
     for name in asked:
         if name == IMAGE:
-            images, views = _lay_out_views(sizes)
+            single = Column(IMAGE, "uint8", () if sizes[0] is None else (*sizes[0], 3))
+            images, views = _lay_out_views(sizes) if len(sizes) > 1 else ([single], [(IMAGE, None)])
             names += [column.name for column in images]
         elif name == SAMPLE or (name == SOURCE and mixed):
             names.append(name)
@@ -505,9 +507,7 @@ def resolve_columns(
 
 
 def _lay_out_views(sizes: Sequence[tuple[int, int] | None]) -> tuple[list[Column], list[tuple[str, int | None]]]:
-    """Return the columns of the image, one for each size of the views, and `Columns.views`."""
-    if len(sizes) == 1:
-        return [Column(IMAGE, "uint8", () if sizes[0] is None else (*sizes[0], 3))], [(IMAGE, None)]
+    """Return the columns of several views of the image, one for each of their sizes, and `Columns.views`."""
     counts, taken, views = Counter(sizes), Counter[str](), list[tuple[str, int | None]]()
     columns = list[Column]()
     for (height, width), count in counts.items():  # type: ignore[misc]  # each view fixes a size

@@ -23,7 +23,7 @@ from tpufeed.loaders.admission import make_stage, pick_staged
 from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, Cost, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool, Memory
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sources import Source, SourceAddress
+from tpufeed.loaders.sources import Source
 from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers
@@ -58,8 +58,7 @@ class WorkerConfig:
     """Configuration of the workers that decode batches.
 
     Attributes:
-        sources: what samples are drawn from.
-        shares: of the samples that each gives.
+        shares: of the samples that each source gives.
         options: those of the loader.
         threads: that decode.
         lanes: of the order, that are read at a time.
@@ -67,7 +66,6 @@ class WorkerConfig:
         cores: of the NUMA node that a worker process keeps to; none where it may run on all.
     """
 
-    sources: tuple[SourceAddress, ...]
     shares: tuple[float, ...]
     options: LoaderOptions
     threads: int
@@ -104,8 +102,8 @@ class ThreadExecutor:
         self._readers: dict[tuple[int, int], Reader] = {}  # by source and variant
         self._requests = ThreadPoolExecutor(AT_ONCE, "tpufeed-read") if len(sources) > 1 else None
         self._newest = [0] * len(sources)  # epoch of each source, of the batches that were taken
-        remote = [source.dataset for source in sources if source.dataset.is_remote]
-        self._stage = make_stage(remote, config.options) if remote else None
+        self._remote = {number: each.dataset for number, each in enumerate(sources) if each.dataset.is_remote}
+        self._stage = make_stage([*self._remote.values()], config.options) if self._remote else None
         self._staged = frozenset[int]()
         if self._stage is not None:
             self._staged = pick_staged(sources, config.shares, config.lanes, self._stage.budget_bytes)
@@ -151,15 +149,6 @@ class ThreadExecutor:
                 if source in self._staged:
                     shards |= dict.fromkeys(self._open_reader(source, variant)[1].due(numbers))
             self._stage.fetch(shards)
-
-    def finish(self, job: BatchJob, costs: Sequence[list[Cost]]) -> DecodedBatch:
-        """Return the batch of a job whose chunks are done; readers of other variants let go of remote shards."""
-        batch = self._decoder.finish(job, costs)
-        for part in job.parts:
-            # Local shards stay mapped: they may be deleted meanwhile.
-            if part.epoch != self._newest[part.source] and self._sources[part.source].dataset.is_remote:
-                self._release_older(part.source, part.epoch)
-        return batch
 
     def close(self, wait: bool = True) -> None:
         """Stop. Batches in work fail. With `wait=False` threads are not waited for, as one may hang."""
@@ -242,7 +231,13 @@ class ThreadFuture:
             # Cycles: an exception's traceback holds this frame, and the future the exception. They would keep the
             # loader's threads until the garbage collector comes by.
             self.chunks, failed = (), None
-        return self.executor.finish(self.job, costs)
+        executor = self.executor
+        batch = executor._decoder.finish(self.job, costs)
+        for part in self.job.parts:
+            # Local shards stay mapped: they may be deleted meanwhile.
+            if part.epoch != executor._newest[part.source] and part.source in executor._remote:
+                executor._release_older(part.source, part.epoch)
+        return batch
 
     def _first_failure(self, deadline: float) -> BaseException | None:
         """Return the batch's first failure, when all its rows are done: until then its memory is written to.
@@ -274,11 +269,6 @@ class Workers:
     processes: int
     threads: int
     nodes: tuple[Node, ...] = ()
-
-    @property
-    def decoding(self) -> int:
-        """Threads of all processes together."""
-        return max(1, self.processes) * self.threads
 
 
 def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers:

@@ -28,7 +28,7 @@ from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sampler import Cursor, Sampler
-from tpufeed.loaders.sources import Source, SourceAddress
+from tpufeed.loaders.sources import Source
 from tpufeed.loaders.states import LAST
 from tpufeed.loaders.training import Training
 from tpufeed.loaders.workers import BatchFuture, Executor, ProcessExecutor
@@ -164,12 +164,14 @@ class Loader(Feed, Iterated):
         if isinstance(dataset, Mixture) and dataset.stop == "never":
             options = replace(options, repeat=True)
         self.options = options
-        self._workers = plan_workers([source.dataset for source in self.sources], options)
+        datasets = [source.dataset for source in self._sampler.sources]
+        self._workers = plan_workers(datasets, options)
         self._executor: Executor | None = None
         # Whether shards are fetched into a stage.
-        self._stages = options.stage_bytes != 0 and any(source.dataset.is_remote for source in self.sources)
-        self._make_decoder(self.sources)
-        warn_of_flips(self._decoder.decoders)
+        self._stages = options.stage_bytes != 0 and any(dataset.is_remote for dataset in datasets)
+        self._make_decoder(self._sampler.sources)
+        if self.columns.fields:
+            warn_of_flips(self._decoder.decoders)
         batch_bytes = stride_of(self._decoder.pooled)
         wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
         self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
@@ -177,7 +179,7 @@ class Loader(Feed, Iterated):
             options.max_bad_records,
             LoaderStats(
                 processes=self._workers.processes,
-                threads=self._workers.decoding,
+                threads=max(1, self._workers.processes) * self._workers.threads,
                 nodes=tuple(Counter(node.number for node in self._workers.nodes).items()),
                 prefetch=self._prefetch,
                 buffer_bytes=self._prefetch * batch_bytes,
@@ -617,13 +619,12 @@ class Loader(Feed, Iterated):
         processes, threads = self._workers.processes, self._workers.threads
         try:
             pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
-            addresses = tuple(map(SourceAddress.of, self.sources))
-            config = WorkerConfig(addresses, self._sampler.shares, self.options, threads, lanes, pool.file)
+            sources, nodes = self._sampler.sources, self._workers.nodes
+            config = WorkerConfig(self._sampler.shares, self.options, threads, lanes, pool.file)
             if processes:
-                nodes = self._workers.nodes
-                self._executor = ProcessExecutor(self.sources, config, processes, pool, self._stages, nodes)
+                self._executor = ProcessExecutor(sources, config, processes, pool, self._stages, nodes)
             else:
-                self._executor = ThreadExecutor(self.sources, config, self._decoder, pool)
+                self._executor = ThreadExecutor(sources, config, self._decoder, pool)
         except TimeoutError as error:
             raise LoaderError(
                 f"{self.url}: the loader's workers did not start within {self.options.timeout_seconds:g} s; give a "
@@ -720,8 +721,10 @@ class EpochIterator(Iterator[Batch]):
                 # With the same workers: another thread may just have closed the loader, and new ones would stay.
                 with suppress(OptionError):  # a mixture cannot read that epoch any more, and says so when it is asked
                     loader._open_next(prefetch.executor, ahead=True).submit(room)
-            ready = prefetch.ready()
-            batch = prefetch.futures.popleft().result(loader.options.timeout_seconds)
+            futures = prefetch.futures
+            # Batches that can be handed out at once.
+            ready = next((number for number, future in enumerate(futures) if not future.done()), len(futures))
+            batch = futures.popleft().result(loader.options.timeout_seconds)
             loader._metrics.add(batch, asked, ready)
         except BatchTimeout:
             prefetch.close()
@@ -808,13 +811,6 @@ class EpochPrefetch:
             self.futures.append(self.executor.submit(self._planned.popleft()))
             self._submitted += 1
         return batches - len(self.futures)
-
-    def ready(self) -> int:
-        """Count the batches that can be handed out at once."""
-        for number, future in enumerate(self.futures):
-            if not future.done():
-                return number
-        return len(self.futures)
 
     def close(self, why: str = CLOSED) -> None:
         """Give up the batches in work."""

@@ -211,7 +211,10 @@ class Sampler:
 
     def share(self, world: World, start: int = 0) -> Share:
         """Return the batches of a rank from place `start` of an epoch on. Raises OptionError if an epoch has none."""
-        share = self._share(world, start)
+        records, options = self.stream(world).records, self._options
+        share = Share(
+            records, options.batch_size, world, options.remainder, start, wraps=isinstance(self._given, Dataset)
+        )
         if not start and not len(share):
             most = share.records // world.size
             raise OptionError(
@@ -242,7 +245,7 @@ class Sampler:
         state = {**self._identity, "epoch": epoch, "lanes": stream.lanes, "samples": samples}
         if isinstance(self._given, Dataset):
             return state
-        share = self._share(world)
+        share = self.share(world)
         begun = stream.begin_of(epoch, share)
         return {**state, "mixture": self.training.text, "begun": begun, "epoch_samples": share.end}
 
@@ -299,11 +302,6 @@ class Sampler:
 
     def _most_lanes(self, world: World) -> int:
         return max(min(source.entry.records for source in self.sources), _MOST_LANES, default_lanes(world))
-
-    def _share(self, world: World, start: int = 0) -> Share:
-        records, options = self.stream(world).records, self._options
-        wraps = isinstance(self._given, Dataset)
-        return Share(records, options.batch_size, world, options.remainder, start, wraps)
 
     @property
     def _identity(self) -> dict[str, Any]:

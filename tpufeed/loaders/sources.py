@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 
 from tpufeed.dataset.index import Index
-from tpufeed.dataset.manifest import Manifest, Split
+from tpufeed.dataset.manifest import Split
 from tpufeed.dataset.order import EpochOrder, Ints
 from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.errors import OptionError, RecordError, mask_secrets
-from tpufeed.storage.registry import open_store
 
 JoinBy = Literal["by_name", "offset", "as_is"]
 KEPT_ORDERS = 3  # epochs of a source that lanes are in at the same time
@@ -88,28 +87,6 @@ class Source:
     def label(self) -> str:
         """Its URL without secrets, for messages."""
         return mask_secrets(self.dataset.url)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceAddress:
-    """What a worker process is told of a source, beside its manifest. `version` is that of the manifest's file."""
-
-    url: str
-    version: str
-    split: str
-    classes: JoinedClasses | None
-    root: int
-
-    @classmethod
-    def of(cls, source: Source) -> "SourceAddress":
-        """Return the address of an open source."""
-        return cls(source.dataset.url, source.dataset.version, source.split, source.classes, source.root)
-
-    def open(self, manifest: Manifest) -> Source:
-        """Open it in another process."""
-        return Source(
-            Dataset(open_store(self.url, follow=False), manifest, self.version), self.split, self.classes, self.root
-        )
 
 
 def draws_seed(seed: int, root: int) -> int:

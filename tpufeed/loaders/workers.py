@@ -24,6 +24,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from tpufeed.dataset.manifest import Manifest, pack_manifest
+from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import LoaderError
 from tpufeed.loaders.batch import BatchDecoder, BatchRequest, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool, MappedBuffers
@@ -36,9 +37,10 @@ from tpufeed.loaders.executor import (
     ThreadFuture,
     WorkerConfig,
 )
-from tpufeed.loaders.sources import Source, check_sources
+from tpufeed.loaders.sources import JoinedClasses, Source, check_sources
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.processes.numa import Node
+from tpufeed.storage.registry import open_store
 
 _ENTRY, _PREPARE = "tpufeed.loaders.workers:serve", "tpufeed.loaders.workers:prepare"
 _LEAVE_SECONDS, _LEAVE_ANYWAY_SECONDS = 2.0, 10.0
@@ -56,7 +58,9 @@ _ADVICE: dict[int | None, str] = {
 
 _Begun: TypeAlias = queue.SimpleQueue[tuple[int, ThreadFuture | Exception] | None]
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
-_manifests: list[Manifest] = []  # of the sources: `prepare` leaves them to the forks
+# What makes each source: manifest, URL of the dataset, version of the manifest's file, split, classes, root.
+# `prepare` leaves it to the forks, each of which opens a store of its own.
+_sources: list[tuple[Manifest, str, str, str, JoinedClasses | None, int]] = []
 
 
 class Decode(NamedTuple):
@@ -246,9 +250,13 @@ def _start_server(sources: Sequence[Source], config: WorkerConfig) -> ForkServer
         variables = {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}
     assert config.file is not None, "worker processes share the batches' memory"
     patience = config.options.timeout_seconds
-    manifests = [msgspec.msgpack.encode(source.dataset.manifest) for source in sources]
+    parts = [
+        (msgspec.msgpack.encode(found.manifest), found.url, found.version, source.split, source.classes, source.root)
+        for source in sources
+        for found in (source.dataset,)
+    ]
     return ForkServer(
-        _ENTRY, _PREPARE, manifests, descriptors=[config.file], variables=variables, patience_seconds=patience
+        _ENTRY, _PREPARE, parts, descriptors=[config.file], variables=variables, patience_seconds=patience
     )
 
 
@@ -321,9 +329,9 @@ Executor: TypeAlias = ThreadExecutor | ProcessExecutor
 BatchFuture: TypeAlias = ThreadFuture | ProcessFuture
 
 
-def prepare(manifests: Sequence[bytes]) -> None:
+def prepare(sources: Sequence[tuple[bytes, str, str, str, JoinedClasses | None, int]]) -> None:
     """Decode the manifests of all sources in the fork server, once for all workers."""
-    _manifests[:] = [pack_manifest(_MANIFEST.decode(data)) for data in manifests]
+    _sources[:] = [(pack_manifest(_MANIFEST.decode(source[0])), *source[1:]) for source in sources]
 
 
 def serve(config: WorkerConfig, connection: Connection) -> None:
@@ -333,7 +341,10 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
         with suppress(OSError):  # cores may have been taken from this host, or its container, since they were counted
             os.sched_setaffinity(0, config.cores)  # the threads that start below keep to them, too
     try:
-        sources = [address.open(manifest) for address, manifest in zip(config.sources, _manifests, strict=True)]
+        sources = [
+            Source(Dataset(open_store(url, follow=False), manifest, version), split, classes, root)
+            for manifest, url, version, split, classes, root in _sources
+        ]
         decoder = BatchDecoder(sources, config.options, config.threads)
         executor = ThreadExecutor(sources, config, decoder)
         buffers = MappedBuffers(config.file, decoder.pooled)

@@ -34,79 +34,22 @@ def to_world(world: Any) -> World:
     return World(rank, size)
 
 
-def find_world(by_hand: str = _BY_HAND) -> World:
+def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
     """Return what torch_xla, torch.distributed or JAX says, where it has several ranks; else alone.
 
     Args:
         by_hand: how the caller is told the world instead, for messages.
+        in_rank: this thread is known to be one of torch_xla's ranks.
 
     Raises:
-        OptionError: there are several ranks, and which of them this is cannot be told.
+        OptionError: frameworks have different numbers of ranks; or this process was launched as one of several ranks,
+            and the framework does not know it yet; or ranks are threads, and this is none of them.
     """
-    if _ranks_are_threads():
+    if not in_rank and _ranks_are_threads():
         raise OptionError(
             "torch_xla's ranks are threads of this process, and this was made in none of them, so that it cannot know "
             f"whose it is: make it in the function that torch_xla.launch runs, or give {by_hand}"
         )
-    return _agreed_world(by_hand)
-
-
-def thread_world(by_hand: str = _BY_HAND) -> World | None:
-    """Return the world of this thread where torch_xla's ranks are threads and this is one of them; else None.
-
-    Ask for it where a loader is made: the threads in which torch_xla iterates it later belong to no rank.
-
-    Raises:
-        OptionError: as `find_world` does.
-    """
-    if not _ranks_are_threads():
-        return None
-    # torch_xla takes any other thread for the rank of its first device.
-    frames = (frame for frame, _ in walk_stack(None))
-    if not any((frame.f_globals.get("__name__"), frame.f_code.co_name) == _RANKS_THREAD for frame in frames):
-        return None
-    return _agreed_world(by_hand)
-
-
-def count_ranks() -> int:
-    """Count the ranks of this program that are processes; the forked workers of a DataLoader may ask, too."""
-    return 1 if _ranks_are_threads() else max((world.size for world in _worlds().values()), default=1)
-
-
-def find_tf_world() -> World:
-    """Return what TF_CONFIG says, where it names several workers; else what `find_world` says."""
-    text = os.environ.get("TF_CONFIG")
-    if not text:
-        return find_world()
-    try:
-        config = json.loads(text)
-        cluster, task = config.get("cluster") or {}, config.get("task") or {}
-        workers = [
-            (kind, number) for kind in ("chief", "master", "worker") for number in range(len(cluster.get(kind, ())))
-        ]
-        place = str(task.get("type")), int(task["index"] if task else -1)
-    except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise OptionError(
-            f"TF_CONFIG in the environment is no JSON of a cluster and a task: {error}; unset it, or give "
-            "world=(rank, size)"
-        ) from error
-    if place in workers:
-        return World(workers.index(place), len(workers))
-    if len(workers) > 1 and place[0] != "evaluator":
-        raise OptionError(
-            f"TF_CONFIG in the environment has {len(workers)} workers, and its task, {place[0]} {place[1]}, is none of "
-            "them: this process would read everything. Correct it, or give world=(rank, size)"
-        )
-    return find_world()
-
-
-def _agreed_world(by_hand: str) -> World:
-    """Return the one world of all frameworks that have several ranks, or a world of this process alone.
-
-    Raises:
-        OptionError: frameworks have different numbers of ranks; or this process was launched as one of several ranks,
-            and the framework does not know it yet.
-    """
     worlds = _worlds()
     if len({world.size for world in worlds.values()}) > 1:
         said = " and ".join(f"{name} has {world.size}" for name, world in worlds.items())
@@ -139,6 +82,53 @@ def _agreed_world(by_hand: str) -> World:
             *(os.environ.get("SLURM_PROCID", "?"), tasks, by_hand),
         )
     return World()
+
+
+def thread_world(by_hand: str = _BY_HAND) -> World | None:
+    """Return the world of this thread where torch_xla's ranks are threads and this is one of them; else None.
+
+    Ask for it where a loader is made: the threads in which torch_xla iterates it later belong to no rank.
+
+    Raises:
+        OptionError: as `find_world` does.
+    """
+    # torch_xla takes any other thread for the rank of its first device.
+    frames = (frame for frame, _ in walk_stack(None))
+    if not any((frame.f_globals.get("__name__"), frame.f_code.co_name) == _RANKS_THREAD for frame in frames):
+        return None
+    return find_world(by_hand, in_rank=True) if _ranks_are_threads() else None
+
+
+def count_ranks() -> int:
+    """Count the ranks of this program that are processes; the forked workers of a DataLoader may ask, too."""
+    return 1 if _ranks_are_threads() else max((world.size for world in _worlds().values()), default=1)
+
+
+def find_tf_world() -> World:
+    """Return what TF_CONFIG says, where it names several workers; else what `find_world` says."""
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return find_world()
+    try:
+        config = json.loads(text)
+        cluster, task = config.get("cluster") or {}, config.get("task") or {}
+        workers = [
+            (kind, number) for kind in ("chief", "master", "worker") for number in range(len(cluster.get(kind, ())))
+        ]
+        place = str(task.get("type")), int(task["index"] if task else -1)
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise OptionError(
+            f"TF_CONFIG in the environment is no JSON of a cluster and a task: {error}; unset it, or give "
+            "world=(rank, size)"
+        ) from error
+    if place in workers:
+        return World(workers.index(place), len(workers))
+    if len(workers) > 1 and place[0] != "evaluator":
+        raise OptionError(
+            f"TF_CONFIG in the environment has {len(workers)} workers, and its task, {place[0]} {place[1]}, is none of "
+            "them: this process would read everything. Correct it, or give world=(rank, size)"
+        )
+    return find_world()
 
 
 def _worlds() -> dict[str, World]:
