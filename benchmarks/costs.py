@@ -14,8 +14,7 @@ import numpy as np
 from curves import slope_of
 from scaling import HOSTS as HOSTS_OF_TPUS
 
-from tpufeed.dataset.order import EpochOrder
-from tpufeed.dataset.partition import World, default_lanes
+from tpufeed.dataset.order import EpochOrder, World, default_lanes
 from tpufeed.measure.tpu import TPUS
 
 # Google's published figures as they stood in November 2026, of Standard storage in a region of North America: check

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from tpufeed.build.compact import compact
     from tpufeed.build.prune import prune
     from tpufeed.dataset.adopt import adopt
-    from tpufeed.dataset.partition import World
+    from tpufeed.dataset.order import World
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
     from tpufeed.loaders.cores import count_cores
-    from tpufeed.loaders.devicefloat import to_device_float
     from tpufeed.loaders.foreign import device_loader
     from tpufeed.loaders.grain.source import grain_source
     from tpufeed.loaders.keras.dataset import keras_state
     from tpufeed.loaders.loader import Loader
     from tpufeed.loaders.metrics_logger import MetricsLogger
     from tpufeed.loaders.mixture import Mixture
+    from tpufeed.loaders.pixels import to_device_float
     from tpufeed.loaders.torch.host import TFRecordImages
     from tpufeed.loaders.torch.lanesampler import LaneSampler
     from tpufeed.loaders.torch.pixels import random_flip, random_shift
@@ -72,7 +72,7 @@ _ROOM_OF_NAME = {
     "Mixture": "loaders.mixture",
     "StepClock": "measure.clock",
     "TFRecordImages": "loaders.torch.host",
-    "World": "dataset.partition",
+    "World": "dataset.order",
     "adopt": "dataset.adopt",
     "append": "sharding.append",
     "compact": "build.compact",
@@ -85,7 +85,7 @@ _ROOM_OF_NAME = {
     "random_flip": "loaders.torch.pixels",
     "random_shift": "loaders.torch.pixels",
     "shard": "sharding.build",
-    "to_device_float": "loaders.devicefloat",
+    "to_device_float": "loaders.pixels",
     "verify": "dataset.verify",
 }
 

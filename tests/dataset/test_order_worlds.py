@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpufeed.dataset.order import EpochOrder
-from tpufeed.dataset.partition import Share, World, default_lanes
+from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 
 # Empty shards, shards of one record, and one that holds nearly all.
 shard_sizes = st.lists(st.sampled_from([0, 0, 1, 1, 2, 7, 30]) | st.integers(0, 3000), max_size=10)

@@ -25,8 +25,7 @@ from tpufeed.dataset.manifest import (
     encode_manifest,
 )
 from tpufeed.dataset.naming import MANIFEST, index_name, shard_name
-from tpufeed.dataset.order import EpochOrder
-from tpufeed.dataset.partition import Share, World, default_lanes
+from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, find_dataset, open_dataset
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError

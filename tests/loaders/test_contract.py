@@ -17,8 +17,7 @@ import pytest
 from tests.loaders import contract
 from tests.loaders.contract import FEEDS, OPTIONS
 from tpufeed import Mixture, cache
-from tpufeed.dataset.order import EpochOrder
-from tpufeed.dataset.partition import Share, World, default_lanes
+from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.loaders.batch import Decoder

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.dataset.partition import World
+from tpufeed.dataset.order import World
 from tpufeed.errors import OptionError
 from tpufeed.images import CenterCrop
 

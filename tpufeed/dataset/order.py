@@ -1,4 +1,4 @@
-"""The order of an epoch: pure, the same on every machine and for every world size, in O(shards) memory.
+"""The order of an epoch and each rank's share of it: pure, the same on every machine, in O(shards) memory.
 
 An epoch's shards are permuted by (seed, epoch), laid end to end and cut into L segments of equal length (+-1).
 Each shard is rotated before that, and so is the line of them, by a random number of records: what is pushed out at the
@@ -11,15 +11,18 @@ rank r of W owns the g with g mod W = r. So any W that divides L gives the same 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, starmap
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tpufeed.errors import OptionError
 from tpufeed.options import at_least
 
 Ints = npt.NDArray[np.int64]
+Remainder = Literal["drop", "pad", "repeat"]
 
 _SHARDS, _RECORDS, _ROTATIONS = 0, 1, 2
 
@@ -206,3 +209,97 @@ def random_words(length: int, key: tuple[int, int], *purpose: int) -> npt.NDArra
     seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in key)
     bits = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array(counter, np.uint64))
     return bits.random_raw(length)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Rank `rank` of `size` processes that share an epoch.
+
+    Attributes:
+        rank: which of them, from 0.
+        size: how many they are.
+
+    Raises:
+        OptionError: the rank is not in [0, size).
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise OptionError(f"a rank is in [0, {self.size}) for a world of {self.size}, not {self.rank}")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's batches of an epoch of `records` samples, from global position `start` on.
+
+    Batch t of the world covers the positions `[start + t*W*B, start + (t+1)*W*B)`; a rank has those of them that are
+    its own modulo W. What does not fill a last batch on every rank is dropped, padded or repeated.
+
+    Attributes:
+        wraps: True fills a last batch with the epoch's first samples, as in a dataset. False fills it with the samples
+            that follow, with which the next epoch does not begin again, as in a mixture.
+    """
+
+    records: int
+    batch_size: int
+    world: World
+    remainder: Remainder = "drop"
+    start: int = 0
+    wraps: bool = False
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a batch of the whole world."""
+        return self.batch_size * self.world.size
+
+    def __len__(self) -> int:
+        """Batches of each rank: the same number for all, without asking anyone."""
+        left = max(0, self.records - self.start)
+        return left // self.global_batch if self.remainder == "drop" else -(-left // self.global_batch)
+
+    @property
+    def end(self) -> int:
+        """Samples of the epoch up to the end of its last batch."""
+        return self.samples_after(len(self))
+
+    def samples_after(self, batches: int) -> int:
+        """Return how many samples of the epoch the whole world has had after `batches` batches from `start` on."""
+        samples = self.start + batches * self.global_batch
+        return min(samples, self.records) if self.wraps or self.remainder == "pad" else samples
+
+    def positions(self, batch: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Return `(global positions, mask)` of batch number `batch`; the mask is False where a slot is padding.
+
+        Without `wraps` positions of the last batch may lie past the end of the epoch, also those of padding.
+        """
+        first = self.start + batch * self.global_batch + (self.world.rank - self.start) % self.world.size
+        positions = first + self.world.size * np.arange(self.batch_size, dtype=np.int64)
+        inside = positions < self.records
+        mask = inside if self.remainder == "pad" else np.ones_like(inside)
+        return positions % self.records if self.wraps else positions, mask
+
+
+def default_lanes(world: World, hosts: int = 1) -> int:
+    """16 lanes a host and at least 2 a rank; the world's size times a power of two, so that a rank's lanes adjoin."""
+    lanes_of_rank = max(2, -(-16 * hosts // world.size))
+    return world.size << (lanes_of_rank - 1).bit_length()
+
+
+def check_lanes(lanes: int, world: World, of_state: bool = False) -> None:
+    """Raise OptionError, with a proposal, if lanes cannot be dealt to the ranks.
+
+    Args:
+        lanes: as they were asked for.
+        world: the ranks.
+        of_state: the lanes are those of a state that is loaded, which no option changes.
+    """
+    if lanes and lanes % world.size == 0:
+        return
+    if of_state:
+        whose, proposal = "the state's ", f"go on with a number of ranks that divides {lanes}"
+    else:
+        whose, proposal = "", f"give lanes={default_lanes(world)}, or another multiple of the ranks"
+    raise OptionError(f"{whose}{lanes} lanes cannot be dealt to {world.size} ranks; {proposal}")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tpufeed.images.ops import *  # noqa: F403  # what it names in `__all__`, so that the list stands once
-    from tpufeed.loaders.mixing import cutmix as cutmix
-    from tpufeed.loaders.mixing import mixup as mixup
+    from tpufeed.loaders.pixels import cutmix as cutmix
+    from tpufeed.loaders.pixels import mixup as mixup
 
 _BETWEEN_IMAGES = ("cutmix", "mixup")  # on a device, by the framework of the batch: no work of this room
 
 
 def __getattr__(name: str) -> Any:
     if name in _BETWEEN_IMAGES:
-        return getattr(importlib.import_module("tpufeed.loaders.mixing"), name)
+        return getattr(importlib.import_module("tpufeed.loaders.pixels"), name)
     ops = importlib.import_module("tpufeed.images.ops")
     if name == "__all__" or name in ops.__all__:
         return getattr(ops, name)

@@ -271,7 +271,8 @@ class Decoder:
             options = replace(options, ops=())
         if self._classes is not None:
             manifest = msgspec.structs.replace(manifest, class_names=self._classes.names)
-        views = options.view_ops or (_own_ops(source.dataset) if options.ops is None else options.ops,)
+        views: Sequence[Sequence[Op]] = (options.ops,) if options.ops is not None else options.view_ops
+        views = views or (_own_ops(source.dataset),)
         self.pipelines = list[Pipeline]()
         for view, ops in enumerate(views):
             # The first view draws with the loader's own seed.

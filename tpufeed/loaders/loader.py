@@ -14,9 +14,9 @@ from weakref import WeakSet
 
 import numpy as np
 
-from tpufeed.dataset.partition import Remainder, World
+from tpufeed.dataset.order import Remainder, World
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.errors import LoaderError, OptionError, StoreError, mask_secrets
+from tpufeed.errors import LoaderError, OptionError, StoreError
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, warn_of_flips
 from tpufeed.loaders.buffers import BufferPool, stride_of
@@ -196,8 +196,8 @@ class Loader(Feed, Iterated):
         self._ahead: EpochPrefetch | None = None  # of the next epoch, when batches of it are prepared already
 
     @property
-    def url(self) -> str:
-        """URL of the dataset, or the mixture in words."""
+    def label(self) -> str:
+        """What is read, for messages: the URL of the dataset without secrets, or the mixture in words."""
         return self._sampler.label
 
     @property
@@ -209,7 +209,7 @@ class Loader(Feed, Iterated):
     def dataset(self) -> Dataset:
         """The dataset that is read. Raises OptionError for a mixture, which has `sources`."""
         if len(self.sources) > 1:
-            raise OptionError(f"{self.url}: a mixture reads {len(self.sources)} datasets; see the loader's `sources`")
+            raise OptionError(f"{self.label}: a mixture reads {len(self.sources)} datasets; see the loader's `sources`")
         return self.sources[0].dataset
 
     @property
@@ -554,7 +554,7 @@ class Loader(Feed, Iterated):
     def __repr__(self) -> str:
         epoch, samples = self._place
         return (
-            f"{type(self).__name__}({mask_secrets(self.url)!r}, {self.split!r}, batch_size={self.batch_size}, "
+            f"{type(self).__name__}({self.label!r}, {self.split!r}, batch_size={self.batch_size}, "
             f"epoch={epoch}, samples={samples})"
         )
 
@@ -627,12 +627,12 @@ class Loader(Feed, Iterated):
                 self._executor = ThreadExecutor(sources, config, self._decoder, pool)
         except TimeoutError as error:
             raise LoaderError(
-                f"{self.url}: the loader's workers did not start within {self.options.timeout_seconds:g} s; give a "
+                f"{self.label}: the loader's workers did not start within {self.options.timeout_seconds:g} s; give a "
                 "larger timeout_seconds="
             ) from error
         except (OSError, StoreError) as error:
             if limit := limit_reached(error):
-                raise LoaderError(f"{self.url}: the loader's workers cannot start: {limit}") from error
+                raise LoaderError(f"{self.label}: the loader's workers cannot start: {limit}") from error
             raise
         return self._executor
 

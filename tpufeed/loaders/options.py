@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tpufeed.dataset.partition import Remainder
+from tpufeed.dataset.order import Remainder
 from tpufeed.errors import OptionError
 from tpufeed.images.protocols import Op, Ops
 from tpufeed.loaders.world import WorldLike, to_world
@@ -57,7 +57,7 @@ class LoaderOptions:
             at_least(1).check(f"pad[{name!r}]", value)
         if self.views is not None and self.ops is not None:
             raise OptionError("give either ops, for one crop of an image, or views, which are lists of ops")
-        for view in self.view_ops:
+        for view in () if self.views is None else self.view_ops:
             if not isinstance(view, list | tuple):
                 raise OptionError(f"views are {_VIEWS_FORM}, not {self.views!r}")
 

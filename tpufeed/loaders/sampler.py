@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tpufeed.dataset.order import Ints, Places
-from tpufeed.dataset.partition import Share, World, check_lanes, default_lanes
+from tpufeed.dataset.order import Ints, Places, Share, World, check_lanes, default_lanes
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
 from tpufeed.loaders.batch import BatchRequest

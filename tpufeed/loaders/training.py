@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 
 from tpufeed.dataset.mixture import LEAST_SHARE, SHARES, MixtureOrder, Phase, whole_shares
-from tpufeed.dataset.order import Ints, Places
-from tpufeed.dataset.partition import Share
+from tpufeed.dataset.order import Ints, Places, Share
 from tpufeed.errors import OptionError
 from tpufeed.loaders.batch import group_rows
 from tpufeed.loaders.mixture import Mixture

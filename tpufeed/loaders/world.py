@@ -10,7 +10,7 @@ import sys
 from traceback import walk_stack
 from typing import Any
 
-from tpufeed.dataset.partition import World
+from tpufeed.dataset.order import World
 from tpufeed.errors import OptionError
 
 _logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.dataset.partition import World
+from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, OptionError
 
 _before = dict(os.environ)

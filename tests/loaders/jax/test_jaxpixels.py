@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tpufeed.errors import OptionError
-from tpufeed.loaders.devicefloat import IMAGENET_MEAN, IMAGENET_STD, to_device_float
+from tpufeed.loaders.pixels import IMAGENET_MEAN, IMAGENET_STD, to_device_float
 
 _before = dict(os.environ)
 import jax  # noqa: E402  # see test_jaxarray.py

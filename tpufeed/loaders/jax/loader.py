@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tpufeed.dataset.partition import World
+from tpufeed.dataset.order import World
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceFeed, DeviceIterator, Exchange, Transfer

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.partition import World
+from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.loaders.rank_check import EpochSpec
 

@@ -15,7 +15,7 @@ import numpy as np
 from tpufeed import images
 from tpufeed.dataset.index import Index
 from tpufeed.dataset.naming import MANIFEST
-from tpufeed.dataset.partition import Share, World
+from tpufeed.dataset.order import Share, World
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.images.resizing import MOST_ENLARGED_PIXELS

@@ -156,7 +156,7 @@ class StreamSource:
         with self._call():
             epoch, start, _, identity = opened.numpy().tolist()
             if identity != self._identity:
-                raise OptionError(f"{self._loader.url}: {OTHER_CHECKPOINT}")
+                raise OptionError(f"{self._loader.label}: {OTHER_CHECKPOINT}")
             place = epoch, start, int(batch)
             iterator = self._iterator if place == self._place else None
             if iterator is None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.partition import World
+from tpufeed.dataset.order import World
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op

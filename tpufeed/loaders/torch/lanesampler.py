@@ -4,8 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tpufeed.dataset.order import EpochOrder
-from tpufeed.dataset.partition import Share, World, check_lanes, default_lanes
+from tpufeed.dataset.order import EpochOrder, Remainder, Share, World, check_lanes, default_lanes
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.states import check_identity, grow_state, identity_of, state_number
 from tpufeed.loaders.torch.host import TFRecordImages
@@ -181,7 +180,8 @@ class LaneSampler(DistributedSampler[int]):
         if start is None:
             epoch, begun = self._begun
             start = begun if epoch == self.epoch else 0
-        share = Share(len(self.dataset), samples, self.world, "drop" if self.drop_last else "repeat", start)
+        remainder: Remainder = "drop" if self.drop_last else "repeat"
+        share = Share(len(self.dataset), samples, self.world, remainder, start, wraps=True)
         if not start and not len(self.dataset) // (self.world.size if self.drop_last else 1):
             raise OptionError(
                 f"{len(self.dataset)} samples of split {self.dataset.split!r} leave none for each of "
@@ -255,6 +255,6 @@ class LaneIterator(Iterator[int]):
         def ids() -> Iterator[int]:
             for chunk in range(-(-left // _CHUNK)):
                 positions = share.positions(chunk)[0][: left - chunk * _CHUNK]
-                yield from order.places_at(positions % share.records).sample.tolist()  # the first ones fill up
+                yield from order.places_at(positions).sample.tolist()
 
         self._ids = ids()

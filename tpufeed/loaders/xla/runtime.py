@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tpufeed.dataset.partition import World
+from tpufeed.dataset.order import World
 from tpufeed.errors import MissingExtraError, OptionError, UsageError
 from tpufeed.loaders.rank_check import EpochSpec, Rendezvous
 

@@ -1,18 +1,65 @@
-"""MixUp and CutMix on the device: each image of a batch with the one before it, in whatever framework they are."""
+"""Images on their device, in whatever framework they are: as floats, and mixed by MixUp and CutMix."""
 
 import importlib
 import re
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from tpufeed.errors import OptionError
 from tpufeed.options import above
 
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
 _FILES = {"torch": "torch.pixels", "jax": "jax.pixels", "jaxlib": "jax.pixels", "tensorflow": "tf.pixels"}
 _MIXUP, _CUTMIX = 3, 4  # so that equal seeds give the two functions unrelated draws
+
+
+def to_device_float(
+    images: Any,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    *,
+    dtype: Any = None,
+    layout: Literal["NCHW", "NHWC"] | None = None,
+) -> Any:
+    """uint8 NHWC images, on their device, as normalised floats: a quarter of the bytes of float32 had to cross to it.
+
+    `(image / 255 - mean) / std`, computed in float32. In a jitted or traced step the compiler makes one pass of it and
+    what reads the images; sharded arrays stay so.
+
+    Args:
+        images: uint8 of shape (batch, height, width, channels): a tensor of torch or TensorFlow, or an array of JAX.
+        mean: of each channel, for values in [0, 1]; likewise std.
+        dtype: of the result, of the framework; by default its bfloat16.
+        layout: of the result; by default what models of the framework take: "NCHW" in torch, "NHWC" in the others.
+
+    Raises:
+        OptionError: images, or parameters, of another kind.
+    """
+    try:
+        means, stds = [float(value) for value in mean], [float(value) for value in std]
+    except TypeError:
+        means, stds = [], []
+    if not means or not all(value > 0 for value in stds):
+        raise OptionError(f"mean and std have a number for each channel, those of std above 0; not {mean!r}, {std!r}")
+    if dtype is not None and "float" not in str(dtype):
+        raise OptionError(f"dtype is a float's, like the framework's bfloat16, not {dtype!r}")
+    file = _file_of("images", images)
+    if len(images.shape) != 4:
+        raise OptionError(f"images have the shape (batch, height, width, channels), not {tuple(images.shape)}")
+    channels = images.shape[3]
+    if not re.search(r"\buint8\b", str(images.dtype)) or not len(means) == len(stds) == channels:
+        raise OptionError(
+            f"images are uint8 with as many channels as mean ({len(means)}) and std ({len(stds)}) have values, not "
+            f"{images.dtype} of {channels}"
+        )
+    if layout not in ("NCHW", "NHWC", None):
+        raise OptionError(f"layout is 'NCHW' or 'NHWC', not {layout!r}")
+    scale, shift = [1 / (255 * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
+    return file.scaled(images, scale, shift, dtype, layout)
 
 
 def mixup(images: Any, labels: Any, *, seed: Any, alpha: float = 1.0, classes: int | None = None) -> tuple[Any, Any]:

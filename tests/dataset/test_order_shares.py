@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpufeed.dataset.partition import Share, World, default_lanes
+from tpufeed.dataset.order import Share, World, default_lanes
 from tpufeed.errors import OptionError
 
 remainders = st.sampled_from(["drop", "pad", "repeat"])
