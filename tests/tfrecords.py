@@ -2,7 +2,9 @@
 
 import struct
 
-from tpufeed.tfrecord.framing import masked_crc32c
+from crc32c import crc32c
+
+from tpufeed.tfrecord.framing import mask_crc32c
 
 
 def records_of(data):
@@ -11,8 +13,8 @@ def records_of(data):
     while offset < len(data):
         length, length_crc = struct.unpack_from("<QI", data, offset)
         payload = data[offset + 12 : offset + 12 + length]
-        assert length_crc == masked_crc32c(data[offset : offset + 8])
-        assert struct.unpack_from("<I", data, offset + 12 + length) == (masked_crc32c(payload),)
+        assert length_crc == mask_crc32c(crc32c(data[offset : offset + 8]))
+        assert struct.unpack_from("<I", data, offset + 12 + length) == (mask_crc32c(crc32c(payload)),)
         records.append((offset, payload))
         offset += 16 + length
     return records

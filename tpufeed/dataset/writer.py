@@ -16,7 +16,7 @@ from tpufeed.dataset.index import Offsets
 from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import OptionError, StoreError
 from tpufeed.storage.store import Store
-from tpufeed.tfrecord.framing import BytesLike, encode_footer, encode_header, mask_crc32c, masked_crc32c
+from tpufeed.tfrecord.framing import BytesLike, encode_footer, encode_header
 from tpufeed.tfrecord.layout import FixedLayout
 
 
@@ -69,20 +69,12 @@ class ShardWriter:
         """Append a record: the image's bytes, the layout's integers, then the other features as encoded entries."""
         prefix, suffix = self._layout.encode(len(image), ints, rest)
         header = encode_header(len(prefix) + len(image) + len(suffix))
-        footer = encode_footer(mask_crc32c(crc32c(suffix, crc32c(image, crc32c(prefix)))))
-        head, tail = header + prefix, suffix + footer
-        self._crc = crc32c(tail, crc32c(image, crc32c(head, self._crc)))
-        size = len(head) + len(image) + len(tail)
-        self._write((head, image, tail), size)
-        self._offsets.append(self._offsets[-1] + size)
+        footer = encode_footer(crc32c(suffix, crc32c(image, crc32c(prefix))))
+        self._write(header + prefix, image, suffix + footer)
 
     def add_payload(self, payload: BytesLike) -> None:
         """Append a record as it stands in another shard, given its payload."""
-        head, tail = encode_header(len(payload)), encode_footer(masked_crc32c(payload))
-        self._crc = crc32c(tail, crc32c(payload, crc32c(head, self._crc)))
-        size = len(head) + len(payload) + len(tail)
-        self._write((head, payload, tail), size)
-        self._offsets.append(self._offsets[-1] + size)
+        self._write(encode_header(len(payload)), payload, encode_footer(crc32c(payload)))
 
     def finish(self) -> WrittenShard:
         """Close the shard and return what has been written."""
@@ -97,11 +89,14 @@ class ShardWriter:
         with _errors(self._path):
             os.close(self._file)
 
-    def _write(self, parts: Sequence[BytesLike], size: int) -> None:
+    def _write(self, head: bytes, body: BytesLike, tail: bytes) -> None:
+        self._crc = crc32c(tail, crc32c(body, crc32c(head, self._crc)))
+        size = len(head) + len(body) + len(tail)
+        self._offsets.append(self._offsets[-1] + size)
         with _errors(self._path):
-            written = os.writev(self._file, parts)
+            written = os.writev(self._file, (head, body, tail))
             if written < size:  # a signal, or a disk that is nearly full
-                rest = memoryview(b"".join(parts))[written:]
+                rest = memoryview(b"".join((head, body, tail)))[written:]
                 while rest:
                     rest = rest[os.write(self._file, rest) :]
 

@@ -220,8 +220,8 @@ def _check_jpeg(data: bytes | memoryview, jpeg: _Jpeg) -> None:
     try:
         to_baseline(bytes(data))
     except CannotRewrite as error:
-        reason = {"truncated": "truncated", "arithmetic, lossless or hierarchical": "unsupported"}.get(error.reason)
-        raise ImageError(reason or "unreadable", f"the JPEG does not decode: {error.reason}") from error
+        reason = {"truncated": "truncated", "arithmetic, lossless or hierarchical": "unsupported"}.get(str(error))
+        raise ImageError(reason or "unreadable", f"the JPEG does not decode: {error}") from error
 
 
 def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min_width: int, reduce: int) -> Pixels:

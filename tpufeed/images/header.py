@@ -14,7 +14,7 @@ from typing import Any, Literal
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
-from tpufeed.images.jpeg_header import JPEG_START, JpegHeader, read_jpeg_header
+from tpufeed.images.jpeg_header import JPEG_START, read_jpeg_header
 from tpufeed.images.unwritten import check_segments
 
 Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff"]
@@ -133,7 +133,11 @@ def _find_orientation(data: bytes, start: int, stop: int) -> tuple[int, int]:
 
 
 def _read_jpeg(data: bytes) -> ImageHeader:
-    """Read the segments up to the first scan, and refuse those that strict decoders do."""
+    """Read the segments up to the first scan.
+
+    Raises ImageError where libjpeg assumes something, with a warning that is an error to strict decoders: `mending`
+    writes what it assumes.
+    """
     header = read_jpeg_header(data)
     orientation, place, profile = 1, 0, list[bytes]()
     jfif = adobe = b""
@@ -149,7 +153,17 @@ def _read_jpeg(data: bytes) -> ImageHeader:
             adobe = start
         elif marker == 0xFFE2 and is_icc(start):
             profile.append(start)
-    _check_what_decoders_warn_of(data, header, jfif, adobe, profile)
+    if jfif and jfif[5] != 1:
+        raise ImageError("unreadable", f"the JPEG says that it is of JFIF {jfif[5]}; there is only version 1")
+    if adobe and not is_known_transform(adobe, header.components, bool(jfif)):
+        raise ImageError(
+            "unreadable", f"the JPEG's colours are transformed in the way {adobe[11]}, which Adobe has not"
+        )
+    if profile and not is_whole_profile(profile):
+        raise ImageError("unreadable", "parts of the JPEG's ICC profile are misnumbered or missing")
+    stop = header.scan + 8 + 2 * data[header.scan + 4]  # of the scan's header
+    if header.kind in _SEQUENTIAL and data[stop - 3 : stop] != ALL_COEFFICIENTS:
+        raise ImageError("unreadable", "the header of the JPEG's scan does not say that it has all coefficients")
     if data.rfind(b"\xff\xd9") < header.scan:
         raise ImageError("truncated", "the JPEG has no end marker; the file was cut short")
     components = header.components
@@ -159,27 +173,6 @@ def _read_jpeg(data: bytes) -> ImageHeader:
         odd = _odd_cases(exif=orientation != 1, cmyk=components == 4, greyscale=components == 1)
     channels = 1 if components == 1 else 3
     return ImageHeader("jpeg", header.width, header.height, channels, plain, orientation, place, odd)
-
-
-def _check_what_decoders_warn_of(
-    data: bytes, header: JpegHeader, jfif: bytes, adobe: bytes, profile: Sequence[bytes]
-) -> None:
-    """Raise ImageError where libjpeg assumes something, with a warning that is an error to strict decoders.
-
-    `mending` writes what it assumes.
-    """
-    if jfif and jfif[5] != 1:
-        raise ImageError("unreadable", f"the JPEG says that it is of JFIF {jfif[5]}; there is only version 1")
-    if adobe and not is_known_transform(adobe, header.components, bool(jfif)):
-        raise ImageError(
-            "unreadable", f"the JPEG's colours are transformed in the way {adobe[11]}, which Adobe has not"
-        )
-    if profile and not is_whole_profile(profile):
-        raise ImageError("unreadable", "parts of the JPEG's ICC profile are misnumbered or missing")
-    if header.kind in _SEQUENTIAL:
-        stop = header.scan + 8 + 2 * data[header.scan + 4]
-        if data[stop - 3 : stop] != ALL_COEFFICIENTS:
-            raise ImageError("unreadable", "the header of the JPEG's scan does not say that it has all coefficients")
 
 
 def is_jfif(segment: bytes) -> bool:

@@ -187,10 +187,7 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
             source=size,
             orientation=header.orientation,
         )
-        marked = _mark(image, policy.progressive == "baseline") if policy.restart_markers else image
-        if policy.check == "full" and not is_sound(stored, marked.data, header):
-            return _checked(image, marked, header)
-        return marked
+        return _with_markers(image, header, policy)
     pixels = _changed_pixels(data, header, policy)
     if pixels.shape[2] == 1 and (policy.greyscale == "rgb" or stored_format == "webp"):
         pixels = pixels.repeat(3, axis=2)
@@ -203,26 +200,24 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     )
 
 
-def _mark(image: StoredImage, baseline: bool) -> StoredImage:
-    """Return a kept image with restart markers; it stays as it is where it is no JPEG or cannot have any."""
-    if image.format != "jpeg":
-        return image
-    try:
-        marked = mark_jpeg(image.data, baseline)
-    except CannotRewrite as error:
-        return replace(image, unmarked=error.reason)
-    return image if marked is image.data else replace(image, data=marked, added_bytes=len(marked) - len(image.data))
-
-
-def _checked(image: StoredImage, marked: StoredImage, header: ImageHeader) -> StoredImage:
-    """Return `marked`, of which every code was followed now; or the image without markers where only that decodes."""
-    try:
-        check_pixels(marked.data, header)
-    except ImageError:
-        if marked is image:
-            raise
-        check_pixels(image.data, header)
-        return replace(image, unmarked="does not decode with markers")
+def _with_markers(image: StoredImage, header: ImageHeader, policy: ImagePolicy) -> StoredImage:
+    """Return a kept image, checked, with restart markers if it can have any and decodes with them."""
+    marked = image
+    if policy.restart_markers and image.format == "jpeg":
+        try:
+            data = mark_jpeg(image.data, policy.progressive == "baseline")
+            if data is not image.data:
+                marked = replace(image, data=data, added_bytes=len(data) - len(image.data))
+        except CannotRewrite as error:
+            marked = replace(image, unmarked=str(error))
+    if policy.check == "full" and not is_sound(image.data, marked.data, header):
+        try:
+            check_pixels(marked.data, header)  # follows every code
+        except ImageError:
+            if marked is image:
+                raise
+            check_pixels(image.data, header)
+            return replace(image, unmarked="does not decode with markers")
     return marked
 
 

@@ -16,13 +16,8 @@ __all__ = ["CAN_REWRITE", "CannotRewrite", "add_markers", "to_baseline"]
 class CannotRewrite(Exception):
     """A JPEG cannot be rewritten. Nothing is wrong with it: it is stored as it is.
 
-    Attributes:
-        reason: what is in the way, in a few words that stay the same, to be counted.
+    Its text is what is in the way, in a few words that stay the same, to be counted.
     """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def add_markers(data: bytes, mcus: int) -> bytes:

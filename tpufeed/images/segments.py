@@ -173,32 +173,28 @@ def _has_interval(data: memoryview) -> bool:
 
 def read_frame(data: memoryview) -> Frame | None:
     """Read the header of a JPEG. None where it is no baseline JPEG of one scan with a usual subsampling."""
-    try:
-        return _read_frame(data)
-    except (struct.error, IndexError):  # the file ends within its header
-        return None
-
-
-def _read_frame(data: memoryview) -> Frame | None:
     header, start, offset, marker = list[memoryview](), 0, 2, 0
     frame = size_at = interval = 0
-    while marker != _SCAN:
-        marker, length = _MARKER.unpack_from(data, offset)
-        if marker in _BASELINE and not frame:
-            frame, size_at = offset + 4, sum(map(len, header)) + offset + 5 - start
-        elif marker == _RESTART_INTERVAL:
-            (interval,) = _NUMBER.unpack_from(data, offset + 4)
-        elif marker in _LEFT_OUT:
-            header.append(data[start:offset])
-            start = offset + 2 + length
-        elif marker not in _KEPT:
-            return None
-        offset += 2 + length
-    header.append(data[start:offset])
-    components, scanned = data[frame + 5], data[offset - length + 2]
-    # A single component is never interleaved: its MCU is a block, whatever its factors.
-    mcu = (8, 8) if components == 1 else _MCUS.get(bytes(data[frame + 7 : frame + 15 : 3]))
-    height, width = _MARKER.unpack_from(data, frame + 1)
+    try:
+        while marker != _SCAN:
+            marker, length = _MARKER.unpack_from(data, offset)
+            if marker in _BASELINE and not frame:
+                frame, size_at = offset + 4, sum(map(len, header)) + offset + 5 - start
+            elif marker == _RESTART_INTERVAL:
+                (interval,) = _NUMBER.unpack_from(data, offset + 4)
+            elif marker in _LEFT_OUT:
+                header.append(data[start:offset])
+                start = offset + 2 + length
+            elif marker not in _KEPT:
+                return None
+            offset += 2 + length
+        header.append(data[start:offset])
+        components, scanned = data[frame + 5], data[offset - length + 2]
+        # A single component is never interleaved: its MCU is a block, whatever its factors.
+        mcu = (8, 8) if components == 1 else _MCUS.get(bytes(data[frame + 7 : frame + 15 : 3]))
+        height, width = _MARKER.unpack_from(data, frame + 1)
+    except (struct.error, IndexError):  # the file ends within its header
+        return None
     if not frame or not height or not width or mcu is None or components not in (1, 3) or scanned != components:
         return None
     return Frame((height, width), mcu, interval, offset, header, size_at)

@@ -48,7 +48,18 @@ def encode_entries(features: Mapping[str, Feature]) -> bytes:
 def encode_entry(name: str, feature: Feature) -> bytes:
     """One entry of the map in `Features`, tag and length included."""
     try:
-        value = b"" if feature.kind is None else encode_field(_FIELD_OF_KIND[feature.kind], _encode_list(feature))
+        packed = value = b""
+        if feature.kind == "bytes":
+            # memoryview, as bytes(5) would be five zeros
+            packed = b"".join(encode_field(1, bytes(memoryview(value))) for value in feature.values)  # type: ignore[arg-type]  # kind says so
+        elif feature.kind is not None and len(feature.values):
+            if feature.kind == "float":
+                data = struct.pack(f"<{len(feature.values)}f", *feature.values)
+            else:
+                data = b"".join(encode_int64(value) for value in feature.values)  # type: ignore[arg-type]  # kind says so
+            packed = encode_field(1, data)
+        if feature.kind is not None:
+            value = encode_field(_FIELD_OF_KIND[feature.kind], packed)
         return encode_field(1, encode_field(1, name.encode()) + encode_field(2, value))
     except (TypeError, UnicodeEncodeError, struct.error, OverflowError) as error:
         raise RecordError(f"feature {name!r}: {error} in a list of kind {feature.kind}") from error
@@ -168,17 +179,6 @@ def to_signed(value: int) -> int:
 def encode_field(number: int, data: bytes) -> bytes:
     """A field of bytes, as strings, messages and packed lists are."""
     return encode_varint(number << 3 | _BYTES) + encode_varint(len(data)) + data
-
-
-def _encode_list(feature: Feature) -> bytes:
-    if feature.kind == "bytes":
-        # memoryview, as bytes(5) would be five zeros
-        return b"".join(encode_field(1, bytes(memoryview(value))) for value in feature.values)  # type: ignore[arg-type]  # kind says so
-    if feature.kind == "float":
-        packed = struct.pack(f"<{len(feature.values)}f", *feature.values)
-    else:
-        packed = b"".join(encode_int64(value) for value in feature.values)  # type: ignore[arg-type]  # kind says so
-    return encode_field(1, packed) if packed else b""
 
 
 def _iter_fields(buffer: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:

@@ -25,25 +25,20 @@ def mask_crc32c(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def masked_crc32c(data: BytesLike) -> int:
-    """The masked CRC-32C of `data`."""
-    return mask_crc32c(crc32c(data))
-
-
 def encode_header(payload_bytes: int) -> bytes:
     """Return the 12 bytes before a payload of this length."""
     length = _LENGTH.pack(payload_bytes)
-    return length + _CRC.pack(masked_crc32c(length))
+    return length + _CRC.pack(mask_crc32c(crc32c(length)))
 
 
-def encode_footer(payload_crc32c_masked: int) -> bytes:
-    """Return the 4 bytes after a payload with this masked CRC."""
-    return _CRC.pack(payload_crc32c_masked)
+def encode_footer(payload_crc32c: int) -> bytes:
+    """Return the 4 bytes after a payload with this CRC-32C."""
+    return _CRC.pack(mask_crc32c(payload_crc32c))
 
 
 def encode_record(payload: BytesLike) -> bytes:
     """Return one whole record. The writer of shards puts the parts together without this copy."""
-    return encode_header(len(payload)) + bytes(payload) + encode_footer(masked_crc32c(payload))
+    return encode_header(len(payload)) + bytes(payload) + encode_footer(crc32c(payload))
 
 
 def decode_records(
@@ -91,7 +86,7 @@ def find_problem(record: memoryview) -> str:
     payload_bytes = len(record) - OVERHEAD_BYTES
     if payload_bytes >= 0 and length != payload_bytes and problem != LENGTH_DAMAGED:
         return f"the record says {length} bytes of payload, the index says {payload_bytes}"
-    if not problem and record[-FOOTER_BYTES:] != encode_footer(masked_crc32c(record[HEADER_BYTES:-FOOTER_BYTES])):
+    if not problem and record[-FOOTER_BYTES:] != encode_footer(crc32c(record[HEADER_BYTES:-FOOTER_BYTES])):
         return f"the CRC of the payload ({length} bytes) does not match; the bytes are damaged"
     return problem
 

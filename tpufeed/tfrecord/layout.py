@@ -7,8 +7,7 @@ follow the integer features in a stated order, each value a varint padded to 10 
 
 import struct
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import SupportsIndex
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -238,9 +237,6 @@ def _read_padded(varint: bytes) -> int | None:
     return to_signed(read_varint(varint, 0)[0])
 
 
-@lru_cache(maxsize=1 << 16, typed=True)
-def _encode_int_once(value: SupportsIndex) -> bytes:
-    return encode_int64(value, _INT_BYTES)
-
-
-_read_padded_once = lru_cache(maxsize=1 << 16)(_read_padded)  # labels and sizes come again and again
+# Labels and sizes come again and again.
+_encode_int_once = lru_cache(maxsize=1 << 16, typed=True)(partial(encode_int64, width=_INT_BYTES))
+_read_padded_once = lru_cache(maxsize=1 << 16)(_read_padded)
