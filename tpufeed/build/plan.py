@@ -273,16 +273,23 @@ def read_run_id(store: Store) -> str:
         raise ManifestError(f"{store.url}/{PLAN}: not a readable plan: {error}") from error
 
 
-def read_task(store: Store, ref: TaskRef) -> Task:
-    """The task that `ref` refers to; what came otherwise is fetched again.
+def read_task(store: Store, ref: TaskRef, line: bytes | StoreError = b"") -> Task:
+    """Return the task that `ref` refers to, of its `line` if that has been read; what came otherwise is fetched again.
 
     Raises:
         ManifestError: it does not stand there: the plan is another by now, or damaged.
     """
-    for _ in range(READS):
-        data = store.read_range(PLAN, ref.start, ref.stop)
-        if _digest(data) == ref.digest:
-            return _decode_task(store, ref, data)
+    for reads_left in reversed(range(READS + 1)):
+        if isinstance(line, bytes) and _digest(line) == ref.digest:
+            try:
+                return _TASK.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise ManifestError(
+                    f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: {error}. It was forged, or "
+                    f"written by another program; remove {store.url}"
+                ) from error
+        if reads_left:
+            line = store.read_range(PLAN, ref.start, ref.stop)
     raise ManifestError(
         f"{store.url}/{PLAN}: no task of {ref.name} at bytes {ref.start} to {ref.stop}: {READS} reads gave other bytes "
         "than stood there when the build began. Was it replaced? Run the same command again"
@@ -293,11 +300,8 @@ def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
     """Yield all tasks in turn; of a remote plan many are read at once. Raises as `read_task` does."""
     inputs, classes = 0, range(-1, len(plan.header.class_names))
     with closing(store.read_many(Span(PLAN, ref.start, ref.stop) for ref in plan.tasks)) as read:
-        for ref, data in zip(plan.tasks, read, strict=True):
-            if isinstance(data, StoreError) or _digest(data) != ref.digest:
-                task = read_task(store, ref)
-            else:
-                task = _decode_task(store, ref, data)
+        for ref, line in zip(plan.tasks, read, strict=True):
+            task = read_task(store, ref, line)
             inputs += len(task.inputs)
             # Who takes these looks up a class, and as many digests as the header says.
             are_known = all(
@@ -310,16 +314,6 @@ def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
                     f"forged, or written by another program; remove {store.url}"
                 )
             yield task
-
-
-def _decode_task(store: Store, ref: TaskRef, data: bytes) -> Task:
-    try:
-        return _TASK.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ManifestError(
-            f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: {error}. It was forged, or written by "
-            f"another program; remove {store.url}"
-        ) from error
 
 
 def _digest(line: bytes) -> bytes:

@@ -6,10 +6,11 @@ What differs between builds is where the records come from: `TaskContext.write` 
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from tpufeed.build.commit import Reject, Report, ShardReport, put, put_report, read_report
 from tpufeed.build.plan import Owner, PlanHeader, Task, TaskRef, read_run_id, read_task
@@ -95,13 +96,14 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
     with destination.temporary_folder() as folder:
         paths = [folder / f"shard-{number}" for number in range(len(names))]
         with ExitStack() as stack:
-            writers = [stack.enter_context(ShardWriter(path, layout)) for path in paths]
+            writers = [stack.enter_context(closing(ShardWriter(path, layout))) for path in paths]
             output = Output(header, writers, ProgressMeter(report_progress))
             context.write(task, output)
         written = [writer.finish() for writer in writers]
         with output.meter.putting(sum(shard.bytes for shard in written)):
             for name, path, shard in zip(names, paths, written, strict=True):
-                lengths, full_name = shard.lengths, counted(name, len(shard.lengths))
+                lengths = tuple(np.diff(shard.offsets).tolist())
+                full_name = counted(name, len(lengths))
                 stored = put(destination, full_name, path, context.owner, shard.bytes, shard.crc32c)
                 generation = stored.version if destination.generations else None
                 shards.append(ShardReport(full_name, shard.bytes, shard.crc32c, lengths, generation))

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from crc32c import crc32c
@@ -27,11 +25,6 @@ class WrittenShard:
     bytes: int
     crc32c: int
     offsets: Offsets
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Bytes of each record, framing included."""
-        return tuple(np.diff(self.offsets).tolist())
 
 
 def check_writable(destination: Store) -> None:
@@ -55,7 +48,7 @@ def check_writable(destination: Store) -> None:
 
 
 class ShardWriter:
-    """Writes records to a new local file; a context manager that closes it."""
+    """Writes records to a new local file until `close`."""
 
     def __init__(self, path: Path, layout: FixedLayout) -> None:
         self._path = path
@@ -77,15 +70,11 @@ class ShardWriter:
         self._write(encode_header(len(payload)), payload, encode_footer(crc32c(payload)))
 
     def finish(self) -> WrittenShard:
-        """Close the shard and return what has been written."""
+        """Return what has been written."""
         return WrittenShard(self._offsets[-1], self._crc, np.array(self._offsets, np.uint64))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file. Raises StoreError."""
         with _errors(self._path):
             os.close(self._file)
 

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -97,7 +98,7 @@ def write_sample(
         rounds = max(1, min(rounds, _MOST_ROUNDS))
         for number in range(min(shards, len(images))):
             name, part = f"sample-{number}.tfrecord", [*images[number::shards]] * rounds
-            with ShardWriter(folder / name, record_layout(features)) as writer:
+            with closing(ShardWriter(folder / name, record_layout(features))) as writer:
                 for image in part:
                     writer.add(image, (), b"")
             written = writer.finish()

@@ -97,7 +97,7 @@ class LocalStore(Store):
                 raise ObjectChangedError(f"{self._prefix}{name}: it is another file than was listed: its mtime differs")
 
     def stat(self, name: str) -> ObjectInfo | None:
-        path = self._path(name)
+        path = self._prefix + check_name(name)
         with self._errors(name):
             try:
                 if not self._follow:
@@ -112,7 +112,7 @@ class LocalStore(Store):
         return ObjectInfo(name, found.st_size, str(found.st_mtime_ns))
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        start = self._path(prefix.rstrip("/")) if prefix else self.url
+        start = self._prefix + check_name(prefix.rstrip("/")) if prefix else self.url
         with self._errors(prefix):
             if not self._follow:
                 self._check_folders(f"{start}/")
@@ -142,7 +142,7 @@ class LocalStore(Store):
             return self.put_file(name, path, replaces)
 
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        final = Path(self._path(name))
+        final = Path(self._prefix + check_name(name))
         with self._errors(name):
             self._check_folders(str(final), make=True)
             status = path.stat()
@@ -156,7 +156,7 @@ class LocalStore(Store):
         return ObjectInfo(name, status.st_size, str(status.st_mtime_ns))
 
     def delete(self, name: str, version: str = "") -> None:
-        path = Path(self._path(name))
+        path = Path(self._prefix + check_name(name))
         with (
             self._errors(name),
             suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
@@ -170,10 +170,10 @@ class LocalStore(Store):
                     path.unlink()
 
     def local_path(self, name: str) -> Path:
-        return Path(self._path(name))
+        return Path(self._prefix + check_name(name))
 
     def open_local(self, name: str) -> FileIO:
-        path = self._path(name)
+        path = self._prefix + check_name(name)
         if self._follow:
             return open(path, "rb", buffering=0, opener=open_plain)  # not Path.open: 10 us less
         self._check_folders(path)
@@ -199,9 +199,6 @@ class LocalStore(Store):
             with suppress(OSError):  # another process at work has a temporary folder of its own in them: they stay
                 for parent in above:  # innermost first
                     parent.rmdir()
-
-    def _path(self, name: str) -> str:
-        return self._prefix + check_name(name)
 
     def _check_folders(self, path: str, make: bool = False) -> None:
         """Raise LinkError if a folder that holds `path` is a link, the outermost first. With `make`, make them all.
@@ -429,25 +426,18 @@ def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None]
         where = Path(tempfile.gettempdir()) if parent is None else parent
     except FileNotFoundError as error:  # the root is read-only, say
         raise OptionError(f"{error.strerror}. Set TMPDIR to a folder that can be written") from error
-    folder, descriptor = _make_locked(where, make_parent or (lambda: where.mkdir(parents=True, exist_ok=True)))
     try:
-        _remove_abandoned(folder)
-        yield folder
-    finally:
-        # Under the lock to the end, or another process would take the rest for a dead one's.
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-        if parent is not None:
-            with suppress(OSError):
-                parent.rmdir()
-
-
-def _make_locked(parent: Path, make_parent: Callable[[], None]) -> tuple[Path, int]:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:  # a sandbox without it
+        kernel = platform.node()
     for tries_left in reversed(range(_TRIES)):
         try:
             with suppress(FileExistsError):  # exist_ok=True fails where another thread removes it at this moment
-                make_parent()
-            folder = parent / f"{_PREFIX}{_lock_domain(parent)}_{secrets.token_hex(8)}"
+                make_parent() if make_parent is not None else where.mkdir(parents=True, exist_ok=True)
+            # Digits that two processes have in common only if each sees the other's lock of a folder in this one: the
+            # NFS client of each kernel keeps such locks to itself, and so does each mount.
+            domain = hashlib.blake2b(f"{kernel} {where.stat().st_dev}".encode(), digest_size=8).hexdigest()
+            folder = where / f"{_PREFIX}{domain}_{secrets.token_hex(8)}"
             folder.mkdir(mode=0o700)
             descriptor = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
@@ -458,21 +448,20 @@ def _make_locked(parent: Path, make_parent: Callable[[], None]) -> tuple[Path, i
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         # Between `mkdir` and the lock another process may have taken it for a dead one's, and removed it.
         if folder.exists():
-            return folder, descriptor
+            break
         os.close(descriptor)
-    raise FileNotFoundError(f"{parent}: folders vanish as they are made")
-
-
-def _lock_domain(folder: Path) -> str:
-    """Return digits that two processes have in common only where each sees the other's lock of a folder in `folder`.
-
-    The NFS client of each kernel keeps such locks to itself, and so does each mount.
-    """
+    else:
+        raise FileNotFoundError(f"{where}: folders vanish as they are made")
     try:
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:  # a sandbox without it
-        kernel = platform.node()
-    return hashlib.blake2b(f"{kernel} {folder.stat().st_dev}".encode(), digest_size=8).hexdigest()
+        _remove_abandoned(folder)
+        yield folder
+    finally:
+        # Under the lock to the end, or another process would take the rest for a dead one's.
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+        if parent is not None:
+            with suppress(OSError):
+                parent.rmdir()
 
 
 def _remove_abandoned(ours: Path) -> None:
