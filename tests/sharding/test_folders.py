@@ -107,8 +107,9 @@ def test_one_class(tree, take):
 
 def test_warnings_of_folders_reach_result_and_preview(photo_folder, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "source/all")
+    previewed = preview_shard(tmp_path / "source", tmp_path / "d").warnings
     warnings = tpufeed.shard(tmp_path / "source", tmp_path / "d", workers=1).warnings
-    assert preview_shard(tmp_path / "source", tmp_path / "d").warnings == warnings
+    assert previewed == warnings
     assert f"shard {tmp_path}/source/all; " in warnings[0]
 
 
