@@ -9,7 +9,7 @@ import json
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -180,23 +180,19 @@ class Inventory:
             self.warnings += tuple(self._iter_repeats(contents.boxes))
 
     def _look_at_each(self, by_file: bool) -> None:
-        """Find what is rejected, what is listed twice, and the digest."""
+        """Find what is rejected, what is listed twice, and the digest, in one pass in the order of the paths."""
         self.rejects, self.first_rejects, self.listed_twice = Counter[str](), list[Reject](), 0
-
-        def iter_items() -> Iterator[Item]:
-            """One pass in the order of the paths is enough for all three."""
-            last = None
-            for (line,) in self.query(f"SELECT item FROM inputs ORDER BY {self.ORDER}"):
-                item = self.identify(line)
-                self.listed_twice += item.path == last
-                last = item.path
-                if item.problem is not None:
-                    self.rejects[item.problem[0]] += 1
-                    if len(self.first_rejects) < _FIRST_REJECTS:
-                        self.first_rejects.append(Reject(item.path, *item.problem))
-                yield item
-
-        self.digest = input_digest(iter_items(), self.base)
+        digest, last = hashlib.blake2b(digest_size=16), None
+        for (line,) in self.query(f"SELECT item FROM inputs ORDER BY {self.ORDER}"):
+            item = self.identify(line)
+            self.listed_twice += item.path == last
+            last = item.path
+            if item.problem is not None:
+                self.rejects[item.problem[0]] += 1
+                if len(self.first_rejects) < _FIRST_REJECTS:
+                    self.first_rejects.append(Reject(item.path, *item.problem))
+            digest.update(f"{say_identity(item, self.base)}\n".encode())
+        self.digest = digest.hexdigest()
         if by_file and self.query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
             each = f"SELECT COUNT(*) AS rows FROM inputs GROUP BY {_FILE}"
             (self.listed_twice,) = self.query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
@@ -410,28 +406,23 @@ def take_inventory(source: str, options: ShardOptions, standing: StandingDataset
             ) from error
 
 
-def input_digest(inputs: Iterable[Item], base: str = "") -> str:
-    """Hash inputs in the order of their paths: what they are, and what becomes of them; `base` is their source's."""
-    digest = hashlib.blake2b(digest_size=16)
-    for item in inputs:
-        line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
-        if item.file or item.columns or item.problem or item.images:
-            # What a web server says of its refusal may be another sentence each time.
-            problem = None if item.problem is None else (item.problem[0], url_identity(item.problem[1]))
-            if problem is not None and problem[0] == UNREACHABLE:
-                problem = (UNREACHABLE, "")
-            place = item.image.place if item.file else ""
-            line += f"\0{identity_of(base, place)}\0{item.offset}\0{item.columns}\0{problem}"
-            line += "".join(
-                f"\0{identity_of(base, image.place)}\0{image.bytes}\0{image.version}\0{image.offset}"
-                for image in item.images
-            )
-        if item.labels:
-            line += f"\0{item.labels}"
-        if item.pixels is not None:
-            line += f"\0{item.pixels}"
-        digest.update(f"{line}\n".encode())
-    return digest.hexdigest()
+def say_identity(item: Item, base: str = "") -> str:
+    """Return a text of what an item is and what becomes of it; `base` is its source's."""
+    line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
+    if item.file or item.columns or item.problem or item.images:
+        # What a web server says of its refusal may be another sentence each time.
+        problem = None if item.problem is None else (item.problem[0], url_identity(item.problem[1]))
+        if problem is not None and problem[0] == UNREACHABLE:
+            problem = (UNREACHABLE, "")
+        place = item.image.place if item.file else ""
+        line += f"\0{identity_of(base, place)}\0{item.offset}\0{item.columns}\0{problem}"
+        line += "".join(
+            f"\0{identity_of(base, image.place)}\0{image.bytes}\0{image.version}\0{image.offset}"
+            for image in item.images
+        )
+    if item.labels:
+        line += f"\0{item.labels}"
+    return line if item.pixels is None else f"{line}\0{item.pixels}"
 
 
 def _to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | None) -> tuple[Any, ...]:

@@ -146,7 +146,8 @@ class ShardOptions:
             **policy,
         )
         columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
-        has_marks, has_pictures = bool(self.boxes or self.keypoints), bool(self.image_columns or self.masks is not None)
+        has_marks = self.boxes is not None or self.keypoints is not None
+        has_pictures = bool(self.image_columns) or self.masks is not None
         for name, value in (
             ("size_bytes", size_bytes),
             ("split_shares", None if self.shares is None else parse_shares(self.shares)),

@@ -164,7 +164,7 @@ class ShardRecipe(Recipe):
             yield replace(
                 plan_shards(inventory, options, probe.estimate, self.source, self.identity),
                 warnings=said,
-                columns=further_columns(inventory.features),
+                columns=further_columns(inventory.features) if is_preview else {},
                 source_bytes=sum(size for _, size, _ in inventory.totals.values()),
                 read_before=inventory.count_reads() if reads_before and is_preview else 0,
                 probed=probe.images,

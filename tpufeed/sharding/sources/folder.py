@@ -90,6 +90,7 @@ class FolderSource(Source):
     def _iter_images(self, found: Found) -> Iterator[Item]:
         """The images. The first folder of a path is its split, if folders are; the first one under it is its class."""
         store, labelled = self._store, self._options.label != "none"
+        self._nested = set[tuple[str, str]]()  # folders in class folders, as (class, folder)
         images, classed, annotations = 0, 0, AnnotationFiles()
         tfrecords, beside = False, list[str]()
         objects, self._place.objects = self._place.objects, store.iter_objects()  # for another reading
@@ -109,8 +110,8 @@ class FolderSource(Source):
                 split = folders.pop(0) if self.splits else None
                 label = folders[0] if folders and labelled else None
                 classed += label is not None
-                if label is not None and len(folders) > 1 and len(found.nested) < _MOST_NESTED:
-                    found.nested.add((label, folders[1]))
+                if label is not None and len(folders) > 1 and len(self._nested) < _MOST_NESTED:
+                    self._nested.add((label, folders[1]))
                 if label is None and len(beside) < _SHOWN:
                     beside.append(info.name)
                 if labelled and classed and beside:
@@ -146,8 +147,8 @@ class FolderSource(Source):
     ) -> Iterator[str]:
         if not labelled or self._options.class_names is not None:
             return
-        folders = sorted({folder for _, folder in found.nested})
-        if len(splits_mentioned(classes)) > 1 or any(_split_named(label) for label, _ in found.nested):
+        folders = sorted({folder for _, folder in self._nested})
+        if len(splits_mentioned(classes)) > 1 or any(_split_named(label) for label, _ in self._nested):
             yield (
                 f"classes are called like splits: {show([name for name in classes if splits_mentioned([name])])}; if "
                 "they are splits, say --split-by folder, which makes every folder that holds images a split, with the "

@@ -51,14 +51,10 @@ class Found:
 
     Attributes:
         ignored_files: files that are no images by their names, counted by their endings.
-        nested: folders in class folders, as (class, folder); of a thousand no more are noted.
-        tars: names of tars.
         notes: warnings, as sentences.
     """
 
     ignored_files: Counter[str] = field(default_factory=Counter)
-    nested: set[tuple[str, str]] = field(default_factory=set)
-    tars: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 

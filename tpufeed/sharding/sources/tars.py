@@ -56,7 +56,6 @@ class TarSource(Source):
     def iter_items(self, found: Found) -> Iterator[Item]:
         store, options, empty = self._store, self._options, True
         for info in self._files:
-            found.tars.append(info.name)
             where = f"{store.url}/{info.name}"
             try:
                 for item in _iter_items(store, info, where, _Wanted(options, found)):
@@ -83,7 +82,7 @@ class TarSource(Source):
             else:
                 way = "folders in a tar are no classes, so unpack it to have them"
             yield f"no labels: no sample has a .cls; {way}, or say --label none"
-        mentioned = splits_mentioned(found.tars)
+        mentioned = splits_mentioned(info.name for info in self._files)
         if self._options.split_shares is None and len(mentioned) > 1:
             yield (
                 f"tars are called like splits ({', '.join(sorted(mentioned))}), and all of them become train: shard "
