@@ -19,10 +19,9 @@ from tpufeed.build.plan import Plan, forged, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schema
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.pictures import stem_of
 from tpufeed.sharding.sources import tars
 from tpufeed.sharding.sources.kinds import expand, find_source, named_files
-from tpufeed.sharding.sources.source import identity_of, is_image_name
+from tpufeed.sharding.sources.source import identity_of, is_image_name, stem_of
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store, check_name
 

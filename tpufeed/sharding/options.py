@@ -1,12 +1,14 @@
 """The options of `shard` that decide the bytes of a dataset, checked once."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 from tpufeed.dataset.naming import check_split_name, read_classes
+from tpufeed.dataset.schema import DType, FeatureSpec
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import (
@@ -23,12 +25,42 @@ from tpufeed.images.policy import (
 from tpufeed.options import Count, Names, Whole, check_fields
 from tpufeed.sharding.boxes import FlipPairs, check_format, declare, parse_pairs, say_pairs
 from tpufeed.sharding.columns import Declared
-from tpufeed.sharding.pictures import Picture, parse_pictures
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import parse_size
 
 Handling = Literal["keep", "report", "drop"]  # of duplicates
 NameStyle = Literal["tpufeed", "kaggle"]
+PictureKind = Literal["image", "mask", "depth"]
+MASKS = "mask"  # the column that `masks=` makes
+_DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
+_PICTURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TAKEN = frozenset({"image", "label", "sample", "window"})  # by what loaders give themselves
+_PICTURE_FORM = "write image columns like mask=mask_path:mask, of kind image, mask or depth"
+
+
+class Picture(NamedTuple):
+    """A further image of each sample.
+
+    Attributes:
+        name: of its column in the dataset.
+        column: of a table, which holds the paths; or the suffix of a tar's files, in small letters and without its
+            first dot. Empty for a parallel folder.
+        kind: "image"; "mask", of integers of 8 bits; "depth", of 16.
+    """
+
+    name: str
+    column: str
+    kind: PictureKind
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """Its feature: a file of an image as one bytes value."""
+        return FeatureSpec(self.name, _DTYPES[self.kind], kind=self.kind)
+
+    @property
+    def missing(self) -> str:
+        """The reason code of a sample that lacks it."""
+        return "unreadable" if self.kind == "image" else "bad_mask"
 
 
 class Role(Enum):
@@ -238,3 +270,34 @@ def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
     if abs(sum(shares.values()) - 1) > 1e-6:
         raise OptionError(f"the shares of the splits add up to {sum(shares.values()):g}, not 1: {shares}; {_FORM}")
     return shares
+
+
+def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tuple[Picture, ...]:
+    """Return the further images that options name.
+
+    Args:
+        image_columns: as {"mask": "mask_path:mask"}: a name, its column or suffix, and its kind.
+        masks: there is a parallel folder of masks.
+
+    Raises:
+        OptionError: one of them cannot be.
+    """
+    if masks and image_columns:
+        raise OptionError(
+            "masks names a folder parallel to one of images, and image_columns the columns of a table or the suffixes "
+            "of a tar's files: give one of them"
+        )
+    pictures = [Picture(MASKS, "", "mask")] if masks else []
+    for name, value in (image_columns or {}).items():
+        column, _, kind = value.rpartition(":")
+        if not column or kind not in _DTYPES:
+            raise OptionError(f"the image column {name}={value} names no column and kind; {_PICTURE_FORM}")
+        if not _PICTURE_NAME.fullmatch(name) or name in _TAKEN:
+            of_loaders = f"; {', '.join(sorted(_TAKEN))} are what loaders give themselves" if name in _TAKEN else ""
+            raise OptionError(f"no image column can be called {name!r}: take letters, digits and '_'{of_loaders}")
+        pictures.append(Picture(name, column, cast(PictureKind, kind)))
+    columns = [picture.column for picture in pictures]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise OptionError(f"two image columns are made of {column!r}; one is enough")
+    return tuple(pictures)

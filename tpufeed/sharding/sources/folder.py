@@ -15,7 +15,6 @@ from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.pictures import stem_of
 from tpufeed.sharding.sources.annotations import AnnotationFiles
 from tpufeed.sharding.sources.source import (
     IMAGE_SUFFIXES,
@@ -28,6 +27,7 @@ from tpufeed.sharding.sources.source import (
     listing,
     show,
     splits_mentioned,
+    stem_of,
 )
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.registry import open_store

@@ -189,6 +189,11 @@ def is_image_name(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES) and not any(map(is_hidden, name.split("/")))
 
 
+def stem_of(name: str) -> str:
+    """Return a relative path without the suffix of an image."""
+    return name.rpartition(".")[0]
+
+
 def is_hidden(part: str) -> bool:
     """Return true for a name that other programs hide."""
     return (part.startswith(".") and not part.startswith("..")) or part.lower() in HIDDEN_FOLDERS

@@ -21,8 +21,7 @@ from tpufeed.errors import (
     url_identity,
 )
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.pictures import Picture
+from tpufeed.sharding.options import Picture, ShardOptions
 from tpufeed.sharding.row_groups import parquet_errors
 from tpufeed.sharding.sources.source import Found, Place, Source, identity_of, listing, resolve
 from tpufeed.storage.reading import open_compared, open_object
