@@ -11,8 +11,8 @@ from tpufeed.dataset.manifest import Variant
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import ShardError, mask_secrets
+from tpufeed.loaders.mixture import Source
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sources import Source
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
 

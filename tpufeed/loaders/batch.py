@@ -44,8 +44,8 @@ from tpufeed.loaders.columns import (
     resolve_columns,
 )
 from tpufeed.loaders.joint import JointPipeline
+from tpufeed.loaders.mixture import Source, draws_seed
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sources import Source, draws_seed
 from tpufeed.options import shown
 from tpufeed.tfrecord.example import decode_arrays
 
@@ -57,11 +57,11 @@ _logger = logging.getLogger(__name__)
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
 _thread = threading.local()  # has the scratch memory, one for all decoders
 _ADVICE = "To skip some, give max_bad_records=N; tpufeed verify lists all damage"
-_NO_SIZE = (
-    "its images may differ in size and none of the ops fixes one; pass for training "
-    "ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), CenterCrop(224)] "
-    "(from tpufeed.images)"
+FIX_SIZE = (
+    "pass for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation "
+    "ops=[Resize(256), CenterCrop(224)] (from tpufeed.images)"
 )
+_NO_SIZE = f"its images may differ in size and none of the ops fixes one; {FIX_SIZE}"
 
 
 def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:

@@ -23,8 +23,8 @@ from tpufeed.images.protocols import Op
 from tpufeed.tfrecord.example import Feature
 
 if TYPE_CHECKING:
+    from tpufeed.loaders.mixture import JoinedClasses
     from tpufeed.loaders.options import LoaderOptions
-    from tpufeed.loaders.sources import JoinedClasses
 
 Array: TypeAlias = npt.NDArray[Any]
 Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]

@@ -22,8 +22,8 @@ from tpufeed.images.custom import Custom
 from tpufeed.loaders.admission import make_stage, pick_staged
 from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, Cost, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool, Memory
+from tpufeed.loaders.mixture import Source
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sources import Source
 from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers

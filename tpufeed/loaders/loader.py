@@ -24,13 +24,11 @@ from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.feed import REPLACED, SUPERSEDED, DatasetLike, Feed, Iterated, Iteration
 from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
-from tpufeed.loaders.mixture import Mixture
+from tpufeed.loaders.mixture import Mixture, Source
 from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sampler import Cursor, Sampler
-from tpufeed.loaders.sources import Source
-from tpufeed.loaders.states import LAST
-from tpufeed.loaders.training import Training
+from tpufeed.loaders.training import LAST, Training
 from tpufeed.loaders.workers import BatchFuture, Executor, ProcessExecutor
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
 from tpufeed.options import Count, checked, shown

@@ -1,20 +1,110 @@
-"""Mixtures: several datasets as one stream in exact shares, for any number of ranks."""
+"""What a loader draws samples from: a dataset, or several mixed in exact shares, with their classes joined."""
 
+import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from tpufeed.dataset.reader import Dataset
-from tpufeed.errors import OptionError, mask_secrets
-from tpufeed.loaders.sources import JoinBy, Source, label_of, open_sources
+import msgspec
+import numpy as np
+
+from tpufeed.dataset.index import Index
+from tpufeed.dataset.manifest import Split
+from tpufeed.dataset.order import EpochOrder, Ints
+from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
+from tpufeed.errors import OptionError, RecordError, mask_secrets
 from tpufeed.options import Whole, checked, is_number
 
+JoinBy = Literal["by_name", "offset", "as_is"]
 Stop = Literal["shortest", "longest", "never"]
 
+KEPT_ORDERS = 3  # epochs of a source that lanes are in at the same time
+_OPENED_AT_ONCE = 16
 _LEAST_WEIGHT = 2.0**-26  # of all: a block would have more than 67 million numbers
 _WEIGHTED = re.compile(r"(.+?)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)(?:,|$)", re.DOTALL)
+
+
+class ClassList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Classes of a mixture: a label is a place among `names`.
+
+    Attributes:
+        names: of the classes.
+        owners: joined by "offset" the root of the source of each, see `Source`; else empty.
+    """
+
+    names: tuple[str, ...] = ()
+    owners: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedClasses:
+    """Classes of a mixture as one of its sources knows them.
+
+    Attributes:
+        names: of all sources' classes.
+        ids: for each id of the source that of the mixture, int64; None where these are equal.
+    """
+
+    names: tuple[str, ...]
+    ids: Ints | None
+
+    def join(self, labels: Any, where: str) -> Ints:
+        """Return the ids in the mixture of some labels of the source. Raises RecordError for one of no class."""
+        found = np.asarray(labels, np.int64)
+        if self.ids is None:
+            return found
+        if found.size and not 0 <= found.min() <= found.max() < len(self.ids):
+            raise RecordError(f"{where}: a label of {found.tolist()} is no class; the source has {len(self.ids)}")
+        joined: Ints = self.ids[found]
+        return joined
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A split of a dataset that a loader draws samples from.
+
+    Attributes:
+        dataset: the dataset.
+        split: its name.
+        classes: what its classes are in a mixture; None outside of one.
+        root: which source of the mixture's training it is, a later version of it included: its order and its ops have
+            random numbers of their own. 0 outside of a mixture.
+    """
+
+    dataset: Dataset
+    split: str
+    classes: JoinedClasses | None = None
+    root: int = 0
+
+    @property
+    def entry(self) -> Split:
+        """The split in the manifest."""
+        return self.dataset.split(self.split)
+
+    def epoch_order(self, seed: int, lanes: int, shuffle: bool, epoch: int) -> EpochOrder:
+        """Return the order of one of its epochs; `seed` is the loader's."""
+        variant = self.entry.variants[epoch % len(self.entry.variants)]
+        records = [shard.records for shard in variant.shards]
+        return EpochOrder(records, draws_seed(seed, self.root), epoch, lanes, shuffle)
+
+    @property
+    def label(self) -> str:
+        """Its URL without secrets, for messages."""
+        return mask_secrets(self.dataset.url)
+
+
+def draws_seed(seed: int, root: int) -> int:
+    """The seed of a source's order and of its ops; the first source of a training has the loader's own.
+
+    Sources of equal shards would else have one order, and equal ids the same crops.
+    """
+    if not root:
+        return seed
+    return seed ^ int.from_bytes(hashlib.blake2b(b"source %d" % root, digest_size=7).digest(), "little")
 
 
 class Mixture:
@@ -60,8 +150,27 @@ class Mixture:
         self.stop, self.seed, self.classes, self.reweight = stop, seed, classes, reweight
 
     def open(self, split: str) -> tuple[Source, ...]:
-        """Open the split of each source. Raises as `open_sources` does."""
-        return tuple(Source(dataset, split) for dataset in open_sources(tuple(self.weights), split))
+        """Open the split of each source, several at a time.
+
+        Raises:
+            DatasetNotFoundError, ManifestError: one of them is no dataset that can be read.
+            OptionError: one has no samples in the split; two are the same dataset.
+        """
+        with ThreadPoolExecutor(_OPENED_AT_ONCE, "tpufeed-open") as executor:
+            datasets = executor.map(
+                lambda given: given if isinstance(given, Dataset) else open_dataset(given), self.weights
+            )
+        seen, found = dict[str, str](), list[Source]()
+        for dataset in datasets:
+            if not dataset.split(split).records:
+                raise OptionError(f"{mask_secrets(dataset.url)}: split {split!r} is empty; leave it out of the mixture")
+            if dataset.content_digest in seen:
+                url, other = mask_secrets(dataset.url), mask_secrets(seen[dataset.content_digest])
+                twice = f"{url} is named twice" if url == other else f"{url} and {other} hold the same samples"
+                raise OptionError(f"{twice}; name one of them, with the weight of both")
+            seen[dataset.content_digest] = dataset.url
+            found.append(Source(dataset, split))
+        return tuple(found)
 
     def __repr__(self) -> str:
         weights = {label_of(source): weight for source, weight in self.weights.items()}
@@ -100,3 +209,82 @@ def _check_weights(weights: Mapping[str | Path | Dataset, float]) -> dict[str | 
     if found[least] < _LEAST_WEIGHT * math.fsum(found.values()):
         raise OptionError(f"the weight of {label_of(least)} is less than 1/67,108,864 of all; leave it out")
     return found
+
+
+def label_of(source: str | Dataset) -> str:
+    """Return a source of a mixture in words: its URL without secrets, and the version of one that is open."""
+    if isinstance(source, str):
+        return mask_secrets(source)
+    return f"{mask_secrets(source.url)} version {source.number}"
+
+
+def check_sources(sources: Sequence[Source]) -> None:
+    """Raise ObjectChangedError where a dataset was built anew since it was opened.
+
+    Raises:
+        ShardError, StoreError: the index of a folder's dataset does not fit its manifest. A forged one may count any
+            number of records, and an order of so many takes memory.
+    """
+    remote = list[Dataset]()
+    for source in sources:
+        source.dataset.check_current()
+        if not source.dataset.is_remote:
+            Index(source.dataset.store, source.dataset.split(source.split).variants[0]).offsets([])
+        if not source.dataset.version:  # the check above has nothing to go by
+            remote.append(source.dataset)
+    if remote:
+        with ThreadPoolExecutor(_OPENED_AT_ONCE, "tpufeed-open") as executor:
+            list(executor.map(lambda found: reopen_dataset(found.url, found.content_digest, found.number), remote))
+
+
+def join_classes(
+    datasets: Sequence[Dataset], join: JoinBy, roots: Sequence[int], known: ClassList
+) -> tuple[ClassList, list[JoinedClasses]]:
+    """Join the classes of several datasets with those that a training knows already, whose ids stay.
+
+    Args:
+        datasets: of the mixture; those without labels have no classes.
+        join: "by_name" gives classes of one name one id; "offset" keeps those of different sources apart, also where
+            names are equal; "as_is" takes ids as they are. New classes come last.
+        roots: of each dataset, as in `Source`.
+        known: classes of earlier parts of the training.
+
+    Raises:
+        OptionError: a dataset has labels without names, which only "as_is" takes; as they are, two datasets have
+            different names for one id.
+    """
+    names, owners, tables = list(known.names), list(known.owners), list[Ints | None]()
+    places, owner = {name: place for place, name in enumerate(names)}, ["the state"] * len(names)
+    for dataset, root in zip(datasets, roots, strict=True):
+        own, where, labelled = dataset.manifest.class_names, mask_secrets(dataset.url), dataset.manifest.labelled
+        if labelled and not own and join != "as_is":
+            raise OptionError(
+                f"{where} has labels without names, which cannot be joined with those of "
+                f"{mask_secrets(datasets[0].url)}; give classes='as_is' if an id stands for the same class in "
+                "all sources"
+            )
+        table: Ints | None = None
+        if join == "by_name":
+            for name in own:
+                places.setdefault(name, len(places))
+            names = list(places)
+            table = np.array([places[name] for name in own], np.int64)
+        elif join == "offset":
+            found = [place for place, owner in enumerate(owners) if owner == root]
+            new = own[len(found) :]  # a source that grows adds classes behind its own
+            table = np.array([*found, *range(len(names), len(names) + len(new))][: len(own)], np.int64)
+            names += new
+            owners += [root] * len(new)
+        else:
+            for number, (name, here) in enumerate(zip(names, own, strict=False)):
+                if name != here:
+                    raise OptionError(
+                        f"class {number} is {name!r} in {owner[number]} and {here!r} in {where}; give "
+                        "classes='by_name', or 'offset' to keep them apart"
+                    )
+            owner += [where] * (len(own) - len(names))
+            names += own[len(names) :]
+        equal = table is None or not labelled or bool((table == np.arange(len(table))).all())
+        tables.append(None if equal else table)
+    joined = ClassList(tuple(names), tuple(owners))
+    return joined, [JoinedClasses(joined.names, table) for table in tables]

@@ -16,9 +16,8 @@ from tpufeed.loaders.admission import ShardAdmission, make_stage
 from tpufeed.loaders.batch import Decoder, warn_of_flips
 from tpufeed.loaders.columns import SAMPLE
 from tpufeed.loaders.feed import DatasetLike
-from tpufeed.loaders.mixture import Mixture
+from tpufeed.loaders.mixture import Mixture, Source
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sources import Source
 from tpufeed.storage.registry import open_store
 
 _CONNECTIONS = 16  # of all workers of a rank together; each has 8 MiB

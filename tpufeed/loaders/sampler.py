@@ -13,11 +13,19 @@ from tpufeed.dataset.order import Ints, Places, Share, World, check_lanes, defau
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
 from tpufeed.loaders.batch import BatchRequest
-from tpufeed.loaders.mixture import Mixture
+from tpufeed.loaders.mixture import KEPT_ORDERS, ClassList, Mixture, Source, join_classes
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sources import KEPT_ORDERS, ClassList, Source, join_classes, open_sources
-from tpufeed.loaders.states import LAST, check_identity, grow_state, identity_of, state_number
-from tpufeed.loaders.training import MixtureStream, Training, begin_training, decode_training
+from tpufeed.loaders.training import (
+    LAST,
+    MixtureStream,
+    Training,
+    begin_training,
+    check_identity,
+    decode_training,
+    grow_state,
+    identity_of,
+    state_number,
+)
 
 _logger = logging.getLogger(__name__)
 _MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
@@ -167,7 +175,7 @@ class Sampler:
         self._given, self._split, self._options = given, split, options
         self._stream: Stream | None = None
         if isinstance(given, Mixture):
-            found = sources or [Source(dataset, split) for dataset in open_sources(tuple(given.weights), split)]
+            found = sources or given.open(split)
             training = training or begin_training(found, given, options)
             numbers = {each.digest: each.root for each in training.sources}
             roots = [numbers[source.dataset.content_digest] for source in found]

@@ -37,7 +37,7 @@ from tpufeed.loaders.executor import (
     ThreadFuture,
     WorkerConfig,
 )
-from tpufeed.loaders.sources import JoinedClasses, Source, check_sources
+from tpufeed.loaders.mixture import JoinedClasses, Source, check_sources
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.processes.numa import Node
 from tpufeed.storage.registry import open_store

@@ -14,6 +14,7 @@ from tpufeed.dataset.order import World
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
 from tpufeed.images.protocols import Op
+from tpufeed.loaders.batch import FIX_SIZE
 from tpufeed.loaders.feed import DatasetLike
 from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
@@ -144,10 +145,8 @@ class TFRecordImages(TorchDataset[Any]):
         batched = len(samples) > 1 and self.transform is None
         if batched and opened.columns.pooled and None in opened.decoder.sizes:
             raise OptionError(
-                f"{self._samples.url}: no op fixes the size of the images, and those of a batch must be equal; pass "
-                "for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation ops=[Resize(256), "
-                "CenterCrop(224)] (from tpufeed.images). Where all are equal, or a collate_fn takes others, pass "
-                "transform=torch.from_numpy"
+                f"{self._samples.url}: no op fixes the size of the images, and those of a batch must be equal; "
+                f"{FIX_SIZE}. Where all are equal, or a collate_fn takes others, pass transform=torch.from_numpy"
             )
         self._part_from_other_ranks()
         columns = opened.read(samples, int(self._shared[_EPOCH]), self._number(samples))

@@ -6,8 +6,8 @@ from typing import Any
 
 from tpufeed.dataset.order import EpochOrder, Remainder, Share, World, check_lanes, default_lanes
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.states import check_identity, grow_state, identity_of, state_number
 from tpufeed.loaders.torch.host import TFRecordImages
+from tpufeed.loaders.training import check_identity, grow_state, identity_of, state_number
 from tpufeed.loaders.world import find_world, thread_world
 from tpufeed.options import Count, Whole, checked, shown
 
