@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from harness import describe, figure, machine, print_table, write_result
 
-from tpufeed.loaders.metrics import LoaderStats
+from tpufeed.loaders.loader import LoaderStats
 from tpufeed.loaders.metrics_logger import MetricsLogger
 from tpufeed.measure.clock import StepClock
 

@@ -422,9 +422,9 @@ def test_all_loaders_take_a_mixture(mixture):
         assert rows_of([[np.ascontiguousarray(column) for column in batch] for batch in loader]) == rows
         with pytest.raises(OptionError, match="a mixture reads 3 datasets; see the loader's `sources`"):
             _ = loader.dataset
-    feed = tpufeed.Loader(mixture, **options).to_tf()
-    assert rows_of([[column.numpy() for column in batch] for batch in feed]) == rows
-    assert feed.class_names == ("cat", "dog", "emu")
+    loader = tpufeed.Loader(mixture, **options)
+    assert rows_of([[column.numpy() for column in batch] for batch in loader.to_tf()]) == rows
+    assert loader.class_names == ("cat", "dog", "emu")
 
 
 def test_an_open_dataset_is_taken_as_well(urls):

@@ -1,6 +1,7 @@
 """Memory of batches, used again when its last user is gone."""
 
 import ctypes
+import math
 import mmap
 import os
 import weakref
@@ -32,7 +33,7 @@ class ArraySpec(NamedTuple):
     @property
     def bytes(self) -> int:
         """Memory of the array, in whole pages: frameworks share only what begins at one."""
-        size = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
         return -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 

@@ -16,14 +16,13 @@ import numpy as np
 
 from tpufeed.dataset.order import Remainder, World
 from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.errors import LoaderError, OptionError, StoreError
+from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
 from tpufeed.images.protocols import Op
-from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, warn_of_flips
+from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, DecodedBatch, warn_of_flips
 from tpufeed.loaders.buffers import BufferPool, stride_of
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.feed import REPLACED, SUPERSEDED, DatasetLike, Feed, Iterated, Iteration
-from tpufeed.loaders.metrics import LoaderMetrics, LoaderStats
 from tpufeed.loaders.mixture import Mixture, Source
 from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa
 from tpufeed.loaders.rank_check import EpochSpec
@@ -48,6 +47,52 @@ _READING = dict.fromkeys(LoaderOptions.__slots__, "give it to tpufeed.Loader")  
 
 _FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
 _FIRST_AHEAD = 4  # batches, of an epoch whose shards may have to come first
+
+
+@dataclass(slots=True, kw_only=True)
+class LoaderStats:
+    """Metrics of a loader since it was made; take the difference of two for a part of a run.
+
+    Attributes:
+        seconds: since the first batch was asked for, until the last one was handed out.
+        wait_seconds: of these, how long the consumer waited for batches; `wait_seconds / seconds` is its idle share.
+        waits: batches that were not ready when they were asked for.
+        batches: handed out.
+        samples: in them, padding among these.
+        ready: batches that were ready when one was asked for, on average: `prefetch` and more of a loader that never
+            holds up its consumer, 0 of one that always does.
+        read_seconds: of all decoding threads together, reading records and verifying their CRCs; of raw images copying
+            them, too.
+        decode_seconds: of all decoding threads together, decoding and ops.
+        read_bytes: of records.
+        bad_records: different ones that were skipped.
+        requested_records: of remote datasets, those that were read by requests of their own, as their shards were not
+            staged.
+        dropped_boxes: boxes of which crops have left nothing, or less than `min_visibility`.
+        processes: that decode; 0 where threads of this process do.
+        threads: that decode, of all processes together.
+        nodes: (NUMA node, processes that keep to it); empty where they may run on all.
+        prefetch: batches that are prepared ahead, at the most.
+        buffer_bytes: what they take.
+    """
+
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+    waits: int = 0
+    batches: int = 0
+    samples: int = 0
+    ready: float = 0.0
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    read_bytes: int = 0
+    bad_records: int = 0
+    requested_records: int = 0
+    dropped_boxes: int = 0
+    processes: int
+    threads: int
+    nodes: tuple[tuple[int, int], ...] = ()
+    prefetch: int
+    buffer_bytes: int
 
 
 class Loader(Feed, Iterated):
@@ -173,16 +218,15 @@ class Loader(Feed, Iterated):
         batch_bytes = stride_of(self._decoder.pooled)
         wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
         self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
-        self._metrics = LoaderMetrics(
-            options.max_bad_records,
-            LoaderStats(
-                processes=self._workers.processes,
-                threads=max(1, self._workers.processes) * self._workers.threads,
-                nodes=tuple(Counter(node.number for node in self._workers.nodes).items()),
-                prefetch=self._prefetch,
-                buffer_bytes=self._prefetch * batch_bytes,
-            ),
+        self._stats = LoaderStats(
+            processes=self._workers.processes,
+            threads=max(1, self._workers.processes) * self._workers.threads,
+            nodes=tuple(Counter(node.number for node in self._workers.nodes).items()),
+            prefetch=self._prefetch,
+            buffer_bytes=self._prefetch * batch_bytes,
         )
+        self._first_asked = 0.0  # when the first batch was
+        self._bad: set[tuple[int, ...]] = set()  # records that were skipped
         self._world = thread_world() if options.world is None else None
         self._find_world: Callable[[], World] = find_world
         self.moved_by: weakref.ref[Any] | None = None  # what `keras_state` moves: the newest feed for Keras
@@ -534,7 +578,8 @@ class Loader(Feed, Iterated):
     def stats(self) -> LoaderStats:
         if self.uncounted:
             raise OptionError(self.uncounted)
-        return self._metrics.stats()
+        stats = self._stats
+        return replace(stats, ready=stats.ready / max(1, stats.batches), bad_records=len(self._bad))
 
     def close(self) -> None:
         """Stop the workers. A loader that is iterated again starts new ones.
@@ -608,6 +653,37 @@ class Loader(Feed, Iterated):
             if opened is self._current:
                 self._current = None
         self._handed = None
+
+    def _count(self, batch: DecodedBatch, asked: float, ready: int) -> None:
+        """Count a batch that is handed out now; it was asked for at `asked` by `perf_counter`, when `ready` were there.
+
+        Raises:
+            RecordError: it has one bad record too many.
+        """
+        now, stats = perf_counter(), self._stats
+        self._first_asked = self._first_asked or asked
+        stats.seconds = now - self._first_asked
+        stats.wait_seconds += now - asked
+        stats.ready += ready  # `stats` takes the average
+        stats.waits += not ready
+        stats.batches += 1
+        stats.samples += len(next(iter(batch.arrays.values())))
+        stats.read_seconds += batch.read_seconds
+        stats.decode_seconds += batch.decode_seconds
+        stats.read_bytes += batch.read_bytes
+        stats.requested_records += batch.requested_records
+        stats.dropped_boxes += batch.dropped_boxes
+        for record in batch.bad:
+            if record.where in self._bad:
+                continue
+            most = self.options.max_bad_records
+            if len(self._bad) == most:
+                raise RecordError(
+                    f"{most + 1} bad records, more than max_bad_records={most}; the last one: {record.message}. Run "
+                    "tpufeed verify, which lists all damage"
+                )
+            self._bad.add(record.where)
+            _logger.warning("bad record skipped, %d of at most %d: %s", len(self._bad), most, record.message)
 
     def _open_executor(self) -> Executor:
         """Return the workers, and start them where there are none."""
@@ -723,7 +799,7 @@ class EpochIterator(Iterator[Batch]):
             # Batches that can be handed out at once.
             ready = next((number for number, future in enumerate(futures) if not future.done()), len(futures))
             batch = futures.popleft().result(loader.options.timeout_seconds)
-            loader._metrics.add(batch, asked, ready)
+            loader._count(batch, asked, ready)
         except BatchTimeout:
             prefetch.close()
             prefetch.executor.close(wait=False)  # with all that was prepared

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceStats
 from tpufeed.loaders.feed import loader_of
-from tpufeed.loaders.metrics import LoaderStats
+from tpufeed.loaders.loader import LoaderStats
 from tpufeed.loaders.world import find_world
 from tpufeed.options import Count, above, checked
 

@@ -205,11 +205,14 @@ class Sampler:
         """
         if self._stream is None:
             training, options = self.training, self._options
-            lanes = training.lanes or (default_lanes(world) if options.shuffle else world.size)
-            training = self.training = replace(training, lanes=lanes)
-            if lanes > (most := self._most_lanes(world)):
-                raise OptionError(f"lanes are at most {most} for the split {self._split!r}, not {lanes}")
-            check_lanes(lanes, world)
+            lanes = training.lanes
+            if lanes is None:
+                lanes = default_lanes(world) if options.shuffle else world.size
+                training = self.training = replace(training, lanes=lanes)
+            else:
+                if lanes > (most := self._most_lanes(world)):
+                    raise OptionError(f"lanes are at most {most} for the split {self._split!r}, not {lanes}")
+                check_lanes(lanes, world)
             if isinstance(self._given, Mixture):
                 self._stream = MixtureStream(training, self.sources, options, lanes, self._given.stop != "shortest")
             else:

@@ -45,12 +45,13 @@ def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
         OptionError: frameworks have different numbers of ranks; or this process was launched as one of several ranks,
             and the framework does not know it yet; or ranks are threads, and this is none of them.
     """
-    if not in_rank and _ranks_are_threads():
+    xla = _started_xla()
+    if xla is not None and not in_rank and _ranks_are_threads(xla):
         raise OptionError(
             "torch_xla's ranks are threads of this process, and this was made in none of them, so that it cannot know "
             f"whose it is: make it in the function that torch_xla.launch runs, or give {by_hand}"
         )
-    worlds = _worlds()
+    worlds = _worlds(xla)
     if len({world.size for world in worlds.values()}) > 1:
         said = " and ".join(f"{name} has {world.size}" for name, world in worlds.items())
         raise OptionError(
@@ -68,7 +69,7 @@ def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
         )
     processes = os.environ.get("PJRT_LOCAL_PROCESS_COUNT", "1")
     several = f"one of {processes} processes by PJRT_LOCAL_PROCESS_COUNT" if processes not in ("", "0", "1") else ""
-    unstarted = sys.modules.get("torch_xla") is not None and _started_xla() is None
+    unstarted = sys.modules.get("torch_xla") is not None and xla is None
     if unstarted and (several or os.environ.get("XLA_USE_SPMD") == "1"):
         raise OptionError(
             f"this is {several or 'a program under SPMD, maybe one of several'}, and torch_xla's runtime is not "
@@ -96,12 +97,16 @@ def thread_world(by_hand: str = _BY_HAND) -> World | None:
     frames = (frame for frame, _ in walk_stack(None))
     if not any((frame.f_globals.get("__name__"), frame.f_code.co_name) == _RANKS_THREAD for frame in frames):
         return None
-    return find_world(by_hand, in_rank=True) if _ranks_are_threads() else None
+    xla = _started_xla()
+    return find_world(by_hand, in_rank=True) if xla is not None and _ranks_are_threads(xla) else None
 
 
 def count_ranks() -> int:
     """Count the ranks of this program that are processes; the forked workers of a DataLoader may ask, too."""
-    return 1 if _ranks_are_threads() else max((world.size for world in _worlds().values()), default=1)
+    xla = _started_xla()
+    if xla is not None and _ranks_are_threads(xla):
+        return 1
+    return max((world.size for world in _worlds(xla).values()), default=1)
 
 
 def find_tf_world() -> World:
@@ -131,11 +136,10 @@ def find_tf_world() -> World:
     return find_world()
 
 
-def _worlds() -> dict[str, World]:
+def _worlds(xla: Any) -> dict[str, World]:
     """Return this process' world by framework, where it has several ranks; where ranks are threads, this thread's."""
     worlds: dict[str, World] = {}
     # torch_xla comes first: its loaders compare its own world with that of a host loader.
-    xla = _started_xla()
     if xla is not None and xla.runtime.is_spmd():
         worlds["torch_xla"] = World(xla.runtime.process_index(), xla.runtime.process_count())
     # Before ranks are launched, `world_size()` would remember for ever that there are none.
@@ -154,10 +158,9 @@ def _worlds() -> dict[str, World]:
     return {name: world for name, world in worlds.items() if world.size > 1}
 
 
-def _ranks_are_threads() -> bool:
+def _ranks_are_threads(xla: Any) -> bool:
     """Return whether torch_xla runs a rank for each of several devices in this process: CPU devices, TPU v2 and v3."""
-    xla = _started_xla()
-    if xla is None or xla.runtime.is_spmd() or not xla._XLAC._xla_get_replication_devices_count():
+    if xla.runtime.is_spmd() or not xla._XLAC._xla_get_replication_devices_count():
         return False
     return bool(xla._XLAC._xla_num_devices() > 1)
 
