@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import TypeAlias
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
-from tpufeed.loaders.admission import make_stage, pick_staged
 from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, Cost, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool, Memory
 from tpufeed.loaders.mixture import Source
@@ -29,6 +29,7 @@ from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers
 from tpufeed.storage.reading import AT_ONCE
 from tpufeed.storage.registry import url_scheme
+from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
 
 _logger = logging.getLogger(__name__)
@@ -193,6 +194,50 @@ class ThreadExecutor:
         for (source, variant), reader in list(self._readers.items()):  # another thread may open one
             if source == number and variant not in variants:
                 reader.release()
+
+
+def make_stage(remote: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> ShardStage | None:
+    """Return the one stage of remote datasets; None where the options want none. `connections` as in `ShardStage`."""
+    folder, budget, stores = options.stage_dir, options.stage_bytes, [dataset.shards for dataset in remote]
+    if budget == 0:
+        return None
+    return ShardStage(
+        stores[0],
+        None if folder is None else Path(folder),
+        None if budget is None else int(budget),
+        connections,
+        others={store.url: store for store in stores},
+    )
+
+
+def pick_staged(sources: Sequence[Source], shares: Sequence[float], lanes: int, budget_bytes: int) -> frozenset[int]:
+    """Return the sources of a mixture whose shards are fetched whole; records of the others come by ranges.
+
+    A rank reads one shard of each source in each of its lanes at a time, and those of a source that is rarely due
+    would fill the stage for hours. Where the sources do not fit it together, those go first that give the most samples
+    for the bytes they hold, until they hold half of it: the other half is for the shards that are due next.
+
+    Args:
+        sources: of the mixture.
+        shares: of the samples that each gives.
+        lanes: of this rank.
+        budget_bytes: of the stage.
+    """
+    sizes = [sum(shard.bytes for shard in source.entry.variants[0].shards) for source in sources]
+    if sum(sizes) <= budget_bytes:
+        return frozenset(range(len(sources)))
+    held = [
+        min(size, lanes * size // max(1, len(source.entry.variants[0].shards)))
+        for source, size in zip(sources, sizes, strict=True)
+    ]
+    remote = [number for number, source in enumerate(sources) if source.dataset.is_remote]
+    picked, taken = set[int](), 0
+    for number in sorted(remote, key=lambda number: -shares[number] / max(1, held[number])):
+        taken += held[number]
+        if picked and taken > budget_bytes // 2:
+            break
+        picked.add(number)
+    return frozenset(picked)
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from tpufeed import cache
 from tpufeed.dataset.manifest import IndexFile, Shard, Variant
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.errors import ObjectChangedError
-from tpufeed.loaders.admission import ShardAdmission
+from tpufeed.loaders.random_access import ShardAdmission
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
