@@ -203,11 +203,12 @@ def test_keras_counts_steps_that_are_executed_together(cache_url):
     import keras
 
     found = []
-    feed = tpufeed.Loader(cache_url, batch_size=7).to_keras()
+    loader = tpufeed.Loader(cache_url, batch_size=7)
+    feed = loader.to_keras()
     inputs = keras.Input((64, 64, 3))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling2D()(inputs)))
     model.compile("sgd", "mse", steps_per_execution=4)
-    logger = tpufeed.MetricsLogger(feed, lambda _, step: found.append(step), every_steps=6)
+    logger = tpufeed.MetricsLogger(loader, lambda _, step: found.append(step), every_steps=6)
     callback = logger.keras()
     model.fit(feed, epochs=2, verbose=0, callbacks=[callback])
     assert found == [10, 18, 20]  # the last one as the training ends
@@ -229,8 +230,10 @@ def test_what_is_no_target_is_refused(cache_url, to):
 def test_what_has_no_stats_is_refused(cache_url):
     with pytest.raises(OptionError, match="takes a loader with stats"):
         tpufeed.MetricsLogger(torch.utils.data.DataLoader([1]), print)
+    loader = tpufeed.Loader(cache_url, batch_size=7)
+    loader.to_tf(direct=True)
     with pytest.raises(OptionError, match="direct=True"):  # at once, not after the first step
-        tpufeed.MetricsLogger(tpufeed.Loader(cache_url, batch_size=7).to_tf(direct=True), print)
+        tpufeed.MetricsLogger(loader, print)
     with tpufeed.Loader(cache_url, batch_size=7) as loader:
         for options in ({"every_steps": 0}, {"every_seconds": 0}, {"every_steps": 5, "every_seconds": 5}):
             with pytest.raises(OptionError, match=next(iter(options))):

@@ -419,6 +419,7 @@ class Columns:
         views: of each view of the image the column, and its place there; None for the place of a single one.
         scalars: fields that stand at fixed places: a record need not be parsed for them.
         fields: all others, but images and `sample`.
+        pooled: the columns of pixels, which take most of a batch's memory.
         names: of all columns, in the order in which they are handed over.
         mask: the name of the column that is False for padding.
     """
@@ -428,6 +429,7 @@ class Columns:
     views: tuple[tuple[str, int | None], ...]
     scalars: tuple[Scalar, ...]
     fields: tuple[Field | Picture, ...]
+    pooled: tuple[Column, ...]
     names: tuple[str, ...]
     mask: str
 
@@ -442,12 +444,6 @@ class Columns:
         yield from self.images
         for field in (*self.scalars, *self.fields):
             yield from field.columns
-
-    @property
-    def pooled(self) -> tuple[Column, ...]:
-        """The columns of pixels, which take most of a batch's memory."""
-        masks = (column for field in self.fields if isinstance(field, Mask | Picture) for column in field.columns)
-        return (*self.images, *masks)
 
 
 def resolve_columns(
@@ -503,7 +499,9 @@ def resolve_columns(
         )
     mask = "sample_mask" if any(feature.name == "mask" for feature in manifest.features) else "mask"
     own = (Column(SOURCE, "int32"),) if mixed and SOURCE in names else ()
-    return Columns(own, tuple(images), tuple(views), tuple(scalars), tuple(fields), tuple(names), mask)
+    masks = (column for field in fields if isinstance(field, Mask | Picture) for column in field.columns)
+    pooled = (*images, *masks)
+    return Columns(own, tuple(images), tuple(views), tuple(scalars), tuple(fields), pooled, tuple(names), mask)
 
 
 def _lay_out_views(sizes: Sequence[tuple[int, int] | None]) -> tuple[list[Column], list[tuple[str, int | None]]]:

@@ -861,6 +861,7 @@ class EpochPrefetch:
         self.cursor = cursor
         self.executor = executor
         self.futures: deque[BatchFuture] = deque()
+        self.batches = len(cursor.share)  # of the epoch, from the cursor on
         self.begun = False
         self.returned = 0  # batches that the training loop has
         self.closed = ""  # or why
@@ -870,7 +871,7 @@ class EpochPrefetch:
     @property
     def left(self) -> int:
         """Batches that the training loop does not have yet."""
-        return len(self.cursor.share) - self.returned
+        return self.batches - self.returned
 
     @property
     def samples(self) -> int:
@@ -879,7 +880,7 @@ class EpochPrefetch:
 
     def submit(self, batches: int) -> int:
         """Have `batches` batches in work; return how many of these the epoch does not have."""
-        while len(self.futures) < batches and self._submitted < len(self.cursor.share):
+        while len(self.futures) < batches and self._submitted < self.batches:
             if not self._planned:
                 self._planned.extend(self.cursor.requests(self._submitted))
             self.futures.append(self.executor.submit(self._planned.popleft()))
