@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tpufeed.dataset.order import World
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
-    from tpufeed.loaders.cores import count_cores
     from tpufeed.loaders.foreign import device_loader
     from tpufeed.loaders.grain.source import grain_source
     from tpufeed.loaders.keras.dataset import keras_state
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from tpufeed.loaders.torch.host import TFRecordImages
     from tpufeed.loaders.torch.lanesampler import LaneSampler
     from tpufeed.loaders.torch.pixels import random_flip, random_shift
+    from tpufeed.loaders.world import count_cores
     from tpufeed.measure.clock import StepClock
     from tpufeed.sharding.append import append
     from tpufeed.sharding.build import shard
@@ -76,7 +76,7 @@ _ROOM_OF_NAME = {
     "adopt": "dataset.adopt",
     "append": "sharding.append",
     "compact": "build.compact",
-    "count_cores": "loaders.cores",
+    "count_cores": "loaders.world",
     "device_loader": "loaders.foreign",
     "grain_source": "loaders.grain.source",
     "keras_state": "loaders.keras.dataset",
