@@ -29,7 +29,7 @@ from tpufeed.images.mending import seen_size
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
-from tpufeed.loaders.buffers import ArraySpec
+from tpufeed.loaders.buffers import ArraySpec, Memory
 from tpufeed.loaders.columns import (
     IMAGE,
     SAMPLE,
@@ -132,11 +132,12 @@ class JobPart:
 
 @dataclass(slots=True)
 class BatchJob:
-    """A batch that is being decoded: its parts, its memory, and its bad rows by number."""
+    """A batch that is being decoded: its parts, its memory, its bad rows by number, and pages that are to be made."""
 
     parts: list[JobPart]
     arrays: dict[str, Array]
     bad: dict[int, BadRecord] = field(default_factory=dict)
+    unmapped: Memory | None = None
 
 
 class Cost(NamedTuple):
@@ -199,8 +200,12 @@ class BatchDecoder:
             job.parts.append(JobPart(source, epoch, variant, reader, decoder, own, draws, rows))
         return job
 
-    def decode(self, job: BatchJob, start: int, stop: int) -> list[Cost]:
-        """Decode the rows `[start, stop)`. Raises RecordError for a bad record, unless such records are skipped."""
+    def decode(self, job: BatchJob, number: int) -> list[Cost]:
+        """Decode one of `chunks`. Raises RecordError for a bad record, unless such records are skipped."""
+        if job.unmapped is not None:
+            for _ in job.unmapped.make_pages(number, len(self.chunks)):
+                pass
+        start, stop = self.chunks[number]
         spans = [(part, bisect_left(part.rows, start), bisect_left(part.rows, stop)) for part in job.parts]
         costs = list[Cost]()
         for part, first, last in spans:
@@ -214,7 +219,7 @@ class BatchDecoder:
                 if not self._skips:
                     raise RecordError(f"{error}. {_ADVICE}") from error
                 if len(rows) > 1:  # one by one in this loop, which finds the bad ones and decodes the others
-                    spans += [(part, number, number + 1) for number in range(first, last)]
+                    spans += [(part, at, at + 1) for at in range(first, last)]
                 else:
                     job.bad[rows[0]] = BadRecord((part.source, part.variant, *places[0]), str(error))
         return costs

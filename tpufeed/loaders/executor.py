@@ -21,7 +21,7 @@ from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
 from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, Cost, DecodedBatch
-from tpufeed.loaders.buffers import Buffer, BufferPool, Memory
+from tpufeed.loaders.buffers import Buffer, BufferPool
 from tpufeed.loaders.mixture import Source
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
@@ -128,10 +128,10 @@ class ThreadExecutor:
             assert self._pool is not None, "one of the two is given"
             given = self._pool.take()
         job = self._decoder.begin(request, self._open_reader, given.arrays)
-        unmapped = None if mapped else given.memory
+        job.unmapped = None if mapped else given.memory
         try:
             chunks = [
-                self._threads.submit(self._decode, job, number, unmapped) for number in range(len(self._decoder.chunks))
+                self._threads.submit(self._decoder.decode, job, number) for number in range(len(self._decoder.chunks))
             ]
         except RuntimeError as error:
             # `shutdown` in another thread raises the same kind of error.
@@ -163,13 +163,6 @@ class ThreadExecutor:
             self._requests.shutdown(wait=wait, cancel_futures=True)
         if self._stage is not None:
             self._stage.close()
-
-    def _decode(self, job: BatchJob, number: int, unmapped: Memory | None) -> list[Cost]:
-        """Decode one of the decoder's chunks."""
-        if unmapped is not None:
-            for _ in unmapped.make_pages(number, len(self._decoder.chunks)):
-                pass
-        return self._decoder.decode(job, *self._decoder.chunks[number])
 
     def _open_reader(self, number: int, epoch: int) -> tuple[int, Reader]:
         """Return the variant that an epoch of a source reads, and its reader."""
