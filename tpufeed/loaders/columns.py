@@ -299,7 +299,7 @@ class Items:
     def __init__(
         self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, padding: float, counted: bool
     ) -> None:
-        self.spec, self._most, self._truncate, self._padding = spec, most, truncate, padding
+        self.spec, self.most, self._truncate, self._padding = spec, most, truncate, padding
         self._counted = counted
         self.moves = spec.kind in ("boxes", "keypoints") or isinstance(spec.of, str)
         shape = spec.shape or () if most is None else (most, *spec.each)
@@ -307,29 +307,24 @@ class Items:
         visible = (Column(f"{name}_visible", "bool", shape[:-1]),) if spec.kind == "keypoints" else ()
         self.columns: tuple[Column, ...] = (Column(name, spec.dtype, shape), *lengths, *visible)
 
-    @property
-    def is_padded(self) -> bool:
-        """True for a list; false for a tensor."""
-        return self._most is not None
-
     def put(self, sample: Sample, rows: Rows, row: int) -> None:
         column, visible = self.columns[0], None
         if self.spec.kind == "keypoints":
             items, visible = sample.points(self.spec)
         else:
             items = sample.boxes(self.spec) if self.spec.kind == "boxes" else sample.items(self.spec)
-        if self._most is None:
+        if self.most is None:
             if items.shape != column.shape:
                 raise RecordError(f"{sample.where}: {self.spec.key} has the shape {items.shape}, not {column.shape}")
             rows[column.name][row] = items.astype(column.dtype, copy=False)
         else:
-            if len(items) > self._most and not self._truncate:
+            if len(items) > self.most and not self._truncate:
                 name = column.name if self._counted else self.spec.of
                 raise RecordError(
-                    f"{sample.where}: {column.name} has {len(items)} items, and the batch has room for {self._most}; "
+                    f"{sample.where}: {column.name} has {len(items)} items, and the batch has room for {self.most}; "
                     f"give pad={{{name!r}: {len(items)}}}, or truncate=[{name!r}]"
                 )
-            items = items[: self._most]
+            items = items[: self.most]
             padded = np.full(column.shape, self._padding, column.dtype)
             padded[: len(items)] = items
             rows[column.name][row] = padded
@@ -490,7 +485,8 @@ def resolve_columns(
             f"pad and fill name columns that are asked for, not {unknown[0]!r}; they are {', '.join(names)}"
         )
     for name in options.pad or ():
-        if not any(isinstance(field, Items) and field.is_padded and field.columns[0].name == name for field in fields):
+        lists = (field for field in fields if isinstance(field, Items) and field.most is not None)
+        if not any(field.columns[0].name == name for field in lists):
             raise OptionError(f"pad is for lists, and {name!r} is none: leave it out of pad=")
     if len(sizes) > 1 and any(field.moves or isinstance(field, Picture) for field in fields):
         raise OptionError(
