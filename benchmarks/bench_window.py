@@ -33,10 +33,13 @@ from make_photos import make_photos  # noqa: E402
 import tpufeed  # noqa: E402
 from tpufeed.images import HorizontalFlip, RandomResizedCrop, pipeline  # noqa: E402
 from tpufeed.images.decoding import decode  # noqa: E402
-from tpufeed.images.markers import mark_jpeg  # noqa: E402
+from tpufeed.images.markers import (  # noqa: E402
+    Box,
+    mark_jpeg,
+    read_segments,
+)
 from tpufeed.images.pipeline import Pipeline  # noqa: E402
 from tpufeed.images.policy import ImagePolicy, store_image  # noqa: E402
-from tpufeed.images.segments import Box, read_segments  # noqa: E402
 
 SHARES = 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0
 SCALES = (0.05, 0.3), (0.08, 1.0), (0.35, 1.0), (1.0, 1.0)

@@ -111,12 +111,11 @@ def a_list(of: str) -> Rule:
     return Rule(f"a list of {of}", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
 
 
-def _is_bool(value: Any) -> bool:
-    of_numpy = str(getattr(value, "dtype", "")) == "bool" and getattr(value, "shape", None) == ()
-    return isinstance(value, bool) or of_numpy
-
-
-_BOOL = Rule("True or False", _is_bool, bool)  # "no" would be taken for yes
+_BOOL = Rule(  # "no" would be taken for yes, and arrays have no truth
+    "True or False",
+    lambda value: isinstance(value, bool) or (str(getattr(value, "dtype", "")) == "bool" and value.shape == ()),
+    bool,
+)
 _ANYTHING = Rule("anything", lambda _: True)
 _NONE = Rule("None", lambda value: value is None)
 

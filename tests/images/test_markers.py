@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpufeed.images.decoding import decode, decode_upright
-from tpufeed.images.markers import choose_interval, encode_jpeg, mark_jpeg
+from tpufeed.images.markers import choose_interval, encode_jpeg, mark_jpeg, read_frame, read_segments
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
-from tpufeed.images.segments import read_frame, read_segments
 
 rewriting = pytest.mark.skipif(not CAN_REWRITE, reason="tpufeed is installed without its C extension")
 

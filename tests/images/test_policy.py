@@ -12,8 +12,8 @@ from PIL import Image
 
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import decode, decode_upright
+from tpufeed.images.markers import read_frame, read_segments
 from tpufeed.images.policy import ImagePolicy, store_image
-from tpufeed.images.segments import read_frame, read_segments
 
 FULL, HEADER, EXACT = ImagePolicy(), ImagePolicy(check="header"), ImagePolicy(encode="exact")
 JPEG = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey"}

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed.errors import ImageError
-from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, pipeline, segments
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, markers, pipeline
 from tpufeed.images.decoding import decode
+from tpufeed.images.markers import Box, read_segments
 from tpufeed.images.pipeline import Pipeline, run_views
-from tpufeed.images.segments import Box, read_segments
 
 SAMPLINGS = {
     "4:4:4": (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444, 8, 8),
@@ -48,7 +48,7 @@ def whole(monkeypatch, data, ops, draws, fast):
 def check_equal(jpeg, ops, draws, fast):
     with pytest.MonkeyPatch.context() as patch:
         expected = whole(patch, jpeg, ops, draws, fast)
-        patch.setattr(segments, "_LEAST_SPARED_PX", 0)
+        patch.setattr(markers, "_LEAST_SPARED_PX", 0)
         np.testing.assert_array_equal(Pipeline(ops, 0, fast=fast).run_encoded(memoryview(jpeg), draws), expected)
 
 
@@ -77,7 +77,7 @@ def test_every_box_is_cut_with_the_pixels_of_the_whole_image(sampling, height, w
     bottom, right = data.draw(st.integers(top + 1, height)), data.draw(st.integers(left + 1, width))
     jpeg = photograph(height, width, sampling)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "_LEAST_SPARED_PX", 0)
+        patch.setattr(markers, "_LEAST_SPARED_PX", 0)
         found = read_segments(memoryview(jpeg))
         cut = found and found.cut(Box(top, left, bottom, right))
     if found is None:  # one segment is the image
@@ -202,7 +202,7 @@ def test_a_file_that_lies_about_its_segments_is_decoded_whole(lie):
 @pytest.mark.parametrize("count", [3_000, pytest.param(60_000, marks=pytest.mark.long)])
 def test_the_window_of_a_mutant_is_that_of_the_whole_image_or_an_error(count, monkeypatch):
     """Where the whole mutant decodes, so does its window, to the same pixels."""
-    monkeypatch.setattr(segments, "_LEAST_SPARED_PX", 0)
+    monkeypatch.setattr(markers, "_LEAST_SPARED_PX", 0)
     rng, compared = random.Random(7), 0
     for number in range(count):
         if number % 100 == 0:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pkgutil import resolve_name
 from typing import Any
 
 from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, task_name
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OptionError, TaskError
 from tpufeed.options import Count, checked
-from tpufeed.processes.child import load_function
 from tpufeed.processes.limits import available_cores, failure_message
 
 LOCAL, RAY, BEAM = "local", "ray", "beam"
@@ -86,7 +86,7 @@ class SerialEngine:
         return nullcontext()
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
-        function = load_function(job.entry)
+        function = resolve_name(job.entry)
         for index, task in enumerate(tasks):
             progress: list[Progress] = []
             try:

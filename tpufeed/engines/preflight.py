@@ -6,11 +6,11 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pkgutil import resolve_name
 
 from tpufeed import __version__
 from tpufeed.engines.engine import Job, ReportProgress, TaskFunction
 from tpufeed.errors import BuildError
-from tpufeed.processes.child import load_function
 from tpufeed.processes.limits import failure_message
 
 _SHARED_ADVICE = (
@@ -44,7 +44,7 @@ def view_here(job: bytes, task: bytes) -> HostView:
     try:
         loaded, _ = _load_job(job)
         if loaded.reach:
-            places = dict(load_function(loaded.reach)(loaded.context, pickle.loads(task)))
+            places = dict(resolve_name(loaded.reach)(loaded.context, pickle.loads(task)))
     except Exception as error:  # noqa: BLE001  # the launcher raises it
         problem = failure_message(error)
         if isinstance(error, FileNotFoundError):
@@ -104,7 +104,7 @@ def _load_job(data: bytes) -> tuple[Job, TaskFunction]:
     """
     try:
         job: Job = pickle.loads(data)
-        return job, load_function(job.entry)
+        return job, resolve_name(job.entry)
     except (ImportError, AttributeError) as error:
         raise BuildError(
             f"a worker cannot import what the job needs: {error}. Move what `__main__` defines into a module that can "

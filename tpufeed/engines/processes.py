@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from pkgutil import resolve_name
 from types import FrameType
 from typing import Any
 
 from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
 from tpufeed.errors import TaskError, TpufeedError
-from tpufeed.processes.child import Child, ChildDiedError, Failure, load_function, stop_all
+from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
 
 _logger = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class _Pool:
 
 def run_tasks(job: Job, connection: Connection) -> None:
     """Run tasks as they come, in a worker process, until the launcher's end of the socket closes."""
-    function = load_function(job.entry)
+    function = resolve_name(job.entry)
     while True:
         number, task = connection.recv()
         signal.signal(signal.SIGTERM, _leave)

@@ -1,25 +1,63 @@
-"""Restart markers in the JPEGs that are stored: loaders cut windows out of them, see `segments`.
+"""Restart markers: put into the JPEGs that are stored, so that a window can be cut out of the bytes of such a JPEG.
+
+A restart interval begins on a byte border, with its predictors reset (ITU-T T.81, E.1.4). So any rectangle of whole
+intervals, behind a header with its height and width, is a JPEG with the pixels of the whole image, and a decoder sees
+only that.
 
 A marker costs some 3.3 to 3.9 bytes: two of its own, the rest of a byte, and DC levels in place of differences. The
 shorter the intervals, the fewer pixels around a window are decoded. So an image has as many markers as fit into a share
 of its bytes: 1 % where a file is kept, 3 % where it is encoded, which mostly makes it smaller.
+
+The markers are found by a search. numpy takes 11 us for 30 KB and 18 us for 80 KB. An index in the file would have to
+be checked against the bytes, which takes about as long, and would cost 2 bytes a segment: see
+docs/decisions/2026-11-23-windows-are-cut-out-of-jpegs.md.
 """
 
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import cv2
+import numpy as np
+import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels, check_pixels
 from tpufeed.images.header import ImageHeader
 from tpufeed.images.restart import CannotRewrite, add_markers, to_baseline
-from tpufeed.images.segments import Box, read_frame, read_segments
 
-__all__ = ["choose_interval", "encode_jpeg", "is_sound", "mark_jpeg"]
+__all__ = [
+    "Box",
+    "Cut",
+    "Frame",
+    "Segments",
+    "choose_interval",
+    "encode_jpeg",
+    "is_sound",
+    "mark_jpeg",
+    "read_frame",
+    "read_segments",
+]
 
+_MARKER = struct.Struct(">HH")  # and length; or height and width
+_NUMBER = struct.Struct(">H")
+_BASELINE = (0xFFC0, 0xFFC1)
+_RESTART_INTERVAL, _SCAN = 0xFFDD, 0xFFDA
+_KEPT = frozenset({0xFFC4, 0xFFDB, 0xFFE0, 0xFFEE, _SCAN})  # tables, what tells the colour space, the scan's header
+_LEFT_OUT = frozenset({*range(0xFFE1, 0xFFEE), 0xFFEF, 0xFFFE})  # other application data, comments
+_MCUS = {  # by the factors of 4:4:4, 4:2:2, 4:4:0, 4:2:0 and 4:1:1
+    bytes((across << 4 | down, 0x11, 0x11)): (8 * down, 8 * across)
+    for across, down in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
+}
+_MOST_SEGMENTS = 1 << 16
+_CODES = ((np.arange(_MOST_SEGMENTS) & 7) + 0xD0).astype(np.uint8)
+_END = b"\xd9"
+_LEAST_SPARED_PX = 12_000  # they take the decoder as long as cutting takes, some 50 us
 _MARKER_BYTES = 4.0
 _GROWTH_KEPT, _GROWTH_ENCODED = 0.01, 0.03
 _TOO_SMALL = "too small to gain by it"
 _MOST_SIDE_PX = 65_500  # that libjpeg-turbo decodes
-_LEAST_PX = 128 * 128  # of smaller images no window is cut, see `segments`
+_LEAST_PX = 128 * 128  # of smaller images no window is cut
 _BYTES_A_PIXEL = ((95, 0.7), (85, 0.3), (70, 0.18), (0, 0.1))  # of photographs, by the quality from which on
 
 
@@ -119,3 +157,170 @@ def is_sound(data: bytes, marked: bytes, header: ImageHeader) -> bool:
     except ImageError:
         return False
     return True
+
+
+class Box(NamedTuple):
+    """A rectangle in pixels of an image: rows `[top, bottom)`, columns `[left, right)`."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+class Cut(NamedTuple):
+    """A JPEG of a part of another one, and the row and column of that one at which it begins."""
+
+    data: bytearray
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Frame(NamedTuple):
+    """The header of a baseline JPEG of one scan.
+
+    Attributes:
+        size: (height, width) of the image in pixels.
+        mcu: (height, width) of an MCU in pixels.
+        interval: MCUs of a restart interval; 0 where there is none.
+        scan: where the entropy code begins.
+        header: what a decoder needs of the bytes before that.
+        size_at: where the height stands in it, before the width.
+    """
+
+    size: tuple[int, int]
+    mcu: tuple[int, int]
+    interval: int
+    scan: int
+    header: list[memoryview]
+    size_at: int
+
+    @property
+    def mcus(self) -> tuple[int, int]:
+        """Rows and columns of MCUs."""
+        return -(-self.size[0] // self.mcu[0]), -(-self.size[1] // self.mcu[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """A baseline JPEG whose restart intervals are rectangles of one size: part of a row of MCUs, or whole rows.
+
+    Attributes:
+        frame: its header.
+        tall: height of a rectangle in pixels; the last ones may reach beyond the image.
+        wide: and width.
+    """
+
+    data: memoryview
+    frame: Frame
+    tall: int
+    wide: int
+
+    def cut(self, box: Box) -> Cut | None:
+        """Return the smallest JPEG of whole segments that holds `box`, which may lie partly outside the image.
+
+        Returns:
+            None where the whole image is hardly larger, or where its markers are not those that its header promises.
+        """
+        (height, width), tall, wide = self.frame.size, self.tall, self.wide
+        rows, columns = -(-height // tall), -(-width // wide)
+        first, last = max(0, box.top // tall), min(rows, -(-box.bottom // tall))
+        left, right = max(0, box.left // wide), min(columns, -(-box.right // wide))
+        cut_height, cut_width = min(height, last * tall) - first * tall, min(width, right * wide) - left * wide
+        spared_px = height * width - cut_height * cut_width
+        if cut_height <= 0 or cut_width <= 0 or spared_px < _LEAST_SPARED_PX:
+            return None
+        borders = self._find_borders(rows * columns)
+        if borders is None:
+            return None
+        begins = borders[:-1].reshape(rows, columns)[first:last, left:right]
+        ends = borders[1:].reshape(rows, columns)[first:last, left:right]
+        lines = zip(begins[:, 0].tolist(), ends[:, -1].tolist(), strict=True)
+        copy = bytearray(b"".join(self.frame.header + [self.data[begin:end] for begin, end in lines]))
+        codes_at = (ends - begins).cumsum()
+        codes_at += len(copy) - codes_at[-1] - 1
+        view = np.frombuffer(copy, np.uint8)
+        view[codes_at] = _CODES[: len(codes_at)]
+        view[-1] = _END[0]  # an end marker in place of the last restart marker
+        _MARKER.pack_into(copy, self.frame.size_at, cut_height, cut_width)
+        return Cut(copy, first * tall, left * wide, cut_height, cut_width)
+
+    def _find_borders(self, count: int) -> npt.NDArray[np.int64] | None:
+        """Return where each of `count` segments begins, and where the last one ends, its marker included.
+
+        Returns:
+            None unless there are as many markers as that takes, numbered in turn: libjpeg, too, counts on both.
+        """
+        code = np.frombuffer(self.data, np.uint8, offset=self.frame.scan)
+        marked = code[:-1] == 0xFF
+        marked &= code[1:] >= 0xD0
+        markers = np.flatnonzero(marked)[:count]  # some cameras put another picture behind the end marker
+        if code[markers + 1].tobytes() != _CODES[: count - 1].tobytes() + _END:
+            return None
+        borders = np.empty(count + 1, np.int64)
+        borders[0], borders[1:] = 0, markers + 2
+        borders += self.frame.scan
+        return borders
+
+
+def read_segments(data: memoryview) -> Segments | None:
+    """Return the segments of an image. None for one out of whose bytes no window can be cut, whatever the reason."""
+    frame = read_frame(data) if _has_interval(data) else None
+    if frame is None or not frame.interval or len(data) < frame.scan + 2:
+        return None
+    rows, columns = frame.mcus
+    if columns % frame.interval == 0:
+        tall, wide = 1, frame.interval
+    elif frame.interval % columns == 0:
+        tall, wide = frame.interval // columns, columns
+    else:
+        return None
+    if not 1 < -(-rows // tall) * (columns // wide) <= _MOST_SEGMENTS:
+        return None
+    return Segments(data, frame, tall * frame.mcu[0], wide * frame.mcu[1])
+
+
+def _has_interval(data: memoryview) -> bool:
+    """Return true for a JPEG whose header names a restart interval: most have none, and should lose no time here."""
+    try:
+        if data[0] != 0xFF or data[1] != 0xD8:
+            return False
+        offset = 2
+        while (code := data[offset + 1]) != 0xDD:
+            if code == 0xDA:
+                return False
+            offset += 2 + (data[offset + 2] << 8 | data[offset + 3])
+    except IndexError:
+        return False
+    return True
+
+
+def read_frame(data: memoryview) -> Frame | None:
+    """Read the header of a JPEG. None where it is no baseline JPEG of one scan with a usual subsampling."""
+    header, start, offset, marker = list[memoryview](), 0, 2, 0
+    frame = size_at = interval = 0
+    try:
+        while marker != _SCAN:
+            marker, length = _MARKER.unpack_from(data, offset)
+            if marker in _BASELINE and not frame:
+                frame, size_at = offset + 4, sum(map(len, header)) + offset + 5 - start
+            elif marker == _RESTART_INTERVAL:
+                (interval,) = _NUMBER.unpack_from(data, offset + 4)
+            elif marker in _LEFT_OUT:
+                header.append(data[start:offset])
+                start = offset + 2 + length
+            elif marker not in _KEPT:
+                return None
+            offset += 2 + length
+        header.append(data[start:offset])
+        components, scanned = data[frame + 5], data[offset - length + 2]
+        # A single component is never interleaved: its MCU is a block, whatever its factors.
+        mcu = (8, 8) if components == 1 else _MCUS.get(bytes(data[frame + 7 : frame + 15 : 3]))
+        height, width = _MARKER.unpack_from(data, frame + 1)
+    except (struct.error, IndexError):  # the file ends within its header
+        return None
+    if not frame or not height or not width or mcu is None or components not in (1, 3) or scanned != components:
+        return None
+    return Frame((height, width), mcu, interval, offset, header, size_at)

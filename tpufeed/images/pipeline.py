@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tpufeed.errors import ImageError, OpError, OptionError
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, turn
 from tpufeed.images.geometry import Geometry
+from tpufeed.images.markers import Box, read_segments
 from tpufeed.images.mending import mend, orientation_of
 from tpufeed.images.parameters import Fill
 from tpufeed.images.protocols import Draws, MovingOp, Op, PixelOp, Window, WindowOp, is_op, keep
@@ -22,7 +23,6 @@ from tpufeed.images.resizing import (
     resize_reduced,
 )
 from tpufeed.images.rng import uniforms
-from tpufeed.images.segments import Box, read_segments
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
 _Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image

@@ -6,7 +6,6 @@ the child is in `worker`.
 """
 
 import errno
-import importlib
 import os
 import signal
 import socket
@@ -432,9 +431,3 @@ def fill_streams() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
-
-
-def load_function(entry: str) -> Any:
-    """Return the function of "module:function"."""
-    module, _, name = entry.partition(":")
-    return getattr(importlib.import_module(module), name)

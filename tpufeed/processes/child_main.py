@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pkgutil import resolve_name
 
 from tpufeed.processes.channel import Channel
-from tpufeed.processes.child import LAUNCHERS_SIGNALS, Failure, fill_streams, load_function
+from tpufeed.processes.child import LAUNCHERS_SIGNALS, Failure, fill_streams
 from tpufeed.processes.forking import LauncherWatch, cannot_import, serve_forks
 
 _WATCH_SECONDS = 1.0
@@ -47,8 +48,8 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
     try:
         try:
             wanted, context = connection.recv()
-            load_function(entry)
-            function = load_function(wanted)
+            resolve_name(entry)
+            function = resolve_name(wanted)
         except (ImportError, AttributeError) as error:
             connection.send(cannot_import(error))
             return

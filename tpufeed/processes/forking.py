@@ -9,11 +9,12 @@ import sys
 import time
 from contextlib import suppress
 from multiprocessing.connection import wait
+from pkgutil import resolve_name
 from typing import Any
 
 from tpufeed.errors import LoaderError
 from tpufeed.processes.channel import Channel
-from tpufeed.processes.child import Failure, Forked, Signal, load_function, no_room
+from tpufeed.processes.child import Failure, Forked, Signal, no_room
 
 _WATCH_SECONDS = 1.0
 _LEAVE_SECONDS = 30.0  # for forks to end whose launcher has
@@ -70,7 +71,7 @@ def cannot_import(error: Exception) -> Failure:
 def _prepare(entry: str, context: Any) -> Failure | None:
     """Call a function "module:function"; return how it failed, where it did."""
     try:
-        function = load_function(entry)
+        function = resolve_name(entry)
     except (ImportError, AttributeError) as error:
         return cannot_import(error)
     try:
