@@ -170,7 +170,7 @@ def put_plan(store: Store, path: Path, plan: Plan, standing: Standing) -> Plan |
     except ObjectExistsError:  # the same command was started twice
         store.delete(removals)
         return None
-    return replace(plan, version=stored.version)
+    return replace(plan, owner=Owner(plan.header.run_id, stored.version))
 
 
 def join_plan(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Plan:
@@ -284,7 +284,7 @@ def _read_current_plan(store: Store) -> Plan:
                 raise
             continue  # it was replaced while it was read
         if found is not None and found == store.stat(PLAN):
-            return replace(plan, version=found.version)
+            return replace(plan, owner=Owner(plan.header.run_id, found.version))
 
 
 def check_owner(store: Store, owner: Owner) -> None:

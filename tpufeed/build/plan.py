@@ -151,16 +151,11 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A stored plan; `version` is its object's."""
+    """A plan, and the run that a destination with it belongs to; of no version until it is stored."""
 
     header: PlanHeader
     tasks: tuple[TaskRef, ...]
-    version: str = ""
-
-    @property
-    def owner(self) -> Owner:
-        """The run that a destination with this plan belongs to."""
-        return Owner(self.header.run_id, self.version)
+    owner: Owner
 
 
 def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
@@ -187,7 +182,7 @@ def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
             os.fsync(file.fileno())
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from error
-    return Plan(_HEADER.decode(first), tuple(refs))  # as a later run reads it
+    return Plan(_HEADER.decode(first), tuple(refs), Owner(header.run_id, ""))  # as a later run reads it
 
 
 def read_plan(store: Store) -> Plan:
@@ -256,7 +251,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
     end = _END.decode(last)
     if end.crc32c != crc:
         raise ValueError(f"its CRC-32C is {crc:#010x}; {end.crc32c:#010x} was written")
-    return Plan(header, tuple(refs))
+    return Plan(header, tuple(refs), Owner(header.run_id, ""))
 
 
 def read_run_id(store: Store) -> str:

@@ -116,12 +116,12 @@ class LocalStore(Store):
         with self._errors(prefix):
             if not self._follow:
                 self._check_folders(f"{start}/")
-            if is_folder(start):
+            if stat.S_ISDIR(mode_of(start)):
                 yield from _walk(start, len(self._prefix), frozenset(), self._follow)
 
     def iter_folders(self) -> Iterator[str]:
         with self._errors(""):
-            if is_folder(self.url):
+            if stat.S_ISDIR(mode_of(self.url)):
                 with os.scandir(self.url) as found:
                     yield from [entry.name for entry in found if entry.is_dir()]
 
