@@ -60,11 +60,11 @@ def test_rejects_stand_in_the_order_of_the_tasks(store):
     for done in (report(2, "truncated"), report(0, "unreadable", "truncated"), report(1)):
         rejects.add(done)
     rejects.check()
-    rejects.put()
+    by_reason = rejects.put()
     lines = [json.loads(line) for line in store.read("rejects.jsonl").splitlines()]
     assert [line["path"] for line in lines] == ["0/0.jpg", "0/1.jpg", "2/0.jpg"]
     assert lines[0] == {"path": "0/0.jpg", "reason": "unreadable", "message": "because 0"}
-    assert rejects.by_reason() == {"truncated": 2, "unreadable": 1}
+    assert by_reason == {"truncated": 2, "unreadable": 1}
     assert rejects.count == 3
 
 

@@ -58,24 +58,20 @@ class Rejects:
 
     @property
     def all(self) -> list[Reject]:
-        """Yield all rejects in the order of the tasks."""
+        """All rejects in the order of the tasks."""
         return [reject for task in sorted(self._by_task) for reject in self._by_task[task]]
 
-    def by_reason(self) -> dict[str, int]:
-        """Counts by reason code."""
-        return dict(sorted(Counter(reject.reason for reject in self.all).items()))
-
-    def put(self) -> None:
-        """Put rejects.jsonl."""
+    def put(self) -> dict[str, int]:
+        """Put rejects.jsonl, and return how many there are by reason code."""
         put(self._store, REJECTS, b"".join(msgspec.json.encode(reject) + b"\n" for reject in self.all), self._owner)
+        return dict(sorted(Counter(reject.reason for reject in self.all).items()))
 
     def check(self) -> None:
         """Raises TooManyRejectsError, having put rejects.jsonl, where there are more than the budget allows."""
         if self.count <= self._allowed:
             return
-        self.put()
         raise too_many(
-            self.by_reason(),
+            self.put(),
             self.all,
             self._inputs,
             self._allowed,

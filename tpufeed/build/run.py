@@ -589,7 +589,7 @@ def _finish(  # what a build ends with
                 if report.markers is not msgspec.UNSET:
                     marked.update(rewritten=report.markers.rewritten, added_bytes=report.markers.added_bytes)
                     unmarked.update(report.markers.unmarked)
-    rejects.put()
+    by_reason = rejects.put()
     digests.put(store, plan.owner)
     if not any(shard.records for part in parts.values() for shard in part.shards[0]):
         first = rejects.all[0]
@@ -605,7 +605,7 @@ def _finish(  # what a build ends with
         features=header.features,
         options={"command": header.kind, "source": header.source, **header.options},
         input_digest=header.input_digest,
-        rejects=rejects.by_reason(),
+        rejects=by_reason,
         images=dict(sorted(images.items())),
         odd=dict(sorted(odd.items())),
         cache=recipe.cache_info(header),

@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
 
+@dataclass(slots=True)
 class Output:
     """What a task makes.
 
@@ -40,13 +41,15 @@ class Output:
         retries: requests to the source that were made again.
     """
 
-    def __init__(self, header: PlanHeader, writers: Sequence[ShardWriter], meter: ProgressMeter) -> None:
-        self.writers, self.meter = writers, meter
-        self.class_counts = [0] * len(header.class_names)
-        self.images, self.odd, self.rejects = Counter[str](), Counter[str](), list[Reject]()
-        self.markers: Markers | msgspec.UnsetType = msgspec.UNSET
-        self.digests: bytes | msgspec.UnsetType = msgspec.UNSET
-        self.retries = 0
+    writers: Sequence[ShardWriter]
+    meter: ProgressMeter
+    class_counts: list[int]
+    images: Counter[str] = field(default_factory=Counter)
+    odd: Counter[str] = field(default_factory=Counter)
+    rejects: list[Reject] = field(default_factory=list)
+    markers: Markers | msgspec.UnsetType = msgspec.UNSET
+    digests: bytes | msgspec.UnsetType = msgspec.UNSET
+    retries: int = 0
 
     def reject(self, reject: Reject) -> None:
         """Note an input that cannot be taken."""
@@ -97,7 +100,7 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
         paths = [folder / f"shard-{number}" for number in range(len(names))]
         with ExitStack() as stack:
             writers = [stack.enter_context(closing(ShardWriter(path, layout))) for path in paths]
-            output = Output(header, writers, ProgressMeter(report_progress))
+            output = Output(writers, ProgressMeter(report_progress), [0] * len(header.class_names))
             context.write(task, output)
         written = [writer.finish() for writer in writers]
         with output.meter.putting(sum(shard.bytes for shard in written)):
