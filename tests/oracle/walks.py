@@ -202,6 +202,9 @@ class TfFeed(NumpyFeed):
     def host(self):
         return self.read
 
+    def state(self):
+        return self.read.state_dict()
+
     def on_host(self, column):
         array = column.numpy()
         return np.array([each.decode() for each in array], object) if array.dtype == object else array
@@ -475,7 +478,7 @@ class Walk:
                 found["mixture"] = json.loads(found["mixture"])
             assert found == json.loads(json.dumps(expected))
             if self.spec.mixed:
-                assert list(feed.loader.class_names) == self.reference.names
+                assert list(feed.host().class_names) == self.reference.names
 
     # Actions.
 
