@@ -107,12 +107,12 @@ def restore(folder, state, loader):
 def train(options, dataset, mesh):
     """The params, after the epochs that were left to do."""
     ops = None if dataset.manifest.cache else [RandomResizedCrop(size=options.size), HorizontalFlip()]
-    given = {"batch_size": options.batch_size, "ops": ops, "seed": options.seed, "sharding": mesh}
+    given = {"batch_size": options.batch_size, "ops": ops, "seed": options.seed}
     everywhere = NamedSharding(mesh, P())
     # The old state's memory becomes the new one's.
     compiled = jax.jit(step, donate_argnums=0, out_shardings=everywhere)
     params = make_params(len(dataset.manifest.class_names), options.seed)
-    with tpufeed.Loader(options.data, **given).to_jax() as loader:
+    with tpufeed.Loader(options.data, **given).to_jax(mesh) as loader:
         steps, begin, state = restore(options.out, (params, jax.tree.map(jnp.zeros_like, params)), loader)
         state = jax.device_put(state, everywhere)
         for epoch in range(begin, options.epochs):
@@ -143,8 +143,8 @@ def evaluate(options, dataset, params, mesh):
         return ((logits_of(params, image).argmax(1) == label) & mask).sum(), mask.sum()
 
     ops = None if dataset.manifest.cache else [Resize(options.size), CenterCrop(options.size)]
-    given = {"batch_size": options.batch_size, "ops": ops, "shuffle": False, "remainder": "pad", "sharding": mesh}
-    with tpufeed.Loader(options.data, "val", **given).to_jax() as loader:
+    given = {"batch_size": options.batch_size, "ops": ops, "shuffle": False, "remainder": "pad"}
+    with tpufeed.Loader(options.data, "val", **given).to_jax(mesh) as loader:
         counts = [count(params, *batch) for batch in loader]
     right, seen = (int(sum(each)) for each in zip(*counts, strict=True))
     print(f"accuracy, held out: {right / seen:.3f} of {seen}")
