@@ -46,7 +46,7 @@ def test_the_same_command_goes_on(command, number, commands, struck, run, tmp_pa
 
 def test_a_stop_leaves_nothing_temporary(commands, struck, tmp_path):
     """Workers are in the middle of a shard; the launcher has none of its own."""
-    stopped = struck(r"^open .*/c/_tpufeed/tmp/.*/shard$", 3, signal.SIGINT)
+    stopped = struck(r"^open .*/c/_tpufeed/tmp/.*/shard-0$", 3, signal.SIGINT)
     assert stopped.run(*commands["shard"]).returncode == 128 + signal.SIGINT
     assert stopped.fired
     assert not (tmp_path / "c/_tpufeed/tmp").exists()

@@ -77,7 +77,7 @@ class GcsStore(Store):
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start = f"{self._folder.key(prefix.rstrip('/'))}/" if prefix else self._folder.root
         params = {"prefix": start, "fields": f"items({FIELDS}),nextPageToken"}
-        for page in self._folder.iter_pages(self._folder.where(prefix), params):
+        for page in self._folder.iter_pages(self._folder.where(prefix).rstrip("/"), params):
             for found in page.items:
                 # Consoles make empty objects of such names to show empty folders; parts are no objects yet.
                 if not found.name.endswith("/") and f"/{PARTS}" not in f"/{found.name}":
