@@ -114,5 +114,5 @@ def test_keras_and_its_loader_have_one_place(cache_url, epochs):
 def test_options_of_reading_are_the_loader_s(cache_url, name):
     with pytest.raises(OptionError, match=f"{name} has no option 'batch_size'; give it to"):
         getattr(make(cache_url), name)(batch_size=8)
-    with pytest.raises(OptionError, match="Loader has no option 'device_prefetch'"):
+    with pytest.raises(OptionError, match="Loader has no option 'device_prefetch'; give it to to_device"):
         make(cache_url, device_prefetch=2)

@@ -44,6 +44,16 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _READING = dict.fromkeys(LoaderOptions.__slots__, "give it to tpufeed.Loader")  # what adapters are no place for
+_ADAPTING = {
+    "device": "give it to to_device() or to_xla()",
+    "sharding": "give it to to_jax(), to_xla() or to_tf()",
+    "device_prefetch": "give it to to_device(), to_xla() or to_jax()",
+    "check_ranks": "give it to to_xla()",
+    "direct": "give it to to_tf()",
+    "deterministic": "give it to to_tf()",
+    "service": "give it to to_tf()",
+    "class_weight": "give it to to_keras()",
+}
 
 _FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
 _FIRST_AHEAD = 4  # batches, of an epoch whose shards may have to come first
@@ -169,7 +179,7 @@ class Loader(Feed, Iterated):
         OptionError: options that do not fit it.
     """
 
-    @checked()
+    @checked(_ADAPTING)
     def __init__(  # noqa: PLR0913  # each option is a parameter that editors show
         self,
         url: DatasetLike,
