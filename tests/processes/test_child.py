@@ -266,13 +266,18 @@ def test_a_server_whose_stream_is_off_by_a_byte_is_waited_for_no_longer_than_it_
 def test_a_fork_needs_no_descriptors_but_those_of_its_socket(serve):
     _, fork = serve("leave")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, most[1]))
+    # What other tests have closed leaves gaps below the descriptors that are open.
+    highest, filled = max(map(int, os.listdir("/proc/self/fd"))), [os.dup(0)]
+    while filled[-1] < highest:
+        filled.append(os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (filled[-1] + 2, most[1]))
+    os.close(filled.pop())
     try:
         child = fork("say_what_is_left")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        for descriptor in filled:
+            os.close(descriptor)
     assert child.receive()[0] == child.process.pid
 
 

@@ -85,7 +85,7 @@ def disk(request, tmp_path):
     ("moment", "name"),
     [
         pytest.param(("open", "/plan$"), r"tmp/\w+/plan", marks=pytest.mark.long),
-        (("os.link", "/reports/", 5, "worker"), r"(train|val)-\d{5}-of-\d{5}\.tfrecord: .*/(shard|\d{6}\.json)"),
+        (("os.link", "/reports/", 5, "worker"), r"(train|val)-\d{5}-of-\d{5}\.tfrecord: .*/(shard-0|\d{6}\.json)"),
         (("os.link", "/val.index.npy$"), r"manifest\.json"),
     ],
     ids=["plan", "shard", "manifest"],

@@ -79,7 +79,7 @@ def test_damage_is_raised_in_the_loop_after_the_batches_before_it(one_device):
 def test_its_traceback_leads_to_the_source_and_no_thread_stays(one_device):
     failing = one_device[0]["failing"]
     assert failing["frames"][0] == "failing"
-    assert "fill" in failing["frames"]
+    assert "decode" in failing["frames"]
     assert failing["threads at the error"] == failing["threads"] == []
 
 

@@ -96,7 +96,10 @@ def test_floats_of_any_number_of_channels():
         (lambda images: tpufeed.to_device_float(images, (0.5,), (0.5,)), r"mean \(1\) and std \(1\)"),
         (lambda images: tpufeed.to_device_float(images, layout="HWC"), "layout is 'NCHW' or 'NHWC', not 'HWC'"),
         (lambda images: tpufeed.random_flip(images[0], seed=1), r"\(batch, height, width, channels\), not \(7, 9, 3\)"),
-        (lambda images: tpufeed.random_shift(images, pixels=-1, seed=1), "pixels is a whole number, at least 0, not -1"),
+        (
+            lambda images: tpufeed.random_shift(images, pixels=-1, seed=1),
+            "pixels is a whole number, at least 0, not -1",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(images, call, message):
