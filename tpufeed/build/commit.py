@@ -115,7 +115,7 @@ _REMOVALS = msgspec.json.Decoder(dict[str, str])
 
 
 class Standing(NamedTuple):
-    """What is at a destination before a build begins.
+    """Contents of a destination before a build begins.
 
     Attributes:
         plan: of an earlier run of the same build, if there is one.

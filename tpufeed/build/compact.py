@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class CompactContext(TaskContext):
-    """What all tasks of a compaction share."""
+    """Context that all tasks of a compaction share."""
 
     dataset: Dataset
 
@@ -222,7 +222,7 @@ def find_runs(manifest: Manifest) -> dict[str, list[Run]]:
     """Return by split the runs of adjacent small shards that become fewer. Pure.
 
     Raises:
-        ManifestError: the number of hosts is none.
+        ManifestError: the manifest says no valid number of hosts.
     """
     usual, hosts = usual_shard_bytes(manifest), manifest.options.get("hosts", 1)
     if not isinstance(hosts, int) or not 1 <= hosts <= _MOST_HOSTS:

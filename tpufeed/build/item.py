@@ -12,7 +12,7 @@ ColumnValue: TypeAlias = int | float | str
 
 
 class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the bytes of an image are.
+    """Place of the bytes of an image.
 
     Attributes:
         file: below the plan's `base`, an absolute path or a URL.
@@ -32,7 +32,7 @@ class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """Its file, of a row of Parquet also which one: what its identity is made of."""
+        """Name that its identity is made of: its file, and for a row of Parquet also the row."""
         return self.file if self.row is None else f"parquet:{self.file}:{self.row}:{quote(self.leaf, safe='')}"
 
 

@@ -4,6 +4,7 @@ What differs between builds is where the records come from: `TaskContext.write` 
 """
 
 import secrets
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -27,7 +28,7 @@ from tpufeed.storage.store import Store
 
 @dataclass(slots=True)
 class Output:
-    """What a task makes.
+    """Shards and counts that a task makes.
 
     Attributes:
         writers: of the shards, one for each variant.
@@ -63,8 +64,8 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskContext:
-    """What all tasks of a build share; small and picklable.
+class TaskContext(ABC):
+    """Context that all tasks of a build share; small and picklable.
 
     Attributes:
         destination: URL of the build.
@@ -76,12 +77,12 @@ class TaskContext:
     header: PlanHeader
     owner: Owner
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027  # most hosts can do the work
         """Raise BuildError on a host that cannot do the work."""
 
+    @abstractmethod
     def write(self, task: Task, output: Output) -> None:
         """Write the records of a task."""
-        raise NotImplementedError
 
     def see(self, task: Task) -> dict[str, str]:
         """Return what this host sees of the files that a task needs: versions by URL."""

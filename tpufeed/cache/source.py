@@ -74,7 +74,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a source has.
+    """Contents of a source.
 
     Attributes:
         samples: of each split.
@@ -97,7 +97,7 @@ class DatasetSource:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """URL of the source."""
         return self.dataset.url
 
     @property
@@ -113,7 +113,7 @@ class DatasetSource:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the bytes of the source, as plain data."""
+        """Plain data that decides the bytes of the source."""
         return {"source_digest": self.dataset.content_digest}
 
     @property

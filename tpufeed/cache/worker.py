@@ -27,7 +27,7 @@ _BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class CacheContext(TaskContext):
-    """What all tasks of a cache share."""
+    """Context that all tasks of a cache share."""
 
     source: CacheSource
     options: CacheOptions

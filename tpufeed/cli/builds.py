@@ -39,7 +39,7 @@ def parse_pairs(texts: Sequence[str] | None, what: str, example: str) -> dict[st
     return pairs
 
 
-def choose_engine(
+def engine_of_flags(
     name: str, workers: int | None, ray_address: str | None, beam_arguments: Sequence[str] | None
 ) -> "Engine | None":
     """The engine beyond this host that is asked for. Raises OptionError and MissingExtraError as `make_engine` does."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import choose_engine, given, parse_pairs, print_preview, run_build
+from tpufeed.cli.builds import engine_of_flags, given, parse_pairs, print_preview, run_build
 from tpufeed.cli.console import echo, find_own_modules, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
@@ -108,7 +108,7 @@ def warmup_command(
     find_own_modules()
     values: dict[str, Any] = locals() | {
         "policy": parse_pairs(policy, "policy", "alpha=black") or None,
-        "engine": choose_engine(engine, workers, ray_address, beam),
+        "engine": engine_of_flags(engine, workers, ray_address, beam),
     }
     from tpufeed.build.run import preview
     from tpufeed.cache.build import warmup

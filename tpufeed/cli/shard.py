@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import choose_engine, given, parse_pairs, print_preview, run_build, say_listing
+from tpufeed.cli.builds import engine_of_flags, given, parse_pairs, print_preview, run_build, say_listing
 from tpufeed.cli.console import echo, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
@@ -121,7 +121,7 @@ def shard_command(
         "columns": parse_pairs(columns, "type of a column", "embedding:float32[512]"),
         "image_columns": parse_pairs(image_columns, "image column", "mask=mask_path:mask") or None,
         "box_columns": None if box_columns is None else box_columns.split(","),
-        "engine": choose_engine(engine, workers, ray_address, beam),
+        "engine": engine_of_flags(engine, workers, ray_address, beam),
     }
     from tpufeed.build.run import preview
     from tpufeed.sharding.build import shard, shard_recipe
@@ -173,7 +173,7 @@ def append_command(  # each option is a flag
       tpufeed append photos flowers
       tpufeed append gs://bucket/raw/new gs://bucket/flowers --dry-run
     """
-    values: dict[str, Any] = locals() | {"engine": choose_engine(engine, workers, ray_address, beam)}
+    values: dict[str, Any] = locals() | {"engine": engine_of_flags(engine, workers, ray_address, beam)}
     from tpufeed.build.run import preview
     from tpufeed.sharding.append import AppendRecipe, append
 

@@ -141,7 +141,7 @@ class BatchJob:
 
 
 class Cost(NamedTuple):
-    """What some rows took, and the boxes that were dropped; see `DecodedBatch`."""
+    """Time and bytes that some rows took, and the boxes that were dropped; see `DecodedBatch`."""
 
     read_seconds: float
     decode_seconds: float

@@ -1,4 +1,4 @@
-"""What all feeds have in common: a loader's place, epochs, classes, statistics and end, whatever the framework."""
+"""The base of all feeds: a loader's place, epochs, classes, statistics and end, whatever the framework."""
 
 import weakref
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ class Iteration(Protocol):
 
 
 class Iterated:
-    """What feeds take batches from, one iteration at a time: the newest leads."""
+    """A loader that feeds take batches from, one iteration at a time: the newest leads."""
 
     _ahead_of_loop: "weakref.ref[Iteration] | None" = None  # weakly, so that one that is dropped ends itself
     _handed: Any = None  # the place of its loop; None if nothing is taken ahead of that

@@ -164,7 +164,7 @@ class SampleMaker:
 
 @dataclass(frozen=True, slots=True)
 class ShardContext(TaskContext):
-    """What all tasks of a sharding share."""
+    """Context that all tasks of a sharding share."""
 
     policy: ImagePolicy
 
