@@ -199,7 +199,7 @@ class TFRecordImages(TorchDataset[Any]):
         return numbers
 
     def _count(self, opened: SplitSamples, samples: int) -> None:
-        """Workers count together, without a lock: some may be lost."""
+        """Count samples as read. Workers count together without a lock: some may be lost, and two may warn at once."""
         read, variants = int(self._shared[_READ]), len(self.dataset.split(self.split).variants)
         if read < 0 or not opened.changes_by_epoch or variants == 1:
             return
