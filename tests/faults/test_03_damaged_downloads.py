@@ -21,9 +21,9 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError
 from tpufeed.storage import reading
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
+from tpufeed.storage.store import open_store
 
 VICTIM = "train-v0-00001-of-00003.tfrecord"
 IN_ORDER = {"shuffle": False, "lanes": 1}

@@ -12,9 +12,9 @@ import tpufeed
 from tests.gcs_server import GcsServer
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import RecordError
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard, copy_key
+from tpufeed.storage.store import open_store
 
 OPS = [tpufeed.images.Resize(40), tpufeed.images.CenterCrop(32)]
 FOLDERS = {"raw": "cache", "encoded": "dataset"}

@@ -19,7 +19,7 @@ from tpufeed.storage.store import BROKEN_LINK
 
 HOLD = """
 import sys
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 with open_store(sys.argv[1]).temporary_folder() as folder:
     (folder / "half-written").write_bytes(bytes(1000))
     print(folder, flush=True)

@@ -23,7 +23,7 @@ from tpufeed.storage import filesystem
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.registry import open_store, url_scheme
+from tpufeed.storage.store import open_store, url_scheme
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ import sys
 for module in {modules}:
     sys.modules[module] = None  # as where it is not installed
 from tpufeed.errors import TpufeedError
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 try:
     open_store({url!r})
 except TpufeedError as error:

@@ -58,8 +58,7 @@ from tpufeed.errors import (
     mask_secrets,
 )
 from tpufeed.storage.reading import READS, read_document
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.storage.store import ObjectInfo, Store, open_store
 
 _LOOKS = 10
 _logger = logging.getLogger(__name__)

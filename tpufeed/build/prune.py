@@ -12,8 +12,7 @@ from tpufeed.dataset.reader import find_versions, open_dataset
 from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, ObjectNotFoundError
 from tpufeed.options import Count, checked
 from tpufeed.storage.reading import read_document
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 
 _PRUNED = ".pruned.json"  # the manifest of a version that is being removed: no reader opens it
 

@@ -25,9 +25,8 @@ from tpufeed.images.header import format_of_name
 from tpufeed.options import checked
 from tpufeed.storage.local import is_file
 from tpufeed.storage.reading import read_document
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 from tpufeed.tfrecord.example import Feature, decode_example
 
 _LISTED = 1000  # names that an error looks at

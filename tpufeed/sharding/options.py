@@ -25,8 +25,7 @@ from tpufeed.images.policy import (
 from tpufeed.options import Count, Names, Whole, check_fields
 from tpufeed.sharding.boxes import FlipPairs, check_format, declare, parse_pairs, say_pairs
 from tpufeed.sharding.columns import Declared
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import parse_size
+from tpufeed.storage.store import open_store, parse_size
 
 Handling = Literal["keep", "report", "drop"]  # of duplicates
 NameStyle = Literal["tpufeed", "kaggle"]

@@ -21,8 +21,7 @@ from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.sources.source import file_of_row
 from tpufeed.storage.reading import read_document
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 
 _REJECT = msgspec.json.Decoder(Reject)
 _OWN = frozenset({spec.name for spec in record_schema(labelled=True)})

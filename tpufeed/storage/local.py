@@ -15,12 +15,9 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from tpufeed.errors import (
     LinkError,
@@ -66,35 +63,23 @@ class LocalStore(Store):
         self._trusted = len(str(self._root.parent)) if _PART.fullmatch(self._root.name) else len(self.url.rstrip("/"))
 
     def read(self, name: str, version: str = "") -> bytes:
-        with self._opened(name, version) as file:
-            return file.readall()
+        with self._errors(name), self.open_local(name) as file:
+            data = file.readall()
+            if version and version != str(os.fstat(file.fileno()).st_mtime_ns):  # after reading: it may be written to
+                raise self._changed(name)
+            return data
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
-        with self._opened(name, version) as file:
+        with self._errors(name), self.open_local(name) as file:
             data = os.pread(file.fileno(), stop - start, start)
             while len(data) < stop - start:  # Linux reads 2 GiB at once at the most
                 more = os.pread(file.fileno(), stop - start - len(data), start + len(data))
                 if not more:
                     break
                 data += more
-            return data
-
-    def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
-        with self._opened(name, version) as file:
-            done = 0
-            while done < len(buffer):
-                count = os.preadv(file.fileno(), [buffer[done:]], start + done)
-                if not count:
-                    break
-                done += count
-            return done
-
-    @contextmanager
-    def _opened(self, name: str, version: str) -> Iterator[FileIO]:
-        with self._errors(name), self.open_local(name) as file:
-            yield file
             if version and version != str(os.fstat(file.fileno()).st_mtime_ns):  # after reading: it may be written to
-                raise ObjectChangedError(f"{self._prefix}{name}: it is another file than was listed: its mtime differs")
+                raise self._changed(name)
+            return data
 
     def stat(self, name: str) -> ObjectInfo | None:
         path = self._prefix + check_name(name)
@@ -112,18 +97,46 @@ class LocalStore(Store):
         return ObjectInfo(name, found.st_size, str(found.st_mtime_ns))
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield each file. Links are followed, but never in a circle; a broken link is an empty object.
+
+        If none is followed, each link is one. A folder of a million files is not held in memory, and while one is
+        walked, no folder above it is open.
+        """
         start = self._prefix + check_name(prefix.rstrip("/")) if prefix else self.url
+        skip = len(self._prefix)
+        waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(start, frozenset())]  # with all folders above each
         with self._errors(prefix):
             if not self._follow:
                 self._check_folders(f"{start}/")
-            if stat.S_ISDIR(mode_of(start)):
-                yield from _walk(start, len(self._prefix), frozenset(), self._follow)
+            while waiting:
+                folder, above = waiting.pop()
+                inside = []
+                with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+                    status = os.stat(folder)  # noqa: PTH116
+                    here = status.st_dev, status.st_ino
+                    if here in above or folder[skip:] == _TEMPORARY:
+                        continue
+                    for entry in entries:
+                        found = None
+                        try:
+                            if self._follow or not entry.is_symlink():
+                                found = entry.stat()
+                        except OSError as error:
+                            if not entry.is_symlink():
+                                if isinstance(error, FileNotFoundError):  # removed since it was listed
+                                    continue
+                                raise
+                        if found is None:
+                            yield ObjectInfo(entry.path[skip:], 0, BROKEN_LINK)
+                        elif stat.S_ISDIR(found.st_mode):
+                            inside.append((entry.path, above | {here}))
+                        elif stat.S_ISREG(found.st_mode):
+                            yield ObjectInfo(entry.path[skip:], found.st_size, str(found.st_mtime_ns))
+                waiting += reversed(inside)
 
     def iter_folders(self) -> Iterator[str]:
-        with self._errors(""):
-            if stat.S_ISDIR(mode_of(self.url)):
-                with os.scandir(self.url) as found:
-                    yield from [entry.name for entry in found if entry.is_dir()]
+        with self._errors(""), suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.url) as found:
+            yield from [entry.name for entry in found if entry.is_dir()]
 
     def free_bytes(self) -> int:
         folder = self._root
@@ -150,7 +163,12 @@ class LocalStore(Store):
                 if replaces is not None and self.stat(name) == replaces:  # a link itself, not what it leads to
                     path.replace(final)
                 else:
-                    _move_to_new(path, final)
+                    try:
+                        os.link(path, final)
+                    except OSError as error:
+                        _move_without_link(path, final, error)
+                    else:
+                        path.unlink()
                 # A name is content of its folder: without this a crash of the machine could lose it and keep the bytes.
                 os.fsync(descriptor)
         return ObjectInfo(name, status.st_size, str(status.st_mtime_ns))
@@ -174,15 +192,29 @@ class LocalStore(Store):
 
     def open_local(self, name: str) -> FileIO:
         path = self._prefix + check_name(name)
-        if self._follow:
-            return open(path, "rb", buffering=0, opener=open_plain)  # not Path.open: 10 us less
-        self._check_folders(path)
+        if not self._follow:
+            self._check_folders(path)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for its writer
         try:
-            return open(path, "rb", buffering=0, opener=lambda path, flags: open_plain(path, flags | os.O_NOFOLLOW))
+            descriptor = os.open(path, flags if self._follow else flags | os.O_NOFOLLOW)
         except OSError as error:
-            if error.errno == errno.ELOOP:
+            if error.errno == errno.ELOOP and not self._follow:
                 raise _link_error(path) from None
             raise
+        status = os.fstat(descriptor)
+        # A link in a dataset from elsewhere may lead to what could be read, or waited for, without end.
+        if stat.S_ISREG(status.st_mode):
+            if status.st_size < _LARGE_BYTES or not _is_hollow(descriptor, status.st_size):
+                return FileIO(descriptor)
+            problem = OSError(
+                errno.EINVAL, f"nearly all of its {status.st_size:,} bytes are a hole: it is a forged file", path
+            )
+        elif stat.S_ISDIR(status.st_mode):
+            problem = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        else:
+            problem = OSError(errno.EINVAL, "it is no plain file but a pipe or a device", path)
+        os.close(descriptor)
+        raise problem
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
@@ -222,6 +254,9 @@ class LocalStore(Store):
             if is_link:  # before anything is made in it
                 raise _link_error(folder)
 
+    def _changed(self, name: str) -> ObjectChangedError:
+        return ObjectChangedError(f"{self._prefix}{name}: it is another file than was listed: its mtime differs")
+
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
         try:
@@ -241,41 +276,6 @@ def _link_error(path: str) -> LinkError:
     )
 
 
-def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]], follow: bool) -> Iterator[ObjectInfo]:
-    """Yield the files below a folder. Links are followed, but never in a circle; a broken link is an empty object.
-
-    So is each link where none is followed. A folder of a million files is not held in memory, and while one is walked
-    no folder above it is open.
-    """
-    try:
-        status = os.stat(folder)  # noqa: PTH116
-        here = status.st_dev, status.st_ino
-        if here in above or folder[skip:] == _TEMPORARY:
-            return
-        folders = []
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not follow and entry.is_symlink():
-                    yield ObjectInfo(entry.path[skip:], 0, BROKEN_LINK)
-                    continue
-                try:
-                    status = entry.stat()
-                except OSError as error:
-                    if entry.is_symlink():
-                        yield ObjectInfo(entry.path[skip:], 0, BROKEN_LINK)
-                    elif not isinstance(error, FileNotFoundError):
-                        raise
-                    continue
-                if stat.S_ISDIR(status.st_mode):
-                    folders.append(entry.path)
-                elif stat.S_ISREG(status.st_mode):
-                    yield ObjectInfo(entry.path[skip:], status.st_size, str(status.st_mtime_ns))
-    except FileNotFoundError:  # removed since it was listed
-        return
-    for path in folders:
-        yield from _walk(path, skip, above | {here}, follow)
-
-
 @contextmanager
 def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
     """Open a folder; where `exclusive`, no other process replaces or removes a version in it meanwhile.
@@ -292,28 +292,22 @@ def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _move_to_new(path: Path, final: Path) -> None:
-    try:
-        os.link(path, final)
-    except FileExistsError:
+def _move_without_link(path: Path, final: Path, error: OSError) -> None:
+    """Move a file after a hard link of it failed with `error`, or raise why it cannot be moved."""
+    if error.errno == errno.EIO:  # rclone says so; a disk that fails does, too, and a rename would not mend that
+        mount, kind = find_mount(final.parent)
+        if kind.startswith("fuse"):
+            raise StoreError(
+                f"{final}: {error.strerror} when a hard link was made: the mount {mount} ({kind}) seems to have no "
+                "hard links, which a build needs. Build in the bucket itself (gs://...), or on a local disk and copy "
+                "the finished folder"
+            ) from error
+    # Drive mounts and some FUSE systems have no hard links: there one writer at a time is the user's duty.
+    if isinstance(error, FileExistsError) or (error.errno in _NO_HARD_LINKS and os.path.lexists(final)):
         raise _taken(final) from None
-    except OSError as error:
-        if error.errno == errno.EIO:  # rclone says so; a disk that fails does, too, and a rename would not mend that
-            mount, kind = find_mount(final.parent)
-            if kind.startswith("fuse"):
-                raise StoreError(
-                    f"{final}: {error.strerror} when a hard link was made: the mount {mount} ({kind}) seems to have no "
-                    "hard links, which a build needs. Build in the bucket itself (gs://...), or on a local disk and "
-                    "copy the finished folder"
-                ) from error
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        # Drive mounts and some FUSE systems have no hard links: there one writer at a time is the user's duty.
-        if os.path.lexists(final):
-            raise _taken(final) from None
-        path.rename(final)
-        return
-    path.unlink()
+    if error.errno not in _NO_HARD_LINKS:
+        raise error
+    path.rename(final)
 
 
 def _taken(final: Path) -> StoreError:
@@ -324,26 +318,6 @@ def _taken(final: Path) -> StoreError:
             what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
             return StoreError(f"{final} cannot be written: {what} has that name; remove it")
     return ObjectExistsError(f"{final} exists already")
-
-
-def open_plain(path: str, flags: int) -> int:
-    """Open a plain file, for `open(..., opener=open_plain)`; refuse what could be read, or waited for, without end.
-
-    Raises:
-        IsADirectoryError: a folder.
-        OSError: a pipe, a device or a socket, as a link in a dataset from elsewhere may lead to.
-    """
-    descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
-    status = os.fstat(descriptor)
-    mode, size = status.st_mode, status.st_size
-    if stat.S_ISREG(mode) and (size < _LARGE_BYTES or not _is_hollow(descriptor, size)):
-        return descriptor
-    os.close(descriptor)
-    if stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, f"nearly all of its {size:,} bytes are a hole: it is a forged file", path)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, "it is no plain file but a pipe or a device", path)
 
 
 def _is_hollow(descriptor: int, size: int) -> bool:
@@ -501,35 +475,17 @@ def map_file(descriptor: int, size_bytes: int) -> memoryview:
     Raises:
         OSError: it cannot be mapped.
     """
-    libc = _libc()
-    # Not Python's mmap, which keeps a duplicate of the descriptor: a reader of many shards would run out of them.
-    address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-    if address == ctypes.c_void_p(-1).value:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return np.asarray(_Mapping(address, size_bytes), np.uint8).data
-
-
-class _Mapping:
-    """Memory that numpy makes an array of, which refers to this."""
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        read_only = True
-        self.__array_interface__ = {
-            "data": (address, read_only),
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-        # Not when the interpreter exits: other threads may still read.
-        weakref.finalize(self, _libc().munmap, address, size_bytes).atexit = False
-
-
-@cache
-def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     # The default is an int of 32 bits, which would cut addresses short.
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long
     libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
-    return libc
+    # Not Python's mmap, which keeps a duplicate of the descriptor: a reader of many shards would run out of them.
+    address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    mapped = (ctypes.c_ubyte * size_bytes).from_address(address)
+    # Not when the interpreter exits: other threads may still read.
+    weakref.finalize(mapped, libc.munmap, address, size_bytes).atexit = False
+    return memoryview(mapped).cast("B").toreadonly()

@@ -1,17 +1,26 @@
-"""The `Store` protocol, names and spans in it, and sizes as people write them."""
+"""The `Store` protocol, the store of a URL, names and spans in a store, and sizes as people write them."""
 
+import os
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib import import_module
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
-from tpufeed.errors import OptionError, StoreError
+from tpufeed.errors import OptionError, StoreError, UnknownSchemeError
 
 BROKEN_LINK = "broken link"  # the version of a link to nothing, or of one that is not followed
+# File and class of each backend, by name: it imports this file, and its client library is loaded on first use only.
+_BACKENDS = {
+    "file": ("local", "LocalStore"),
+    "memory": ("memory", "MemoryStore"),
+    "gs": ("gcs", "GcsStore"),
+    "gcs": ("gcs", "GcsStore"),
+}
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
@@ -132,6 +141,52 @@ class Store(Protocol):
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
         """Make a local folder for files of `put_file`; it is removed on exit, or after a kill by the next one."""
+
+
+def open_store(url: str | Path, follow: bool = True) -> Store:
+    """Return the store at `url`: a path, `file://`, `memory://`, or any scheme that fsspec knows. Touches nothing.
+
+    `zip::PATH` is the content of a zip file.
+
+    Args:
+        url: where it is.
+        follow: read through symbolic links below a local folder. A dataset is opened without: its author could have put
+            a link to any of our files into it.
+
+    Raises:
+        UnknownSchemeError: nothing opens this scheme.
+        OptionError: it names no bucket, or is not a text or path, but a list of URLs, say.
+        MissingExtraError: its backend is not installed.
+    """
+    if not isinstance(url, str | os.PathLike):
+        raise OptionError(
+            f"one URL or path is wanted, like gs://bucket/flowers, not a {type(url).__name__}: {url!r:.80}"
+        )
+    text = str(url)
+    if text.startswith("zip::") and "://" not in text:  # fsspec wants a scheme
+        text = f"zip::file://{Path(text.removeprefix('zip::')).absolute()}"
+    scheme = url_scheme(text)
+    if "://" in text:
+        text = scheme + text[len(scheme) :]
+    file, name = "filesystem", "FsspecStore"
+    if scheme in _BACKENDS and not (text.startswith(f"{scheme}::") and "://" in text):  # chains are fsspec's
+        file, name = _BACKENDS[scheme]
+    else:
+        from fsspec.registry import known_implementations, registry
+
+        if scheme not in known_implementations and scheme not in registry:
+            raise UnknownSchemeError(
+                f"{text}: nothing opens {scheme}:// URLs; give a local path, gs://, s3://, memory:// or another scheme "
+                "that fsspec knows"
+            )
+    backend: Callable[..., Store] = getattr(import_module(f"tpufeed.storage.{file}"), name)
+    return backend(text, follow) if name == "LocalStore" else backend(text)
+
+
+def url_scheme(url: str) -> str:
+    """Return `gs` for gs://bucket/x, `file` for a path, `zip` for a chain of fsspec's like zip::gs://bucket/x.zip."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+._-]*)(::[A-Za-z0-9+._:-]+)?://", url)
+    return match.group(1).lower() if match else "file"
 
 
 def check_name(name: str) -> str:

@@ -19,9 +19,9 @@ from tpufeed.dataset.manifest import IndexFile, Shard, Variant
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.errors import ObjectChangedError
 from tpufeed.loaders.random_access import ShardAdmission
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
+from tpufeed.storage.store import open_store
 
 _numbers = itertools.count()
 SAMPLES, SHARDS = 70, 16
