@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
+from tests.stages import wait_staged
 from tpufeed import cache
 from tpufeed.build.commit import read_report
 from tpufeed.build.plan import read_plan
@@ -109,7 +110,7 @@ def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, 
     (file,) = (file for file in open_dataset(url).split("train").variants[0].files if file.name == name)
     with ShardStage(open_store(url), tmp_path) as stage:
         stage.fetch([RemoteShard(file.name, file.bytes, file.crc32c)])
-        view = stage.wait(RemoteShard(file.name, file.bytes, file.crc32c), 20)
+        view = wait_staged(stage, RemoteShard(file.name, file.bytes, file.crc32c), 20)
         assert bytes(view) == server.get("bucket", f"kept/cache/{name}")
         del view
     assert len(met(server)) == 1

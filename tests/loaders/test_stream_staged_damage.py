@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.stages import wait_staged
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import RecordError
 from tpufeed.storage.stage import ShardStage
@@ -61,7 +62,7 @@ class Staged:
         with ShardStage(self.store, self.parent) as stage:
             stage.fetch(self.shards.values())
             for shard in self.shards.values():
-                assert stage.wait(shard, 30) is not None
+                assert wait_staged(stage, shard, 30) is not None
 
     def damage(self, change, index=False, shards=True):
         """Within the same files. Returns the damaged ones."""

@@ -52,6 +52,7 @@ def test_stores_of_urls(tmp_path):
     assert isinstance(open_store("photos"), LocalStore)
     assert isinstance(open_store(tmp_path), LocalStore)
     assert open_store(tmp_path).url == open_store(f"FILE://{tmp_path}").url == str(tmp_path)
+    assert open_store(f"{tmp_path}/a://b").url == f"{tmp_path}/a:/b"
     assert isinstance(open_store("memory://x"), MemoryStore)
     assert open_store("MEMORY://x").url == "memory://x"
     assert isinstance(open_store("local:///tmp"), FsspecStore)

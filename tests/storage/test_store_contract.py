@@ -99,7 +99,6 @@ def replace_later(store, name, data):
 def test_only_the_stores_that_have_preconditions_say_so(tmp_path):
     made = {name: make(tmp_path) for name, make in STORES.items()}
     assert {name for name, store in made.items() if store.conditional} == CONDITIONAL
-    assert {name for name, store in made.items() if store.pins} == PINS
     assert {name for name, store in made.items() if store.generations} == GENERATIONS
     assert {name for name, store in made.items() if not store.shared} == {"memory"}
     assert all(store.retries == 0 for store in made.values())

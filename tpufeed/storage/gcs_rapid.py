@@ -1,8 +1,8 @@
 """Objects of zonal (Rapid) buckets, which are read and written over gRPC, by Google's own client.
 
-Listings, metadata, moves and deletions are the JSON interface's here, too. An object of such a bucket can be read from
-its first byte on, while it is written. So what is put has a name of its own until it is whole and finalized, and then
-moves to its place in one step, under the put's precondition.
+Listings, metadata, moves and deletions use the JSON interface. An object of such a bucket can be read while it is
+written. So a put writes under another name until the object is whole and finalized, and then moves it to its place in
+one step, under the put's precondition.
 """
 
 import asyncio
@@ -14,8 +14,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import quote
-
-from crc32c import crc32c
 
 from tpufeed.errors import AccessError, MissingExtraError, ObjectNotFoundError, StoreError
 from tpufeed.storage.gcs_requests import (
@@ -48,14 +46,14 @@ T = TypeVar("T")
 
 
 class RapidDownload(Download):
-    """One read. After a broken stream it goes on where it stopped, in the same generation."""
+    """One read. After a broken stream it continues where it stopped, in the same generation."""
 
     def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
         super().__init__(folder, name, version)
         self._key, self._connection = folder.key(name), _connect(folder)
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes: the client writes to this as to a file."""
+        """Take the next bytes; the client writes to this as to a file."""
         assert self.buffer is not None
         if len(data) > len(self.buffer) - self.done:
             raise TransientError(f"more than the {len(self.buffer)} bytes that were asked for came")
@@ -97,17 +95,14 @@ class RapidDownload(Download):
                 raise TransientError(f"{self.done} bytes came instead of {wanted}")
             # Each piece was checked as it came. An object that is still written to has no sum of the whole yet.
             if wanted == size and found.finalize_time and "crc32c" in found.checksums:
-                came = crc32c(self.buffer[:size])
-                if came != found.checksums.crc32c:
-                    self.done = 0
-                    raise ChecksumError(f"crc32c is {came:08x} where the service says {found.checksums.crc32c:08x}")
+                self._compare(self.buffer[:size], found.checksums.crc32c)
         finally:
             if stream.is_stream_open:
                 await self._connection.end(stream.close())
 
 
 class RapidUpload:
-    """One put, whole or not at all; its face is that of `Upload`."""
+    """One put, whole or not at all, with the methods of `Upload`."""
 
     def __init__(self, folder: GcsFolder, name: str, content: Content, generation: str) -> None:
         self._folder, self._content, self._generation = folder, content, generation
@@ -191,7 +186,7 @@ class _Connection:
         self.client = self.run(self._open(session))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it in the loop, and wait for its result. Ctrl-C ends it too, as it may be filling a caller's buffer."""
+        """Run `work` in the loop and return its result. Ctrl-C ends it too, as it may be filling a caller's buffer."""
         ended = threading.Event()
 
         async def run() -> T:
@@ -209,7 +204,7 @@ class _Connection:
             raise
 
     async def end(self, closing: Coroutine[Any, Any, Any]) -> None:
-        """Close a stream, whose server may be silent; what it still has to say is of no use."""
+        """Close a stream; its server may be silent, and its last words are of no use."""
         with suppress(Exception):
             await asyncio.wait_for(closing, _CLOSING_SECONDS)
 
@@ -255,9 +250,9 @@ def _persist(
     attempt: Callable[[Any], Coroutine[Any, Any, None]],
     count: Callable[[], int],
 ) -> None:
-    """Repeat `attempt` as `GcsFolder.persist` does. What moves no byte, by `count`, for too long is a failed try.
+    """Repeat `attempt` as `GcsFolder.persist` does. A try fails if `count` shows no new byte for too long.
 
-    `attempt` is given the policy for the client's own retries: the client knows of redirects, and resumes.
+    `attempt` gets the policy for the client's own retries: the client follows redirects, and resumes.
     """
     from google.api_core import exceptions
     from google.api_core.retry_async import AsyncRetry

@@ -32,8 +32,7 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _PREFIX = "tpufeed_put_"
-# No folder of anyone else is called so by chance. Older versions wrote hyphens, in the system's folder alone.
-_OURS = re.compile(r"tpufeed[-_]put[-_][0-9a-f]{16}_[0-9a-f]{16}")
+_OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no folder of anyone else is called so by chance
 _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset.naming`
 _TRIES = 100
 _LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 28, 16, 10_000
@@ -41,25 +40,20 @@ _ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another hos
 
 
 class LocalStore(Store):
-    """A `Store` over a local folder. A create-only put is a hard link, which fails where the name is taken.
+    """A `Store` over a local folder. A create-only put is a hard link, which fails if the name is taken.
 
     The folder may be a link. Nothing is written or removed through a link below it, as a dataset from elsewhere may
-    hold one to any place.
-
-    Args:
-        url: the folder.
-        follow: read through links below the folder, as from a folder of images. A dataset is opened without.
+    hold one to any place; with `follow`, files are read through such links, as for a folder of images.
     """
 
     conditional = True
-    pins = True
 
     def __init__(self, url: str, follow: bool = True) -> None:
         self.url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))  # noqa: PTH100, PTH111  # resolves '..'
         self._root = Path(self.url)
         self._prefix = self.url.rstrip("/") + "/"
         self._follow = follow
-        # Where links are trusted: up to the dataset, where this is the folder of one of its parts.
+        # Length of the path in which links are trusted: the dataset's, if this is the folder of one of its parts.
         self._trusted = len(str(self._root.parent)) if _PART.fullmatch(self._root.name) else len(self.url.rstrip("/"))
 
     def read(self, name: str, version: str = "") -> bytes:
@@ -175,10 +169,7 @@ class LocalStore(Store):
 
     def delete(self, name: str, version: str = "") -> None:
         path = Path(self._prefix + check_name(name))
-        with (
-            self._errors(name),
-            suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
-        ):
+        with self._errors(name), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             self._check_folders(str(path))
             with _locked(path.parent, bool(version)):
                 status = path.lstat()
@@ -218,24 +209,25 @@ class LocalStore(Store):
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """Make a folder in the store's own file system, so that a put is a link. Parents that stay empty go again."""
+        """Make a folder in the store's own file system, so that a put is a link; empty new parents go again."""
+        parent = self._root / _TEMPORARY
         with self._errors(_TEMPORARY):
-            above = [folder for folder in (self._root / _TEMPORARY).parents if not mode_of(folder)]
+            missing = [folder for folder in parent.parents if not mode_of(folder)]
         try:
             with ExitStack() as stack:
                 with self._errors(_TEMPORARY):
-                    make = partial(self._check_folders, f"{self._prefix}{_TEMPORARY}/", make=True)
-                    folder = stack.enter_context(temporary_folder(self._root / _TEMPORARY, make))
+                    make = partial(self._check_folders, f"{parent}/", make=True)
+                    folder = stack.enter_context(temporary_folder(parent, make))
                 yield folder
         finally:
-            with suppress(OSError):  # another process at work has a temporary folder of its own in them: they stay
-                for parent in above:  # innermost first
-                    parent.rmdir()
+            with suppress(OSError):  # not empty: another process has a temporary folder of its own in them
+                for folder in missing:  # innermost first
+                    folder.rmdir()
 
     def _check_folders(self, path: str, make: bool = False) -> None:
         """Raise LinkError if a folder that holds `path` is a link, the outermost first. With `make`, make them all.
 
-        A folder that is missing is no error here: whoever opens `path` is told so.
+        A missing folder is no error here: `path` cannot be opened then.
         """
         if make:
             Path(self.url[: self._trusted] or "/").mkdir(parents=True, exist_ok=True)
@@ -278,9 +270,9 @@ def _link_error(path: str) -> LinkError:
 
 @contextmanager
 def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
-    """Open a folder; where `exclusive`, no other process replaces or removes a version in it meanwhile.
+    """Open a folder; if `exclusive`, no other process replaces or removes a version in it meanwhile.
 
-    File systems compare no versions: who looks first and acts then has to keep others from acting in between.
+    File systems do not compare versions: others must not act between our look and our act.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -311,7 +303,7 @@ def _move_without_link(path: Path, final: Path, error: OSError) -> None:
 
 
 def _taken(final: Path) -> StoreError:
-    """Return the error for a name that is taken. A folder or a pipe is no object, which `stat` would find there."""
+    """Return the error for a name that is taken; a folder or a pipe is not an object, which `stat` would find."""
     with suppress(FileNotFoundError):
         mode = final.lstat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
@@ -323,8 +315,8 @@ def _taken(final: Path) -> StoreError:
 def _is_hollow(descriptor: int, size: int) -> bool:
     """Return true for a file of which nearly nothing is on the disk.
 
-    It costs nobody anything to make one of terabytes, which would be read for hours. A file system that does not know
-    the holes of a file has none.
+    One of terabytes is made in no time, and would be read for hours. A file system that does not know the holes of a
+    file says that it has none.
     """
     data = at = 0
     try:
@@ -344,12 +336,9 @@ def _is_hollow(descriptor: int, size: int) -> bool:
 
 
 def mode_of(path: str | Path) -> int:
-    """Return the mode of what is at a path, links followed; 0 if there is nothing.
+    """Return the mode of the file or folder at a path, links followed; 0 if there is nothing.
 
-    Not by `Path.exists` and its like: since Python 3.14 they are false if a folder above may not be searched, too.
-
-    Raises:
-        StoreError: the system does not say.
+    `Path.exists` is false since Python 3.14 if a folder above may not be searched; this raises StoreError.
     """
     try:
         return os.stat(path).st_mode  # noqa: PTH116
@@ -370,7 +359,7 @@ def is_file(path: str | Path) -> bool:
 
 
 def find_mount(folder: Path) -> tuple[str, str]:
-    """Return where the file system of a folder is mounted, and its kind; ("", "unknown") if the system does not say."""
+    """Return the mount point and kind of a folder's file system; ("", "unknown") if the system does not say."""
     path, best, kind = folder.resolve(), "", "unknown"
     with suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -389,8 +378,8 @@ def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None]
     this one, is removed only if nothing in it has changed for a day.
 
     Args:
-        parent: is removed where this leaves it empty. None is where the system keeps temporary files.
-        make_parent: makes it where it is missing.
+        parent: is removed if this leaves it empty. None is the system's place for temporary files.
+        make_parent: makes it if it is missing.
 
     Raises:
         OSError: it cannot be made.
@@ -408,8 +397,8 @@ def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None]
         try:
             with suppress(FileExistsError):  # exist_ok=True fails where another thread removes it at this moment
                 make_parent() if make_parent is not None else where.mkdir(parents=True, exist_ok=True)
-            # Digits that two processes have in common only if each sees the other's lock of a folder in this one: the
-            # NFS client of each kernel keeps such locks to itself, and so does each mount.
+            # Two processes have the same digits only if each sees the other's lock of a folder in this one: the NFS
+            # client of each kernel keeps such locks to itself, and so does each mount.
             domain = hashlib.blake2b(f"{kernel} {where.stat().st_dev}".encode(), digest_size=8).hexdigest()
             folder = where / f"{_PREFIX}{domain}_{secrets.token_hex(8)}"
             folder.mkdir(mode=0o700)
@@ -445,12 +434,12 @@ def _remove_abandoned(ours: Path) -> None:
         if not _OURS.fullmatch(path.name):
             continue
         with suppress(OSError), ExitStack() as stack:
-            # In the system's folder any user may have put a link of such a name, and so may who gives a dataset.
+            # In the system's folder any user may have put a link of such a name; in a dataset, its author.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             stack.callback(os.close, descriptor)
             if os.fstat(descriptor).st_uid != os.getuid():  # the system's folder is everyone's
                 continue
-            # The age is told by the clock of the file system, which is one for all hosts, not by this host's.
+            # The age is by the clock of the file system, which is one for all hosts, not by this host's.
             if not path.name.startswith(f"{same_domain}_") and _changed(ours) - _changed(path) < _ABANDONED_SECONDS:
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -458,22 +447,15 @@ def _remove_abandoned(ours: Path) -> None:
 
 
 def _changed(folder: Path) -> float:
-    """Return when a folder, or anything in it, has changed last."""
+    """Return the time of the last change of a folder, or of anything in it."""
     return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def map_file(descriptor: int, size_bytes: int) -> memoryview:
-    """Map an open file, read-only, for as long as the view or anything made from it lives.
+    """Map at least one byte of an open file, read-only, for as long as the view or anything made from it lives.
 
     The descriptor may be closed at once. A file that is truncated while it is mapped ends the process with SIGBUS, as
-    with Python's own mmap.
-
-    Args:
-        descriptor: of the file.
-        size_bytes: how much of it, at least one byte.
-
-    Raises:
-        OSError: it cannot be mapped.
+    with Python's own mmap. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     # The default is an int of 32 bits, which would cut addresses short.

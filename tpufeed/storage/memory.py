@@ -1,4 +1,4 @@
-"""Objects in this process's memory (memory://): for tests and for trying things out."""
+"""Objects in the memory of this process (memory://): for tests and for trying things out."""
 
 import threading
 from collections.abc import Iterator
@@ -15,11 +15,10 @@ _generation = iter(range(1, 1 << 62))
 
 
 class MemoryStore(Store):
-    """A `Store` whose objects live as long as the process and are seen by it alone."""
+    """A `Store` whose objects live as long as the process; no other process sees them."""
 
     shared = False
     conditional = True
-    pins = True
     generations = True
 
     def __init__(self, url: str) -> None:

@@ -1,4 +1,4 @@
-"""Reading from any store: many spans at once, an object as a file, and again where bytes look damaged."""
+"""Reading from any store: many spans at once, an object as a file, and again if bytes look damaged."""
 
 import io
 import mmap
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class DamagedReadError(UnavailableError):
-    """Reads that gave other bytes than are stored. Nothing is known of the object."""
+    """Reads that brought other bytes than are stored. They say nothing about the object."""
 
 
 def settle(
@@ -32,10 +32,10 @@ def settle(
     """Call `read` until its result is sure or came twice, as damage on the way differs each time.
 
     Args:
-        where: what is read, for messages.
+        where: subject of the reads, for messages.
         read: called up to three times.
-        identity: equal for the same bytes.
-        is_sure: whether one reading is enough, as its own CRC is right.
+        identity: gives equal values for equal bytes.
+        is_sure: true if one read is enough, as its own CRC is right.
 
     Raises:
         DamagedReadError: each read gave other bytes.
@@ -71,12 +71,10 @@ def read_by_threads(
 
 
 class SpanReader:
-    """A reader of a few spans at a time that keeps its threads and their connections until `close`.
+    """A reader of a few spans at a time that keeps its threads and their connections until `close`. Thread-safe.
 
-    `Store.read_many` is for thousands at a time, and may set up more than a loader's batch is worth. Thread-safe.
-
-    Args:
-        shared: threads of several readers, which their owner ends.
+    `Store.read_many` is for thousands at a time, and may set up more than a loader's batch is worth. `shared` threads
+    are those of several readers; their owner ends them.
     """
 
     def __init__(self, shared: ThreadPoolExecutor | None = None) -> None:
@@ -106,10 +104,9 @@ class SpanReader:
 
 
 def read_document(store: Store, name: str, version: str = "") -> bytes:
-    """Read all bytes of an object that holds text, as JSON. A hole in a file, which can have any size, is not read.
+    """Read all bytes of an object that holds text, like JSON. A hole in a file, which can have any size, is not read.
 
-    Raises:
-        StoreError: as `Store.read` does; or it is no text.
+    Raises StoreError as `Store.read` does, or because it is not text.
     """
     info = None if store.local_path(name) is None else store.stat(name)
     if info is None or info.size_bytes <= _BLOCK_BYTES:
@@ -127,11 +124,7 @@ def read_document(store: Store, name: str, version: str = "") -> bytes:
 
 
 def read_line(file: BinaryIO) -> bytes:
-    """Read a line of text of any length; a hole in a file, which can have any size, is not read.
-
-    Raises:
-        ValueError: it is no text.
-    """
+    """Read a line of any length; a hole in a file is not read. Raises ValueError if it is not text."""
     parts = []
     while part := file.readline(_BLOCK_BYTES):
         if b"\0" in part:
@@ -145,16 +138,13 @@ def read_line(file: BinaryIO) -> bytes:
 def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
     """Open an object, seekable; a remote one is read by ranges of some MB.
 
-    Args:
-        store: where it lies.
-        name: of the object.
-        compare: with the CRC-32C that the store vouches for, when the last byte is read, if none was left out before.
-            What is skipped is read as well, up to a block of it; where more is skipped at once, nothing is compared.
+    With `compare`, the bytes are compared with the CRC-32C that the store vouches for when the last one is read, if
+    none was left out. Up to a block of skipped bytes is read for that; if more is skipped at once, nothing is compared.
 
     Raises:
         ObjectNotFoundError: there is none.
-        StoreError: it cannot be read; reading from it later may raise this as well.
-        DamagedReadError: in reading: what came is not the object.
+        StoreError: it cannot be read; reads from the file may raise this as well.
+        DamagedReadError: raised by reads, which brought other bytes than the object's.
     """
     try:
         file = store.open_local(name)
@@ -175,9 +165,9 @@ def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
 
 @contextmanager
 def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
-    """Open an object, seekable, whose CRC-32C is compared with the store's before a byte of it is given out.
+    """Open a temporary copy of an object, seekable, after its CRC-32C was compared with the store's.
 
-    That is a temporary copy. Where the store has no CRC-32C, or the object is a local file, it is `open_object`.
+    If the store has no CRC-32C, or the object is a local file, this is `open_object`.
 
     Raises:
         ObjectNotFoundError: there is none.
@@ -235,9 +225,6 @@ class _Ranges(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._info.size_bytes}[whence]
         self._at = max(0, start + offset)
-        return self._at
-
-    def tell(self) -> int:
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed wants its own Buffer

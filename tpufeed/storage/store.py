@@ -27,24 +27,17 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object.
+    """One object."""
 
-    Attributes:
-        name: below the store's URL.
-        size_bytes: how long it is.
-        version: its generation, or for files the mtime in nanoseconds: equal means unchanged.
-        crc32c: CRC-32C of its bytes, where the store vouches for one.
-    """
-
-    name: str
+    name: str  # below the store's URL
     size_bytes: int
-    version: str
-    crc32c: int | None = None
+    version: str  # its generation, or for files the mtime in nanoseconds: equal means unchanged
+    crc32c: int | None = None  # of its bytes, if the store vouches for one
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes `[start, stop)` of an object, up to its end where `stop` is None; `version` as in `Store.read_range`."""
+    """Bytes `[start, stop)` of an object, up to its end if `stop` is None; `version` as in `Store.read_range`."""
 
     name: str
     start: int = 0
@@ -57,24 +50,20 @@ class Store(Protocol):
 
     Thread-safe. Workers in other processes open their own from `url`.
 
-    Where a `version` is given, the bytes are that version's: ObjectChangedError is raised where the object is another
-    by now. A store that cannot tell without asking once more (`pins` is False) reads what is there.
-
-    A class that inherits from this has the common answers, here given, and writes the other methods itself.
+    A read with a `version` gives the bytes of that version, or raises ObjectChangedError if the object has another. A
+    store of fsspec cannot tell without one more request, and reads the present one.
 
     Attributes:
-        url: where it stands, as the user may type it.
+        url: as the user may type it.
         shared: other processes that open `url` see the same objects.
-        conditional: `put` and `put_file` are atomically create-only; where False, let one writer write at a time.
-        pins: reads of a version are of that version.
-        generations: versions are given out by the store, and no two contents of a name ever have the same.
-        retries: requests that had to be made again so far.
+        conditional: `put` and `put_file` are atomically create-only; if False, let one writer write at a time.
+        generations: the store gives out versions, and no two contents of a name ever have the same.
+        retries: requests that had to be made again.
     """
 
     url: str
     shared: bool = True
     conditional: bool = False
-    pins: bool = False
     generations: bool = False
     retries: int = 0
 
@@ -82,10 +71,10 @@ class Store(Protocol):
         """Read all bytes. Raises ObjectNotFoundError, ObjectChangedError."""
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
-        """Read the bytes `[start, stop)`; fewer only where the object ends. Raises as `read` does."""
+        """Read the bytes `[start, stop)`; fewer only if the object ends before. Raises as `read` does."""
 
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
-        """Fill `buffer` from byte `start` on; returns how many bytes came, fewer only where the object ends."""
+        """Fill `buffer` from byte `start` on; return the number of bytes, fewer only if the object ends before."""
         data = self.read_range(name, start, start + len(buffer), version)
         buffer[: len(data)] = data
         return len(data)
@@ -93,12 +82,12 @@ class Store(Protocol):
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
         """Yield the bytes of each span in turn, or why they cannot be read; a remote store reads many at once, ahead.
 
-        `spans` is drawn from as results are taken. Close it where it is not taken to its end.
+        Spans are taken as results are taken. Close the generator unless all are taken.
         """
         return (read_span(self, span) for span in spans)
 
     def stat(self, name: str) -> ObjectInfo | None:
-        """Return what the object is now, or None where there is none."""
+        """Return the object's present state, or None if there is none."""
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield each object below the folder `prefix`, in no order, never from a cache. A missing folder is empty."""
@@ -107,40 +96,40 @@ class Store(Protocol):
         """Yield the names of the folders right below, in no order."""
 
     def free_bytes(self) -> int | None:
-        """Return how much more fits, or None where it is unknown."""
+        """Return how much more fits, or None if it is unknown."""
         return None
 
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        """Create the object, whole or not at all; `replaces` is the object that it takes the place of.
+        """Create the object, whole or not at all, in place of the object `replaces`, if given.
 
         Raises:
-            ObjectExistsError: there is an object already, or another than the one to be replaced.
+            ObjectExistsError: there is an object already, or another than the one to replace.
         """
 
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        """`put` of a closed file of `temporary_folder()`, which it may move."""
+        """Put a closed file of `temporary_folder()`, which this may move. Raises as `put` does."""
 
     def delete(self, name: str, version: str = "") -> None:
-        """Remove the object. Where a `version` is given, only if it is that one.
+        """Remove the object; if a `version` is given, only that one.
 
-        An object that is missing, or of another version by now, is no error. A store that is not `conditional` looks
-        just before it removes.
+        A missing object, or one with another version, is no error. A store that is not `conditional` looks just before
+        it removes.
         """
 
     def local_path(self, name: str) -> Path | None:
-        """Return the object's path as a local file, or None where the store is not a local folder."""
+        """Return the object's path as a local file, or None if the store is not a local folder."""
         return None
 
     def open_local(self, name: str) -> FileIO | None:
-        """Open the object, unbuffered, where it is a local file; None where the store is not a local folder.
+        """Open the object as a local file, unbuffered; None if the store is not a local folder.
 
         Raises:
-            OSError: it cannot be opened; LinkError where it, or a folder that holds it, is a link not to be followed.
+            OSError: it cannot be opened; LinkError if it, or a folder that holds it, is a link not to be followed.
         """
         return None
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
-        """Make a local folder for files of `put_file`; it is removed on exit, or after a kill by the next one."""
+        """Make a local folder for files of `put_file`; it is removed on exit, or after a kill by the next call."""
 
 
 def open_store(url: str | Path, follow: bool = True) -> Store:
@@ -166,7 +155,7 @@ def open_store(url: str | Path, follow: bool = True) -> Store:
     if text.startswith("zip::") and "://" not in text:  # fsspec wants a scheme
         text = f"zip::file://{Path(text.removeprefix('zip::')).absolute()}"
     scheme = url_scheme(text)
-    if "://" in text:
+    if text.lower().startswith((f"{scheme}://", f"{scheme}::")):  # and no path with "://" further on
         text = scheme + text[len(scheme) :]
     file, name = "filesystem", "FsspecStore"
     if scheme in _BACKENDS and not (text.startswith(f"{scheme}::") and "://" in text):  # chains are fsspec's
@@ -190,10 +179,9 @@ def url_scheme(url: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return `name`, where it is relative and has no `.` or `..` parts and no NUL.
+    """Return `name` if it is relative, without `.` and `..` parts and NUL; it could lead out of its store otherwise.
 
-    Raises:
-        OptionError: the name could lead out of its store.
+    Raises OptionError.
     """
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
         raise OptionError(f"{name!r} is no name within a store; names are relative, without empty, '.' or '..' parts")

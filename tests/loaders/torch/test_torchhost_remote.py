@@ -14,6 +14,7 @@ from crc32c import crc32c
 from torch.utils.data import DataLoader, DistributedSampler
 
 import tpufeed
+from tests.stages import wait_staged
 from tpufeed import cache
 from tpufeed.dataset.manifest import IndexFile, Shard, Variant
 from tpufeed.dataset.order import EpochOrder
@@ -139,7 +140,7 @@ class Walk:
         for start in range(0, len(samples), 50):
             self.touched.touch(reader, 0, [sample // self.RECORDS for sample in samples[start : start + 50]])
             for shard in self.touched._wanted:
-                self.stage.wait(shard, 20)
+                wait_staged(self.stage, shard, 20)
         served, refused = self.touched._served - counts[0], self.touched._refused - counts[1]
         return served, refused, self.stage.statistics().shards_fetched - before
 
