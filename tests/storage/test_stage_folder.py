@@ -15,7 +15,7 @@ from tpufeed.storage import stage_folder
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import PartialCopy, StageFolder
 
-from .test_staging import PATIENCE, SIZE, WatchedStore, put, staged, until, use, warnings_of
+from .test_stage_fetcher import PATIENCE, SIZE, WatchedStore, put, staged, until, use, warnings_of
 
 
 @pytest.fixture
