@@ -183,29 +183,27 @@ class LocalStore(Store):
 
     def open_local(self, name: str) -> FileIO:
         path = self._prefix + check_name(name)
-        if not self._follow:
-            self._check_folders(path)
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for its writer
-        try:
-            descriptor = os.open(path, flags if self._follow else flags | os.O_NOFOLLOW)
-        except OSError as error:
-            if error.errno == errno.ELOOP and not self._follow:
-                raise _link_error(path) from None
-            raise
-        status = os.fstat(descriptor)
+        with self._errors(name):
+            if not self._follow:
+                self._check_folders(path)
+                flags |= os.O_NOFOLLOW
+            try:
+                descriptor = os.open(path, flags)
+            except OSError as error:
+                if error.errno == errno.ELOOP and not self._follow:
+                    raise _link_error(path) from None
+                raise
         # A link in a dataset from elsewhere may lead to what could be read, or waited for, without end.
-        if stat.S_ISREG(status.st_mode):
-            if status.st_size < _LARGE_BYTES or not _is_hollow(descriptor, status.st_size):
-                return FileIO(descriptor)
-            problem = OSError(
-                errno.EINVAL, f"nearly all of its {status.st_size:,} bytes are a hole: it is a forged file", path
-            )
-        elif stat.S_ISDIR(status.st_mode):
-            problem = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        else:
-            problem = OSError(errno.EINVAL, "it is no plain file but a pipe or a device", path)
+        status = os.fstat(descriptor)
+        is_plain = stat.S_ISREG(status.st_mode)
+        if is_plain and (status.st_size < _LARGE_BYTES or not _is_hollow(descriptor, status.st_size)):
+            return FileIO(descriptor)
         os.close(descriptor)
-        raise problem
+        if stat.S_ISDIR(status.st_mode):
+            raise ObjectNotFoundError(f"{path}: {os.strerror(errno.EISDIR)}")
+        hollow = f"nearly all of its {status.st_size:,} bytes are a hole: it is a forged file"
+        raise StoreError(f"{path}: {hollow if is_plain else 'it is no plain file but a pipe or a device'}")
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:

@@ -146,21 +146,13 @@ def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
         StoreError: it cannot be read; reads from the file may raise this as well.
         DamagedReadError: raised by reads, which brought other bytes than the object's.
     """
-    try:
-        file = store.open_local(name)
-    except StoreError:
-        raise
-    except FileNotFoundError as error:
-        raise ObjectNotFoundError(f"{store.local_path(name)}: {error.strerror}") from error
-    except OSError as error:
-        raise StoreError(f"{store.local_path(name)}: {error.strerror}") from error
+    file = store.open_local(name)
     if file is not None:
         return io.BufferedReader(file)
     info = store.stat(name)
     if info is None:
         raise ObjectNotFoundError(f"{store.url}/{name}: no such object")
-    ranges = _ComparedRanges(store, info) if compare and info.crc32c is not None else _Ranges(store, info)
-    return cast(BinaryIO, _Blocks(ranges, _BLOCK_BYTES))
+    return cast(BinaryIO, _Blocks(_Ranges(store, info, compare and info.crc32c is not None), _BLOCK_BYTES))
 
 
 @contextmanager
@@ -212,9 +204,11 @@ class _Blocks(io.BufferedReader):
 
 
 class _Ranges(io.RawIOBase):
-    def __init__(self, store: Store, info: ObjectInfo) -> None:
-        self._store, self._info = store, info
-        self._at = 0
+    """Ranges of an object as a file. With `compare`, it keeps the CRC-32C of the first `_done` bytes as first read."""
+
+    def __init__(self, store: Store, info: ObjectInfo, compare: bool) -> None:
+        self._store, self._info, self._compare = store, info, compare
+        self._at = self._done = self._crc32c = 0
 
     def readable(self) -> bool:
         return True
@@ -231,21 +225,15 @@ class _Ranges(io.RawIOBase):
         stop = min(self._at + len(buffer), self._info.size_bytes)
         if stop <= self._at:
             return 0
-        data = self._read(stop)
+        if self._compare:
+            data = self._read_compared(stop)
+        else:
+            data = memoryview(self._store.read_range(self._info.name, self._at, stop))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
 
-    def _read(self, stop: int) -> bytes | memoryview:
-        return self._store.read_range(self._info.name, self._at, stop)
-
-
-class _ComparedRanges(_Ranges):
-    """Ranges that keep the CRC-32C of the first `_done` bytes, as they were first read and given out."""
-
-    _done = _crc32c = 0
-
-    def _read(self, stop: int) -> memoryview:
+    def _read_compared(self, stop: int) -> memoryview:
         skipped = self._at - self._done
         start = self._done if 0 < skipped <= _BLOCK_BYTES else self._at
         data = memoryview(self._store.read_range(self._info.name, start, stop, self._info.version))

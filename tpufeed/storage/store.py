@@ -123,8 +123,7 @@ class Store(Protocol):
     def open_local(self, name: str) -> FileIO | None:
         """Open the object as a local file, unbuffered; None if the store is not a local folder.
 
-        Raises:
-            OSError: it cannot be opened; LinkError if it, or a folder that holds it, is a link not to be followed.
+        Raises StoreError; LinkError if it, or a folder that holds it, is a link not to be followed.
         """
         return None
 
