@@ -115,8 +115,15 @@ class RapidUpload:
     def run(self) -> Resource:
         """Put it. Raises PreconditionError, StoreError."""
         try:
-            permission = "storage.objects.create"
-            _persist(self._folder, self._where, permission, self._connection, self._append, self._count_written)
+            _persist(
+                self._folder,
+                self._where,
+                "storage.objects.create",
+                self._connection,
+                self._append,
+                # The service confirms bytes every 16 MiB.
+                lambda: 0 if self._writer is None else int(self._writer.persisted_size or 0),
+            )
             return self._move()
         finally:
             for part in self._parts:  # those of tries that broke off, and the last one where it could not move
@@ -150,10 +157,6 @@ class RapidUpload:
                 await self._connection.end(writer.close(retry_policy=AsyncRetry(timeout=0)))
         if (found.size, found.checksums.crc32c) != (self._content.size_bytes, self._content.crc32c):
             raise ChecksumError(f"{found.size} bytes with crc32c {found.checksums.crc32c:08x} are there")
-
-    def _count_written(self) -> int:
-        """Return how many bytes the service has confirmed, which it does every 16 MiB."""
-        return 0 if self._writer is None else int(self._writer.persisted_size or 0)
 
     def _move(self) -> Resource:
         """Give the last part its name."""

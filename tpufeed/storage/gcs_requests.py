@@ -269,14 +269,11 @@ def from_crc32c(crc32c: int) -> str:
 
 def crc32c_of(headers: Mapping[str, str], where: str) -> int | None:
     """Return the CRC-32C of the whole object, as it is stored, from X-Goog-Hash. Raises StoreError."""
-    for part in headers.get("X-Goog-Hash", "").split(","):
-        key, _, value = part.strip().partition("=")
-        if key == "crc32c":
-            try:
-                return to_crc32c(value)
-            except ValueError as error:
-                raise StoreError(f"{where}: the header X-Goog-Hash is {headers['X-Goog-Hash']!r:.200}") from error
-    return None
+    found = re.search(r"(?:^|,) *crc32c=([^,]*)", headers.get("X-Goog-Hash", ""))
+    try:
+        return None if found is None else to_crc32c(found[1].strip())
+    except ValueError as error:
+        raise StoreError(f"{where}: the header X-Goog-Hash is {headers['X-Goog-Hash']!r:.200}") from error
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -331,12 +328,10 @@ class Request:
 
 def check_installed() -> None:
     """Raise MissingExtraError if the client library is missing; import nothing of it."""
-    try:
-        found = importlib.util.find_spec("google.cloud.storage")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise MissingExtraError("google-cloud-storage", "gcs")
+    with suppress(ModuleNotFoundError):
+        if importlib.util.find_spec("google.cloud.storage") is not None:
+            return
+    raise MissingExtraError("google-cloud-storage", "gcs")
 
 
 @cache

@@ -294,20 +294,15 @@ def _move_without_link(path: Path, final: Path, error: OSError) -> None:
             ) from error
     # Drive mounts and some FUSE systems have no hard links: there one writer at a time is the user's duty.
     if isinstance(error, FileExistsError) or (error.errno in _NO_HARD_LINKS and os.path.lexists(final)):
-        raise _taken(final) from None
+        with suppress(FileNotFoundError):
+            mode = final.lstat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):  # not an object, which `stat` would find
+                what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+                raise StoreError(f"{final} cannot be written: {what} has that name; remove it") from None
+        raise ObjectExistsError(f"{final} exists already") from None
     if error.errno not in _NO_HARD_LINKS:
         raise error
     path.rename(final)
-
-
-def _taken(final: Path) -> StoreError:
-    """Return the error for a name that is taken; a folder or a pipe is not an object, which `stat` would find."""
-    with suppress(FileNotFoundError):
-        mode = final.lstat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-            return StoreError(f"{final} cannot be written: {what} has that name; remove it")
-    return ObjectExistsError(f"{final} exists already")
 
 
 def _is_hollow(descriptor: int, size: int) -> bool:

@@ -334,24 +334,22 @@ class Fetcher:
                 self._news = False
                 if self._stopped:
                     return
-            pause = self._advance()
-
-    def _advance(self) -> float | None:
-        """Begin shards while there are few ranges to read; return how many seconds to sleep without a change."""
-        while self._ranges.qsize() < self._connections:
-            with self._changed:
-                now = time.monotonic()
-                first = self._queue.first(now)
-                if first is None:
-                    later = min(self._queue.put_off.values(), default=None)
-                    return None if later is None else max(0.0, later - now)
-            try:
-                # Room comes when other processes let go of copies, of which nobody tells this one.
-                if not self._begin(first):
-                    return _POLL_SECONDS
-            except Exception as error:  # noqa: BLE001  # logged, and the thread goes on
-                self._fail(first, error)
-        return None
+            pause = None
+            while self._ranges.qsize() < self._connections:
+                with self._changed:
+                    now = time.monotonic()
+                    first = self._queue.first(now)
+                    if first is None:
+                        later = min(self._queue.put_off.values(), default=None)
+                        pause = None if later is None else max(0.0, later - now)
+                        break
+                try:
+                    if not self._begin(first):
+                        # Room comes when other processes let go of copies, of which nobody tells this one.
+                        pause = _POLL_SECONDS
+                        break
+                except Exception as error:  # noqa: BLE001  # logged, and the thread goes on
+                    self._fail(first, error)
 
     def _begin(self, shard: RemoteShard) -> bool:
         """Begin to fetch a shard that is due; return False if it has to wait for room."""
