@@ -1,11 +1,10 @@
-"""The `Store` protocol, the store of a URL, names and spans in a store, and sizes as people write them."""
+"""The `Store` protocol, the store of a URL, and names and spans in a store."""
 
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from decimal import Decimal
 from importlib import import_module
 from io import FileIO
 from pathlib import Path
@@ -21,8 +20,6 @@ _BACKENDS = {
     "gs": ("gcs", "GcsStore"),
     "gcs": ("gcs", "GcsStore"),
 }
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +196,3 @@ def read_span(store: Store, span: Span) -> bytes | StoreError:
         return store.read_range(span.name, span.start, stop, span.version)
     except StoreError as error:
         return error
-
-
-def parse_size(text: str | int) -> int:
-    """Return the bytes that "64MB", "1GiB" or 1048576 stand for. Raises OptionError."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
-    unit = None if match is None else _UNITS.get(match.group(2).lower())
-    if match is None or unit is None:
-        raise OptionError(f"{text!r} is no size; write it like 64MB or 128MiB")
-    return int(Decimal(match.group(1)) * unit)  # a float would overflow
