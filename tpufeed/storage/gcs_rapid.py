@@ -38,7 +38,6 @@ from tpufeed.storage.store import check_name
 
 _logger = logging.getLogger(__name__)
 PARTS = ".tpufeed-parts/"  # below the folder; what a writer that was killed leaves there may be deleted
-_EXTRA = "rapid"
 _CLOSING_SECONDS = 1.0
 _connections: dict[tuple[int, str], "_Connection"] = {}  # by process, as threads and channels do not survive a fork
 _locks: dict[int, threading.Lock] = {}  # one a process, as in `gcs_requests`
@@ -174,7 +173,7 @@ class RapidUpload:
         except ObjectNotFoundError as error:
             if not self.tries_failed:
                 raise
-            # A try whose answer was lost has moved it: whoever put looks whether what is there is what was put.
+            # A try whose answer was lost has moved it: the store compares the object there with the content.
             raise PreconditionError(str(error)) from error
         self._parts.pop()
         return moved
@@ -216,7 +215,7 @@ class _Connection:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud.storage.asyncio.async_grpc_client import AsyncGrpcClient
 
-        # It logs a traceback, as a warning, of each stream that breaks, although it goes on.
+        # It logs a traceback, as a warning, of each stream that breaks, although the stream continues.
         logging.getLogger("google.cloud.storage.asyncio").setLevel(logging.ERROR)
         emulator = os.environ.get(GRPC_EMULATOR_VARIABLE)
         credentials = AnonymousCredentials() if emulator else session.credentials  # type: ignore[no-untyped-call]
@@ -241,7 +240,7 @@ def _connect(folder: GcsFolder) -> _Connection:
             try:
                 _connections[place] = _Connection(session)
             except ImportError as error:  # the package is older than its gRPC client
-                raise MissingExtraError("google-cloud-storage with gRPC", _EXTRA) from error
+                raise MissingExtraError("google-cloud-storage with gRPC", "rapid") from error
         return _connections[place]
 
 

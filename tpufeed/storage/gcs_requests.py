@@ -383,7 +383,7 @@ class GcsSession:
                 data=request.body,
                 timeout=(patience.connect_seconds, patience.read_seconds),
                 stream=True,
-                allow_redirects=False,  # 308 is an upload's way to say that it goes on
+                allow_redirects=False,  # 308 tells that an upload continues
             )
             with response:
                 if response.status_code >= 300 and response.status_code not in request.accept:

@@ -477,7 +477,7 @@ class _Reader:
 
 
 def _check(span: Span, target: Target, status: int, headers: Mapping[str, str], data: bytes) -> bytes:
-    """Return the bytes of a span out of an answer. Raises TransientError where others came."""
+    """Return the bytes of a span from an answer. Raises TransientError if other bytes came."""
     generation = generation_of(span.version) if span.version else ""
     size = object_size(target.where, status, headers, span.start, generation)
     size = len(data) if size is None else size

@@ -142,7 +142,7 @@ def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
     none was left out. Up to a block of skipped bytes is read for that; if more is skipped at once, nothing is compared.
 
     Raises:
-        ObjectNotFoundError: there is none.
+        ObjectNotFoundError: there is no such object.
         StoreError: it cannot be read; reads from the file may raise this as well.
         DamagedReadError: raised by reads, which brought other bytes than the object's.
     """
@@ -162,7 +162,7 @@ def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
     If the store has no CRC-32C, or the object is a local file, this is `open_object`.
 
     Raises:
-        ObjectNotFoundError: there is none.
+        ObjectNotFoundError: there is no such object.
         StoreError: it cannot be read, or there is no room for a copy.
     """
     info = store.stat(name) if store.local_path(name) is None else None

@@ -120,7 +120,7 @@ class ShardStage:
         mapping = self._mapped.get(shard)
         if mapping is not None and mapping is view.obj:
             self._mapped.pop(shard, None)
-        if path is not None:  # of all who find it damaged, whoever has removed it says so
+        if path is not None:  # of all that find it damaged, the one that has removed it says so
             _logger.warning(
                 "%s: this copy of %s was damaged. It is removed, and ranges are read until it is fetched again",
                 path,

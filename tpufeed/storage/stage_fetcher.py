@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -140,11 +140,6 @@ class FetchQueue:
         self._listed.add(shard)
         self.lose(shard)
 
-    def forget_gone(self, is_there: Callable[[RemoteShard], bool]) -> None:
-        """Forget copies that were fetched ahead and have gone since, as another process found them damaged."""
-        gone = [shard for shard in self.ahead if not is_there(shard)]
-        _release_all([self.ahead.pop(shard) for shard in gone])
-
     def is_needed_next(self) -> bool:
         """Return true if no shard that is due before the first waits to be opened or is being fetched."""
         return not self.ahead and not self._elsewhere and self._begun.isdisjoint(self._listed)
@@ -202,7 +197,7 @@ class ShardDownload:
                 written = 0
                 while written < found:
                     written += os.pwrite(self.part.descriptor, buffer[written:], start + written)
-            except Exception as error:  # noqa: BLE001  # the thread goes on, and the last one raises it
+            except Exception as error:  # noqa: BLE001  # raised when the last range has ended
                 self.error = error
         with self._lock:
             # `-=` is a read and a write: without the lock two threads could both be the last one, or neither.
@@ -254,7 +249,9 @@ class Fetcher:
         """Let these shards be due, in this order, instead of those of the last call that have not begun."""
         with self._changed:
             shards = [shard for shard in shards if shard not in self._damaged]
-            self._queue.forget_gone(lambda shard: self._folder.has(self._key(shard)))
+            # Forget copies that have gone since they were fetched, as another process found them damaged.
+            for shard in [shard for shard in self._queue.ahead if not self._folder.has(self._key(shard))]:
+                _release_all([self._queue.ahead.pop(shard)])
             self._queue.replace(shards, self._retry_at, in_use)
             if not self._threads and shards and not self._stopped:
                 targets = [self._begin_shards, *[self._read_ranges] * self._connections]
@@ -348,7 +345,7 @@ class Fetcher:
                         # Room comes when other processes let go of copies, of which nobody tells this one.
                         pause = _POLL_SECONDS
                         break
-                except Exception as error:  # noqa: BLE001  # logged, and the thread goes on
+                except Exception as error:  # noqa: BLE001  # logged, and the thread continues
                     self._fail(first, error)
 
     def _begin(self, shard: RemoteShard) -> bool:
