@@ -28,7 +28,6 @@ from tpufeed.storage.store import ObjectInfo, Span, Store, check_name
 _NETWORK_ERRORS = {"ConnectionError", "TimeoutError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError"}
 _PASSING = {408, 425, 429, 500, 502, 503, 504, *range(520, 528)}  # of HTTP; the last are Cloudflare's
 _ABSENT = {404, 410}
-_WEB = ("http", "https")
 _WEB_WAITS_SECONDS = (0.5, 2.0)  # before the second and the third try
 _WEB_TIMEOUTS = {"total": 300, "connect": 30, "sock_connect": 10, "sock_read": 30}  # in seconds, of aiohttp
 _DEAD_AFTER = 8  # requests in a row, each with all of its tries
@@ -48,7 +47,7 @@ class FsspecStore(Store):
 
     def __init__(self, url: str) -> None:
         protocol, _, path = url.partition("://")
-        self._is_web = protocol in _WEB
+        self._is_web = protocol in ("http", "https")
         path, mark, query = path.partition("?") if self._is_web else (path, "", "")
         self._base, self._query = f"{protocol}://{path.rstrip('/')}", mark + query
         self.url = self._base + self._query
@@ -138,7 +137,7 @@ class FsspecStore(Store):
 
     def _path(self, name: str) -> str:
         # An HTTP client takes '%2e%2e' for '..', and resolves it before it asks.
-        if self._base.startswith("http") and ".." in unquote(name).split("/"):
+        if self._is_web and ".." in unquote(name).split("/"):
             raise OptionError(f"{name!r} is no name within a store: it has a '..' part")
         return f"{self._root}/{check_name(name)}{self._query}"
 

@@ -59,7 +59,6 @@ _sessions: dict[tuple[int, str, str], "GcsSession"] = {}
 _locks: dict[int, threading.Lock] = {}  # one a process: a lock that is held during a fork is never freed in the child
 FIELDS = "name,size,generation,crc32c"
 _KNOWN_LOCATION_TYPES = "region", "dual-region", "multi-region", ""
-NEVER_A_GENERATION = "1"  # generations are microseconds since 1970
 T = TypeVar("T")
 Send = Callable[["Request"], AbstractContextManager[Any]]
 
@@ -675,4 +674,4 @@ class GcsFolder:
 
 def generation_of(version: str) -> str:
     """Return the generation that a version names; a version of another kind of store matches none."""
-    return version if version.isascii() and version.isdigit() else NEVER_A_GENERATION
+    return version if version.isascii() and version.isdigit() else "1"  # generations are microseconds since 1970

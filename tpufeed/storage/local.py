@@ -37,6 +37,11 @@ _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset
 _TRIES = 100
 _LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 28, 16, 10_000
 _ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host has made
+_INTS = ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+_MMAP = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *_INTS, use_errno=True)(
+    ("mmap", ctypes.CDLL(None))
+)
+_MUNMAP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(("munmap", ctypes.CDLL(None)))
 
 
 class LocalStore(Store):
@@ -450,17 +455,12 @@ def map_file(descriptor: int, size_bytes: int) -> memoryview:
     The descriptor may be closed at once. A file that is truncated while it is mapped ends the process with SIGBUS, as
     with Python's own mmap. Raises OSError.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    # The default is an int of 32 bits, which would cut addresses short.
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long
-    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
     # Not Python's mmap, which keeps a duplicate of the descriptor: a reader of many shards would run out of them.
-    address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    address = _MMAP(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     mapped = (ctypes.c_ubyte * size_bytes).from_address(address)
     # Not when the interpreter exits: other threads may still read.
-    weakref.finalize(mapped, libc.munmap, address, size_bytes).atexit = False
+    weakref.finalize(mapped, _MUNMAP, address, size_bytes).atexit = False
     return memoryview(mapped).cast("B").toreadonly()
