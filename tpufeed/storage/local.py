@@ -35,6 +35,7 @@ _PREFIX = "tpufeed_put_"
 _OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no folder of anyone else is called so by chance
 _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset.naming`
 _TRIES = 100
+_BLOCK_BYTES = 4 << 20
 _LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 28, 16, 10_000
 _ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host has made
 _INTS = ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
@@ -67,6 +68,19 @@ class LocalStore(Store):
             if version and version != str(os.fstat(file.fileno()).st_mtime_ns):  # after reading: it may be written to
                 raise self._changed(name)
             return data
+
+    def read_document(self, name: str, version: str = "") -> bytes:
+        blocks: list[bytes] = []
+        with self._errors(name), self.open_local(name) as file:
+            while block := file.read(_BLOCK_BYTES):
+                if len(block) == _BLOCK_BYTES and b"\0" in block:
+                    at, size = file.tell() - len(block) + block.index(0), os.fstat(file.fileno()).st_size
+                    found = f"byte {at} of {size:,} is zero. The file was damaged or forged"
+                    raise StoreError(f"{self._prefix}{name} is no text: {found}")
+                blocks.append(block)
+            if version and version != str(os.fstat(file.fileno()).st_mtime_ns):
+                raise self._changed(name)
+        return b"".join(blocks)
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
         with self._errors(name), self.open_local(name) as file:

@@ -45,12 +45,10 @@ class MemoryStore(Store):
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start = self._key(prefix.rstrip("/")) + "/" if prefix else self._root
+        skip = len(self._root)
         with _lock:
-            found = sorted(
-                (key, len(data), version) for key, (data, version) in _objects.items() if key.startswith(start)
-            )
-        for key, size, version in found:
-            yield ObjectInfo(key[len(self._root) :], size, str(version))
+            found = [(key, len(data), version) for key, (data, version) in _objects.items() if key.startswith(start)]
+        yield from (ObjectInfo(key[skip:], size, str(version)) for key, size, version in sorted(found))
 
     def iter_folders(self) -> Iterator[str]:
         yield from {info.name.split("/", 1)[0] for info in self.iter_objects() if "/" in info.name}

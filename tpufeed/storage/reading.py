@@ -103,26 +103,6 @@ class SpanReader:
             executor.shutdown(wait=True)
 
 
-def read_document(store: Store, name: str, version: str = "") -> bytes:
-    """Read all bytes of an object that holds text, like JSON. A hole in a file, which can have any size, is not read.
-
-    Raises StoreError as `Store.read` does, or because it is not text.
-    """
-    info = None if store.local_path(name) is None else store.stat(name)
-    if info is None or info.size_bytes <= _BLOCK_BYTES:
-        return store.read(name, version)
-    blocks = []
-    for start in range(0, info.size_bytes, _BLOCK_BYTES):
-        block = store.read_range(name, start, start + _BLOCK_BYTES, version)
-        if b"\0" in block:
-            raise StoreError(
-                f"{store.url}/{name} is no text: byte {start + block.index(0)} of {info.size_bytes:,} is zero. The "
-                "file was damaged or forged"
-            )
-        blocks.append(block)
-    return b"".join(blocks)
-
-
 def read_line(file: BinaryIO) -> bytes:
     """Read a line of any length; a hole in a file is not read. Raises ValueError if it is not text."""
     parts = []

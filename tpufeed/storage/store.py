@@ -67,6 +67,10 @@ class Store(Protocol):
     def read(self, name: str, version: str = "") -> bytes:
         """Read all bytes. Raises ObjectNotFoundError, ObjectChangedError."""
 
+    def read_document(self, name: str, version: str = "") -> bytes:
+        """Read text, like JSON. A hole in a file, which can have any size, is not read. Raises StoreError as `read`."""
+        return self.read(name, version)
+
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
         """Read the bytes `[start, stop)`; fewer only if the object ends before. Raises as `read` does."""
 
