@@ -113,16 +113,12 @@ class RapidUpload:
 
     def run(self) -> Resource:
         """Put it. Raises PreconditionError, StoreError."""
+
+        def written() -> int:  # the service confirms bytes every 16 MiB
+            return 0 if self._writer is None else int(self._writer.persisted_size or 0)
+
         try:
-            _persist(
-                self._folder,
-                self._where,
-                "storage.objects.create",
-                self._connection,
-                self._append,
-                # The service confirms bytes every 16 MiB.
-                lambda: 0 if self._writer is None else int(self._writer.persisted_size or 0),
-            )
+            _persist(self._folder, self._where, "storage.objects.create", self._connection, self._append, written)
             return self._move()
         finally:
             for part in self._parts:  # those of tries that broke off, and the last one where it could not move

@@ -327,8 +327,7 @@ def _move_without_link(path: Path, final: Path, error: OSError) -> None:
 def _is_hollow(descriptor: int, size: int) -> bool:
     """Return true for a file of which nearly nothing is on the disk.
 
-    One of terabytes is made in no time, and would be read for hours. A file system that does not know the holes of a
-    file says that it has none.
+    One of terabytes is made in no time, and would be read for hours. Some file systems do not know the holes of a file.
     """
     data = at = 0
     try:
@@ -452,13 +451,13 @@ def _remove_abandoned(ours: Path) -> None:
             if os.fstat(descriptor).st_uid != os.getuid():  # the system's folder is everyone's
                 continue
             # The age is by the clock of the file system, which is one for all hosts, not by this host's.
-            if not path.name.startswith(f"{same_domain}_") and _changed(ours) - _changed(path) < _ABANDONED_SECONDS:
+            if not path.name.startswith(f"{same_domain}_") and _touched(ours) - _touched(path) < _ABANDONED_SECONDS:
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _changed(folder: Path) -> float:
+def _touched(folder: Path) -> float:
     """Return the time of the last change of a folder, or of anything in it."""
     return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
