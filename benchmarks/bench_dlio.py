@@ -129,7 +129,7 @@ def put_manifest(folder: Path, records: int) -> None:
     from tpufeed.dataset.adopt_scan import Contents, Keys, scan_shard
     from tpufeed.dataset.index import encode_index
     from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
-    from tpufeed.storage.registry import open_store
+    from tpufeed.storage.store import open_store
 
     source, keys, contents = open_store(folder / "train"), Keys("image"), Contents()
     infos = sorted(source.iter_objects(), key=lambda info: info.name)

@@ -25,7 +25,7 @@ from tpufeed.build.commit import check_destination, put_plan
 from tpufeed.build.plan import write_plan
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.recipe import ShardRecipe
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 destination, recipe = open_store(sys.argv[2]), ShardRecipe(sys.argv[1], ShardOptions(shard_bytes="128KB"))
 start = time.perf_counter()
 standing = check_destination(destination, recipe.kind, recipe.source, recipe.identity, overwrite=False)

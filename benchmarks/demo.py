@@ -142,7 +142,7 @@ def prepare(work: Path, root: str, photos: int) -> dict[str, float]:
 
 def upload(folder: Path, url: str) -> None:
     """Copy the photos of a folder to a URL, many at once: what `gcloud storage cp -r` does otherwise."""
-    from tpufeed.storage.registry import open_store
+    from tpufeed.storage.store import open_store
 
     print(f"copying {folder} to {url}", flush=True)
     store = open_store(url)

@@ -17,7 +17,7 @@ from tpufeed.cli.app import app
 from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import ManifestError, OptionError, TpufeedError, mask_secrets, url_identity
 from tpufeed.images import CenterCrop, Resize
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 SECRET = "sEcReT"
 

@@ -20,8 +20,10 @@ options have equal descriptions. Any other value raises OptionError: "keep is a 
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -32,6 +34,8 @@ from tpufeed.errors import OptionError
 P = ParamSpec("P")
 R = TypeVar("R")
 _SHOWN_CHARACTERS = 80
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 # What other libraries call our options: torch, tf.data, Grain, Keras, torchvision, datasets.
 _FOREIGN = {
     "num_workers": ("processes", "workers"),
@@ -211,3 +215,12 @@ def shown(value: object) -> str:
     """Format a value for a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def parse_size(text: str | int) -> int:
+    """Return the bytes that "64MB", "1GiB" or 1048576 stand for. Raises OptionError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
+    unit = None if match is None else _UNITS.get(match.group(2).lower())
+    if match is None or unit is None:
+        raise OptionError(f"{text!r} is no size; write it like 64MB or 128MiB")
+    return int(Decimal(match.group(1)) * unit)  # a float would overflow

@@ -12,7 +12,7 @@ from tpufeed.build.plan import read_plan
 from tpufeed.cli.app import app
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 SMALL = ["--shard-size", "60KB", "--shares", "train=0.7,val=0.3"]
 

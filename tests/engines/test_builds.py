@@ -8,7 +8,7 @@ import tpufeed
 from tests.engines.contract import SHARD, build_serially, bytes_of
 from tpufeed.dataset.naming import report_name
 from tpufeed.engines.choice import SerialEngine
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 PATIENCE_SECONDS = 60
 

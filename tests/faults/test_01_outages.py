@@ -1,6 +1,6 @@
 """Class 1: what a network and a service do to requests is waited out; beyond the deadline the error names the object.
 
-`tests/storage/test_gcs_faults.py` strikes each call of the store; here it is whole commands and loaders.
+`tests/storage/test_gcs_transfers.py` strikes each call of the store; here it is whole commands and loaders.
 """
 
 import json

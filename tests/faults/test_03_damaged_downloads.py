@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
+from tests.stages import wait_staged
 from tpufeed import cache
 from tpufeed.build.commit import read_report
 from tpufeed.build.plan import read_plan
@@ -21,9 +22,9 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError
 from tpufeed.storage import reading
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
+from tpufeed.storage.store import open_store
 
 VICTIM = "train-v0-00001-of-00003.tfrecord"
 IN_ORDER = {"shuffle": False, "lanes": 1}
@@ -109,7 +110,7 @@ def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, 
     (file,) = (file for file in open_dataset(url).split("train").variants[0].files if file.name == name)
     with ShardStage(open_store(url), tmp_path) as stage:
         stage.fetch([RemoteShard(file.name, file.bytes, file.crc32c)])
-        view = stage.wait(RemoteShard(file.name, file.bytes, file.crc32c), 20)
+        view = wait_staged(stage, RemoteShard(file.name, file.bytes, file.crc32c), 20)
         assert bytes(view) == server.get("bucket", f"kept/cache/{name}")
         del view
     assert len(met(server)) == 1

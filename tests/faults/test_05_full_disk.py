@@ -15,7 +15,7 @@ import tpufeed
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import find_dataset, open_dataset
 from tpufeed.errors import TpufeedError
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 ERRORS = ["ENOSPC", "EDQUOT", "EACCES", "EROFS"]
 BUILD = {"size": 32, "variants": 2, "shard_bytes": "40KB", "workers": 1}

@@ -12,7 +12,7 @@ from tpufeed import cache
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.errors import TooManyRejectsError
 from tpufeed.images import CenterCrop, RandomResizedCrop
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 from tpufeed.tfrecord.example import Feature, encode_example
 from tpufeed.tfrecord.framing import encode_record
 

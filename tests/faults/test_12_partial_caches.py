@@ -13,7 +13,7 @@ from tpufeed.build.plan import read_plan
 from tpufeed.dataset.naming import MANIFEST, report_name
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, DatasetExistsError, TpufeedError
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 OPTIONS = {"size": 32, "variants": 2, "shard_bytes": "40KB", "workers": 1}
 

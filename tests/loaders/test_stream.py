@@ -12,7 +12,7 @@ from tpufeed.dataset.reader import find_dataset
 from tpufeed.errors import OptionError
 from tpufeed.images import CenterCrop
 from tpufeed.storage.filesystem import FsspecStore
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 SAMPLES = 70  # of the split train
 ALL = set(range(SAMPLES))

@@ -10,11 +10,12 @@ from torch.utils.data import DataLoader
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.stages import wait_staged
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import RecordError
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard, copy_key
+from tpufeed.storage.store import open_store
 
 OPS = [tpufeed.images.Resize(40), tpufeed.images.CenterCrop(32)]
 FOLDERS = {"raw": "cache", "encoded": "dataset"}
@@ -61,7 +62,7 @@ class Staged:
         with ShardStage(self.store, self.parent) as stage:
             stage.fetch(self.shards.values())
             for shard in self.shards.values():
-                assert stage.wait(shard, 30) is not None
+                assert wait_staged(stage, shard, 30) is not None
 
     def damage(self, change, index=False, shards=True):
         """Within the same files. Returns the damaged ones."""

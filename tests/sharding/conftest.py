@@ -22,7 +22,7 @@ from tpufeed.dataset.naming import DIGESTS
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.kinds import find_source
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 ROOT = Path(__file__).parents[2]
 PHOTOS = 90

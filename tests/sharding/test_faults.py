@@ -16,7 +16,7 @@ from tpufeed.build.commit import read_report
 from tpufeed.build.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetNotFoundError, ManifestError
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 SEED = None  # or the one that a failure has printed
 KILL = "kill_group()"

@@ -12,7 +12,7 @@ import tpufeed
 from tests.gcs_server import GcsServer
 from tpufeed.errors import DuplicateWriterError, OptionError
 from tpufeed.images import CenterCrop
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 
 def draw(folder: Path, names: list[str], seed: int = 0) -> Path:

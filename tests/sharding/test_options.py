@@ -9,9 +9,9 @@ from tpufeed.cache import warmup
 from tpufeed.cache.options import CacheOptions
 from tpufeed.errors import OptionError
 from tpufeed.images.policy import ImagePolicy
+from tpufeed.options import parse_size
 from tpufeed.sharding.build import shard
 from tpufeed.sharding.options import ShardOptions, parse_shares
-from tpufeed.storage.store import parse_size
 
 
 @pytest.mark.parametrize(

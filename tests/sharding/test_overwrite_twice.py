@@ -17,7 +17,7 @@ from tpufeed.cli.app import app
 from tpufeed.errors import BuildError, DuplicateWriterError
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.local import LocalStore
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 OPTIONS = {"workers": 1, "shard_bytes": "40KB"}
 CALLS = ("put", "put_file", "delete")

@@ -20,8 +20,7 @@ from tpufeed.errors import AccessError, MissingExtraError, OptionError, StoreErr
 from tpufeed.storage import gcs_requests, gcs_transfers
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.gcs_requests import Patience
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Span
+from tpufeed.storage.store import Span, open_store
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +123,7 @@ def test_a_missing_aiohttp_is_named(server, monkeypatch):
 
 def test_importing_and_opening_load_no_client():
     program = (
-        "import sys, tpufeed.storage.gcs; from tpufeed.storage.registry import open_store; open_store('gs://bucket/x');"
+        "import sys, tpufeed.storage.gcs; from tpufeed.storage.store import open_store; open_store('gs://bucket/x');"
         "clients = 'google.auth', 'google.cloud.storage', 'aiohttp', 'requests';"
         "print([name for name in clients if name in sys.modules])"
     )

@@ -14,7 +14,7 @@ import tpufeed
 from tests.gcs_server import GcsServer
 from tests.gcs_server import rapid as server_of_rapid
 from tests.gcs_server.rapid import Fault
-from tests.storage.test_gcs_faults import HURRY, PATIENCE
+from tests.storage.test_gcs_transfers import HURRY, PATIENCE
 from tpufeed.errors import AccessError, MissingExtraError, StoreError, UnavailableError
 from tpufeed.storage import gcs_rapid
 from tpufeed.storage.gcs import GcsStore

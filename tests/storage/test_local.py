@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tpufeed.errors import LinkError, ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.errors import LinkError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.local import LocalStore, find_mount
 from tpufeed.storage.memory import MemoryStore
@@ -19,7 +19,7 @@ from tpufeed.storage.store import BROKEN_LINK
 
 HOLD = """
 import sys
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 with open_store(sys.argv[1]).temporary_folder() as folder:
     (folder / "half-written").write_bytes(bytes(1000))
     print(folder, flush=True)
@@ -411,3 +411,16 @@ def test_put_file_moves_what_it_is_given(tmp_path):
         store.put_file("a", path)
         assert not path.exists()
     assert (tmp_path / "a").stat().st_ino == number
+
+
+def test_a_document_is_read_whole_and_a_hole_in_it_is_not(tmp_path):
+    store, path = LocalStore(str(tmp_path)), tmp_path / "a.json"
+    for size in (0, 2, 4 << 20, (9 << 20) + 1):
+        path.write_bytes(b"x" * size)
+        assert store.read_document("a.json", store.stat("a.json").version) == path.read_bytes()
+    os.truncate(path, 100 << 20)
+    with pytest.raises(StoreError, match=rf"a\.json.*byte {(9 << 20) + 1} of 104,857,600"):
+        store.read_document("a.json")
+    path.write_bytes(b"x")
+    with pytest.raises(ObjectChangedError):
+        store.read_document("a.json", "1")

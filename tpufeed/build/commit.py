@@ -57,9 +57,8 @@ from tpufeed.errors import (
     SourceError,
     mask_secrets,
 )
-from tpufeed.storage.reading import READS, read_document
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.storage.reading import READS
+from tpufeed.storage.store import ObjectInfo, Store, open_store
 
 _LOOKS = 10
 _logger = logging.getLogger(__name__)
@@ -319,7 +318,7 @@ def remove_old(store: Store, header: PlanHeader) -> None:
     manifest = present.pop(MANIFEST, None)
     if manifest is not None:
         try:  # a twin of this run may have put its manifest
-            of_twin = _RUN_ID.decode(read_document(store, MANIFEST, manifest.version)).run_id == header.run_id
+            of_twin = _RUN_ID.decode(store.read_document(MANIFEST, manifest.version)).run_id == header.run_id
         except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             of_twin = False
         if not of_twin:
@@ -339,7 +338,7 @@ def remove_old(store: Store, header: PlanHeader) -> None:
 
 def _read_removals(store: Store, name: str) -> dict[str, str] | None:
     try:
-        return _REMOVALS.decode(read_document(store, name))
+        return _REMOVALS.decode(store.read_document(name))
     except ObjectNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -440,7 +439,7 @@ def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
     name, data = report_name(task.number), b""
     for _ in range(READS):
         try:
-            data = read_document(store, name)
+            data = store.read_document(name)
             report = _REPORT.decode(data)
         except ObjectNotFoundError:
             return None

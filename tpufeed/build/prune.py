@@ -11,9 +11,7 @@ from tpufeed.dataset.naming import MANIFEST, VERSIONS, index_name, is_data_name,
 from tpufeed.dataset.reader import find_versions, open_dataset
 from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, ObjectNotFoundError
 from tpufeed.options import Count, checked
-from tpufeed.storage.reading import read_document
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 
 _PRUNED = ".pruned.json"  # the manifest of a version that is being removed: no reader opens it
 
@@ -64,7 +62,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
     manifests = list(_open_versions(store, dropped))
     for name in begun:
         with suppress(ObjectNotFoundError):  # another run is quicker
-            manifests.append(decode_manifest(read_document(store, name), f"{store.url}/{name}"))
+            manifests.append(decode_manifest(store.read_document(name), f"{store.url}/{name}"))
     present = {info.name: info for info in store.iter_objects()}
     # What a manifest names may be forged: only what a build can have put is removed.
     unneeded = {name for manifest in manifests for name in _names_of(manifest) if is_data_name(name)} - needed
@@ -80,7 +78,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
     for number in dropped:  # from here on no reader opens it, and what names its files stays until they are gone
         name = f"{VERSIONS}/{number}{_PRUNED}"
         with suppress(ObjectNotFoundError):  # another run is quicker
-            data = read_document(store, version_name(number))
+            data = store.read_document(version_name(number))
             with suppress(ObjectExistsError):  # of a run that was killed here: it is the same
                 store.put(name, data)
             store.delete(version_name(number))

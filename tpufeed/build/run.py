@@ -69,8 +69,7 @@ from tpufeed.errors import (
     mask_secrets,
 )
 from tpufeed.processes.limits import available_cores
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 
 _TRIES = 5  # at growing a dataset, while others are quicker
 _REPORTS_AT_A_TIME = 16

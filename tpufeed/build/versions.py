@@ -36,7 +36,6 @@ from tpufeed.dataset.naming import MANIFEST, version_index_name, version_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
-from tpufeed.storage.reading import read_document
 from tpufeed.storage.store import Store
 
 COMPACT = "compact"  # the kind of a part whose shards take the place of others, and hold their records
@@ -299,7 +298,7 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
     store = base.store
     standing = store.stat(MANIFEST)
     try:
-        data = read_document(store, MANIFEST, "" if standing is None else standing.version)
+        data = store.read_document(MANIFEST, "" if standing is None else standing.version)
         if standing is None or decode_manifest(data, f"{store.url}/{MANIFEST}") != base.manifest:
             raise ObjectChangedError(MANIFEST)
         put(store, version_name(base.number), data, None)

@@ -22,8 +22,7 @@ from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines.engine import ProgressMeter, ReportProgress
 from tpufeed.errors import ManifestError, ObjectNotFoundError, StoreError
 from tpufeed.storage.reading import READS
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 
 
 @dataclass(slots=True)

@@ -16,8 +16,7 @@ from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import Quality
 from tpufeed.images.protocols import Op, Ops
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.options import between, check_fields
-from tpufeed.storage.store import parse_size
+from tpufeed.options import between, check_fields, parse_size
 
 Encoding = Literal["raw", "jpeg", "png", "webp"]
 Size = tuple[int, int]

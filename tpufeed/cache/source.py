@@ -24,8 +24,7 @@ from tpufeed.loaders.columns import iter_flip_warnings
 from tpufeed.sharding.inputs import Files, iter_taken
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.worker import SampleMaker, see_inputs
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 from tpufeed.tfrecord.example import (
     Feature,
     decode_arrays,

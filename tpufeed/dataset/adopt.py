@@ -41,8 +41,7 @@ from tpufeed.errors import (
 )
 from tpufeed.options import checked
 from tpufeed.storage.local import is_file
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.storage.store import ObjectInfo, Store, open_store
 from tpufeed.tfrecord.example import decode_example
 
 _logger = logging.getLogger(__name__)

@@ -24,10 +24,8 @@ from tpufeed.errors import (
 from tpufeed.images.header import format_of_name
 from tpufeed.options import checked
 from tpufeed.storage.local import is_file
-from tpufeed.storage.reading import read_document
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 from tpufeed.tfrecord.example import Feature, decode_example
 
 _LISTED = 1000  # names that an error looks at
@@ -234,7 +232,7 @@ def find_dataset(store: Store, name: str = MANIFEST) -> Dataset | None:
     try:
         info = None if store.local_path(name) is None else store.stat(name)
         version = "" if info is None else info.version
-        data = read_document(store, name, version)
+        data = store.read_document(name, version)
     except ObjectNotFoundError:
         return None
     return Dataset(store, decode_manifest(data, f"{store.url}/{name}"), version)

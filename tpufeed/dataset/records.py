@@ -271,9 +271,7 @@ class Reader:
                     )
                 return map_file(file.fileno(), size) if size else memoryview(b"")
         except FileNotFoundError as error:
-            raise ShardError(
-                f"{path}: {error.strerror}; the manifest names this shard. Is the dataset complete?"
-            ) from error
+            raise ShardError(f"{error}; the manifest names this shard. Is the dataset complete?") from error
         except StoreError:
             raise
         except OSError as error:  # says nothing of its bytes

@@ -28,9 +28,9 @@ from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers
 from tpufeed.storage.reading import AT_ONCE
-from tpufeed.storage.registry import url_scheme
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
+from tpufeed.storage.store import url_scheme
 
 _logger = logging.getLogger(__name__)
 

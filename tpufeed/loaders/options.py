@@ -9,8 +9,7 @@ from tpufeed.dataset.order import Remainder
 from tpufeed.errors import OptionError
 from tpufeed.images.protocols import Op, Ops
 from tpufeed.loaders.world import WorldLike, to_world
-from tpufeed.options import Count, Names, Number, Whole, above, at_least, between, check_fields
-from tpufeed.storage.store import parse_size
+from tpufeed.options import Count, Names, Number, Whole, above, at_least, between, check_fields, parse_size
 
 LabelFormat = Literal["ids", "multi_hot"]
 Numa = Literal["auto", "off"]

@@ -22,9 +22,9 @@ from tpufeed.loaders.executor import make_stage
 from tpufeed.loaders.feed import DatasetLike
 from tpufeed.loaders.mixture import Mixture, Source
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
+from tpufeed.storage.store import open_store
 
 _logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from tpufeed.loaders.executor import (
 from tpufeed.loaders.mixture import JoinedClasses, Source, check_sources
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.processes.numa import Node
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 _ENTRY, _PREPARE = "tpufeed.loaders.workers:serve", "tpufeed.loaders.workers:prepare"
 _LEAVE_SECONDS, _LEAVE_ANYWAY_SECONDS = 2.0, 10.0

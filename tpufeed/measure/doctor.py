@@ -40,7 +40,7 @@ from tpufeed.measure.wording import number_of
 from tpufeed.measure.xplane import read_profile
 from tpufeed.options import Count, between, checked
 from tpufeed.storage.local import temporary_folder
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 Listener = Callable[[str], None]
 T = TypeVar("T")

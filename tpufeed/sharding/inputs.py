@@ -20,8 +20,7 @@ from tpufeed.errors import (
 )
 from tpufeed.sharding.row_groups import RowStore, name_row
 from tpufeed.storage.reading import settle
-from tpufeed.storage.registry import open_store, url_scheme
-from tpufeed.storage.store import ObjectInfo, Span, Store, check_name, read_span
+from tpufeed.storage.store import ObjectInfo, Span, Store, check_name, open_store, read_span, url_scheme
 
 T = TypeVar("T")
 _STATS_AT_ONCE = 32

@@ -22,8 +22,7 @@ from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources import tars
 from tpufeed.sharding.sources.kinds import expand, find_source, named_files
 from tpufeed.sharding.sources.source import identity_of, is_image_name, stem_of
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store, check_name
+from tpufeed.storage.store import Store, check_name, open_store
 
 _WILD = re.compile(r"[*?\[]")
 _DIGEST = re.compile(r"(?:[0-9a-f]{32})?")

@@ -22,11 +22,10 @@ from tpufeed.images.policy import (
     Progressive,
     Quality,
 )
-from tpufeed.options import Count, Names, Whole, check_fields
+from tpufeed.options import Count, Names, Whole, check_fields, parse_size
 from tpufeed.sharding.boxes import FlipPairs, check_format, declare, parse_pairs, say_pairs
 from tpufeed.sharding.columns import Declared
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import parse_size
+from tpufeed.storage.store import open_store
 
 Handling = Literal["keep", "report", "drop"]  # of duplicates
 NameStyle = Literal["tpufeed", "kaggle"]

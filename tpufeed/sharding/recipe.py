@@ -34,8 +34,7 @@ from tpufeed.sharding.passes import iter_growth_warnings
 from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import TURNED, UNSURE, SampleMaker, ShardContext
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 
 KIND = "shard"
 _FEATURES_BYTES = 320  # of a record, besides the image, its path and further columns

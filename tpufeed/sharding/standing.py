@@ -20,9 +20,7 @@ from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.sources.source import file_of_row
-from tpufeed.storage.reading import read_document
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 
 _REJECT = msgspec.json.Decoder(Reject)
 _OWN = frozenset({spec.name for spec in record_schema(labelled=True)})
@@ -168,7 +166,7 @@ def _read_rejects(store: Store) -> set[str]:
     """Return the paths of a build's rejects, of which no digests file tells."""
     paths = set[str]()
     with suppress(ObjectNotFoundError):
-        for line in read_document(store, REJECTS).splitlines():
+        for line in store.read_document(REJECTS).splitlines():
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a line that someone has edited
                 paths.add(_REJECT.decode(line).path)
     return paths

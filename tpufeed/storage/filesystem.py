@@ -1,4 +1,4 @@
-"""Objects through fsspec: any URL that it knows. It has no preconditions, so one writer at a time."""
+"""Objects through fsspec: any URL that it knows. It has no preconditions, so let one writer write at a time."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -28,7 +28,6 @@ from tpufeed.storage.store import ObjectInfo, Span, Store, check_name
 _NETWORK_ERRORS = {"ConnectionError", "TimeoutError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError"}
 _PASSING = {408, 425, 429, 500, 502, 503, 504, *range(520, 528)}  # of HTTP; the last are Cloudflare's
 _ABSENT = {404, 410}
-_WEB = ("http", "https")
 _WEB_WAITS_SECONDS = (0.5, 2.0)  # before the second and the third try
 _WEB_TIMEOUTS = {"total": 300, "connect": 30, "sock_connect": 10, "sock_read": 30}  # in seconds, of aiohttp
 _DEAD_AFTER = 8  # requests in a row, each with all of its tries
@@ -41,14 +40,14 @@ _VERSION_KEYS = ("generation", "blob_id", "ETag", "etag", "mtime", "LastModified
 class FsspecStore(Store):
     """A `Store` over an fsspec file system.
 
-    The query of an `http(s)://` URL, where tokens are, goes with every object that is read. No client asks a web server
-    again, so this does: up to three times. If a server has not answered several requests in a row, further ones fail at
-    once, but for one a minute: a table may name a dead host a hundred thousand times.
+    The query of an `http(s)://` URL, which may hold a token, is sent with every object that is read. No client asks a
+    web server again, so this does: up to three times. If a server has not answered several requests in a row, further
+    ones fail at once, except for one per minute: a table may name a dead host a hundred thousand times.
     """
 
     def __init__(self, url: str) -> None:
         protocol, _, path = url.partition("://")
-        self._is_web = protocol in _WEB
+        self._is_web = protocol in ("http", "https")
         path, mark, query = path.partition("?") if self._is_web else (path, "", "")
         self._base, self._query = f"{protocol}://{path.rstrip('/')}", mark + query
         self.url = self._base + self._query
@@ -110,16 +109,10 @@ class FsspecStore(Store):
                 yield info["name"].rstrip("/").rsplit("/", 1)[-1]
 
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        with self._errors(name):
-            self._refuse_existing(name, replaces)
-            self._fs.pipe_file(self._path(name), data)
-        return self._stored(name)
+        return self._put(name, replaces, lambda path: self._fs.pipe_file(path, data))
 
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        with self._errors(name):
-            self._refuse_existing(name, replaces)
-            self._fs.put_file(str(path), self._path(name))
-        return self._stored(name)
+        return self._put(name, replaces, lambda to: self._fs.put_file(str(path), to))
 
     def delete(self, name: str, version: str = "") -> None:
         with self._errors(name):
@@ -130,13 +123,13 @@ class FsspecStore(Store):
     def temporary_folder(self) -> AbstractContextManager[Path]:
         return temporary_folder()
 
-    def _refuse_existing(self, name: str, replaces: ObjectInfo | None) -> None:
-        found = self.stat(name)
-        if found is not None and (replaces is None or found.version != replaces.version):
-            raise ObjectExistsError(f"{self._where(name)} exists already")
-        self._fs.makedirs(self._path(name).rsplit("/", 1)[0], exist_ok=True)
-
-    def _stored(self, name: str) -> ObjectInfo:
+    def _put(self, name: str, replaces: ObjectInfo | None, write: Callable[[str], object]) -> ObjectInfo:
+        with self._errors(name):
+            found = self.stat(name)
+            if found is not None and (replaces is None or found.version != replaces.version):
+                raise ObjectExistsError(f"{self._where(name)} exists already")
+            self._fs.makedirs(self._path(name).rsplit("/", 1)[0], exist_ok=True)
+            write(self._path(name))
         found = self.stat(name)
         if found is None:
             raise StoreError(f"{self._where(name)} is not there although it was just put")
@@ -144,7 +137,7 @@ class FsspecStore(Store):
 
     def _path(self, name: str) -> str:
         # An HTTP client takes '%2e%2e' for '..', and resolves it before it asks.
-        if self._base.startswith("http") and ".." in unquote(name).split("/"):
+        if self._is_web and ".." in unquote(name).split("/"):
             raise OptionError(f"{name!r} is no name within a store: it has a '..' part")
         return f"{self._root}/{check_name(name)}{self._query}"
 
@@ -152,7 +145,7 @@ class FsspecStore(Store):
         return f"{self._base}/{name}{self._query}"
 
     def _ask(self, name: str, request: Callable[[], T]) -> T:
-        """Return what a request gives. Raises as `_errors` does; UnavailableError after the last try."""
+        """Return the answer to a request. Raises as `_errors` does; UnavailableError after the last try."""
         waits: list[float] = []
         if self._is_web and self._unanswered < _DEAD_AFTER:
             waits += _WEB_WAITS_SECONDS
@@ -182,7 +175,7 @@ class FsspecStore(Store):
                 return answer
 
     def _cause(self, error: Exception) -> Exception | None:
-        """Return what a trace shows as the cause. A backend's own message may name the whole URL."""
+        """Return the cause to show in a trace: none if the backend's message may hold the URL's secret."""
         return None if self._has_secret else error
 
     @contextmanager
@@ -199,7 +192,7 @@ class FsspecStore(Store):
 
 
 def _kind_of(error: Exception) -> type[StoreError]:
-    """Return the kind of a backend's error: an outage and a refusal say nothing of the object."""
+    """Return our class for a backend's error: an outage and a refusal say nothing about the object."""
     status = None
     for each in (error, error.__cause__):  # over HTTP fsspec's FileNotFoundError may stand for an answer of any status
         status = getattr(each, "status", status)

@@ -27,18 +27,14 @@ from tpufeed.storage.reading import read_by_threads
 from tpufeed.storage.store import ObjectInfo, Span, Store
 
 _NO_GENERATION = "0"  # as a precondition: there is no object
-_LOOKS = 3  # how often what a put met may be gone when it is looked at
+_LOOKS = 3  # tries of a put that is refused for an object which is gone a moment later
 _PATIENCE = Patience()
 
 
 class GcsStore(Store):
-    """A `Store` over gs://bucket/folder. Making one sends no request.
-
-    `patience` says how long faults are waited out.
-    """
+    """A `Store` over gs://bucket/folder. Making one sends no request."""
 
     conditional = True
-    pins = True
     generations = True
 
     def __init__(self, url: str, patience: Patience = _PATIENCE) -> None:
@@ -79,7 +75,7 @@ class GcsStore(Store):
         params = {"prefix": start, "fields": f"items({FIELDS}),nextPageToken"}
         for page in self._folder.iter_pages(self._folder.where(prefix).rstrip("/"), params):
             for found in page.items:
-                # Consoles make empty objects of such names to show empty folders; parts are no objects yet.
+                # Consoles make empty objects of such names to show empty folders; parts are not objects yet.
                 if not found.name.endswith("/") and f"/{PARTS}" not in f"/{found.name}":
                     yield self._to_info(found)
 

@@ -1,8 +1,8 @@
 """Objects of zonal (Rapid) buckets, which are read and written over gRPC, by Google's own client.
 
-Listings, metadata, moves and deletions are the JSON interface's here, too. An object of such a bucket can be read from
-its first byte on, while it is written. So what is put has a name of its own until it is whole and finalized, and then
-moves to its place in one step, under the put's precondition.
+Listings, metadata, moves and deletions use the JSON interface. An object of such a bucket can be read while it is
+written. So a put writes under another name until the object is whole and finalized, and then moves it to its place in
+one step, under the put's precondition.
 """
 
 import asyncio
@@ -14,8 +14,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import quote
-
-from crc32c import crc32c
 
 from tpufeed.errors import AccessError, MissingExtraError, ObjectNotFoundError, StoreError
 from tpufeed.storage.gcs_requests import (
@@ -40,7 +38,6 @@ from tpufeed.storage.store import check_name
 
 _logger = logging.getLogger(__name__)
 PARTS = ".tpufeed-parts/"  # below the folder; what a writer that was killed leaves there may be deleted
-_EXTRA = "rapid"
 _CLOSING_SECONDS = 1.0
 _connections: dict[tuple[int, str], "_Connection"] = {}  # by process, as threads and channels do not survive a fork
 _locks: dict[int, threading.Lock] = {}  # one a process, as in `gcs_requests`
@@ -48,14 +45,14 @@ T = TypeVar("T")
 
 
 class RapidDownload(Download):
-    """One read. After a broken stream it goes on where it stopped, in the same generation."""
+    """One read. After a broken stream it continues where it stopped, in the same generation."""
 
     def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
         super().__init__(folder, name, version)
         self._key, self._connection = folder.key(name), _connect(folder)
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes: the client writes to this as to a file."""
+        """Take the next bytes; the client writes to this as to a file."""
         assert self.buffer is not None
         if len(data) > len(self.buffer) - self.done:
             raise TransientError(f"more than the {len(self.buffer)} bytes that were asked for came")
@@ -97,17 +94,14 @@ class RapidDownload(Download):
                 raise TransientError(f"{self.done} bytes came instead of {wanted}")
             # Each piece was checked as it came. An object that is still written to has no sum of the whole yet.
             if wanted == size and found.finalize_time and "crc32c" in found.checksums:
-                came = crc32c(self.buffer[:size])
-                if came != found.checksums.crc32c:
-                    self.done = 0
-                    raise ChecksumError(f"crc32c is {came:08x} where the service says {found.checksums.crc32c:08x}")
+                self._compare(self.buffer[:size], found.checksums.crc32c)
         finally:
             if stream.is_stream_open:
                 await self._connection.end(stream.close())
 
 
 class RapidUpload:
-    """One put, whole or not at all; its face is that of `Upload`."""
+    """One put, whole or not at all, with the methods of `Upload`."""
 
     def __init__(self, folder: GcsFolder, name: str, content: Content, generation: str) -> None:
         self._folder, self._content, self._generation = folder, content, generation
@@ -119,9 +113,12 @@ class RapidUpload:
 
     def run(self) -> Resource:
         """Put it. Raises PreconditionError, StoreError."""
+
+        def written() -> int:  # the service confirms bytes every 16 MiB
+            return 0 if self._writer is None else int(self._writer.persisted_size or 0)
+
         try:
-            permission = "storage.objects.create"
-            _persist(self._folder, self._where, permission, self._connection, self._append, self._count_written)
+            _persist(self._folder, self._where, "storage.objects.create", self._connection, self._append, written)
             return self._move()
         finally:
             for part in self._parts:  # those of tries that broke off, and the last one where it could not move
@@ -156,10 +153,6 @@ class RapidUpload:
         if (found.size, found.checksums.crc32c) != (self._content.size_bytes, self._content.crc32c):
             raise ChecksumError(f"{found.size} bytes with crc32c {found.checksums.crc32c:08x} are there")
 
-    def _count_written(self) -> int:
-        """Return how many bytes the service has confirmed, which it does every 16 MiB."""
-        return 0 if self._writer is None else int(self._writer.persisted_size or 0)
-
     def _move(self) -> Resource:
         """Give the last part its name."""
         part = self._parts[-1]
@@ -176,7 +169,7 @@ class RapidUpload:
         except ObjectNotFoundError as error:
             if not self.tries_failed:
                 raise
-            # A try whose answer was lost has moved it: whoever put looks whether what is there is what was put.
+            # A try whose answer was lost has moved it: the store compares the object there with the content.
             raise PreconditionError(str(error)) from error
         self._parts.pop()
         return moved
@@ -191,7 +184,7 @@ class _Connection:
         self.client = self.run(self._open(session))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it in the loop, and wait for its result. Ctrl-C ends it too, as it may be filling a caller's buffer."""
+        """Run `work` in the loop and return its result. Ctrl-C ends it too, as it may be filling a caller's buffer."""
         ended = threading.Event()
 
         async def run() -> T:
@@ -209,7 +202,7 @@ class _Connection:
             raise
 
     async def end(self, closing: Coroutine[Any, Any, Any]) -> None:
-        """Close a stream, whose server may be silent; what it still has to say is of no use."""
+        """Close a stream; its server may be silent, and its last words are of no use."""
         with suppress(Exception):
             await asyncio.wait_for(closing, _CLOSING_SECONDS)
 
@@ -218,7 +211,7 @@ class _Connection:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud.storage.asyncio.async_grpc_client import AsyncGrpcClient
 
-        # It logs a traceback, as a warning, of each stream that breaks, although it goes on.
+        # It logs a traceback, as a warning, of each stream that breaks, although the stream continues.
         logging.getLogger("google.cloud.storage.asyncio").setLevel(logging.ERROR)
         emulator = os.environ.get(GRPC_EMULATOR_VARIABLE)
         credentials = AnonymousCredentials() if emulator else session.credentials  # type: ignore[no-untyped-call]
@@ -243,7 +236,7 @@ def _connect(folder: GcsFolder) -> _Connection:
             try:
                 _connections[place] = _Connection(session)
             except ImportError as error:  # the package is older than its gRPC client
-                raise MissingExtraError("google-cloud-storage with gRPC", _EXTRA) from error
+                raise MissingExtraError("google-cloud-storage with gRPC", "rapid") from error
         return _connections[place]
 
 
@@ -255,9 +248,9 @@ def _persist(
     attempt: Callable[[Any], Coroutine[Any, Any, None]],
     count: Callable[[], int],
 ) -> None:
-    """Repeat `attempt` as `GcsFolder.persist` does. What moves no byte, by `count`, for too long is a failed try.
+    """Repeat `attempt` as `GcsFolder.persist` does. A try fails if `count` shows no new byte for too long.
 
-    `attempt` is given the policy for the client's own retries: the client knows of redirects, and resumes.
+    `attempt` gets the policy for the client's own retries: the client follows redirects, and resumes.
     """
     from google.api_core import exceptions
     from google.api_core.retry_async import AsyncRetry

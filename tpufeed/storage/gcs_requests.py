@@ -1,4 +1,4 @@
-"""Requests to Google Cloud Storage: retries, errors, what answers hold, sessions, and the folder they are about."""
+"""Requests to Google Cloud Storage: retries, errors, answers, sessions, and the folder of a store."""
 
 import http.client
 import importlib.util
@@ -59,38 +59,24 @@ _sessions: dict[tuple[int, str, str], "GcsSession"] = {}
 _locks: dict[int, threading.Lock] = {}  # one a process: a lock that is held during a fork is never freed in the child
 FIELDS = "name,size,generation,crc32c"
 _KNOWN_LOCATION_TYPES = "region", "dual-region", "multi-region", ""
-NEVER_A_GENERATION = "1"  # generations are microseconds since 1970
 T = TypeVar("T")
 Send = Callable[["Request"], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Waiting times of a request, in seconds.
+    """Waiting times of a request, in seconds."""
 
-    Attributes:
-        deadline_seconds: after so long without progress a call gives up.
-        first_pause_seconds: the longest pause before the second try; it doubles with each further one.
-        longest_pause_seconds: where the doubling ends. What the server asks for comes on top.
-        unreachable_seconds: as `deadline_seconds`, where a name does not resolve or no emulator runs.
-        connect_seconds: for a connection, and for each piece of an upload to leave.
-        read_seconds: for the next bytes.
-    """
-
-    deadline_seconds: float = 120
-    first_pause_seconds: float = 1
-    longest_pause_seconds: float = 32
-    unreachable_seconds: float = 10
-    connect_seconds: float = 10
-    read_seconds: float = 30
+    deadline_seconds: float = 120  # a call without progress for so long gives up
+    first_pause_seconds: float = 1  # the longest pause before the second try; it doubles with each further one
+    longest_pause_seconds: float = 32  # ends the doubling; a pause that the server asks for is added
+    unreachable_seconds: float = 10  # the deadline if a name does not resolve or no emulator runs
+    connect_seconds: float = 10  # for a connection, and for each piece of an upload to leave
+    read_seconds: float = 30  # for the next bytes
 
 
 class TransientError(Exception):
-    """A failed try of a call, of which the next may succeed.
-
-    Attributes:
-        retry_after_seconds: how long the server asks to wait.
-    """
+    """A failed try of a call; the next may succeed, after the time for which the server asks."""
 
     def __init__(self, message: str, retry_after_seconds: float = 0) -> None:
         super().__init__(message)
@@ -98,11 +84,11 @@ class TransientError(Exception):
 
 
 class UnreachableError(TransientError):
-    """No such host, or no server at it: more often a wrong address than a passing fault."""
+    """No such host, or no server there: more often a wrong address than a passing fault."""
 
 
 class ChecksumError(TransientError):
-    """The bytes that arrived are not those that were sent, so that all are to be sent again."""
+    """Other bytes arrived than were sent: all must be sent again."""
 
 
 class UnauthorizedError(Exception):
@@ -110,22 +96,18 @@ class UnauthorizedError(Exception):
 
 
 class Tries:
-    """The tries of one call.
-
-    Attributes:
-        failed: how many of them failed so far.
-        renew: the credentials are to be refreshed before the next one.
-    """
+    """The tries of one call: how many failed, and how long to wait before the next."""
 
     def __init__(self, target: "Target", patience: Patience) -> None:
         self._target, self._patience = target, patience
         self._started = self._moved = time.monotonic()
         self._unreachable_since: float | None = None
         self.failed = self._in_a_row = 0
-        self.renew = self._renewed = False  # since there was progress
+        self.renew = False  # the credentials, before the next try
+        self._renewed = False  # since the last progress
 
     def progress(self) -> None:
-        """Note that new bytes went through: the deadline and the pauses start again."""
+        """Start the deadline and the pauses again, as new bytes went through."""
         self._moved = time.monotonic()
         self._in_a_row = 0
         self._renewed = False
@@ -169,21 +151,15 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Subject of a request, for messages.
+    """Subject of a request, for messages."""
 
-    Attributes:
-        where: URL of the object, or of the folder that is listed.
-        bucket: its name.
-        permission: what the caller needs, as storage.objects.get.
-    """
-
-    where: str
+    where: str  # URL of the object, or of the folder that is listed
     bucket: str
-    permission: str
+    permission: str  # that the caller needs, as storage.objects.get
 
 
 class UnexpectedError(StoreError):
-    """An answer that ordinary buckets do not give; `persist` asks of what kind the bucket is."""
+    """An answer that ordinary buckets do not give; `persist` looks up the kind of the bucket."""
 
 
 class PreconditionError(Exception):
@@ -191,14 +167,9 @@ class PreconditionError(Exception):
 
 
 def error_of(status: int, headers: Mapping[str, str], text: str, target: Target, identity: str) -> Exception:
-    """Return the error that an answer stands for: one after which to try again, or a StoreError to raise.
+    """Return the error for an HTTP status: one after which to try again, or a StoreError to raise.
 
-    Args:
-        status: of HTTP.
-        headers: of the answer, without regard to case.
-        text: its body.
-        target: what the request was about.
-        identity: who made it.
+    Case does not matter in `headers`; `text` is the body, and `identity` the caller.
     """
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         # JSON from most interfaces of the service, plain text from downloads, HTML from proxies.
@@ -237,7 +208,7 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
 
 
 def broken(error: Exception, target: Target) -> Exception:
-    """Return the error that a broken connection stands for, from any of the libraries."""
+    """Return the error for a broken connection of any of the libraries."""
     causes = list(_causes(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return StoreError(f"{target.where}: the server's certificate is not trusted: {error}")
@@ -296,31 +267,21 @@ def from_crc32c(crc32c: int) -> str:
 
 
 def crc32c_of(headers: Mapping[str, str], where: str) -> int | None:
-    """Return the CRC-32C that X-Goog-Hash gives of the whole object as it is stored. Raises StoreError."""
-    for part in headers.get("X-Goog-Hash", "").split(","):
-        key, _, value = part.strip().partition("=")
-        if key == "crc32c":
-            try:
-                return to_crc32c(value)
-            except ValueError as error:
-                raise StoreError(f"{where}: the header X-Goog-Hash is {headers['X-Goog-Hash']!r:.200}") from error
-    return None
+    """Return the CRC-32C of the whole object, as it is stored, from X-Goog-Hash. Raises StoreError."""
+    found = re.search(r"(?:^|,) *crc32c=([^,]*)", headers.get("X-Goog-Hash", ""))
+    try:
+        return None if found is None else to_crc32c(found[1].strip())
+    except ValueError as error:
+        raise StoreError(f"{where}: the header X-Goog-Hash is {headers['X-Goog-Hash']!r:.200}") from error
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """One object, as the JSON API has it.
+    """One object, as the JSON API has it."""
 
-    Attributes:
-        name: in its bucket.
-        generation: digits.
-        size: bytes. Servers that leave zeros out leave it out of empty objects.
-        crc32c: of its bytes as Google writes it, or "" where the server has none.
-    """
-
-    name: str
+    name: str  # in its bucket
     generation: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
-    size: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    crc32c: str = ""
+    size: Annotated[int, msgspec.Meta(ge=-1)] = -1  # some servers leave the zero of empty objects out
+    crc32c: str = ""  # in base64; empty if the server has none
 
     def __post_init__(self) -> None:
         if self.crc32c:
@@ -332,14 +293,14 @@ class Resource(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True, rename="camel"):
-    """How a bucket stores its objects, as the JSON API's storageLayout has it."""
+    """Place and kind of a bucket, as the JSON API's storageLayout has it."""
 
     location: str = ""
     location_type: str = ""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a listing; `token` asks for the next, where there is one."""
+    """One page of a listing; `token` asks for the next, if there is one."""
 
     items: list[Resource] = []
     prefixes: list[str] = []
@@ -354,63 +315,37 @@ _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One HTTP request.
-
-    Attributes:
-        method: of HTTP.
-        url: all of it, or its path at the service.
-        params: of the query.
-        headers: besides those of authentication.
-        body: bytes, or pieces with a length.
-        accept: statuses from 300 on that are no errors.
-    """
+    """One HTTP request."""
 
     method: str
-    url: str
+    url: str  # all of it, or its path at the service
     params: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | Iterable[bytes | memoryview] = b""
-    accept: tuple[int, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)  # besides those of authentication
+    body: bytes | Iterable[bytes | memoryview] = b""  # pieces have a length
+    accept: tuple[int, ...] = ()  # statuses from 300 on that are no errors
 
 
 def check_installed() -> None:
-    """Raise MissingExtraError where the client library is missing; import nothing of it."""
-    try:
-        found = importlib.util.find_spec("google.cloud.storage")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise MissingExtraError("google-cloud-storage", "gcs")
+    """Raise MissingExtraError if the client library is missing; import nothing of it."""
+    with suppress(ModuleNotFoundError):
+        if importlib.util.find_spec("google.cloud.storage") is not None:
+            return
+    raise MissingExtraError("google-cloud-storage", "gcs")
 
 
 @cache
 def has_grpc() -> bool:
-    """Return whether the packages of gRPC are here; import none of them."""
+    """Return true if the packages of gRPC are installed; import none of them."""
     return all(importlib.util.find_spec(package) for package in ("grpc", "grpc_status", "proto"))
 
 
-def open_session() -> "GcsSession":
-    """Return this process's session; a forked child makes its own, as two processes cannot share a connection."""
-    key = os.getpid(), os.environ.get(EMULATOR_VARIABLE, ""), os.environ.get(USER_PROJECT_VARIABLE, "")
-    with _locks.setdefault(os.getpid(), threading.Lock()):
-        if key not in _sessions:
-            _sessions[key] = GcsSession()
-        return _sessions[key]
-
-
 class GcsSession:
-    """An HTTP session with the service that sends single requests. Thread-safe.
+    """An HTTP session with the service that sends single requests. Thread-safe."""
 
-    Attributes:
-        credentials: of google.auth; None is anonymous.
-        endpoint: the service's URL, without a slash at its end.
-        user_project: the project to be billed for requests, or "".
-    """
-
-    def __init__(self, credentials: Any = None) -> None:
-        self.credentials = _default_credentials() if credentials is None else credentials
+    def __init__(self) -> None:
+        self.credentials = _default_credentials()  # None is anonymous
         self._session, self.endpoint = _connect(self.credentials)
-        self.user_project = os.environ.get(USER_PROJECT_VARIABLE, "")
+        self.user_project = os.environ.get(USER_PROJECT_VARIABLE, "")  # the project to bill, or ""
         self.layouts: dict[str, Layout | None] = {}  # of buckets that were asked for theirs
 
     @property
@@ -429,9 +364,9 @@ class GcsSession:
         """Send a request; yield the answer, a `requests.Response` whose body is still to be read.
 
         Raises:
-            TransientError: what failed may succeed when tried again.
+            TransientError: another try may succeed.
             UnauthorizedError: `refresh` the credentials.
-            PreconditionError: the object is of another generation.
+            PreconditionError: the object has another generation.
             StoreError: any other refusal.
         """
         import requests
@@ -447,7 +382,7 @@ class GcsSession:
                 data=request.body,
                 timeout=(patience.connect_seconds, patience.read_seconds),
                 stream=True,
-                allow_redirects=False,  # 308 is an upload's way to say that it goes on
+                allow_redirects=False,  # 308 tells that an upload continues
             )
             with response:
                 if response.status_code >= 300 and response.status_code not in request.accept:
@@ -467,7 +402,7 @@ class GcsSession:
         return context, select_proxy(self.endpoint, found["proxies"])
 
     def refresh(self, target: Target) -> None:
-        """Get a new token, where there are credentials. Raises TransientError, AccessError."""
+        """Get a new token if there are credentials. Raises TransientError, AccessError."""
         if self.credentials is not None:
             from google.auth.transport.requests import Request as AuthRequest
 
@@ -499,7 +434,7 @@ def _faults(target: Target) -> Iterator[None]:
 
 
 def _default_credentials() -> Any:
-    """Return what google.auth finds, or None: public buckets can be read without."""
+    """Return the credentials that google.auth finds, or None: public buckets can be read without."""
     if os.environ.get(EMULATOR_VARIABLE):
         return None
     import google.auth
@@ -538,12 +473,7 @@ def _connect(credentials: Any) -> tuple[Any, str]:
 class GcsFolder:
     """Objects below gs://bucket/folder, and requests on them. Thread-safe.
 
-    Attributes:
-        url: as the user typed it, without a slash at its end.
-        bucket: its name.
-        root: what the keys of its objects begin with: "folder/", or "".
-        patience: with faults.
-        count_retry: called before each try that is not a call's first.
+    `root` is the prefix of their keys, "folder/" or "". `count_retry` is called before each try but a call's first.
     """
 
     def __init__(self, url: str, patience: Patience, count_retry: Callable[[], None]) -> None:
@@ -554,16 +484,16 @@ class GcsFolder:
             raise OptionError(f"{url}: this names no bucket; write {scheme}://BUCKET or {scheme}://BUCKET/FOLDER")
         self.root = f"{check_name(folder)}/" if folder else ""
         self.patience, self.count_retry = patience, count_retry
-        self._session: tuple[int, GcsSession] | None = None
         self._bucket_exists = False  # as far as is known
 
     @property
     def session(self) -> GcsSession:
-        """The session of this process; the first request makes it."""
-        found = self._session
-        if found is None or found[0] != os.getpid():
-            found = self._session = os.getpid(), open_session()
-        return found[1]
+        """Session of this process; a forked child makes its own, as two processes cannot share a connection."""
+        key = os.getpid(), os.environ.get(EMULATOR_VARIABLE, ""), os.environ.get(USER_PROJECT_VARIABLE, "")
+        with _locks.setdefault(os.getpid(), threading.Lock()):
+            if key not in _sessions:
+                _sessions[key] = GcsSession()
+            return _sessions[key]
 
     def persist(
         self, where: str, permission: str, attempt: Callable[[Send, Tries], T], patience: Patience | None = None
@@ -572,13 +502,13 @@ class GcsFolder:
 
         Args:
             where: URL of the object or folder, for messages.
-            permission: what the caller needs for it, as storage.objects.get.
+            permission: that the caller needs for it, as storage.objects.get.
             attempt: one try of all that is left to do.
-            patience: in place of the folder's.
+            patience: instead of the folder's.
 
         Raises:
             StoreError: it cannot succeed, or patience has ended.
-            PreconditionError: as the service said.
+            PreconditionError: the service answered so.
         """
         target = Target(where, self.bucket, permission)
         tries = Tries(target, patience or self.patience)
@@ -607,9 +537,9 @@ class GcsFolder:
                 self.count_retry()
 
     def speaks_grpc(self) -> bool:
-        """Return whether objects are read and written over gRPC: those of a zonal bucket, where gRPC is installed.
+        """Return true if objects are read and written over gRPC: the bucket is zonal, and gRPC is installed.
 
-        A first call asks for the bucket's layout; an emulator is asked only if it has a server for gRPC. Raises
+        The first call asks for the bucket's layout, an emulator only if it has a server for gRPC. Raises
         UnavailableError.
         """
         if not has_grpc() or (os.environ.get(EMULATOR_VARIABLE) and not os.environ.get(GRPC_EMULATOR_VARIABLE)):
@@ -618,7 +548,7 @@ class GcsFolder:
         return layout is not None and layout.location_type == "zone"
 
     def _layout(self, patience: Patience | None = None) -> Layout | None:
-        """Return how the bucket stores its objects; None where this caller, or this server, is not told.
+        """Return the bucket's layout; None if the server does not tell it, or not this caller.
 
         One answer holds for all stores of a process. Raises UnavailableError.
         """
@@ -642,11 +572,10 @@ class GcsFolder:
         return layouts[self.bucket]
 
     def _odd_kind(self) -> str:
-        """Say what is special about the bucket; empty where it is an ordinary one, or may not be asked."""
-        try:
+        """Return in words why the bucket is not an ordinary one; empty if it is, or if nobody tells."""
+        layout = None
+        with suppress(UnavailableError):
             layout = self._layout(replace(self.patience, deadline_seconds=0))  # once: an error waits to be raised
-        except UnavailableError:
-            return ""
         if layout is None:
             return ""
         if layout.location_type == "zone":
@@ -667,7 +596,7 @@ class GcsFolder:
         return f"{self.url}/{name}"
 
     def key(self, name: str) -> str:
-        """Return the object's name in its bucket. Raises OptionError where it could lead out of the folder."""
+        """Return the object's name in its bucket. Raises OptionError if it could lead out of the folder."""
         return self.root + check_name(name)
 
     def path(self, name: str = "", kind: str = "") -> str:
@@ -676,7 +605,7 @@ class GcsFolder:
         return f"{objects}/{quote(self.key(name), safe='')}" if name else objects
 
     def check_bucket(self) -> None:
-        """Raise StoreError where there is no bucket: a missing object's answer differs from that in its words only."""
+        """Raise StoreError if there is no bucket: the answer for a missing object differs in its words only."""
         if not self._bucket_exists:
             # A caller who may not list is told 403 for a missing object, so that one who was told 404 may.
             params = {"prefix": self.root, "maxResults": "1", "fields": "nextPageToken"}
@@ -685,7 +614,7 @@ class GcsFolder:
             self._bucket_exists = True
 
     def find(self, name: str, version: str = "") -> Resource:
-        """Return what the service says of an object. Raises ObjectNotFoundError, ObjectChangedError."""
+        """Return the service's description of an object. Raises ObjectNotFoundError, ObjectChangedError."""
         check_name(name)
         params = {"fields": FIELDS, **({"generation": generation_of(version)} if version else {})}
         request = Request("GET", self.path(name), params)
@@ -695,18 +624,16 @@ class GcsFolder:
             raise self.absence(name, version, error) from error
 
     def absence(self, name: str, version: str, error: ObjectNotFoundError) -> StoreError:
-        """Return the error for an object that is missing, or is of another generation than was asked for."""
+        """Return the error for an object that is missing, or has another generation than `version`."""
         self.check_bucket()
-        try:
-            found = self.find(name).generation if version else ""
-        except ObjectNotFoundError:
-            return error
-        if not found:
-            return error
-        return ObjectChangedError(f"{self.where(name)}: it is generation {found} by now, not {version}")
+        if version:
+            with suppress(ObjectNotFoundError):
+                found = self.find(name).generation
+                return ObjectChangedError(f"{self.where(name)}: it is generation {found} by now, not {version}")
+        return error
 
     def iter_pages(self, where: str, params: dict[str, str]) -> Iterator[Page]:
-        """Yield the pages of a listing. Raises StoreError where the bucket does not exist."""
+        """Yield the pages of a listing. Raises StoreError if the bucket does not exist."""
         token = ""
         while True:
             request = Request("GET", self.path(), {**params, **({"pageToken": token} if token else {})})
@@ -719,7 +646,7 @@ class GcsFolder:
             token = page.token
 
     def call(self, where: str, permission: str, request: Request, kind: type[T]) -> T:
-        """Return the JSON that answers a request, or its body where `kind` is bytes. Raises as `persist` does."""
+        """Return the JSON that answers a request, or its body if `kind` is bytes. Raises as `persist` does."""
 
         def attempt(send: Send, _: Tries) -> T:
             with send(request) as response:
@@ -731,8 +658,8 @@ class GcsFolder:
         """Parse the JSON of an answer.
 
         Raises:
-            TransientError: it is none, but a proxy's page.
-            StoreError: it lacks a field, or has one of another type.
+            TransientError: it is not JSON, but a proxy's page.
+            StoreError: a field is missing, or has another type.
         """
         try:
             answer: T = _DECODERS[kind].decode(content)
@@ -747,4 +674,4 @@ class GcsFolder:
 
 def generation_of(version: str) -> str:
     """Return the generation that a version names; a version of another kind of store matches none."""
-    return version if version.isascii() and version.isdigit() else NEVER_A_GENERATION
+    return version if version.isascii() and version.isdigit() else "1"  # generations are microseconds since 1970

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
@@ -51,11 +51,11 @@ T = TypeVar("T")
 
 
 def object_size(where: str, status: int, headers: Mapping[str, str], first: int, generation: str) -> int | None:
-    """Return the object's length by an answer about its bytes from `first` on, None where all of it is sent.
+    """Return the object's length from an answer about its bytes from `first` on; None if all of it is sent.
 
     Raises:
         TransientError: the answer is about other bytes, or about another generation, than were asked for.
-        StoreError: the server knows no ranges.
+        StoreError: the server has no ranges.
     """
     came = headers.get("X-Goog-Generation", "")
     if generation and came and came != generation:
@@ -71,37 +71,32 @@ def object_size(where: str, status: int, headers: Mapping[str, str], first: int,
 
 
 class Download:
-    """One read. After a broken connection it goes on where it stopped, in the same generation.
+    """One read. After a broken connection it continues where it stopped, in the same generation.
 
     The client library's own downloads copy each byte several times in Python: 8 KB at a time from urllib3 to a file
     object. This asks for the object with the library's session and lets the socket write into the caller's buffer.
-    The GIL is still taken once for what each receive brings, which by TLS is 16 KB at the most: beside a thread that
-    computes in Python, reading belongs in a process of its own.
-
-    Attributes:
-        buffer: what is to be filled; where None was given, the whole object, once there was an answer.
-        done: how many bytes of it are.
-        generation: which one is read, "" until it is known.
+    The GIL is still taken once per receive, which by TLS brings 16 KB at most: beside a thread that computes in
+    Python, reading belongs in a process of its own.
     """
 
     def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
         self._folder, self._name, self._version = folder, name, version
         self._where, self._path = folder.where(name), folder.path(check_name(name), "/download")
         self._pinned = generation_of(version) if version else ""
-        self.generation = self._pinned
-        self.buffer: memoryview | None = None
-        self.done = self._start = self._furthest = 0
+        self.generation = self._pinned  # "" until an answer has named it
+        self.buffer: memoryview | None = None  # for the whole object it is made after the first answer
+        self.done = self._start = self._furthest = 0  # bytes in the buffer; where it starts; the most that `done` was
         self._whole = False
 
     def read(self) -> bytes:
-        """Read all bytes, checked against the service's CRC-32C. Raises ObjectNotFoundError, ObjectChangedError."""
+        """Read all bytes and compare the service's CRC-32C. Raises ObjectNotFoundError, ObjectChangedError."""
         self._whole = True
         self._persist()
         assert self.buffer is not None
         return bytes(self.buffer)
 
     def read_into(self, start: int, buffer: memoryview) -> int:
-        """Fill `buffer` from byte `start` on; returns how many bytes there were. Raises as `read` does."""
+        """Fill `buffer` from byte `start` on; return how many bytes there were. Raises as `read` does."""
         self._start, self.buffer = start, buffer.cast("B")
         self._persist()
         return self.done
@@ -147,12 +142,14 @@ class Download:
                 self.buffer = memoryview(bytearray(size))
             wanted = min(len(self.buffer), max(0, size - self._start))
             self._receive(response, wanted, tries)
-            expected = crc32c_of(response.headers, self._where) if self._start == 0 and wanted == size else None
-            if expected is not None:
-                found = crc32c(self.buffer[:size])
-                if found != expected:
-                    self.done = 0
-                    raise ChecksumError(f"crc32c is {found:08x} where the service says {expected:08x}")
+            if self._start == 0 and wanted == size:
+                self._compare(self.buffer[:size], crc32c_of(response.headers, self._where))
+
+    def _compare(self, whole: memoryview, expected: int | None) -> None:
+        """Compare the bytes of the whole object with the service's CRC-32C, if it has one. Raises ChecksumError."""
+        if expected is not None and (found := crc32c(whole)) != expected:
+            self.done = 0
+            raise ChecksumError(f"crc32c is {found:08x}; the service says {expected:08x}")
 
     def _receive(self, response: Any, wanted: int, tries: Tries) -> None:
         assert self.buffer is not None
@@ -173,18 +170,12 @@ class Download:
 
 
 class ReadError(Exception):
-    """Content of an upload that cannot be read. It is no OSError, as urllib3 takes those for the network's."""
+    """Content of an upload that cannot be read. Not an OSError, which urllib3 would take for the network's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Content of an upload.
-
-    Attributes:
-        data: the bytes, or the file that holds them.
-        size_bytes: how many.
-        crc32c: of all of them.
-    """
+    """Content of an upload: bytes or a file, their count and their CRC-32C."""
 
     data: bytes | Path
     size_bytes: int
@@ -192,31 +183,38 @@ class Content:
 
     def pieces(self, start: int, stop: int) -> Iterator[bytes | memoryview]:
         """Yield the bytes `[start, stop)`. Raises ReadError."""
-        if isinstance(self.data, Path):
-            yield from _pieces_of_file(self.data, start, stop)
-        else:
+        if not isinstance(self.data, Path):
             for at in range(start, stop, _PIECE_BYTES):
                 yield memoryview(self.data)[at : min(at + _PIECE_BYTES, stop)]
+            return
+        try:
+            with self.data.open("rb", buffering=0) as file:
+                while start < stop:
+                    piece = os.pread(file.fileno(), min(_PIECE_BYTES, stop - start), start)
+                    if not piece:
+                        raise ReadError(
+                            f"{self.data}: it became shorter while it was put: {start} instead of {stop} bytes"
+                        )
+                    start += len(piece)
+                    yield piece
+        except OSError as error:
+            raise ReadError(f"{self.data}: {error.strerror}") from error
 
 
 def content_of_file(path: Path) -> Content:
-    """Return the content that is a file, which is read once for its CRC-32C. Raises ReadError."""
-    total = 0
+    """Return a file as content; reads it once for its CRC-32C. Raises ReadError."""
     try:
-        size = path.stat().st_size
+        content = Content(path, path.stat().st_size, 0)
     except OSError as error:
         raise ReadError(f"{path}: {error.strerror}") from error
-    for piece in _pieces_of_file(path, 0, size):
+    total = 0
+    for piece in content.pieces(0, content.size_bytes):
         total = crc32c(piece, total)
-    return Content(path, size, total)
+    return replace(content, crc32c=total)
 
 
 class Upload:
-    """One upload of an object.
-
-    Attributes:
-        tries_failed: how many tries did; any of them may have been applied, its answer lost.
-    """
+    """One upload of an object. Any of the `tries_failed` may have been applied, and its answer lost."""
 
     def __init__(self, folder: GcsFolder, name: str, content: Content, generation: str) -> None:
         self._folder, self._key, self._where, self._content = folder, folder.key(name), folder.where(name), content
@@ -227,7 +225,7 @@ class Upload:
         self.tries_failed = 0
 
     def run(self) -> Resource:
-        """Upload, and return the new object as the service has it. Raises PreconditionError, ReadError, StoreError."""
+        """Upload, and return the new object's description. Raises PreconditionError, ReadError, StoreError."""
         attempt = self._put_at_once if self._content.size_bytes <= SMALL_BYTES else self._put_on
         found = self._folder.persist(self._where, "storage.objects.create", attempt)
         if found.size != self._content.size_bytes or found.crc32c != from_crc32c(self._content.crc32c):
@@ -239,7 +237,7 @@ class Upload:
 
     @property
     def _metadata(self) -> bytes:
-        """Return the metadata with the sum, so that the service refuses what was damaged on its way."""
+        """Metadata with the CRC-32C, so that the service refuses bytes that were damaged on their way."""
         return json.dumps({"name": self._key, "crc32c": from_crc32c(self._content.crc32c)}).encode()
 
     def _put_at_once(self, send: Send, tries: Tries) -> Resource:
@@ -288,7 +286,7 @@ class Upload:
         self._stored = 0
 
     def _send_range(self, send: Send, content_range: str, body: "bytes | _Body") -> Resource | None:
-        """Send a range; return the new object where that was the last, else None; keep in `_stored` what arrived."""
+        """Send a range and count in `_stored` what arrived; return the new object if that was the last range."""
         request = Request("PUT", self._url, {}, {"Content-Range": content_range}, body, accept=(308, 404, 410))
         try:
             with send(request) as response:
@@ -313,7 +311,7 @@ class Upload:
 
 
 class _Body:
-    """A request's body: a part of the content between other bytes, with a length."""
+    """Body of a request, with a length: a part of the content between other bytes."""
 
     def __init__(self, content: Content, start: int, stop: int, head: bytes = b"", tail: bytes = b"") -> None:
         self._content, self._start, self._stop = content, start, stop
@@ -326,19 +324,6 @@ class _Body:
         yield self._head
         yield from self._content.pieces(self._start, self._stop)
         yield self._tail
-
-
-def _pieces_of_file(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    try:
-        with path.open("rb", buffering=0) as file:
-            while start < stop:
-                piece = os.pread(file.fileno(), min(_PIECE_BYTES, stop - start), start)
-                if not piece:
-                    raise ReadError(f"{path}: it became shorter while it was put: {start} instead of {stop} bytes")
-                start += len(piece)
-                yield piece
-    except OSError as error:
-        raise ReadError(f"{path}: {error.strerror}") from error
 
 
 def read_many(folder: GcsFolder, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
@@ -380,12 +365,12 @@ class _Reader:
 
     @property
     def window(self) -> int:
-        """Return how many spans may be under way or done and not taken: fewer, the larger they are."""
+        """Number of spans that may be under way, or done and not taken: fewer, the larger they are."""
         average = (self._bytes + _PRIOR_BYTES) // (self._count + _PRIOR_COUNT)
         return max(2, min(_WINDOW, _HELD_BYTES // max(1, average)))
 
     def submit(self, span: Span) -> Future[bytes | StoreError]:
-        """Begin to read."""
+        """Begin to read a span."""
         return asyncio.run_coroutine_threadsafe(self._read(span), self._loop)
 
     def take(self, future: Future[bytes | StoreError]) -> bytes | StoreError:
@@ -492,7 +477,7 @@ class _Reader:
 
 
 def _check(span: Span, target: Target, status: int, headers: Mapping[str, str], data: bytes) -> bytes:
-    """Return the bytes of a span out of an answer. Raises TransientError where others came."""
+    """Return the bytes of a span from an answer. Raises TransientError if other bytes came."""
     generation = generation_of(span.version) if span.version else ""
     size = object_size(target.where, status, headers, span.start, generation)
     size = len(data) if size is None else size
@@ -502,5 +487,5 @@ def _check(span: Span, target: Target, status: int, headers: Mapping[str, str], 
         raise TransientError(f"{len(data)} bytes came instead of {stop - span.start}")
     expected = crc32c_of(headers, target.where) if len(data) == size else None
     if expected is not None and expected != crc32c(data):
-        raise ChecksumError(f"crc32c is {crc32c(data):08x} where the service says {expected:08x}")
+        raise ChecksumError(f"crc32c is {crc32c(data):08x}; the service says {expected:08x}")
     return data

@@ -15,12 +15,9 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from tpufeed.errors import (
     LinkError,
@@ -35,66 +32,67 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _PREFIX = "tpufeed_put_"
-# No folder of anyone else is called so by chance. Older versions wrote hyphens, in the system's folder alone.
-_OURS = re.compile(r"tpufeed[-_]put[-_][0-9a-f]{16}_[0-9a-f]{16}")
+_OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no folder of anyone else is called so by chance
 _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset.naming`
 _TRIES = 100
+_BLOCK_BYTES = 4 << 20
 _LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 28, 16, 10_000
 _ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host has made
+_INTS = ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+_MMAP = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *_INTS, use_errno=True)(
+    ("mmap", ctypes.CDLL(None))
+)
+_MUNMAP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(("munmap", ctypes.CDLL(None)))
 
 
 class LocalStore(Store):
-    """A `Store` over a local folder. A create-only put is a hard link, which fails where the name is taken.
+    """A `Store` over a local folder. A create-only put is a hard link, which fails if the name is taken.
 
     The folder may be a link. Nothing is written or removed through a link below it, as a dataset from elsewhere may
-    hold one to any place.
-
-    Args:
-        url: the folder.
-        follow: read through links below the folder, as from a folder of images. A dataset is opened without.
+    hold one to any place; with `follow`, files are read through such links, as for a folder of images.
     """
 
     conditional = True
-    pins = True
 
     def __init__(self, url: str, follow: bool = True) -> None:
         self.url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))  # noqa: PTH100, PTH111  # resolves '..'
         self._root = Path(self.url)
         self._prefix = self.url.rstrip("/") + "/"
         self._follow = follow
-        # Where links are trusted: up to the dataset, where this is the folder of one of its parts.
+        # Length of the path in which links are trusted: the dataset's, if this is the folder of one of its parts.
         self._trusted = len(str(self._root.parent)) if _PART.fullmatch(self._root.name) else len(self.url.rstrip("/"))
 
     def read(self, name: str, version: str = "") -> bytes:
-        with self._opened(name, version) as file:
-            return file.readall()
+        with self._errors(name), self.open_local(name) as file:
+            data = file.readall()
+            if version and version != str(os.fstat(file.fileno()).st_mtime_ns):  # after reading: it may be written to
+                raise self._changed(name)
+            return data
+
+    def read_document(self, name: str, version: str = "") -> bytes:
+        blocks: list[bytes] = []
+        with self._errors(name), self.open_local(name) as file:
+            while block := file.read(_BLOCK_BYTES):
+                if len(block) == _BLOCK_BYTES and b"\0" in block:
+                    at, size = file.tell() - len(block) + block.index(0), os.fstat(file.fileno()).st_size
+                    found = f"byte {at} of {size:,} is zero. The file was damaged or forged"
+                    raise StoreError(f"{self._prefix}{name} is no text: {found}")
+                blocks.append(block)
+            if version and version != str(os.fstat(file.fileno()).st_mtime_ns):
+                raise self._changed(name)
+        return b"".join(blocks)
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
-        with self._opened(name, version) as file:
+        with self._errors(name), self.open_local(name) as file:
             data = os.pread(file.fileno(), stop - start, start)
             while len(data) < stop - start:  # Linux reads 2 GiB at once at the most
                 more = os.pread(file.fileno(), stop - start - len(data), start + len(data))
                 if not more:
                     break
                 data += more
-            return data
-
-    def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
-        with self._opened(name, version) as file:
-            done = 0
-            while done < len(buffer):
-                count = os.preadv(file.fileno(), [buffer[done:]], start + done)
-                if not count:
-                    break
-                done += count
-            return done
-
-    @contextmanager
-    def _opened(self, name: str, version: str) -> Iterator[FileIO]:
-        with self._errors(name), self.open_local(name) as file:
-            yield file
             if version and version != str(os.fstat(file.fileno()).st_mtime_ns):  # after reading: it may be written to
-                raise ObjectChangedError(f"{self._prefix}{name}: it is another file than was listed: its mtime differs")
+                raise self._changed(name)
+            return data
 
     def stat(self, name: str) -> ObjectInfo | None:
         path = self._prefix + check_name(name)
@@ -112,18 +110,46 @@ class LocalStore(Store):
         return ObjectInfo(name, found.st_size, str(found.st_mtime_ns))
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield each file. Links are followed, but never in a circle; a broken link is an empty object.
+
+        If none is followed, each link is one. A folder of a million files is not held in memory, and while one is
+        walked, no folder above it is open.
+        """
         start = self._prefix + check_name(prefix.rstrip("/")) if prefix else self.url
+        skip = len(self._prefix)
+        waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(start, frozenset())]  # with all folders above each
         with self._errors(prefix):
             if not self._follow:
                 self._check_folders(f"{start}/")
-            if stat.S_ISDIR(mode_of(start)):
-                yield from _walk(start, len(self._prefix), frozenset(), self._follow)
+            while waiting:
+                folder, above = waiting.pop()
+                inside = []
+                with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+                    status = os.stat(folder)  # noqa: PTH116
+                    here = status.st_dev, status.st_ino
+                    if here in above or folder[skip:] == _TEMPORARY:
+                        continue
+                    for entry in entries:
+                        found = None
+                        try:
+                            if self._follow or not entry.is_symlink():
+                                found = entry.stat()
+                        except OSError as error:
+                            if not entry.is_symlink():
+                                if isinstance(error, FileNotFoundError):  # removed since it was listed
+                                    continue
+                                raise
+                        if found is None:
+                            yield ObjectInfo(entry.path[skip:], 0, BROKEN_LINK)
+                        elif stat.S_ISDIR(found.st_mode):
+                            inside.append((entry.path, above | {here}))
+                        elif stat.S_ISREG(found.st_mode):
+                            yield ObjectInfo(entry.path[skip:], found.st_size, str(found.st_mtime_ns))
+                waiting += reversed(inside)
 
     def iter_folders(self) -> Iterator[str]:
-        with self._errors(""):
-            if stat.S_ISDIR(mode_of(self.url)):
-                with os.scandir(self.url) as found:
-                    yield from [entry.name for entry in found if entry.is_dir()]
+        with self._errors(""), suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.url) as found:
+            yield from [entry.name for entry in found if entry.is_dir()]
 
     def free_bytes(self) -> int:
         folder = self._root
@@ -150,17 +176,19 @@ class LocalStore(Store):
                 if replaces is not None and self.stat(name) == replaces:  # a link itself, not what it leads to
                     path.replace(final)
                 else:
-                    _move_to_new(path, final)
+                    try:
+                        os.link(path, final)
+                    except OSError as error:
+                        _move_without_link(path, final, error)
+                    else:
+                        path.unlink()
                 # A name is content of its folder: without this a crash of the machine could lose it and keep the bytes.
                 os.fsync(descriptor)
         return ObjectInfo(name, status.st_size, str(status.st_mtime_ns))
 
     def delete(self, name: str, version: str = "") -> None:
         path = Path(self._prefix + check_name(name))
-        with (
-            self._errors(name),
-            suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
-        ):
+        with self._errors(name), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             self._check_folders(str(path))
             with _locked(path.parent, bool(version)):
                 status = path.lstat()
@@ -174,36 +202,49 @@ class LocalStore(Store):
 
     def open_local(self, name: str) -> FileIO:
         path = self._prefix + check_name(name)
-        if self._follow:
-            return open(path, "rb", buffering=0, opener=open_plain)  # not Path.open: 10 us less
-        self._check_folders(path)
-        try:
-            return open(path, "rb", buffering=0, opener=lambda path, flags: open_plain(path, flags | os.O_NOFOLLOW))
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise _link_error(path) from None
-            raise
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for its writer
+        with self._errors(name):
+            if not self._follow:
+                self._check_folders(path)
+                flags |= os.O_NOFOLLOW
+            try:
+                descriptor = os.open(path, flags)
+            except OSError as error:
+                if error.errno == errno.ELOOP and not self._follow:
+                    raise _link_error(path) from None
+                raise
+        # A link in a dataset from elsewhere may lead to what could be read, or waited for, without end.
+        status = os.fstat(descriptor)
+        is_plain = stat.S_ISREG(status.st_mode)
+        if is_plain and (status.st_size < _LARGE_BYTES or not _is_hollow(descriptor, status.st_size)):
+            return FileIO(descriptor)
+        os.close(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise ObjectNotFoundError(f"{path}: {os.strerror(errno.EISDIR)}")
+        hollow = f"nearly all of its {status.st_size:,} bytes are a hole: it is a forged file"
+        raise StoreError(f"{path}: {hollow if is_plain else 'it is no plain file but a pipe or a device'}")
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """Make a folder in the store's own file system, so that a put is a link. Parents that stay empty go again."""
+        """Make a folder in the store's own file system, so that a put is a link; empty new parents go again."""
+        parent = self._root / _TEMPORARY
         with self._errors(_TEMPORARY):
-            above = [folder for folder in (self._root / _TEMPORARY).parents if not mode_of(folder)]
+            missing = [folder for folder in parent.parents if not mode_of(folder)]
         try:
             with ExitStack() as stack:
                 with self._errors(_TEMPORARY):
-                    make = partial(self._check_folders, f"{self._prefix}{_TEMPORARY}/", make=True)
-                    folder = stack.enter_context(temporary_folder(self._root / _TEMPORARY, make))
+                    make = partial(self._check_folders, f"{parent}/", make=True)
+                    folder = stack.enter_context(temporary_folder(parent, make))
                 yield folder
         finally:
-            with suppress(OSError):  # another process at work has a temporary folder of its own in them: they stay
-                for parent in above:  # innermost first
-                    parent.rmdir()
+            with suppress(OSError):  # not empty: another process has a temporary folder of its own in them
+                for folder in missing:  # innermost first
+                    folder.rmdir()
 
     def _check_folders(self, path: str, make: bool = False) -> None:
         """Raise LinkError if a folder that holds `path` is a link, the outermost first. With `make`, make them all.
 
-        A folder that is missing is no error here: whoever opens `path` is told so.
+        A missing folder is no error here: `path` cannot be opened then.
         """
         if make:
             Path(self.url[: self._trusted] or "/").mkdir(parents=True, exist_ok=True)
@@ -221,6 +262,9 @@ class LocalStore(Store):
                 return
             if is_link:  # before anything is made in it
                 raise _link_error(folder)
+
+    def _changed(self, name: str) -> ObjectChangedError:
+        return ObjectChangedError(f"{self._prefix}{name}: it is another file than was listed: its mtime differs")
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -241,46 +285,11 @@ def _link_error(path: str) -> LinkError:
     )
 
 
-def _walk(folder: str, skip: int, above: frozenset[tuple[int, int]], follow: bool) -> Iterator[ObjectInfo]:
-    """Yield the files below a folder. Links are followed, but never in a circle; a broken link is an empty object.
-
-    So is each link where none is followed. A folder of a million files is not held in memory, and while one is walked
-    no folder above it is open.
-    """
-    try:
-        status = os.stat(folder)  # noqa: PTH116
-        here = status.st_dev, status.st_ino
-        if here in above or folder[skip:] == _TEMPORARY:
-            return
-        folders = []
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not follow and entry.is_symlink():
-                    yield ObjectInfo(entry.path[skip:], 0, BROKEN_LINK)
-                    continue
-                try:
-                    status = entry.stat()
-                except OSError as error:
-                    if entry.is_symlink():
-                        yield ObjectInfo(entry.path[skip:], 0, BROKEN_LINK)
-                    elif not isinstance(error, FileNotFoundError):
-                        raise
-                    continue
-                if stat.S_ISDIR(status.st_mode):
-                    folders.append(entry.path)
-                elif stat.S_ISREG(status.st_mode):
-                    yield ObjectInfo(entry.path[skip:], status.st_size, str(status.st_mtime_ns))
-    except FileNotFoundError:  # removed since it was listed
-        return
-    for path in folders:
-        yield from _walk(path, skip, above | {here}, follow)
-
-
 @contextmanager
 def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
-    """Open a folder; where `exclusive`, no other process replaces or removes a version in it meanwhile.
+    """Open a folder; if `exclusive`, no other process replaces or removes a version in it meanwhile.
 
-    File systems compare no versions: who looks first and acts then has to keep others from acting in between.
+    File systems do not compare versions: others must not act between our look and our act.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -292,65 +301,33 @@ def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _move_to_new(path: Path, final: Path) -> None:
-    try:
-        os.link(path, final)
-    except FileExistsError:
-        raise _taken(final) from None
-    except OSError as error:
-        if error.errno == errno.EIO:  # rclone says so; a disk that fails does, too, and a rename would not mend that
-            mount, kind = find_mount(final.parent)
-            if kind.startswith("fuse"):
-                raise StoreError(
-                    f"{final}: {error.strerror} when a hard link was made: the mount {mount} ({kind}) seems to have no "
-                    "hard links, which a build needs. Build in the bucket itself (gs://...), or on a local disk and "
-                    "copy the finished folder"
-                ) from error
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        # Drive mounts and some FUSE systems have no hard links: there one writer at a time is the user's duty.
-        if os.path.lexists(final):
-            raise _taken(final) from None
-        path.rename(final)
-        return
-    path.unlink()
-
-
-def _taken(final: Path) -> StoreError:
-    """Return the error for a name that is taken. A folder or a pipe is no object, which `stat` would find there."""
-    with suppress(FileNotFoundError):
-        mode = final.lstat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-            return StoreError(f"{final} cannot be written: {what} has that name; remove it")
-    return ObjectExistsError(f"{final} exists already")
-
-
-def open_plain(path: str, flags: int) -> int:
-    """Open a plain file, for `open(..., opener=open_plain)`; refuse what could be read, or waited for, without end.
-
-    Raises:
-        IsADirectoryError: a folder.
-        OSError: a pipe, a device or a socket, as a link in a dataset from elsewhere may lead to.
-    """
-    descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
-    status = os.fstat(descriptor)
-    mode, size = status.st_mode, status.st_size
-    if stat.S_ISREG(mode) and (size < _LARGE_BYTES or not _is_hollow(descriptor, size)):
-        return descriptor
-    os.close(descriptor)
-    if stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, f"nearly all of its {size:,} bytes are a hole: it is a forged file", path)
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, "it is no plain file but a pipe or a device", path)
+def _move_without_link(path: Path, final: Path, error: OSError) -> None:
+    """Move a file after a hard link of it failed with `error`, or raise why it cannot be moved."""
+    if error.errno == errno.EIO:  # rclone says so; a disk that fails does, too, and a rename would not mend that
+        mount, kind = find_mount(final.parent)
+        if kind.startswith("fuse"):
+            raise StoreError(
+                f"{final}: {error.strerror} when a hard link was made: the mount {mount} ({kind}) seems to have no "
+                "hard links, which a build needs. Build in the bucket itself (gs://...), or on a local disk and copy "
+                "the finished folder"
+            ) from error
+    # Drive mounts and some FUSE systems have no hard links: there one writer at a time is the user's duty.
+    if isinstance(error, FileExistsError) or (error.errno in _NO_HARD_LINKS and os.path.lexists(final)):
+        with suppress(FileNotFoundError):
+            mode = final.lstat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):  # not an object, which `stat` would find
+                what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+                raise StoreError(f"{final} cannot be written: {what} has that name; remove it") from None
+        raise ObjectExistsError(f"{final} exists already") from None
+    if error.errno not in _NO_HARD_LINKS:
+        raise error
+    path.rename(final)
 
 
 def _is_hollow(descriptor: int, size: int) -> bool:
     """Return true for a file of which nearly nothing is on the disk.
 
-    It costs nobody anything to make one of terabytes, which would be read for hours. A file system that does not know
-    the holes of a file has none.
+    One of terabytes is made in no time, and would be read for hours. Some file systems do not know the holes of a file.
     """
     data = at = 0
     try:
@@ -370,12 +347,9 @@ def _is_hollow(descriptor: int, size: int) -> bool:
 
 
 def mode_of(path: str | Path) -> int:
-    """Return the mode of what is at a path, links followed; 0 if there is nothing.
+    """Return the mode of the file or folder at a path, links followed; 0 if there is nothing.
 
-    Not by `Path.exists` and its like: since Python 3.14 they are false if a folder above may not be searched, too.
-
-    Raises:
-        StoreError: the system does not say.
+    `Path.exists` is false since Python 3.14 if a folder above may not be searched; this raises StoreError.
     """
     try:
         return os.stat(path).st_mode  # noqa: PTH116
@@ -396,7 +370,7 @@ def is_file(path: str | Path) -> bool:
 
 
 def find_mount(folder: Path) -> tuple[str, str]:
-    """Return where the file system of a folder is mounted, and its kind; ("", "unknown") if the system does not say."""
+    """Return the mount point and kind of a folder's file system; ("", "unknown") if the system does not say."""
     path, best, kind = folder.resolve(), "", "unknown"
     with suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -415,8 +389,8 @@ def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None]
     this one, is removed only if nothing in it has changed for a day.
 
     Args:
-        parent: is removed where this leaves it empty. None is where the system keeps temporary files.
-        make_parent: makes it where it is missing.
+        parent: is removed if this leaves it empty. None is the system's place for temporary files.
+        make_parent: makes it if it is missing.
 
     Raises:
         OSError: it cannot be made.
@@ -434,8 +408,8 @@ def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None]
         try:
             with suppress(FileExistsError):  # exist_ok=True fails where another thread removes it at this moment
                 make_parent() if make_parent is not None else where.mkdir(parents=True, exist_ok=True)
-            # Digits that two processes have in common only if each sees the other's lock of a folder in this one: the
-            # NFS client of each kernel keeps such locks to itself, and so does each mount.
+            # Two processes have the same digits only if each sees the other's lock of a folder in this one: the NFS
+            # client of each kernel keeps such locks to itself, and so does each mount.
             domain = hashlib.blake2b(f"{kernel} {where.stat().st_dev}".encode(), digest_size=8).hexdigest()
             folder = where / f"{_PREFIX}{domain}_{secrets.token_hex(8)}"
             folder.mkdir(mode=0o700)
@@ -471,65 +445,35 @@ def _remove_abandoned(ours: Path) -> None:
         if not _OURS.fullmatch(path.name):
             continue
         with suppress(OSError), ExitStack() as stack:
-            # In the system's folder any user may have put a link of such a name, and so may who gives a dataset.
+            # In the system's folder any user may have put a link of such a name; in a dataset, its author.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             stack.callback(os.close, descriptor)
             if os.fstat(descriptor).st_uid != os.getuid():  # the system's folder is everyone's
                 continue
-            # The age is told by the clock of the file system, which is one for all hosts, not by this host's.
-            if not path.name.startswith(f"{same_domain}_") and _changed(ours) - _changed(path) < _ABANDONED_SECONDS:
+            # The age is by the clock of the file system, which is one for all hosts, not by this host's.
+            if not path.name.startswith(f"{same_domain}_") and _touched(ours) - _touched(path) < _ABANDONED_SECONDS:
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _changed(folder: Path) -> float:
-    """Return when a folder, or anything in it, has changed last."""
+def _touched(folder: Path) -> float:
+    """Return the time of the last change of a folder, or of anything in it."""
     return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def map_file(descriptor: int, size_bytes: int) -> memoryview:
-    """Map an open file, read-only, for as long as the view or anything made from it lives.
+    """Map at least one byte of an open file, read-only, for as long as the view or anything made from it lives.
 
     The descriptor may be closed at once. A file that is truncated while it is mapped ends the process with SIGBUS, as
-    with Python's own mmap.
-
-    Args:
-        descriptor: of the file.
-        size_bytes: how much of it, at least one byte.
-
-    Raises:
-        OSError: it cannot be mapped.
+    with Python's own mmap. Raises OSError.
     """
-    libc = _libc()
     # Not Python's mmap, which keeps a duplicate of the descriptor: a reader of many shards would run out of them.
-    address = libc.mmap(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    address = _MMAP(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    return np.asarray(_Mapping(address, size_bytes), np.uint8).data
-
-
-class _Mapping:
-    """Memory that numpy makes an array of, which refers to this."""
-
-    def __init__(self, address: int, size_bytes: int) -> None:
-        read_only = True
-        self.__array_interface__ = {
-            "data": (address, read_only),
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-        # Not when the interpreter exits: other threads may still read.
-        weakref.finalize(self, _libc().munmap, address, size_bytes).atexit = False
-
-
-@cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    # The default is an int of 32 bits, which would cut addresses short.
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long
-    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
-    return libc
+    mapped = (ctypes.c_ubyte * size_bytes).from_address(address)
+    # Not when the interpreter exits: other threads may still read.
+    weakref.finalize(mapped, _MUNMAP, address, size_bytes).atexit = False
+    return memoryview(mapped).cast("B").toreadonly()

@@ -1,4 +1,4 @@
-"""Objects in this process's memory (memory://): for tests and for trying things out."""
+"""Objects in the memory of this process (memory://): for tests and for trying things out."""
 
 import threading
 from collections.abc import Iterator
@@ -15,11 +15,10 @@ _generation = iter(range(1, 1 << 62))
 
 
 class MemoryStore(Store):
-    """A `Store` whose objects live as long as the process and are seen by it alone."""
+    """A `Store` whose objects live as long as the process; no other process sees them."""
 
     shared = False
     conditional = True
-    pins = True
     generations = True
 
     def __init__(self, url: str) -> None:
@@ -46,12 +45,10 @@ class MemoryStore(Store):
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         start = self._key(prefix.rstrip("/")) + "/" if prefix else self._root
+        skip = len(self._root)
         with _lock:
-            found = sorted(
-                (key, len(data), version) for key, (data, version) in _objects.items() if key.startswith(start)
-            )
-        for key, size, version in found:
-            yield ObjectInfo(key[len(self._root) :], size, str(version))
+            found = [(key, len(data), version) for key, (data, version) in _objects.items() if key.startswith(start)]
+        yield from (ObjectInfo(key[skip:], size, str(version)) for key, size, version in sorted(found))
 
     def iter_folders(self) -> Iterator[str]:
         yield from {info.name.split("/", 1)[0] for info in self.iter_objects() if "/" in info.name}

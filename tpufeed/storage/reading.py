@@ -1,4 +1,4 @@
-"""Reading from any store: many spans at once, an object as a file, and again where bytes look damaged."""
+"""Reading from any store: many spans at once, an object as a file, and again if bytes look damaged."""
 
 import io
 import mmap
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class DamagedReadError(UnavailableError):
-    """Reads that gave other bytes than are stored. Nothing is known of the object."""
+    """Reads that brought other bytes than are stored. They say nothing about the object."""
 
 
 def settle(
@@ -32,10 +32,10 @@ def settle(
     """Call `read` until its result is sure or came twice, as damage on the way differs each time.
 
     Args:
-        where: what is read, for messages.
+        where: subject of the reads, for messages.
         read: called up to three times.
-        identity: equal for the same bytes.
-        is_sure: whether one reading is enough, as its own CRC is right.
+        identity: gives equal values for equal bytes.
+        is_sure: true if one read is enough, as its own CRC is right.
 
     Raises:
         DamagedReadError: each read gave other bytes.
@@ -71,12 +71,10 @@ def read_by_threads(
 
 
 class SpanReader:
-    """A reader of a few spans at a time that keeps its threads and their connections until `close`.
+    """A reader of a few spans at a time that keeps its threads and their connections until `close`. Thread-safe.
 
-    `Store.read_many` is for thousands at a time, and may set up more than a loader's batch is worth. Thread-safe.
-
-    Args:
-        shared: threads of several readers, which their owner ends.
+    `Store.read_many` is for thousands at a time, and may set up more than a loader's batch is worth. `shared` threads
+    are those of several readers; their owner ends them.
     """
 
     def __init__(self, shared: ThreadPoolExecutor | None = None) -> None:
@@ -105,33 +103,8 @@ class SpanReader:
             executor.shutdown(wait=True)
 
 
-def read_document(store: Store, name: str, version: str = "") -> bytes:
-    """Read all bytes of an object that holds text, as JSON. A hole in a file, which can have any size, is not read.
-
-    Raises:
-        StoreError: as `Store.read` does; or it is no text.
-    """
-    info = None if store.local_path(name) is None else store.stat(name)
-    if info is None or info.size_bytes <= _BLOCK_BYTES:
-        return store.read(name, version)
-    blocks = []
-    for start in range(0, info.size_bytes, _BLOCK_BYTES):
-        block = store.read_range(name, start, start + _BLOCK_BYTES, version)
-        if b"\0" in block:
-            raise StoreError(
-                f"{store.url}/{name} is no text: byte {start + block.index(0)} of {info.size_bytes:,} is zero. The "
-                "file was damaged or forged"
-            )
-        blocks.append(block)
-    return b"".join(blocks)
-
-
 def read_line(file: BinaryIO) -> bytes:
-    """Read a line of text of any length; a hole in a file, which can have any size, is not read.
-
-    Raises:
-        ValueError: it is no text.
-    """
+    """Read a line of any length; a hole in a file is not read. Raises ValueError if it is not text."""
     parts = []
     while part := file.readline(_BLOCK_BYTES):
         if b"\0" in part:
@@ -145,42 +118,31 @@ def read_line(file: BinaryIO) -> bytes:
 def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
     """Open an object, seekable; a remote one is read by ranges of some MB.
 
-    Args:
-        store: where it lies.
-        name: of the object.
-        compare: with the CRC-32C that the store vouches for, when the last byte is read, if none was left out before.
-            What is skipped is read as well, up to a block of it; where more is skipped at once, nothing is compared.
+    With `compare`, the bytes are compared with the CRC-32C that the store vouches for when the last one is read, if
+    none was left out. Up to a block of skipped bytes is read for that; if more is skipped at once, nothing is compared.
 
     Raises:
-        ObjectNotFoundError: there is none.
-        StoreError: it cannot be read; reading from it later may raise this as well.
-        DamagedReadError: in reading: what came is not the object.
+        ObjectNotFoundError: there is no such object.
+        StoreError: it cannot be read; reads from the file may raise this as well.
+        DamagedReadError: raised by reads, which brought other bytes than the object's.
     """
-    try:
-        file = store.open_local(name)
-    except StoreError:
-        raise
-    except FileNotFoundError as error:
-        raise ObjectNotFoundError(f"{store.local_path(name)}: {error.strerror}") from error
-    except OSError as error:
-        raise StoreError(f"{store.local_path(name)}: {error.strerror}") from error
+    file = store.open_local(name)
     if file is not None:
         return io.BufferedReader(file)
     info = store.stat(name)
     if info is None:
         raise ObjectNotFoundError(f"{store.url}/{name}: no such object")
-    ranges = _ComparedRanges(store, info) if compare and info.crc32c is not None else _Ranges(store, info)
-    return cast(BinaryIO, _Blocks(ranges, _BLOCK_BYTES))
+    return cast(BinaryIO, _Blocks(_Ranges(store, info, compare and info.crc32c is not None), _BLOCK_BYTES))
 
 
 @contextmanager
 def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
-    """Open an object, seekable, whose CRC-32C is compared with the store's before a byte of it is given out.
+    """Open a temporary copy of an object, seekable, after its CRC-32C was compared with the store's.
 
-    That is a temporary copy. Where the store has no CRC-32C, or the object is a local file, it is `open_object`.
+    If the store has no CRC-32C, or the object is a local file, this is `open_object`.
 
     Raises:
-        ObjectNotFoundError: there is none.
+        ObjectNotFoundError: there is no such object.
         StoreError: it cannot be read, or there is no room for a copy.
     """
     info = store.stat(name) if store.local_path(name) is None else None
@@ -222,9 +184,11 @@ class _Blocks(io.BufferedReader):
 
 
 class _Ranges(io.RawIOBase):
-    def __init__(self, store: Store, info: ObjectInfo) -> None:
-        self._store, self._info = store, info
-        self._at = 0
+    """Ranges of an object as a file. With `compare`, it keeps the CRC-32C of the first `_done` bytes as first read."""
+
+    def __init__(self, store: Store, info: ObjectInfo, compare: bool) -> None:
+        self._store, self._info, self._compare = store, info, compare
+        self._at = self._done = self._crc32c = 0
 
     def readable(self) -> bool:
         return True
@@ -237,28 +201,19 @@ class _Ranges(io.RawIOBase):
         self._at = max(0, start + offset)
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # typeshed wants its own Buffer
         stop = min(self._at + len(buffer), self._info.size_bytes)
         if stop <= self._at:
             return 0
-        data = self._read(stop)
+        if self._compare:
+            data = self._read_compared(stop)
+        else:
+            data = memoryview(self._store.read_range(self._info.name, self._at, stop))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
 
-    def _read(self, stop: int) -> bytes | memoryview:
-        return self._store.read_range(self._info.name, self._at, stop)
-
-
-class _ComparedRanges(_Ranges):
-    """Ranges that keep the CRC-32C of the first `_done` bytes, as they were first read and given out."""
-
-    _done = _crc32c = 0
-
-    def _read(self, stop: int) -> memoryview:
+    def _read_compared(self, stop: int) -> memoryview:
         skipped = self._at - self._done
         start = self._done if 0 < skipped <= _BLOCK_BYTES else self._at
         data = memoryview(self._store.read_range(self._info.name, start, stop, self._info.version))

@@ -1,15 +1,14 @@
 """The stage: verified local copies of remote shards, fetched ahead of need and shared by all processes of a host.
 
-It keeps the bytes of shards as they are. `tpufeed cache` makes something else: a dataset of augmented images.
-A copy has passed its CRC-32C when it appears. Another process that finds a copy trusts its name, which holds size and
-CRC, and its size. A copy is not evicted while a process looks at it, and stays for the next process. A reader that
+It keeps the bytes of shards as they are; `tpufeed cache` makes something else, a dataset of augmented images.
+A copy appears after its CRC-32C was compared. Another process that finds it trusts its name, which stands for size and
+CRC, and its size. No copy is evicted while a process looks at it, and it stays for the next process. A reader that
 finds a copy damaged since then, by a disk or by another program, evicts it.
 """
 
 import logging
 import mmap
 import os
-import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -25,26 +24,24 @@ from tpufeed.storage.stage_fetcher import Fetcher, StageStats
 from tpufeed.storage.stage_folder import RemoteShard, StageFolder, copy_key
 from tpufeed.storage.store import Store
 
-_POLL_SECONDS = 0.05  # other processes fetch, too
-
 _logger = logging.getLogger(__name__)
 
 
 class ShardStage:
-    """Copies of the shards of one store or several, for one consumer. Thread-safe; a fork goes on with a fresh plan.
+    """Copies of the shards of one or several stores, for one consumer. Thread-safe; a fork continues with a new plan.
 
-    Threads start with the first `fetch`; who only opens needs none.
+    Threads start with the first `fetch`.
 
     Args:
         store: where the shards are.
-        parent: the folder of the copies, or None for /dev/shm where that has 2 GiB to give, else the user's cache.
-        budget_bytes: what all processes together may take of it, or None for half of what is free there.
+        parent: the folder of the copies, or None for /dev/shm if it has 2 GiB free, else the user's cache.
+        budget_bytes: what all processes together may use of it, or None for half of what is free there.
         connections: ranges to read at once.
         range_bytes: how long they are; each connection has a buffer of this size.
-        others: further stores by their URLs, for shards that name these as their place.
+        others: further stores by their URLs, for shards that name one as their place.
 
     Raises:
-        OptionError: no folder for copies, or numbers that are none.
+        OptionError: no folder for copies, or numbers out of range.
     """
 
     @checked()
@@ -73,25 +70,25 @@ class ShardStage:
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes that copies may take: less than was asked for where the disk turned out to be full."""
+        """Bytes that copies may take: less than was asked for if the disk turned out to be full."""
         return self._folder.budget_bytes
 
     def fetch(self, shards: Iterable[RemoteShard]) -> None:
-        """Say which shards are still to be opened, in their order. Returns at once.
+        """Fetch these shards, which are still to be opened, in this order. Returns at once.
 
-        Replaces what was said before, except for what is being fetched already. Shards are fetched as far ahead as
-        the budget allows: none makes one go that is due sooner.
-        What cannot be fetched is logged once, and tried again later.
+        Replaces the shards of the last call, except those that are being fetched. Shards are fetched as far ahead as
+        the budget allows: none takes the room of one that is due sooner. A failure is logged once, and the shard is
+        tried again later.
         """
         self._fetcher.fetch(shards, self._mapped)
 
     def open(self, shard: RemoteShard) -> memoryview | None:
-        """Return the bytes of a shard, or None where there is no copy (yet). Never waits.
+        """Return the bytes of a shard, or None if there is no copy (yet). Never waits.
 
         The copy is in use, and stays, as long as the view or anything made from it lives.
 
         Raises:
-            ShardError: it came with the wrong size or CRC-32C from each of several downloads.
+            ShardError: several downloads brought the wrong size or CRC-32C.
         """
         key = copy_key(self._store.url, shard)
         mapping = self._mapped.get(shard)
@@ -107,10 +104,10 @@ class ShardStage:
         return view
 
     def evict_damaged(self, shard: RemoteShard, view: memoryview) -> bool:
-        """Compare what `open` gave with the shard's CRC-32C; where it differs, remove the copy, with a warning.
+        """Compare what `open` gave with the shard's CRC-32C; if it differs, remove the copy, with a warning.
 
-        Returns whether it differs and is gone: then `open` finds nothing, or a copy that was fetched since. Costs a
-        pass over the shard: ask when a record is damaged.
+        Returns true if it differs and is gone: then `open` finds nothing, or a newer copy. Reads the whole shard: ask
+        when a record is damaged.
         """
         if crc32c(view) == shard.crc32c:
             return False
@@ -123,7 +120,7 @@ class ShardStage:
         mapping = self._mapped.get(shard)
         if mapping is not None and mapping is view.obj:
             self._mapped.pop(shard, None)
-        if path is not None:  # of all who find it damaged, whoever has removed it says so
+        if path is not None:  # of all that find it damaged, the one that has removed it says so
             _logger.warning(
                 "%s: this copy of %s was damaged. It is removed, and ranges are read until it is fetched again",
                 path,
@@ -131,13 +128,6 @@ class ShardStage:
             )
             self._fetcher.evicted(shard)
         return True
-
-    def wait(self, shard: RemoteShard, timeout_seconds: float) -> memoryview | None:
-        """Wait for a shard that was asked for, and `open` it; return None after `timeout_seconds`."""
-        deadline = time.monotonic() + timeout_seconds
-        while (view := self.open(shard)) is None and (left := deadline - time.monotonic()) > 0:
-            self._fetcher.wait(min(left, _POLL_SECONDS))
-        return view
 
     def statistics(self) -> StageStats:
         """Return what this stage has done so far."""

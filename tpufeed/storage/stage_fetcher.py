@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,27 +34,16 @@ _STOP_SECONDS = 5.0
 
 @dataclass(slots=True)
 class StageStats:
-    """Counts of one `ShardStage` since it was made, and figures of its folder.
+    """Counts of one `ShardStage` since it was made, and figures of its folder."""
 
-    Attributes:
-        shards_fetched: copies that it has published.
-        bytes_fetched: bytes in those.
-        retries: downloads that had to be made again.
-        hits: times that a copy was opened.
-        misses: times that a copy was looked for and not there.
-        evictions: copies that it has evicted.
-        used_bytes: bytes that the folder takes now, by all processes.
-        budget_bytes: bytes that the folder may take.
-    """
-
-    shards_fetched: int = 0
+    shards_fetched: int = 0  # copies that it has published
     bytes_fetched: int = 0
-    retries: int = 0
-    hits: int = 0
-    misses: int = 0
+    retries: int = 0  # of downloads
+    hits: int = 0  # times that a copy was opened
+    misses: int = 0  # times that a copy was looked for and not there
     evictions: int = 0
-    used_bytes: int = 0
-    budget_bytes: int = 0
+    used_bytes: int = 0  # of the folder now, by all processes
+    budget_bytes: int = 0  # of the folder
 
 
 class FetchQueue:
@@ -62,27 +51,22 @@ class FetchQueue:
 
     A shard is due, then begun or put off, then ahead (its copy is there, and held), then opened. A copy that the next
     list does not ask for is released: it stays in the folder until room is needed.
-
-    Attributes:
-        due: the shards that are due, in order.
-        put_off: when those that were put off are due again.
-        ahead: the shards whose copies are not to be evicted, and the descriptors that hold the copies.
     """
 
     def __init__(self) -> None:
-        self.due: dict[RemoteShard, None] = {}
-        self.put_off: dict[RemoteShard, float] = {}
-        self.ahead: dict[RemoteShard, int | None] = {}
+        self.due: dict[RemoteShard, None] = {}  # in order
+        self.put_off: dict[RemoteShard, float] = {}  # and when each is due again
+        self.ahead: dict[RemoteShard, int | None] = {}  # and the descriptor that keeps its copy from being evicted
         self._listed: set[RemoteShard] = set()
         self._begun: set[RemoteShard] = set()
-        self._elsewhere: set[RemoteShard] = set()
+        self._elsewhere: set[RemoteShard] = set()  # put off because another process fetches them
 
     def replace(
         self, shards: Iterable[RemoteShard], failing: Mapping[RemoteShard, float], in_use: Container[RemoteShard] = ()
     ) -> None:
-        """Replace what is due by `shards`; `failing` ones wait until the time given there.
+        """Let `shards` be due instead of all others; each that is `failing` waits until the time given there.
 
-        Shards `in_use` are due only where they have gone by the time that they are looked for.
+        A shard that is `in_use` becomes due only if it is looked for and not found.
         """
         before, self.ahead = self.ahead, {}
         for collection in (self.due, self.put_off, self._elsewhere, self._listed):
@@ -100,7 +84,7 @@ class FetchQueue:
         _release_all(before.values())
 
     def first(self, now: float) -> RemoteShard | None:
-        """Return the shard that is to be begun next."""
+        """Return the shard to begin next."""
         ripe = [shard for shard, at in self.put_off.items() if at <= now]
         if ripe:
             self.due = dict.fromkeys(ripe) | self.due
@@ -110,12 +94,12 @@ class FetchQueue:
         return next(iter(self.due), None)
 
     def begin(self, shard: RemoteShard) -> None:
-        """Note that a shard is being fetched."""
+        """Mark a shard as being fetched."""
         self.due.pop(shard, None)
         self._begun.add(shard)
 
     def postpone(self, shard: RemoteShard, until: float, elsewhere: bool = False) -> None:
-        """Let a shard be due again later: its download failed, or another process fetches it."""
+        """Let a shard be due again later, as its download failed or another process fetches it."""
         self.due.pop(shard, None)
         self._begun.discard(shard)
         if shard in self._listed:
@@ -132,8 +116,8 @@ class FetchQueue:
         _release_all([self.ahead.pop(shard, None)])
 
     def stage(self, shard: RemoteShard, descriptor: int) -> None:
-        """Note that a copy is there, held by `descriptor`."""
-        # It may have been opened, or another list may have come, before this was noted.
+        """Mark a shard as fetched; `descriptor` holds its copy."""
+        # It may have been opened, or another list may have come, meanwhile.
         wanted = shard in self._listed and (shard in self.due or shard in self._begun)
         self.due.pop(shard, None)
         self._begun.discard(shard)
@@ -144,7 +128,7 @@ class FetchQueue:
             self.ahead[shard] = descriptor if held else None
 
     def lose(self, shard: RemoteShard) -> bool:
-        """Note that a copy is not there. Where it should have been, it is due at once; return true then."""
+        """Let a shard whose copy has gone be due at once; return true if its copy should have been there."""
         if shard not in self._listed or shard in self.due or shard in self._begun or shard in self.put_off:
             return False
         _release_all([self.ahead.pop(shard, None)])
@@ -152,17 +136,12 @@ class FetchQueue:
         return True
 
     def want_again(self, shard: RemoteShard) -> None:
-        """Note that a copy was opened and has gone: it is due at once."""
+        """Let a shard be due at once whose copy was opened and has gone."""
         self._listed.add(shard)
         self.lose(shard)
 
-    def forget_gone(self, is_there: Callable[[RemoteShard], bool]) -> None:
-        """Forget copies that were fetched ahead and have gone since, as another process found them damaged."""
-        gone = [shard for shard in self.ahead if not is_there(shard)]
-        _release_all([self.ahead.pop(shard) for shard in gone])
-
     def is_needed_next(self) -> bool:
-        """Return true where nothing that is due sooner than the first waits to be opened or is on its way."""
+        """Return true if no shard that is due before the first waits to be opened or is being fetched."""
         return not self.ahead and not self._elsewhere and self._begun.isdisjoint(self._listed)
 
 
@@ -172,14 +151,8 @@ def _release_all(descriptors: Iterable[int | None]) -> None:
             release(descriptor)
 
 
-class Download:
-    """A shard that is being fetched, and its partial copy.
-
-    Attributes:
-        shard: what is fetched.
-        part: where it goes.
-        error: why it failed, or None; set at most once.
-    """
+class ShardDownload:
+    """A shard that is being fetched, its partial copy, and the first error."""
 
     def __init__(self, store: Store, shard: RemoteShard, part: PartialCopy) -> None:
         self.shard = shard
@@ -191,10 +164,10 @@ class Download:
         self._lock = threading.Lock()
 
     def cut(self, range_bytes: int) -> list[tuple[int, int]]:
-        """Return the ranges to `read`, each once; all of the version that is there now.
+        """Return the ranges to `read`, each once, all of the version that is there now.
 
         Raises:
-            ShardError: it is missing, or another than the manifest's.
+            ShardError: it is missing, or is not the manifest's shard.
         """
         size = self.shard.size_bytes
         if self._store.generations:
@@ -210,8 +183,8 @@ class Download:
     def read(self, start: int, stop: int, buffer: memoryview) -> bool:
         """Fetch a range by way of `buffer`; return true for the range that ends last, failed or not.
 
-        Writing to the file from a buffer is quicker than faulting in pages of a mapping of it, and a disk that is full
-        is an error there and a SIGBUS here.
+        Writes from a buffer are faster than page faults in a mapping of the file, in which a full disk would be a
+        SIGBUS instead of an error.
         """
         if self.error is None:
             try:
@@ -224,7 +197,7 @@ class Download:
                 written = 0
                 while written < found:
                     written += os.pwrite(self.part.descriptor, buffer[written:], start + written)
-            except Exception as error:  # noqa: BLE001  # the thread goes on, and the last one raises it
+            except Exception as error:  # noqa: BLE001  # raised when the last range has ended
                 self.error = error
         with self._lock:
             # `-=` is a read and a write: without the lock two threads could both be the last one, or neither.
@@ -232,22 +205,15 @@ class Download:
             return not self._left
 
     def cancel(self) -> None:
-        """Let the ranges that are not begun fail."""
+        """Let all ranges fail that have not begun."""
         self.error = self.error or StoreError("the stage was closed")
 
 
 class Fetcher:
     """Threads that fetch shards into a folder until they are stopped. Thread-safe.
 
-    All connections share one queue of ranges: while the last ranges of a shard are read, the next shard is begun.
-
-    Args:
-        store: where the shards are.
-        others: where the shards with a place of their own are, by its URL.
-        folder: where the copies go.
-        counts: counted up.
-        connections: ranges to read at once.
-        range_bytes: how long they are.
+    All connections share one queue of ranges: while the last ranges of a shard are read, the next shard is begun. The
+    arguments are those of `ShardStage`; `counts` is updated.
     """
 
     def __init__(
@@ -269,9 +235,9 @@ class Fetcher:
         self._news = False
         self._stopped = False
         self._queue = FetchQueue()
-        self._downloads: set[Download] = set()
-        self._ranges: SimpleQueue[tuple[Download, int, int] | None] = SimpleQueue()
-        self._damaged: dict[RemoteShard, str] = {}  # those whose bytes were wrong each time; they are not tried again
+        self._downloads: set[ShardDownload] = set()
+        self._ranges: SimpleQueue[tuple[ShardDownload, int, int] | None] = SimpleQueue()
+        self._damaged: dict[RemoteShard, str] = {}  # wrong bytes in each download: not tried again
         self._retry_at: dict[RemoteShard, float] = {}  # in the seconds of `time.monotonic`
         self._failures: dict[RemoteShard, int] = {}
         self._wrong: dict[RemoteShard, int] = {}
@@ -280,10 +246,12 @@ class Fetcher:
         self._key = partial(copy_key, store.url)
 
     def fetch(self, shards: Iterable[RemoteShard], in_use: Container[RemoteShard]) -> None:
-        """Let these shards be due, in this order, in place of those that were asked for before and are not begun."""
+        """Let these shards be due, in this order, instead of those of the last call that have not begun."""
         with self._changed:
             shards = [shard for shard in shards if shard not in self._damaged]
-            self._queue.forget_gone(lambda shard: self._folder.has(self._key(shard)))
+            # Forget copies that have gone since they were fetched, as another process found them damaged.
+            for shard in [shard for shard in self._queue.ahead if not self._folder.has(self._key(shard))]:
+                _release_all([self._queue.ahead.pop(shard)])
             self._queue.replace(shards, self._retry_at, in_use)
             if not self._threads and shards and not self._stopped:
                 targets = [self._begin_shards, *[self._read_ranges] * self._connections]
@@ -294,14 +262,14 @@ class Fetcher:
             self._tell()
 
     def opened(self, shard: RemoteShard) -> None:
-        """Note that a copy has been opened."""
+        """Count a copy that was opened, and make room for the next."""
         with self._changed:
             self._counts.hits += 1
             self._queue.drop(shard)
             self._tell()
 
     def missed(self, shard: RemoteShard) -> None:
-        """Note that a copy was not there. Raises ShardError where each download had the wrong bytes."""
+        """Count a copy that was not there. Raises ShardError if each download had the wrong bytes."""
         with self._changed:
             self._counts.misses += 1
             if shard in self._damaged:
@@ -310,7 +278,7 @@ class Fetcher:
                 self._tell()
 
     def evicted(self, shard: RemoteShard) -> None:
-        """Note that a damaged copy has gone: it is fetched again at once, if this process fetches."""
+        """Fetch a shard again whose damaged copy was evicted, if this process fetches."""
         with self._changed:
             if self._threads and not self._stopped:
                 self._queue.want_again(shard)
@@ -323,13 +291,8 @@ class Fetcher:
                 self._warned.add(kind)
                 _logger.warning("%s", mask_secrets(message))
 
-    def wait(self, seconds: float) -> None:
-        """Wait until something has changed, or for so many seconds."""
-        with self._changed:
-            self._changed.wait(seconds)
-
     def stop(self) -> None:
-        """Let the threads end. Waits for nothing, so that a finalizer may call it."""
+        """Let the threads end. Does not wait for them, so that a finalizer may call it."""
         with self._changed:
             if self._stopped:
                 return
@@ -342,13 +305,13 @@ class Fetcher:
             self._tell()
 
     def join(self) -> None:
-        """Wait for the threads of a stopped one; one that is stuck in a request ends when that does."""
+        """Wait for the threads after `stop`. A thread that is stuck in a request ends when that does."""
         deadline = time.monotonic() + _STOP_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def close_descriptors(self) -> None:
-        """Close all descriptors in a forked process, which would keep locked what this holds and fetches."""
+        """Close all descriptors in a forked process, which would keep the locks of its parent."""
         # Not `release`: a fork shares the parent's locks, and to unlock here would unlock them there.
         for descriptor in (*(each.part.descriptor for each in self._downloads), *self._queue.ahead.values()):
             if descriptor is not None:
@@ -368,27 +331,25 @@ class Fetcher:
                 self._news = False
                 if self._stopped:
                     return
-            pause = self._advance()
-
-    def _advance(self) -> float | None:
-        """Begin shards while there are few ranges to read; return how many seconds to sleep without a change."""
-        while self._ranges.qsize() < self._connections:
-            with self._changed:
-                now = time.monotonic()
-                first = self._queue.first(now)
-                if first is None:
-                    later = min(self._queue.put_off.values(), default=None)
-                    return None if later is None else max(0.0, later - now)
-            try:
-                # Room comes when other processes let go of copies, of which nobody tells this one.
-                if not self._begin(first):
-                    return _POLL_SECONDS
-            except Exception as error:  # noqa: BLE001  # logged, and the thread goes on
-                self._fail(first, error)
-        return None
+            pause = None
+            while self._ranges.qsize() < self._connections:
+                with self._changed:
+                    now = time.monotonic()
+                    first = self._queue.first(now)
+                    if first is None:
+                        later = min(self._queue.put_off.values(), default=None)
+                        pause = None if later is None else max(0.0, later - now)
+                        break
+                try:
+                    if not self._begin(first):
+                        # Room comes when other processes let go of copies, of which nobody tells this one.
+                        pause = _POLL_SECONDS
+                        break
+                except Exception as error:  # noqa: BLE001  # logged, and the thread continues
+                    self._fail(first, error)
 
     def _begin(self, shard: RemoteShard) -> bool:
-        """Begin to fetch what is due; False where that has to wait for room."""
+        """Begin to fetch a shard that is due; return False if it has to wait for room."""
         if shard.size_bytes > self._folder.budget_bytes:
             self.warn_once(
                 "large",
@@ -406,7 +367,7 @@ class Fetcher:
         claimed = self._claim(shard)
         if isinstance(claimed, PartialCopy):
             self._launch(shard, claimed)
-        elif claimed is not Refusal.FULL:
+        elif claimed is Refusal.TAKEN:
             with self._changed:
                 self._queue.postpone(shard, time.monotonic() + _POLL_SECONDS, elsewhere=True)
         return claimed is not Refusal.FULL
@@ -427,7 +388,7 @@ class Fetcher:
         return claimed
 
     def _launch(self, shard: RemoteShard, part: PartialCopy) -> None:
-        download = Download(self._others.get(shard.place, self._store), shard, part)
+        download = ShardDownload(self._others.get(shard.place, self._store), shard, part)
         try:
             self._folder.reserve(part)
             ranges = download.cut(self._range_bytes)
@@ -461,7 +422,7 @@ class Fetcher:
                 with self._changed:
                     self._tell()
 
-    def _finish(self, download: Download) -> None:
+    def _finish(self, download: ShardDownload) -> None:
         shard, part = download.shard, download.part
         try:
             # The bytes are read back from the file: what was damaged between socket and file must not be published.

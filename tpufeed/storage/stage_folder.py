@@ -46,27 +46,27 @@ def find_folder(parent: Path | None) -> Path:
     """Find or make the folder of this user's copies in `parent`, or in the best of the default places.
 
     Raises:
-        OptionError: it cannot be made, or is not this user's alone.
+        OptionError: it cannot be made, or others may enter it.
     """
     places = _default_places() if parent is None else [parent.absolute()]
     name = f"tpufeed-stage-{_FORMAT_VERSION}-{os.getuid()}"
     failures: dict[Path, OSError] = {}
-    # The first with room; where none has, from the last on, one that takes any file at all.
+    # The first with room; if none has room, from the last on, one that takes any file at all.
     for place, least in [*((each, _LEAST_ROOM_BYTES) for each in places), *((each, 0) for each in reversed(places))]:
         path = place / name
         try:
             place.mkdir(parents=True, exist_ok=True)
             used = sum(copy.size_bytes for copy in _list_copies(path))  # would be kept
             if used + free_bytes(place) >= least:
-                make_folder(path)
+                _make_folder(path)
                 return path
         except OSError as error:
             failures[place] = error.with_traceback(None)  # which would hold this frame, and that the error
-    raise refuse_folder(places[-1] / name, failures[places[-1]]) from failures[places[-1]]
+    raise _refusal(places[-1] / name, failures[places[-1]]) from failures[places[-1]]
 
 
-def make_folder(path: Path) -> None:
-    """Make the folder, unless it is there. Raises OSError where it is not this user's alone."""
+def _make_folder(path: Path) -> None:
+    """Make the folder, unless it is there. Raises OSError if others may enter it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.mkdir(mode=0o700)
@@ -79,8 +79,7 @@ def make_folder(path: Path) -> None:
             raise PermissionError(errno.EPERM, f"it is {found} and must be {expected}") from None
 
 
-def refuse_folder(path: Path, error: OSError) -> OptionError:
-    """Return the error to raise where shards cannot be staged at `path`."""
+def _refusal(path: Path, error: OSError) -> OptionError:
     return OptionError(
         f"{path}: shards cannot be staged there: {error.strerror}. Give another stage_dir, or stage_bytes=0 to do "
         "without"
@@ -88,7 +87,7 @@ def refuse_folder(path: Path, error: OSError) -> OptionError:
 
 
 def is_in_memory(folder: Path) -> bool:
-    """Return true where the files of an existing folder are memory: a reboot clears it, all processes share it."""
+    """Return true if the files of an existing folder are memory: a reboot clears it, all processes share it."""
     return find_mount(folder)[1] in _IN_MEMORY
 
 
@@ -99,8 +98,9 @@ def free_bytes(folder: Path) -> int:
         # A tmpfs promises up to its own limit, whatever memory is left behind it.
         left = memory_left()
         free += [] if left is None else [left]
-        lines = _read_lines(Path("/proc/meminfo"))
-        free += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+        with suppress(OSError):
+            lines = Path("/proc/meminfo").read_text().splitlines()
+            free += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     return min(free)
 
 
@@ -116,23 +116,9 @@ def _default_places() -> list[Path]:
     return places
 
 
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteShard:
-    """A shard as the manifest has it.
-
-    Attributes:
-        name: in its store.
-        size_bytes: how long it is.
-        crc32c: of all its bytes.
-        place: the URL of its store; empty for the one store of a stage.
-    """
+    """A shard as the manifest has it; `place` is the URL of its store, empty for the one store of a stage."""
 
     name: str
     size_bytes: int
@@ -142,17 +128,16 @@ class RemoteShard:
 
 @lru_cache(1 << 14)  # a loader asks for the same keys at each list of shards
 def copy_key(url: str, shard: RemoteShard) -> str:
-    """Return the name of the copy of a shard of the store at `url`, or at its own place."""
-    # A token that was renewed leads to the same shard.
+    """Return the name of a shard's copy; `url` is that of its store unless it has a place of its own."""
+    # The same for a URL with another token.
     identity = f"{url_identity(shard.place or url)}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
     return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 class Refusal(Enum):
-    """Reasons why a copy is not fetched by this process now."""
+    """Reasons why this process does not fetch a copy now."""
 
-    STAGED = "it is there"
-    ELSEWHERE = "somebody is fetching it"
+    TAKEN = "it is there, or another process fetches it"
     FULL = "there is no room for it"
 
 
@@ -166,6 +151,17 @@ class PartialCopy:
     descriptor: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    name: str
+    size_bytes: int
+    used_ns: int
+
+    @property
+    def key(self) -> str:
+        return self.name.partition(".")[0]
+
+
 class StageFolder:
     """A folder of local copies. Thread-safe.
 
@@ -176,10 +172,10 @@ class StageFolder:
     Attributes:
         path: the folder.
         budget_bytes: as given; lower it when the disk turns out to be full.
-        evictions: copies that this has evicted so far.
+        evictions: number of copies that this object has evicted.
 
     Raises:
-        OptionError: it cannot be made, is not this user's alone, or knows no locks.
+        OptionError: it cannot be made, others may enter it, or it has no locks.
     """
 
     def __init__(self, parent: Path | None, budget_bytes: int | None) -> None:
@@ -191,12 +187,12 @@ class StageFolder:
             if budget_bytes is None:
                 budget_bytes = (self.used_bytes() + free_bytes(self.path)) // 2
         except OSError as error:
-            raise refuse_folder(self.path, error) from error
+            raise _refusal(self.path, error) from error
         self.budget_bytes = budget_bytes
         self._in_memory = is_in_memory(self.path)
 
     def hold(self, key: str, size_bytes: int) -> int | None:
-        """Open a copy under a shared lock, which keeps it from being evicted; return None where there is none.
+        """Open a copy under a shared lock, which keeps it from being evicted; return None if there is none.
 
         Marks the copy as the last used, and removes one of another size. Never waits. Raises OSError.
         """
@@ -220,11 +216,11 @@ class StageFolder:
             return descriptor
 
     def has(self, key: str) -> bool:
-        """Return true where there is a copy."""
+        """Return true if there is a copy."""
         return (self.path / f"{key}{_SHARD}").exists()
 
     def evict_damaged(self, key: str, size_bytes: int, expected_crc32c: int) -> Path | None:
-        """Remove a copy whose CRC-32C is another by now. Returns where it was, None where it is sound. Raises OSError.
+        """Remove a copy if its bytes have another CRC-32C. Returns its path, or None if it is sound. Raises OSError.
 
         Other processes that look at it keep what they have mapped.
         """
@@ -256,25 +252,24 @@ class StageFolder:
         due: Mapping[str, int] = MappingProxyType({}),
         exceed: bool = False,
     ) -> PartialCopy | Refusal:
-        """Begin to fetch a copy. Others see so, and its bytes count, until `publish` or `discard`.
+        """Begin to fetch a copy: other processes leave it to this one, and its bytes count as used.
+
+        `publish` or `discard` ends that. Raises OSError.
 
         Args:
             key: names the copy.
             size_bytes: how long it is.
             spared: copies that are not removed for it.
-            due: when other copies are due, as rising numbers. They are removed after the rest, the last due first; the
-                rest is removed from the copy that was used longest ago.
-            exceed: take it also where there is no room.
-
-        Raises:
-            OSError: the folder cannot be used.
+            due: when other copies are due, as rising numbers. Copies that are not due are removed first, the least
+                recently used before the others; then those that are due, the last due first.
+            exceed: take it even if there is no room.
         """
         with self._locked(), ExitStack() as stack:
             if self.has(key):
-                return Refusal.STAGED
-            for part in self._parts():
+                return Refusal.TAKEN
+            for part in _list_copies(self.path, _PART):
                 if part.key == key and not self._remove_unlocked(part):  # or else a dead process has left it
-                    return Refusal.ELSEWHERE
+                    return Refusal.TAKEN
             path = self.path / f"{key}.{secrets.token_hex(8)}{_PART}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
             stack.callback(os.close, descriptor)
@@ -283,9 +278,7 @@ class StageFolder:
             excess = self.used_bytes() + size_bytes - self.budget_bytes
             if excess > 0:
                 excess -= self._remove_abandoned()
-                copies = [
-                    copy for copy in _list_copies(self.path) if copy.name.endswith(_SHARD) and copy.key not in spared
-                ]
+                copies = [copy for copy in _list_copies(self.path, _SHARD) if copy.key not in spared]
                 copies.sort(key=lambda copy: (copy.key in due, -due.get(copy.key, 0), copy.used_ns))
                 if excess > sum(copy.size_bytes for copy in copies) and not exceed:
                     return Refusal.FULL  # evicting all of them would not be enough
@@ -301,8 +294,8 @@ class StageFolder:
             return PartialCopy(key, size_bytes, path, descriptor)
 
     def reserve(self, part: PartialCopy) -> None:
-        """Allocate the bytes of a partial copy. Raises OSError, with one of `FULL` where they do not fit."""
-        # In memory fallocate would go on taking pages until the container is killed.
+        """Allocate the bytes of a partial copy. Raises OSError, with one of `FULL` if they do not fit."""
+        # In memory fallocate would take pages until the container is killed.
         if part.size_bytes > free_bytes(self.path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if part.size_bytes:
@@ -332,14 +325,11 @@ class StageFolder:
         """Return the bytes that copies and parts take. Raises OSError."""
         return sum(copy.size_bytes for copy in _list_copies(self.path))
 
-    def _parts(self) -> "list[_Copy]":
-        return [copy for copy in _list_copies(self.path) if copy.name.endswith(_PART)]
-
     def _remove_abandoned(self) -> int:
-        return sum(part.size_bytes for part in self._parts() if self._remove_unlocked(part))
+        return sum(part.size_bytes for part in _list_copies(self.path, _PART) if self._remove_unlocked(part))
 
-    def _remove_unlocked(self, copy: "_Copy") -> bool:
-        """Remove a copy, unless it is in use; return true where it is gone."""
+    def _remove_unlocked(self, copy: _Copy) -> bool:
+        """Remove a copy unless it is in use; return true if this removed it."""
         path = self.path / copy.name
         try:
             descriptor = os.open(path, os.O_RDONLY | _FLAGS)
@@ -357,7 +347,7 @@ class StageFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        make_folder(self.path)  # somebody may have tidied up
+        _make_folder(self.path)  # somebody may have tidied up
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -366,12 +356,12 @@ class StageFolder:
             release(descriptor)
 
 
-def _list_copies(path: Path) -> "list[_Copy]":
-    """List the copies in a folder, in which other processes may be at work."""
+def _list_copies(path: Path, suffix: str | tuple[str, ...] = (_SHARD, _PART)) -> list[_Copy]:
+    """List the copies in a folder that other processes may be changing."""
     copies = []
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         for entry in entries:
-            if entry.name.endswith((_SHARD, _PART)):
+            if entry.name.endswith(suffix):
                 with suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     copies.append(_Copy(entry.name, status.st_size, status.st_mtime_ns))
@@ -379,7 +369,7 @@ def _list_copies(path: Path) -> "list[_Copy]":
 
 
 def release(descriptor: int) -> None:
-    """Unlock and close. A process that was forked meanwhile has the descriptor too: closing alone would not unlock."""
+    """Unlock and close. A process that was forked since then has the descriptor too: closing alone would not unlock."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -391,17 +381,6 @@ def read_crc32c(descriptor: int, size_bytes: int) -> int:
         return 0
     with mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ) as mapping:
         return crc32c(mapping)
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    name: str
-    size_bytes: int
-    used_ns: int
-
-    @property
-    def key(self) -> str:
-        return self.name.partition(".")[0]
 
 
 def _touch(file: Path | int) -> None:

@@ -16,7 +16,7 @@ from absl import flags
 import tpufeed
 from tpufeed.errors import ObjectChangedError, OptionError, RecordError
 from tpufeed.images import CenterCrop
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 SAMPLES = 70
 FIXED = [CenterCrop(64)]

@@ -23,7 +23,7 @@ from tpufeed.images import (
     Resize,
     VerticalFlip,
 )
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 COLUMNS = ["image", "label", "sample"]
 

@@ -16,7 +16,7 @@ from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant,
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import OptionError
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 _numbers = itertools.count()
 

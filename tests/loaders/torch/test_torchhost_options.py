@@ -12,7 +12,7 @@ import tpufeed
 from tpufeed.dataset.manifest import encode_manifest
 from tpufeed.errors import OptionError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop
-from tpufeed.storage.registry import open_store
+from tpufeed.storage.store import open_store
 
 # Columns
 

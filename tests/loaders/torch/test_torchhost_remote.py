@@ -14,14 +14,15 @@ from crc32c import crc32c
 from torch.utils.data import DataLoader, DistributedSampler
 
 import tpufeed
+from tests.stages import wait_staged
 from tpufeed import cache
 from tpufeed.dataset.manifest import IndexFile, Shard, Variant
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.errors import ObjectChangedError
 from tpufeed.loaders.random_access import ShardAdmission
-from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
+from tpufeed.storage.store import open_store
 
 _numbers = itertools.count()
 SAMPLES, SHARDS = 70, 16
@@ -139,7 +140,7 @@ class Walk:
         for start in range(0, len(samples), 50):
             self.touched.touch(reader, 0, [sample // self.RECORDS for sample in samples[start : start + 50]])
             for shard in self.touched._wanted:
-                self.stage.wait(shard, 20)
+                wait_staged(self.stage, shard, 20)
         served, refused = self.touched._served - counts[0], self.touched._refused - counts[1]
         return served, refused, self.stage.statistics().shards_fetched - before
 

@@ -12,8 +12,7 @@ import msgspec
 
 from tpufeed.errors import DamageError, ObjectExistsError, ObjectNotFoundError, OptionError
 from tpufeed.loaders.feed import ENDLESS, loader_of
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import Store
+from tpufeed.storage.store import Store, open_store
 
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import Loader

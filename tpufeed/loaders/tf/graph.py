@@ -23,7 +23,7 @@ from tpufeed.loaders.columns import IMAGE, SAMPLE, Scalar
 from tpufeed.loaders.feed import ENDLESS
 from tpufeed.loaders.tf.stream import OTHER_CHECKPOINT, HandedEpoch, place_identity
 from tpufeed.processes.limits import available_cores
-from tpufeed.storage.registry import url_scheme
+from tpufeed.storage.store import url_scheme
 
 try:
     import tensorflow as tf

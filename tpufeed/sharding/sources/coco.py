@@ -31,8 +31,7 @@ from tpufeed.sharding.sources.source import (
     splits_mentioned,
 )
 from tpufeed.storage.reading import open_compared
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 
 SUFFIXES = (".json",)
 BOXES, KEYPOINTS, CROWD, IMAGE_ID = "boxes", "keypoints", "iscrowd", "image_id"

@@ -30,8 +30,7 @@ from tpufeed.sharding.sources.source import (
     stem_of,
 )
 from tpufeed.storage.local import temporary_folder
-from tpufeed.storage.registry import open_store
-from tpufeed.storage.store import BROKEN_LINK, Store, check_name
+from tpufeed.storage.store import BROKEN_LINK, Store, check_name, open_store
 
 _SHOWN = 3
 _MOST_NESTED = 1000

@@ -19,8 +19,7 @@ from tpufeed.sharding.sources.source import Place, Source, is_hidden, is_image_n
 from tpufeed.sharding.sources.table import TableSource
 from tpufeed.sharding.sources.tars import TarSource
 from tpufeed.storage.local import is_folder, mode_of
-from tpufeed.storage.registry import open_store, url_scheme
-from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.storage.store import ObjectInfo, Store, open_store, url_scheme
 
 # Files by their endings; a .parquet without images is a table.
 _KINDS: tuple[type[Source], ...] = (TarSource, ColumnarSource, CocoSource, TableSource)

@@ -15,8 +15,7 @@ from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableErro
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.storage.registry import url_scheme
-from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.storage.store import ObjectInfo, Store, url_scheme
 
 _MANY_SHOWN = 8
 _ROW_DIGITS = 9  # so that the order of names is that of rows

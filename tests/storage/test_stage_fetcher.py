@@ -12,6 +12,7 @@ from itertools import count
 import crc32c
 import pytest
 
+from tests.stages import wait_staged
 from tpufeed.errors import OptionError, ShardError, StoreError
 from tpufeed.storage import stage_fetcher
 from tpufeed.storage.memory import MemoryStore
@@ -72,7 +73,7 @@ def make_stage(store, tmp_path):
 def use(stage, shard):
     """Fetch it, look at it, and let it go."""
     stage.fetch([shard])
-    assert stage.wait(shard, PATIENCE) is not None
+    assert wait_staged(stage, shard, PATIENCE) is not None
 
 
 def staged(stage):
@@ -100,7 +101,7 @@ def test_a_copy_is_the_shard(store, make_stage, size):
     stage = make_stage()
     assert stage.open(shard) is None
     stage.fetch([shard])
-    view = stage.wait(shard, PATIENCE)
+    view = wait_staged(stage, shard, PATIENCE)
     assert view is not None
     assert bytes(view) == store.read("a")
     assert sorted(start for _, start in store.reads) == list(range(0, size, 300))
@@ -118,14 +119,14 @@ def test_opening_never_waits_for_a_download(store, make_stage):
     assert store.begun.acquire(timeout=PATIENCE)
     assert stage.open(shard) is None
     store.gate.set()
-    assert bytes(stage.wait(shard, PATIENCE)) == store.read("a")
+    assert bytes(wait_staged(stage, shard, PATIENCE)) == store.read("a")
 
 
 def test_shards_are_fetched_in_the_order_in_which_they_are_due(store, make_stage):
     shards = [put(store, name) for name in "cabd"]
     stage = make_stage(connections=1)
     stage.fetch(shards)
-    assert stage.wait(shards[-1], PATIENCE) is not None
+    assert wait_staged(stage, shards[-1], PATIENCE) is not None
     assert store.reads == [(name, start) for name in "cabd" for start in (0, 300, 600, 900)]
 
 
@@ -165,7 +166,7 @@ def test_a_new_list_replaces_what_has_not_begun(store, make_stage):
     assert store.begun.acquire(timeout=PATIENCE)
     stage.fetch([c])
     store.gate.set()
-    assert stage.wait(c, PATIENCE) is not None
+    assert wait_staged(stage, c, PATIENCE) is not None
     assert staged(stage) == keys(store, a, c)
     assert stage.open(b) is None
 
@@ -194,7 +195,7 @@ def test_what_is_due_last_goes_first_when_all_are_due(store, make_stage):
     for shard in (a, b, c):
         use(stage, shard)
     stage.fetch([d, a, b, c])
-    in_use = stage.wait(d, PATIENCE)
+    in_use = wait_staged(stage, d, PATIENCE)
     assert in_use == store.read("d")
     assert staged(stage) == keys(store, a, b, d)
 
@@ -203,10 +204,10 @@ def test_what_is_ahead_does_not_go_for_what_is_further_ahead(store, make_stage):
     a, b, c, d = (put(store, name) for name in "abcd")
     stage = make_stage(shards=2)
     stage.fetch([a, b, c, d])
-    assert stage.wait(a, PATIENCE) is not None  # so c takes its place, and not that of b
-    assert stage.wait(c, PATIENCE) is not None
-    assert stage.wait(b, PATIENCE) is not None
-    assert stage.wait(d, PATIENCE) is not None
+    assert wait_staged(stage, a, PATIENCE) is not None  # so c takes its place, and not that of b
+    assert wait_staged(stage, c, PATIENCE) is not None
+    assert wait_staged(stage, b, PATIENCE) is not None
+    assert wait_staged(stage, d, PATIENCE) is not None
     assert stage.statistics().shards_fetched == 4
 
 
@@ -214,10 +215,10 @@ def test_nothing_is_fetched_further_ahead_than_there_is_room(store, make_stage):
     shards = [put(store, name) for name in "abcdef"]
     stage = make_stage(shards=2)
     stage.fetch(shards)
-    assert stage.wait(shards[4], A_WHILE) is None
+    assert wait_staged(stage, shards[4], A_WHILE) is None
     assert staged(stage) == keys(store, *shards[:2])
     for shard in shards:
-        assert stage.wait(shard, PATIENCE) is not None
+        assert wait_staged(stage, shard, PATIENCE) is not None
     assert stage.statistics().used_bytes == 2 * SIZE
 
 
@@ -227,7 +228,7 @@ def test_what_is_in_use_stays_and_the_budget_is_exceeded_with_one_warning(store,
     views = []
     for shard in (a, b, c, d):
         stage.fetch([shard])
-        views.append(stage.wait(shard, PATIENCE)[10:20])
+        views.append(wait_staged(stage, shard, PATIENCE)[10:20])
     assert staged(stage) == keys(store, a, b, c, d)
     assert stage.statistics().used_bytes == 4 * SIZE
     (warning,) = warnings_of(caplog)
@@ -243,7 +244,7 @@ def test_a_view_outlives_its_file(store, make_stage):
     shard = put(store, "a")
     stage = make_stage()
     stage.fetch([shard])
-    view = stage.wait(shard, PATIENCE)
+    view = wait_staged(stage, shard, PATIENCE)
     for path in stage.folder.iterdir():
         path.unlink()
     stage.close()
@@ -254,7 +255,7 @@ def test_a_shard_larger_than_the_budget_is_left_to_ranges(store, make_stage, cap
     large, small = put(store, "large", 2 * SIZE + 1), put(store, "small")
     stage = make_stage(shards=2)
     stage.fetch([large, small])
-    assert stage.wait(small, PATIENCE) is not None
+    assert wait_staged(stage, small, PATIENCE) is not None
     assert stage.open(large) is None
     assert {name for name, _ in store.reads} == {"small"}
     (warning,) = warnings_of(caplog)
@@ -282,7 +283,7 @@ def test_a_copy_that_is_lost_while_it_is_due_is_fetched_again(store, make_stage)
     until(lambda: stage.statistics().shards_fetched == 1 and not stage._fetcher._downloads)
     for path in stage.folder.glob("*.shard"):
         path.unlink()
-    assert bytes(stage.wait(shard, PATIENCE)) == store.read("a")
+    assert bytes(wait_staged(stage, shard, PATIENCE)) == store.read("a")
 
 
 def test_a_stage_goes_on_when_its_folder_is_tidied_away(store, make_stage):
@@ -339,11 +340,11 @@ def test_a_shard_that_is_damaged_each_time_is_an_error(store, make_stage):
     store.fault = lambda name, buffer, found: broken(name, buffer, found) if name == "a" else found
     stage = make_stage()
     stage.fetch([a, b])
-    assert stage.wait(b, PATIENCE) is not None
+    assert wait_staged(stage, b, PATIENCE) is not None
     with pytest.raises(
         ShardError, match=f"{store.url}/a: its CRC-32C is .* in each of 3 downloads. Run: tpufeed verify"
     ):
-        stage.wait(a, PATIENCE)
+        wait_staged(stage, a, PATIENCE)
     assert left == [997]
     stage.fetch([a])
     with pytest.raises(ShardError):
@@ -358,7 +359,7 @@ def test_an_object_that_ends_too_soon_is_an_error(store, make_stage):
     longer = RemoteShard("a", SIZE + 1, crc32c.crc32c(data + b"x"))
     stage.fetch([longer])
     with pytest.raises(ShardError, match=r"of 1000 bytes, .*; the manifest says 1001 bytes"):
-        stage.wait(longer, PATIENCE)
+        wait_staged(stage, longer, PATIENCE)
 
 
 def test_a_generation_with_the_same_bytes_is_staged(store, make_stage):
@@ -368,7 +369,7 @@ def test_a_generation_with_the_same_bytes_is_staged(store, make_stage):
     assert store.stat("a").version != before.version
     stage = make_stage()
     stage.fetch([shard])
-    assert stage.wait(shard, PATIENCE) == data
+    assert wait_staged(stage, shard, PATIENCE) == data
 
 
 def test_a_shard_that_is_replaced_in_mid_download_is_not_mixed(store, make_stage, caplog):
@@ -384,7 +385,7 @@ def test_a_shard_that_is_replaced_in_mid_download_is_not_mixed(store, make_stage
     stage = make_stage(range_bytes=100, connections=1)
     stage.fetch([shard])
     with pytest.raises(ShardError, match=r"CRC-32C .*; the manifest says .* in each of 3 downloads"):
-        stage.wait(shard, PATIENCE)
+        wait_staged(stage, shard, PATIENCE)
     assert "generation" in warnings_of(caplog)[0]
 
 
@@ -403,7 +404,7 @@ def test_closing_leaves_no_thread_descriptor_or_part(store, make_stage, held):
     shards = [put(store, name) for name in "abc"]
     stage = make_stage()
     stage.fetch(shards[:1])
-    assert stage.wait(shards[0], PATIENCE) is not None
+    assert wait_staged(stage, shards[0], PATIENCE) is not None
     if held:
         store.gate.clear()
     stage.fetch(shards[1:])
@@ -440,7 +441,7 @@ def test_many_threads_may_use_a_stage(store, make_stage):
         for shard in order:
             with suppress(TypeError):  # None: it had to go
                 stage.fetch([shard, *order])
-                if bytes(stage.wait(shard, 1)) != store.read(shard.name):
+                if bytes(wait_staged(stage, shard, 1)) != store.read(shard.name):
                     wrong.append(shard)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]

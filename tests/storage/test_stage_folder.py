@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.stages import wait_staged
 from tpufeed.errors import OptionError
 from tpufeed.storage import stage_folder
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import PartialCopy, StageFolder
 
-from .test_staging import PATIENCE, SIZE, WatchedStore, put, staged, until, use, warnings_of
+from .test_stage_fetcher import PATIENCE, SIZE, WatchedStore, put, staged, until, use, warnings_of
 
 
 @pytest.fixture
@@ -200,11 +201,11 @@ def test_a_disk_that_is_smaller_than_the_budget(store, small_disk, caplog, monke
     with ShardStage(store, small_disk, 1 << 40, connections=2, range_bytes=100_000) as stage:
         stage.fetch(shards)
         for shard in shards[:2]:
-            assert bytes(stage.wait(shard, PATIENCE)) == store.read(shard.name)
+            assert bytes(wait_staged(stage, shard, PATIENCE)) == store.read(shard.name)
         until(lambda: stage.budget_bytes == 800_000)
         stage.fetch(shards[2:])
         for shard in shards[2:]:
-            assert bytes(stage.wait(shard, PATIENCE)) == store.read(shard.name)
+            assert bytes(wait_staged(stage, shard, PATIENCE)) == store.read(shard.name)
         assert stage.statistics().evictions >= 2
     assert "is full" in caplog.text
 
@@ -287,7 +288,7 @@ def test_two_stages_that_fetch_while_their_folder_is_removed(store, tmp_path, ca
         until(lambda: staged(stage) or warnings_of(caplog))  # its part went with the folder
         copies = [path.read_bytes() for path in stage.folder.glob("*.shard")]
         other_store.gate.set()
-        assert bytes(other.wait(shard, PATIENCE)) == store.read("a")
+        assert bytes(wait_staged(other, shard, PATIENCE)) == store.read("a")
     assert all(copy == store.read("a") for copy in copies)
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import crc32c
 import pytest
 
+from tests.stages import wait_staged
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
@@ -25,6 +26,7 @@ from pathlib import Path
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.stage import ShardStage
+from tests.stages import wait_staged
 
 url, folder, log, shards, budget = sys.argv[1:]
 
@@ -44,7 +46,7 @@ stage = ShardStage(LoggedStore(url), Path(folder), int(budget), connections=2, r
 print("ready", flush=True)
 sys.stdin.readline()
 stage.fetch(shards)
-views = [stage.wait(shard, 30) for shard in shards]
+views = [wait_staged(stage, shard, 30) for shard in shards]
 good = [bytes(view) == stage._store.read(shard.name) for view, shard in zip(views, shards)]
 print("read", all(good), stage.statistics().shards_fetched, flush=True)
 sys.stdin.readline()
@@ -128,13 +130,13 @@ def test_what_another_process_looks_at_stays_until_it_dies(site, caplog):
         go_on(process)
         assert process.stdout.readline().split()[:2] == ["read", "True"]
         stage.fetch([mine])
-        assert stage.wait(mine, PATIENCE) is not None
+        assert wait_staged(stage, mine, PATIENCE) is not None
         assert len(files(stage, ".shard")) == 2
         assert "in use" in caplog.text
         assert stage.open(theirs) is not None
         kill(process)
         stage.fetch([another])
-        assert stage.wait(another, PATIENCE) is not None
+        assert wait_staged(stage, another, PATIENCE) is not None
         assert len(files(stage, ".shard")) == 1
         assert stage.open(theirs) is None
 
@@ -146,7 +148,7 @@ def test_what_another_process_has_fetched_ahead_stays(site, caplog):
         assert process.stdout.readline() == "stuck\n"  # so the others are never opened there
         until(lambda: len(files(stage, ".shard")) == 2)
         stage.fetch([mine])
-        assert stage.wait(mine, PATIENCE) is not None
+        assert wait_staged(stage, mine, PATIENCE) is not None
         assert stage.statistics().used_bytes == 300 + 3 * SIZE
         assert stage.statistics().evictions == 0
         assert "in use" in caplog.text
@@ -175,11 +177,11 @@ def test_a_part_of_a_living_process_is_left_alone_and_taken_over_at_its_death(si
         with site.stage(5) as stage:
             assert len(files(stage, ".part")) == 1
             stage.fetch([shard, other])
-            assert stage.wait(other, PATIENCE) is not None  # nobody waits for the other process
+            assert wait_staged(stage, other, PATIENCE) is not None  # nobody waits for the other process
             assert stage.open(shard) is None
             assert len(files(stage, ".part")) == 1
             kill(process)
-            view = stage.wait(shard, PATIENCE)
+            view = wait_staged(stage, shard, PATIENCE)
             assert view is not None
             assert bytes(view) == site.store.read("stuck")
             assert not files(stage, ".part")
@@ -192,7 +194,7 @@ def test_the_part_of_a_living_process_counts(site):
         assert process.stdout.readline() == "stuck\n"
         assert stage.statistics().used_bytes == SIZE
         stage.fetch([mine])
-        assert stage.wait(mine, PATIENCE) is not None  # needed next, so it exceeds the budget
+        assert wait_staged(stage, mine, PATIENCE) is not None  # needed next, so it exceeds the budget
         assert stage.statistics().used_bytes == 2 * SIZE
 
 
@@ -211,17 +213,17 @@ def test_a_forked_process_goes_on_by_itself(site):
     a, b, c = (site.put(name) for name in "abc")
     with site.stage(5) as stage:
         stage.fetch([a])
-        view = stage.wait(a, PATIENCE)
+        view = wait_staged(stage, a, PATIENCE)
 
         def work():
             stage.fetch([b])
-            found = stage.wait(b, PATIENCE)
+            found = wait_staged(stage, b, PATIENCE)
             stage.close()
             return bytes(view) == site.store.read("a") and bytes(found) == site.store.read("b")
 
         assert in_fork(work) == 0
         stage.fetch([c])
-        assert stage.wait(c, PATIENCE) is not None
+        assert wait_staged(stage, c, PATIENCE) is not None
         assert stage.open(b) is not None
 
 
@@ -242,11 +244,11 @@ def test_a_process_forked_in_the_middle_of_a_download_locks_nothing(site):
     with ShardStage(ForkingStore(site.store.url), site.parent, SIZE, connections=2, range_bytes=300) as stage:
         try:
             stage.fetch([a])
-            assert stage.wait(a, PATIENCE) is not None
+            assert wait_staged(stage, a, PATIENCE) is not None
             assert len(children) == 1
             with site.stage(1) as other:
                 other.fetch([b])
-                assert other.wait(b, PATIENCE) is not None
+                assert wait_staged(other, b, PATIENCE) is not None
                 assert [path.stat().st_size for path in files(other, ".shard")] == [SIZE]  # a has gone
                 assert other.statistics().evictions == 1
         finally:

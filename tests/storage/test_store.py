@@ -1,6 +1,8 @@
-"""One contract for every store: memory, local folders, Google Cloud Storage and fsspec's file systems."""
+"""One contract for every store, memory, local folders, Google Cloud Storage and fsspec's, and the store of a URL."""
 
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -9,12 +11,20 @@ import pytest
 from crc32c import crc32c
 
 from tests.gcs_server import GcsServer
-from tpufeed.errors import ObjectChangedError, ObjectExistsError, ObjectNotFoundError, OptionError, StoreError
+from tpufeed.errors import (
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    OptionError,
+    StoreError,
+    UnknownSchemeError,
+    UsageError,
+)
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.store import ObjectInfo, Span
+from tpufeed.storage.store import ObjectInfo, Span, open_store, url_scheme
 
 STORES = {
     "memory": lambda path: MemoryStore(f"memory://{path.name}"),
@@ -25,7 +35,7 @@ STORES = {
     "fsspec file": lambda path: FsspecStore(f"file://{path}/file"),
 }
 CONDITIONAL = {"memory", "local", "gs", "gs rapid"}
-PINS = CONDITIONAL
+PINS = CONDITIONAL  # reads of a version are of that version
 GENERATIONS = {"memory", "gs", "gs rapid"}
 
 NAMES = [
@@ -99,7 +109,6 @@ def replace_later(store, name, data):
 def test_only_the_stores_that_have_preconditions_say_so(tmp_path):
     made = {name: make(tmp_path) for name, make in STORES.items()}
     assert {name for name, store in made.items() if store.conditional} == CONDITIONAL
-    assert {name for name, store in made.items() if store.pins} == PINS
     assert {name for name, store in made.items() if store.generations} == GENERATIONS
     assert {name for name, store in made.items() if not store.shared} == {"memory"}
     assert all(store.retries == 0 for store in made.values())
@@ -464,3 +473,68 @@ def test_quoted_names_cannot_leave_an_http_folder(name):
     """Refused before anything is asked for."""
     with pytest.raises(OptionError, match="is no name within a store"):
         FsspecStore("http://127.0.0.1:1/photos").read(name)
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme"),
+    [
+        ("photos", "file"),
+        ("/photos/a b", "file"),
+        ("./photos:2024", "file"),
+        ("file:///photos", "file"),
+        ("FILE:///photos", "file"),
+        ("gs://bucket/x", "gs"),
+        ("GS://bucket/x", "gs"),
+        ("memory://x", "memory"),
+        ("s3://bucket", "s3"),
+        ("a/b://c", "file"),
+        ("://x", "file"),
+        ("zip::gs://bucket/x.zip", "zip"),
+        ("simplecache::zip::memory://x", "simplecache"),
+    ],
+)
+def test_url_scheme(url, scheme):
+    assert url_scheme(url) == scheme
+
+
+def test_stores_of_urls(tmp_path):
+    assert isinstance(open_store("photos"), LocalStore)
+    assert isinstance(open_store(tmp_path), LocalStore)
+    assert open_store(tmp_path).url == open_store(f"FILE://{tmp_path}").url == str(tmp_path)
+    assert open_store(f"{tmp_path}/a://b").url == f"{tmp_path}/a:/b"
+    assert isinstance(open_store("memory://x"), MemoryStore)
+    assert open_store("MEMORY://x").url == "memory://x"
+    assert isinstance(open_store("local:///tmp"), FsspecStore)
+
+
+@pytest.mark.parametrize("url", ["foo://x", "foo://", "gs2://bucket/x", "foo::bar://x"])
+def test_an_unknown_scheme_is_a_usage_error_with_a_next_step(url):
+    with pytest.raises(UnknownSchemeError, match="give a local path, gs://") as caught:
+        open_store(url)
+    assert isinstance(caught.value, UsageError)
+    assert isinstance(caught.value, ValueError)
+    assert url in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "modules", "error", "step"),
+    [
+        ("gs://bucket/x", ("gcsfs", "google.cloud.storage"), "MissingExtraError", "pip install 'tpufeed[gcs]'"),
+        ("s3://bucket/x", ("s3fs",), "StoreError", "Install s3fs"),
+    ],
+)
+def test_a_missing_backend_says_what_to_install(url, modules, error, step):
+    code = f"""
+import sys
+for module in {modules}:
+    sys.modules[module] = None  # as where it is not installed
+from tpufeed.errors import TpufeedError
+from tpufeed.storage.store import open_store
+try:
+    open_store({url!r})
+except TpufeedError as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(error)
+    assert step in done.stdout
