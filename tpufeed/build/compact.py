@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tpufeed.build.commit import find_finished
@@ -22,7 +23,7 @@ from tpufeed.build.run import ProgressListener
 from tpufeed.build.run import run as run_recipe
 from tpufeed.build.versions import COMPACT, Layout, Piece, follows, read_offsets
 from tpufeed.build.worker import Output, TaskContext
-from tpufeed.dataset.manifest import CacheInfo, Manifest
+from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset
 from tpufeed.engines.engine import Engine
@@ -76,7 +77,7 @@ class CompactContext(TaskContext):
         for variant, writer in enumerate(output.writers):
             for payload in self.dataset.reader(task.split, variant).iter_payloads(task.first, task.stop):
                 writer.add_payload(payload)
-                output.meter.add(images=1, size=len(payload))
+                output.add(images=1, size=len(payload))
         output.retries = self.dataset.shards.retries  # the counts of classes stay those of the version before
 
 
@@ -194,9 +195,9 @@ class Compaction(Recipe):
         """Return what all tasks share."""
         return CompactContext(store.url, plan.header, plan.owner, self._base)
 
-    def cache_info(self, header: PlanHeader) -> CacheInfo | None:
-        """Return what the manifest says of the cache, if it is of one: the same as before."""
-        return self.manifest.cache
+    def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
+        """Say of a cache what the manifest before says."""
+        return msgspec.structs.replace(manifest, cache=self.manifest.cache), None
 
     @property
     def _base(self) -> Dataset:

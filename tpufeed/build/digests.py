@@ -7,15 +7,11 @@ as it was read, or zeros if it was not. Records do not hold them.
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
-from tpufeed.build.commit import put
-from tpufeed.build.plan import Owner
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.errors import ManifestError
 from tpufeed.storage.store import Store
@@ -32,7 +28,7 @@ def image_digest(data: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class Overlap:
     """Images of one split that lie in other splits as well.
 
     Attributes:
@@ -62,7 +58,7 @@ class Duplicates:
     groups: int
     images: int
     dropped: int
-    crossing: dict[str, Crossing]
+    crossing: dict[str, Overlap]
     labels: int
     report: str
 
@@ -85,28 +81,6 @@ class Duplicates:
                 + ("" if self.crossing else "; --duplicates drop keeps one of each")
             )
         return tuple(said)
-
-
-class DigestWriter:
-    """Collects the digests of all tasks in turn. One task without them, as of a cache, and none are put."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._crc, self._size, self._complete = path, 0, 0, True
-        self._file = path.open("wb")
-
-    def add(self, digests: object) -> None:
-        """Append those of a task."""
-        if not isinstance(digests, bytes):
-            self._complete = False
-            return
-        self._file.write(digests)
-        self._crc, self._size = crc32c(digests, self._crc), self._size + len(digests)
-
-    def put(self, store: Store, owner: Owner) -> None:
-        """Put the file, where all tasks have told theirs."""
-        self._file.close()
-        if self._complete and self._size:
-            put(store, DIGESTS, self._path, owner, self._size, self._crc)
 
 
 class InputDigests(NamedTuple):

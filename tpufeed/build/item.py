@@ -83,14 +83,10 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     duplicate_of: str = ""
 
     @property
-    def image(self) -> ImageRef:
-        """The file of its image."""
-        return ImageRef(self.file or self.path, self.bytes, self.version, self.offset, self.row, self.leaf)
-
-    @property
     def files(self) -> tuple[ImageRef, ...]:
         """All its files: that of its image comes first."""
-        return (self.image, *self.images)
+        image = ImageRef(self.file or self.path, self.bytes, self.version, self.offset, self.row, self.leaf)
+        return (image, *self.images)
 
 
 decode_item = msgspec.msgpack.Decoder(Item).decode

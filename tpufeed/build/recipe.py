@@ -16,7 +16,7 @@ from tpufeed.build.digests import Duplicates
 from tpufeed.build.plan import Plan, PlanHeader, Task
 from tpufeed.build.versions import Layout
 from tpufeed.build.worker import TaskContext
-from tpufeed.dataset.manifest import CacheInfo, Manifest
+from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.storage.store import Store
 
@@ -54,6 +54,7 @@ class Draft:
         probed_seconds: that one sample takes one core, all variants of a cache together.
         refused: inputs that are known to be rejected, counted by reason.
         first_refused: the first few of them.
+        fingerprint: of the cache that it would be; else empty.
     """
 
     header: PlanHeader | None
@@ -69,6 +70,7 @@ class Draft:
     probed_seconds: float = 0.0
     refused: Counter[str] = field(default_factory=Counter)
     first_refused: Sequence[Reject] = ()
+    fingerprint: str = ""
 
 
 class Recipe(Protocol):
@@ -134,13 +136,14 @@ class Recipe(Protocol):
     def context(self, store: Store, plan: Plan) -> TaskContext:
         """Return what the tasks of the plan share."""
 
-    def cache_info(self, header: PlanHeader) -> CacheInfo | None:
-        """Return what the manifest of a cache says besides."""
-        return None
+    def conclude(
+        self, store: Store, plan: Plan, folder: Path, manifest: Manifest
+    ) -> tuple[Manifest, Duplicates | None]:
+        """Do what is left once shards, digests and rejects are put, and complete the manifest, which is not put yet.
 
-    def conclude(self, store: Store, plan: Plan, folder: Path) -> Duplicates | None:
-        """Do what is left once all shards, digests and rejects are put; `folder` is for temporary files."""
-        return None
+        `folder` is for temporary files.
+        """
+        return manifest, None
 
     def judge(self, manifest: Manifest) -> Iterable[str]:
         """Yield sentences on what the build has met."""

@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import tpufeed
-from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import NOTHING, Done, Events, Job, Progress, task_name
 from tpufeed.engines.preflight import HostView, view_here
 from tpufeed.errors import BuildError, LoaderError, MissingExtraError, OptionError, TaskError
 from tpufeed.processes.child import Child, ChildDiedError, stop_all
@@ -112,7 +112,7 @@ class BeamEngine:
             self._prepared = False
             self._stop()
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
         if not tasks:
             return
         try:

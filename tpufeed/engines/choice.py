@@ -1,11 +1,11 @@
 """Find the engine of a name; the one that needs no other process stands here as well."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pkgutil import resolve_name
 from typing import Any
 
-from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, task_name
+from tpufeed.engines.engine import Done, Engine, Events, Job, Progress, task_name
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OptionError, TaskError
 from tpufeed.options import Count, checked
@@ -85,7 +85,7 @@ class SerialEngine:
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
         function = resolve_name(job.entry)
         for index, task in enumerate(tasks):
             progress: list[Progress] = []

@@ -1,9 +1,7 @@
 """The protocol of engines, and what all of them share."""
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -38,12 +36,9 @@ class Done(NamedTuple):
 
 
 Event: TypeAlias = Progress | Done
+Events: TypeAlias = Generator[Event, None, None]
 ReportProgress: TypeAlias = Callable[[Progress], None]
 TaskFunction: TypeAlias = Callable[[Any, Any, ReportProgress], None]
-
-_PROGRESS_SECONDS = 0.2
-_PULSE_SECONDS = 30.0
-_SLOWEST_BYTES_A_SECOND = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,55 +60,6 @@ class Job:
     reach: str = ""
 
 
-class ProgressMeter:
-    """Adds up progress and passes it on a few times a second."""
-
-    def __init__(self, report: ReportProgress) -> None:
-        self._report = report
-        self._due = time.monotonic() + _PROGRESS_SECONDS
-        self._images = self._bytes = self._rejects = 0
-
-    def add(self, images: int = 0, size: int = 0, rejects: int = 0) -> None:
-        """Count what was done."""
-        self._images += images
-        self._bytes += size
-        self._rejects += rejects
-        if time.monotonic() >= self._due:
-            self.flush()
-
-    def flush(self) -> None:
-        """Pass on what has come together."""
-        self._report(Progress(self._images, self._bytes, self._rejects))
-        self._images = self._bytes = self._rejects = 0
-        self._due = time.monotonic() + _PROGRESS_SECONDS
-
-    @contextmanager
-    def putting(self, size_bytes: int) -> Iterator[None]:
-        """Within it, bytes are put that nobody counts: says now and then that it goes on.
-
-        Only for as long as a slow line takes for `size_bytes`; then whoever waits may take it for hung.
-        """
-        self.flush()
-        ended = threading.Event()
-
-        def say() -> None:
-            with suppress(OSError):  # nobody listens any more
-                for _ in range(int(size_bytes / _SLOWEST_BYTES_A_SECOND / _PULSE_SECONDS)):
-                    if ended.wait(_PULSE_SECONDS):
-                        return
-                    self._report(NOTHING)
-
-        thread = threading.Thread(target=say, name="tpufeed-pulse", daemon=True)
-        with suppress(RuntimeError):  # no thread is to be had: the put matters more
-            thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            if thread.ident is not None:  # it has started
-                thread.join()
-
-
 class Engine(Protocol):
     """Runs each task until it has ended well once."""
 
@@ -126,11 +72,11 @@ class Engine(Protocol):
         Not needed before `run`. What has not been used is stopped when the context ends.
         """
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
-        """Events as they come; each task is `Done` exactly once. Leaving the iteration early stops the work.
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
+        """Yield events as they come; each task is `Done` exactly once. Closing the generator stops the work.
 
         Raises:
-            TaskError: a task failed for good; it names the task (its `name`, where it has one).
+            TaskError: a task failed for good; it names the task (its `name`, if it has one).
         """
 
 

@@ -1,7 +1,7 @@
 """Tasks on the cores of this host, one at a time in each of several worker processes.
 
-A task has to say something now and then, as `ProgressMeter` does with every image. A worker that says nothing for long,
-on a network drive that is gone, say, is killed and counts as dead.
+A task has to report something now and then, as `build.worker.Output` does. A worker that reports nothing for long,
+because a network drive is gone for example, is killed and counts as dead.
 """
 
 import logging
@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from types import FrameType
 from typing import Any
 
-from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Events, Job, Progress, task_name
 from tpufeed.errors import TaskError, TpufeedError
 from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
 
@@ -64,7 +64,7 @@ class ProcessEngine:
             stop_all([*self._prepared, *self._running], _LEAVE_SECONDS, terminate=True)
             self._prepared, self._running = [], []
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
         pool = _Pool(job, tasks, self._prepared)
         self._running = pool.workers
         try:
@@ -123,7 +123,7 @@ class _Pool:
             idle.pop().give(number, self._tasks[number])
         return any(worker.task_number != _IDLE for worker in self.workers)
 
-    def listen(self) -> Iterator[Event]:
+    def listen(self) -> Events:
         """Yield what workers have said, after some time at the most.
 
         Raises:

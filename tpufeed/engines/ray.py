@@ -23,7 +23,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tpufeed import __version__
-from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import NOTHING, Deaths, Done, Events, Job, Progress, task_name
 from tpufeed.engines.preflight import HostView, check_hosts, view_here
 from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError
 from tpufeed.options import Count, checked
@@ -66,7 +66,7 @@ class RayEngine:
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         return _connected(self.address)
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
         if not tasks:
             return
         with _connected(self.address) as ray:
@@ -119,7 +119,7 @@ class _Build:
         self._options = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
         self._workers: list[Any] = []
 
-    def run(self, most: int | None) -> Iterator[Event]:
+    def run(self, most: int | None) -> Events:
         cores = {n["NodeID"]: n["Resources"].get("CPU", 0.0) for n in self._ray.nodes() if n["Alive"]}
         # As many again wait for a core, so that an autoscaler sees that there is work.
         most = most or max(_LEAST_WORKERS, int(2 * sum(cores.values())))
@@ -160,7 +160,7 @@ class _Build:
         for worker in self._workers:
             self._ray.kill(worker)
 
-    def _run(self) -> Iterator[Event]:
+    def _run(self) -> Events:
         """Ask each worker what it sees, as nodes may have come later, then give it one task after the other."""
         look = len(self._tasks)  # in the place of a task's number
         waiting, done, deaths = deque(range(look)), 0, Deaths([*self._tasks, "the start of a worker"])
