@@ -1,7 +1,7 @@
-"""`compact`: the small shards that many appends leave become full ones, as the next version of a dataset.
+"""`compact`: join the small shards that many appends leave, as the next version of a dataset.
 
 Runs of adjacent small shards are joined in their order, so that sample i stays sample i. Records are copied as they
-are, their CRCs verified. The small shards stay for the versions before, until `prune` removes them.
+are, and their CRCs verified. The small shards stay for the versions before, until `prune` removes them.
 """
 
 import itertools
@@ -33,7 +33,7 @@ from tpufeed.storage.store import Store
 
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64  # of a cache whose command says no size
 _MOST_HOSTS = 1 << 20
-_SMALL = 2  # a shard of less than one part in so many of the usual size is small
+_SMALL = 2  # a shard smaller than the usual size divided by this is small
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class CompactResult:
 
     Attributes:
         url: of the dataset.
-        version: that stands now.
-        shards_before: number of shards of all splits and variants.
-        shards: their number now; the same where there was nothing to join.
-        copied_bytes: of the shards that were written.
+        version: its number now.
+        shards_before: number of shards of all splits and variants before.
+        shards: their number now; the same if there was nothing to join.
+        copied_bytes: size of the shards that were written.
         seconds: that it took.
     """
 
@@ -91,26 +91,26 @@ def compact(
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
 ) -> CompactResult:
-    """Join the small shards of a dataset, or of a cache, that has grown, as its next version.
+    """Join the small shards of a dataset or a cache that has grown, as its next version.
 
-    Shards of less than half the usual size are joined with their neighbours, in the same order: samples keep their
-    numbers. Readers of the version before go on, and its files stay until `tpufeed.prune` removes them. Interrupted,
-    the same call goes on.
+    Shards smaller than half the usual size are joined with their neighbours, in the same order: samples keep their
+    numbers. Readers of the version before are not disturbed, and its files stay until `tpufeed.prune` removes them. If
+    the call is interrupted, the same call continues.
 
     Args:
         url: of the dataset.
-        overwrite: discard what an append or a compaction that was interrupted has left; nothing else is removed.
+        overwrite: discard what an interrupted append or compaction has left; nothing else is removed.
         fsync: bring the new shards to the disk before the manifest.
-        workers: processes; all cores by default.
+        workers: number of processes; one per core by default.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
 
     Raises:
         DatasetNotFoundError: there is no dataset.
-        OptionError: it was adopted, so that its shards are another program's.
-        DuplicateWriterError: somebody appends to it, or was interrupted; nothing was changed.
+        OptionError: it was adopted, so that its shards belong to another program.
+        DuplicateWriterError: an append is at work, or was interrupted; nothing was changed.
         RecordError, ShardError: a record is damaged, and no version is published.
-        TaskError, BuildError: the work failed; what is done stays, and the same call goes on.
+        TaskError, BuildError: the work failed; what is done stays, and the same call continues.
     """
     start, recipe = time.monotonic(), Compaction()
     result = run_recipe(
@@ -127,7 +127,7 @@ def compact(
 
 
 class Compaction(Recipe):
-    """The recipe of `compact`: which dataset it is of, `look` finds out."""
+    """The recipe of `compact`; its dataset is found by `look`."""
 
     kind = grows_by = COMPACT
     worker = "tpufeed.build.worker"
@@ -196,7 +196,7 @@ class Compaction(Recipe):
         return CompactContext(store.url, plan.header, plan.owner, self._base)
 
     def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
-        """Say of a cache what the manifest before says."""
+        """Keep what the manifest says of a cache."""
         return msgspec.structs.replace(manifest, cache=self.manifest.cache), None
 
     @property
@@ -206,7 +206,7 @@ class Compaction(Recipe):
 
 
 def usual_shard_bytes(manifest: Manifest) -> float:
-    """Return the size that the shards of a dataset were aimed at."""
+    """Return the size that the shards of a dataset were meant to have."""
     stated, number = manifest.options.get("shard_bytes"), manifest.options.get("shards")
     if isinstance(stated, int):
         return stated
@@ -255,7 +255,7 @@ def compact_layout(base: Manifest, runs: Mapping[str, list[Run]]) -> Layout:
 
 
 def _iter_tasks(base: Dataset, runs: Mapping[str, list[Run]]) -> Iterator[Task]:
-    """Yield a task for each new shard: of each run those of nearly equal size."""
+    """Yield a task for each new shard. The shards of a run are of nearly equal size."""
     number = 0
     for name, of_split in runs.items():
         shards = base.manifest.splits[name].variants[0].shards

@@ -1,8 +1,8 @@
-"""Digests of source images: by content a build can tell which images are the same.
+"""Digests of source images, by which a build finds equal images.
 
-`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first says what became of it: 0 if
-it was rejected, 1 if it was taken, 2 if it was left out as a duplicate. The others are the BLAKE2b of its image's file
-as it was read, or zeros if it was not. Records do not hold them.
+`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first byte says what became of it: 0
+if it was rejected, 1 if it was taken, 2 if it was left out as a duplicate. The others are the BLAKE2b of its image's
+file as it was read, or zeros if it was not read. Records do not hold digests.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ def image_digest(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Images of one split that lie in other splits as well.
+    """Images of one split that are in other splits as well.
 
     Attributes:
         images: how many.
-        total: all images of the split.
-        others: the splits in which they lie as well.
+        total: number of all images of the split.
+        others: the other splits that have them.
     """
 
     images: int
@@ -44,15 +44,15 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Images of a dataset whose files are the same bytes.
+    """Images of a dataset whose files have the same bytes.
 
     Attributes:
-        groups: of equal images.
-        images: in the dataset, besides the first of each group.
-        dropped: left out of the dataset.
-        crossing: by split, but for the one that is trained on, where images of it lie in another split as well.
-        labels: groups whose images have different labels.
-        report: URL of the lines that name all of them.
+        groups: number of groups of equal images.
+        images: number of images in the dataset, besides the first of each group.
+        dropped: number of images that were left out of the dataset.
+        crossing: for each split that shares images with another one, except for the split that is trained on.
+        labels: number of groups whose images have different labels.
+        report: URL of the file that names all of them.
     """
 
     groups: int
@@ -64,7 +64,7 @@ class Duplicates:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences on what spoils a training or its validation."""
+        """Warnings of what spoils a training or its validation."""
         said = [
             f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
             f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is "
@@ -84,17 +84,17 @@ class Duplicates:
 
 
 class InputDigests(NamedTuple):
-    """What became of each input of a build, uint8 (inputs,), and the digests of their images, uint8 (inputs, 16)."""
+    """Fate of each input of a build, uint8 (inputs,), and the digests of their images, uint8 (inputs, 16)."""
 
     fates: npt.NDArray[np.uint8]
     digests: npt.NDArray[np.uint8]
 
 
 def read_digests(store: Store, inputs: int) -> InputDigests | None:
-    """Return the digests of a build; None where it has stored none.
+    """Return the digests of a build; None if it has stored none.
 
     Raises:
-        ManifestError: they are not those of so many inputs.
+        ManifestError: the file does not fit this number of inputs.
     """
     found = store.stat(DIGESTS)
     if found is None:

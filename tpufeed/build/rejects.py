@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,13 +30,16 @@ def allowed_rejects(budget: str | int | None, inputs: int) -> int:
     return int(match.group(1) or inputs * float(match.group(2)) / 100 + 1e-6)  # 29 % of 100 are 29
 
 
+@dataclass(slots=True)
 class Rejects:
     """Rejects in the reports of a build of `inputs` inputs, of which it may reject `allowed`."""
 
-    def __init__(self, store: Store, owner: Owner, inputs: int, allowed: int) -> None:
-        self._store, self._owner, self._inputs, self._allowed = store, owner, inputs, allowed
-        self._by_task: dict[int, tuple[Reject, ...]] = {}
-        self._count = 0
+    _store: Store
+    _owner: Owner
+    _inputs: int
+    _allowed: int
+    _by_task: dict[int, tuple[Reject, ...]] = field(default_factory=dict)
+    _count: int = 0
 
     def add(self, report: Report) -> None:
         """Take note of a task's rejects."""

@@ -1,7 +1,7 @@
 """Run a recipe to a finished dataset, or tell what that would do.
 
-A run checks what is at the destination, stores its plan there or joins that of an earlier run, does the tasks that are
-left, and writes index, rejects and manifest. A dataset that grows gets the result as its next version.
+A run checks the destination, stores its plan there or joins the plan of an earlier run, runs the tasks that are left,
+and writes indexes, rejects and manifest. A dataset that grows gets the result as its next version.
 """
 
 import itertools
@@ -72,7 +72,7 @@ from tpufeed.processes.limits import available_cores
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.store import Store
 
-_TRIES = 5  # at growing a dataset, while others are quicker
+_TRIES = 5  # to grow a dataset, while others are quicker
 _REPORTS_AT_A_TIME = 16
 _REPORTS_A_BLOCK = 256  # in memory, with the length of each record
 
@@ -82,10 +82,10 @@ class BuildProgress:
     """Progress of a build.
 
     Attributes:
-        total_images: to be done in all, each variant of a cache counted.
-        images: done so far.
-        bytes: of the shards so far.
-        rejects: inputs not taken so far.
+        total_images: number of images to do, each variant of a cache counted.
+        images: number of images done so far.
+        bytes: size of the shards so far.
+        rejects: number of inputs rejected so far.
         earlier_images: those of `images` that an earlier run of the same command had done.
     """
 
@@ -104,22 +104,22 @@ class BuildResult:
     """A finished build.
 
     Attributes:
-        url: where the dataset stands.
-        manifest: what it holds.
-        seconds: of this run.
-        images: that the build has taken, each variant of a cache counted; those of the new part if a dataset has grown.
-        bytes: of the shards that hold them.
+        url: of the dataset.
+        manifest: of the dataset.
+        seconds: time of this run.
+        images: number of images taken, each variant of a cache counted; of the new part only if a dataset has grown.
+        bytes: size of the shards that hold them.
         earlier_images: those of `images` that were done before this run.
-        ignored_files: in the source, that are no images by their names: how many, by their endings (`.txt`).
-        listed_twice: inputs that the source names more than once.
-        retries: requests to stores that this run made again.
-        warnings: what would serve training better, as sentences.
-        skipped: images of an append that were in the dataset already.
-        added: samples that the dataset has more, if it has grown; else None.
-        duplicates: images that the source has more than once; None where there are none, or nobody has asked.
-        read_before: images that were read before the plan, to find duplicates or to deal them to splits.
-        rejected: inputs that this build has not taken, counted by reason; of a dataset that has grown `manifest` counts
-            those of all versions.
+        ignored_files: files in the source that are not images by their names, counted by their endings (`.txt`).
+        listed_twice: number of inputs that the source names more than once.
+        retries: number of requests to stores that this run made again.
+        warnings: sentences on what would be better for training.
+        skipped: number of images of an append that were in the dataset already.
+        added: number of samples by which the dataset has grown; None if it is new.
+        duplicates: images that the source has more than once; None if there are none, or they were not counted.
+        read_before: number of images that were read before the plan, to find duplicates or to deal them to splits.
+        rejected: inputs that this build has rejected, counted by reason; `manifest` counts those of all versions of a
+            dataset.
         images_from: the folder that file names in COCO's JSON were taken to be relative to; else empty.
     """
 
@@ -142,11 +142,11 @@ class BuildResult:
 
     @property
     def rejects(self) -> int:
-        """Inputs that this build has not taken; rejects.jsonl names each."""
+        """Number of inputs that this build has rejected; rejects.jsonl names each."""
         return sum(self.rejected.values())
 
 
-def run(  # noqa: PLR0913  # how a build is run
+def run(  # noqa: PLR0913  # the options of all builds
     recipe: Recipe,
     dst: str | Path,
     *,
@@ -159,24 +159,24 @@ def run(  # noqa: PLR0913  # how a build is run
 ) -> BuildResult:
     """Build what the recipe says: check, plan or join a plan, run the tasks that are left, publish.
 
-    Killed anywhere and called again it ends with the same bytes.
+    If it is killed anywhere and called again, it ends with the same bytes.
 
     Args:
-        recipe: what is built.
+        recipe: what to build.
         dst: where the dataset goes, or is.
-        max_rejects: fail the build if more inputs than this are rejected.
-        overwrite: once there is a new plan, remove what is at the destination; of a dataset that grows only what an
+        max_rejects: fail the build if more inputs than this are rejected, see `allowed_rejects`.
+        overwrite: once there is a new plan, remove what is at the destination. If a dataset grows, remove only what an
             interrupted run has left of the next version.
-        fsync: bring what stands in a local store to the disk before the manifest.
-        workers: processes; None: all cores.
+        fsync: bring the files of a local store to the disk before the manifest.
+        workers: number of processes; None: one per core.
         engine: runs the tasks.
         listener: called with the progress.
 
     Raises:
         TpufeedError: from the checks and the plan, with nothing changed.
-        TaskError: a task failed for good. What is done stays; the same command goes on from there.
-        TooManyRejectsError: more inputs than the budget allows cannot be taken; what is done stays.
-        BuildError: no input could be taken, or the destination belongs to another run by now.
+        TaskError: a task failed for good. What is done stays; the same command continues from there.
+        TooManyRejectsError: more inputs are rejected than the budget allows; what is done stays.
+        BuildError: no input could be taken, or the destination belongs to another run now.
     """
     destination, chosen = _open(recipe, dst, max_rejects, workers, engine)
     for _ in range(_TRIES):
@@ -208,8 +208,8 @@ def preview(  # as `run`
 
     Raises:
         TpufeedError: as `run` does before it works.
-        TooManyRejectsError, BuildError: more inputs than the budget allows, or all, cannot be taken, of those alone
-            that were tried or have no file or class; or there is no room.
+        TooManyRejectsError, BuildError: of the inputs that were tried, or have no file or class, more than the budget
+            allows, or all, cannot be taken; or there is no room.
     """
     destination, _ = _open(recipe, dst, max_rejects, workers, engine)
     finished, base = recipe.look(destination, overwrite), recipe.base
@@ -276,7 +276,7 @@ def preview(  # as `run`
 
 
 def _preview_of(recipe: Recipe, finished: Dataset) -> Preview:
-    """Return the preview of what is finished already."""
+    """Return the preview of a dataset that is finished already."""
     splits = {
         name: SplitPreview(
             split.records,
@@ -317,7 +317,7 @@ def _open(
 
 
 def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, Standing]:
-    """Check where a build would begin or go on, as its preview does; return the store that it works in."""
+    """Check the destination of a build or a preview; return the store that a build works in, and what is there."""
     base, kind = recipe.base, recipe.kind
     store = destination if base is None else open_part(destination, base.number + 1)
     try:
@@ -332,6 +332,7 @@ def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, 
 
 
 def _at_work(recipe: Recipe, base: Dataset, part: Store, error: DuplicateWriterError) -> DuplicateWriterError:
+    """Return the error for a part that another command has begun; `error` if its plan cannot be read."""
     try:
         header = read_plan(part).header
     except (ObjectNotFoundError, DamageError):
@@ -508,7 +509,7 @@ def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
 
 
 def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
-    """Return whether its shards are the task's: a build whose plan was removed may have had as many, of other names."""
+    """Return true if the shards are the task's: a build whose plan was removed may have had as many, of other names."""
     records = {len(shard.lengths) for shard in report.shards}
     name = counted(ref.name, max(records, default=0))
     names = [name.replace("-v0-", f"-v{variant}-") for variant in header.variant_numbers]

@@ -1,4 +1,4 @@
-"""Find the engine of a name; the one that needs no other process stands here as well."""
+"""Find the engine of a name. The engine that needs no other process is here, too."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,16 +22,16 @@ def make_engine(
     ray_address: str | None = None,
     beam_arguments: Sequence[str] = (),
 ) -> Engine:
-    """The engine called `name`; None is "local": so many processes, all cores by default, or this one alone.
+    """Return the engine called `name`; None is "local": worker processes, or this process alone for one worker.
 
     Args:
         name: "local", "ray" or "beam".
-        workers: of "local" and "ray".
+        workers: of "local", one per core by default, and of "ray".
         ray_address: of "ray", see `RayEngine`.
         beam_arguments: of "beam", see `BeamEngine`.
 
     Raises:
-        OptionError: no such engine, or an option of another one.
+        OptionError: there is no such engine, or an option is of another one.
         MissingExtraError: the engine is not installed.
     """
     if name is not None and name not in _NAMES:
@@ -59,8 +59,8 @@ def choose_engine(engine: Engine | str | None, workers: int | None, hidden: Sequ
     """Return the engine that is asked for; `hidden` are URLs of stores that only this process sees.
 
     Raises:
-        OptionError: no such engine, a number of workers below one or other than that of an `Engine`, or a store that no
-            worker of the engine sees.
+        OptionError: as `make_engine` does; or an `Engine` has another number of workers; or its workers do not see a
+            store.
         MissingExtraError: the engine is not installed.
     """
     if isinstance(engine, str | None):
