@@ -1,4 +1,4 @@
-"""The contract for the engines of one host; then what only engines of processes have to withstand."""
+"""The contract for the engine of processes; then what only such an engine has to withstand."""
 
 import gc
 import os
@@ -23,7 +23,6 @@ from tests.engines.contract import (
     total,
     wait_until,
 )
-from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.engine import Done, Progress
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import TaskError
@@ -49,12 +48,6 @@ def built(tmp_path_factory):
 def workers():
     """Ids of this process's workers that the test has started, also of those that are dead and not collected."""
     return [pid for pid, parent, is_ours in processes() if parent == os.getpid() and is_ours and pid not in STRANGERS]
-
-
-class TestSerial(EngineContract):
-    @pytest.fixture
-    def engine(self):
-        return SerialEngine()
 
 
 class TestProcesses(EngineContract):
