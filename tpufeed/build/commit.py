@@ -143,7 +143,7 @@ def check_destination(store: Store, kind: str, source: str, identity: dict[str, 
     plan = None if overwrite or store.stat(PLAN) is None else _read_current_plan(store)
     if plan is not None:
         check_same_plan(store, plan.header, kind, source, identity)
-    check_writable(store)
+    check_writable(store)  # now, and not after hours of work
     foreign = set() if plan is not None else {info.name for info in store.iter_objects()} - {info.name for info in old}
     return Standing(plan, old, foreign)
 
@@ -358,6 +358,7 @@ def remove_leftovers(store: Store, header: PlanHeader, manifest: Manifest | None
         except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             of_twin = False
         if not of_twin:
+            # First, so that no reader finds a manifest whose shards are gone.
             store.delete(MANIFEST, standing.version if store.conditional else "")
     ours = {*outputs, REJECTS, DIGESTS, DUPLICATES, *map(report_name, range(sum(header.splits.values())))}
     splits = () if manifest is None else manifest.splits.values()
@@ -368,6 +369,7 @@ def remove_leftovers(store: Store, header: PlanHeader, manifest: Manifest | None
         is_old = not store.conditional or uncounted(name) not in ours or (noted or {}).get(name) == info.version
         if is_orphan or (is_noted and is_old and is_build_name(name)):  # other names are in a note that was forged
             store.delete(name, info.version if store.conditional else "")
+    # Before this run puts its manifest: beside the note, `find_finished` takes a manifest for the one to be removed.
     if manifest is not None or not store.conditional:
         store.delete(note)
 
@@ -436,6 +438,7 @@ def put(
 
 def put_report(store: Store, report: Report, owner: Owner) -> None:
     """Put a task's report: from here on the task is done."""
+    # A build whose plan was replaced may have left reports of tasks with the same numbers: so it names its run.
     report = msgspec.structs.replace(report, run_id=owner.run_id)
     sealed = msgspec.structs.replace(report, checksum=_checksum(report))
     put(store, report_name(report.task), msgspec.json.encode(sealed), owner)

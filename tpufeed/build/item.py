@@ -84,7 +84,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def files(self) -> tuple[ImageRef, ...]:
-        """All its files: that of its image comes first."""
+        """Files of the sample. The file of its image comes first."""
         image = ImageRef(self.file or self.path, self.bytes, self.version, self.offset, self.row, self.leaf)
         return (image, *self.images)
 

@@ -85,6 +85,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
                 store.put(name, data)
             store.delete(version_name(number))
         begun.append(name)
+    # Only now, when no manifest that a reader opens names these files.
     for name in sorted(unneeded):
         store.delete(name, present[name].version if store.conditional else "")
     for name in begun:

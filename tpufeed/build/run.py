@@ -189,6 +189,7 @@ def run(  # noqa: PLR0913  # the options of all builds
             with chosen.prepare(f"{recipe.worker}:run"):
                 return _build(recipe, destination, chosen, max_rejects, overwrite, fsync, listener or (lambda _: None))
         except (DuplicateWriterError, BuildError):
+            # Another build may have published the next version meanwhile: then this one begins again behind that.
             now = None if recipe.base is None else find_finished(destination)
             if now is None or recipe.base is None or now.number == recipe.base.number:
                 raise
@@ -304,7 +305,7 @@ def _open(
     recipe: Recipe, dst: str | Path, max_rejects: str | int | None, workers: int | None, engine: Engine | str | None
 ) -> tuple[Store, Engine]:
     """Open the destination and choose the engine. Raises TpufeedError if the arguments do not fit together."""
-    allowed_rejects(max_rejects, 0)
+    allowed_rejects(max_rejects, 0)  # an error of the budget comes before hours of work
     destination = open_store(dst, follow=False)
     hidden = [store.url for store in (*recipe.stores, destination) if not store.shared]
     chosen, places = choose_engine(engine, workers, hidden), list[PurePath]()
@@ -484,9 +485,11 @@ def _finished_result(url: str, manifest: Manifest) -> BuildResult:
 
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
+    """Return the report of a task that an earlier run has done; None, and discard the report, if it does not hold."""
     report = read_report(store, ref, header.run_id)
     if report is None:
         return None
+    # A crash of the machine may have left the report and lost the shards, which were not brought to the disk.
     if _is_of_task(report, header, ref) and all(
         is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards
     ):
@@ -496,6 +499,7 @@ def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | 
 
 
 def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
+    """Return the report of a task that is done. Raises TaskError if it is gone or of another task."""
     report = read_report(store, ref, header.run_id)
     where = f"{store.url}/{report_name(ref.number)}"
     if report is None:
@@ -608,6 +612,7 @@ def _finish(
     )
     manifest, duplicates = recipe.conclude(store, plan, folder, manifest)
     remove_leftovers(store, header, manifest)
+    # Someone, or a lifecycle rule of a bucket, may have removed files since their tasks were done.
     lost = find_lost(store, manifest)
     if lost is not None:
         raise BuildError(

@@ -275,6 +275,7 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
             for name in pieces
         }
     manifest = join_manifests(base.manifest, part.manifest, about, indexes, pieces)
+    # One listing of the whole dataset: a version is never published on top of files that are gone.
     lost = find_lost(store, manifest)
     if lost is not None:
         raise BuildError(

@@ -1,6 +1,6 @@
 """A task of a build: make a shard of each variant in temporary files, put the shards, then the report.
 
-Builds differ in where their records come from, which `TaskContext.write` of each says.
+Builds differ in the source of their records, see `TaskContext.write`.
 """
 
 import secrets
@@ -165,6 +165,7 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
         markers=output.markers,
         digests=output.digests,
     )
+    # Last: until its report is there, a task counts as not done, and its shards as orphans.
     put_report(destination, report, context.owner)
 
 

@@ -61,15 +61,15 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
 
 
 def _import(entry: str) -> None:
-    with suppress(ImportError):  # it is said when the function is asked for
+    with suppress(ImportError):  # reported when the function is asked for
         importlib.import_module(entry.partition(":")[0])
 
 
 def _watch(launcher: int, connection: Channel) -> None:
     """Hang up when the launcher has died.
 
-    The socket says so at once, but not where the launcher has forked: that fork holds its end open. PR_SET_PDEATHSIG
-    would come when the launcher's *thread* ends that has started this process.
+    The socket closes at once, unless a fork of the launcher holds its end open. PR_SET_PDEATHSIG would come too early:
+    when the launcher's *thread* ends that has started this process.
     """
     watch = LauncherWatch(launcher)
     while watch.lives():

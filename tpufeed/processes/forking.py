@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class LauncherWatch:
-    """Whether the process that has launched this one lives: its parent, or what a script starts that is the parent."""
+    """Watches the process that has launched this one: its parent, or a process below a script that is the parent."""
 
     def __init__(self, launcher: int) -> None:
         self._launcher = launcher
@@ -42,9 +42,9 @@ class LauncherWatch:
 
 
 def serve_forks(connection: Channel, watch: LauncherWatch) -> Channel | None:
-    """Obey the launcher until it hangs up or ends, and then wait for the forks to end.
+    """Obey the launcher until it hangs up or ends, then wait for the forks to end.
 
-    Returns more than once, as `os.fork` does: in each fork with its connection, in the server with None.
+    Returns several times, as `os.fork` does: in each fork with its connection, in the server with None.
     """
     server = _Server(connection)
     try:
@@ -69,7 +69,7 @@ def cannot_import(error: Exception) -> Failure:
 
 
 def _prepare(entry: str, context: Any) -> Failure | None:
-    """Call a function "module:function"; return how it failed, where it did."""
+    """Call a function "module:function"; return its failure, or None."""
     try:
         function = resolve_name(entry)
     except (ImportError, AttributeError) as error:
@@ -93,7 +93,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def obey(self, seconds: float) -> Channel | None:
-        """Wait that long for an order or the end of a fork. Returns in a fork with its connection, else with None."""
+        """Wait `seconds` for an order or the end of a fork. Returns in a fork with its connection, else with None."""
         if self._connection not in self._hear([self._connection], seconds):
             return None
         order = self._connection.recv()
@@ -109,7 +109,7 @@ class _Server:
         return None
 
     def wait_for_forks(self, seconds: float) -> None:
-        """Wait until all have ended, but no longer: the others are killed with this process."""
+        """Wait until all forks have ended, at most `seconds`: the others are killed with this process."""
         deadline = time.monotonic() + seconds
         while self._forks and time.monotonic() < deadline:
             self._hear([], _WATCH_SECONDS)
@@ -122,7 +122,7 @@ class _Server:
             end.close()
 
     def _hear(self, connections: list[Channel], seconds: float) -> list[Any]:
-        """Wait for one of these, or for a fork that ends, which is told."""
+        """Wait for one of these connections, or for the end of a fork, which is reported."""
         ready = wait([*connections, self._woken], seconds)
         if self._woken in ready:
             self._woken.recv(4096)
@@ -158,7 +158,7 @@ class _Server:
         return Channel(end)
 
     def _become_a_fork(self, server: int) -> None:
-        """Be as a new interpreter is."""
+        """Become like a new interpreter."""
         self.close()
         self._connection.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
