@@ -418,19 +418,20 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
     job = Job(f"{recipe.worker}:run", recipe.context(store, plan), f"{recipe.worker}:reach")
     try:
         rejects = Rejects(store, plan.owner, inputs, allowed_rejects(max_rejects, inputs))
-        pending, earlier = list[TaskRef](), 0
-        with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-resume") as executor:
-            reports = executor.map(lambda ref: _trusted_report(store, header, ref), plan.tasks)
-            for ref, report in zip(plan.tasks, reports, strict=True):
-                if report is None:
-                    pending.append(ref)
-                else:
-                    earlier += sum(len(shard.lengths) for shard in report.shards)
-                    rejects.add(report)
+        pending, earlier = list(plan.tasks), 0
+        if joined:  # a plan that is new has no reports
+            pending.clear()
+            with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-resume") as executor:
+                reports = executor.map(lambda ref: _trusted_report(store, header, ref), plan.tasks)
+                for ref, report in zip(plan.tasks, reports, strict=True):
+                    if report is None:
+                        pending.append(ref)
+                    else:
+                        earlier += sum(len(shard.lengths) for shard in report.shards)
+                        rejects.add(report)
+            pending.reverse()  # a first run that is still at work comes from the other end
         listener(progress := BuildProgress(images, images=earlier, earlier_images=earlier))
         rejects.check()
-        if joined:
-            pending.reverse()  # a first run that is still at work comes from the other end
         retries = 0
         try:
             # Closed at once if something here fails: within the error's traceback the engine would run on.

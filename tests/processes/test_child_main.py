@@ -21,7 +21,7 @@ from tpufeed.processes.child import ChildDiedError, Fork, ForkServer, stop_all
 
 __all__ = ["end_by", "fail", "sleep_unheard"]  # children find them here
 
-HERE = "tests.processes.test_forking"
+HERE = "tests.processes.test_child_main"
 
 
 @pytest.fixture
