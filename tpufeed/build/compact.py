@@ -184,7 +184,8 @@ class Compaction(Recipe):
             features=manifest.features,
             images=variants * sum(split.inputs for split in splits.values()),
         )
-        yield Draft(header=header, tasks=self.tasks, splits=splits)
+        fingerprint = "" if manifest.cache is None else manifest.cache.fingerprint
+        yield Draft(header=header, tasks=self.tasks, splits=splits, fingerprint=fingerprint)
 
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan is the one that this run would make."""

@@ -239,9 +239,7 @@ def check_base(base: Dataset) -> None:
             f"{base.url}/{lost} is missing or damaged, so that the dataset cannot grow. Nothing was changed. Run: "
             f"tpufeed verify {base.url}"
         )
-    for split in base.manifest.splits.values():
-        for variant in split.variants:
-            _check_index(base.store, variant.index)
+    _check_indexes(base)
 
 
 def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = None) -> Dataset:
@@ -265,13 +263,11 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
     check_owner(part.store, owner)
     pieces = append_layout(base.manifest, part.manifest) if layout is None else layout
     count = len(next(iter(base.manifest.splits.values())).variants)
-    checked = set[tuple[str, str]]()
+    _check_indexes(base)
+    _check_indexes(part)
     with store.temporary_folder() as folder:
         indexes = {
-            name: tuple(
-                _put_index(folder, (base, part), name, variant, number, pieces[name], checked)
-                for variant in range(count)
-            )
+            name: tuple(_put_index(folder, (base, part), name, variant, pieces[name]) for variant in range(count))
             for name in pieces
         }
     manifest = join_manifests(base.manifest, part.manifest, about, indexes, pieces)
@@ -323,14 +319,8 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
     return find_dataset(store) or base
 
 
-def _put_index(  # noqa: PLR0913, PLR0917  # of one caller
-    folder: Path,
-    sides: tuple[Dataset, Dataset],
-    split: str,
-    variant: int,
-    number: int,
-    pieces: Sequence[Piece],
-    checked: set[tuple[str, str]],
+def _put_index(
+    folder: Path, sides: tuple[Dataset, Dataset], split: str, variant: int, pieces: Sequence[Piece]
 ) -> IndexFile:
     """Put the index of a split over the shards of its pieces, and return what the manifest says of it."""
     base, path = sides[0], folder / f"{split}-{variant}"
@@ -338,17 +328,14 @@ def _put_index(  # noqa: PLR0913, PLR0917  # of one caller
     for piece in pieces:
         dataset = sides[piece.of_part]
         entry = dataset.manifest.splits[split].variants[variant]
-        if (dataset.url, entry.index.name) not in checked:
-            _check_index(dataset.store, entry.index)
-            checked.add((dataset.url, entry.index.name))
-        starts = [0, *itertools.accumulate(shard.records + 1 for shard in entry.shards)]
+        starts = entry.index_starts
         header = entry.index.bytes - starts[-1] * ITEM_BYTES
         for start in range(starts[piece.start], starts[piece.stop], _BLOCK_ITEMS):
             stop = min(start + _BLOCK_ITEMS, starts[piece.stop])
             data = dataset.store.read_range(entry.index.name, header + start * ITEM_BYTES, header + stop * ITEM_BYTES)
             writer.add(np.frombuffer(data, "<u8"))
     size, crc = writer.finish()
-    name = version_index_name(split, None if base.manifest.cache is None else variant, number)
+    name = version_index_name(split, None if base.manifest.cache is None else variant, base.number + 1)
     put(base.store, name, path, None, size, crc)
     return IndexFile(name, size, crc)
 
@@ -362,9 +349,15 @@ def read_offsets(dataset: Dataset, split: str, variant: int) -> list[Offsets]:
     entry = dataset.manifest.splits[split].variants[variant]
     _check_index(dataset.store, entry.index)
     data = dataset.store.read(entry.index.name)
-    starts = [0, *itertools.accumulate(shard.records + 1 for shard in entry.shards)]
+    starts = entry.index_starts
     offsets = np.frombuffer(data, "<u8", starts[-1], entry.index.bytes - starts[-1] * ITEM_BYTES)
     return [offsets[start:stop] for start, stop in itertools.pairwise(starts)]
+
+
+def _check_indexes(dataset: Dataset) -> None:
+    for split in dataset.manifest.splits.values():
+        for variant in split.variants:
+            _check_index(dataset.store, variant.index)
 
 
 def _check_index(store: Store, index: IndexFile) -> None:
