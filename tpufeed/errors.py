@@ -67,7 +67,7 @@ def mask_secrets(text: str) -> str:
     """
     if "://" in text:
         text = re.sub(_USER, _mask_user, text)
-    return re.sub(_SECRET, rf"\1{_MASK}", text) if "=" in text else text  # also where a library names a path alone
+    return re.sub(_SECRET, rf"\1{_MASK}", text) if "=" in text else text  # a library may name a path without its host
 
 
 def url_identity(text: str) -> str:

@@ -182,7 +182,7 @@ class Child:
             raise TimeoutError from None
         except OSError:
             return
-        except BaseException:  # Ctrl-C, say: half a message is none, and no other can follow it
+        except BaseException:  # Ctrl-C for example: half a message has gone, and no other can follow it
             self.hang_up()
             raise
 
@@ -239,7 +239,7 @@ class Child:
 
     def hang_up(self) -> None:
         """Shut the socket down for all who hold our end open: the child leaves, and a listening thread wakes up."""
-        with suppress(OSError, TypeError):  # closed meanwhile, say
+        with suppress(OSError, TypeError):  # it may be closed meanwhile
             self._channel.hang_up()
 
     def close(self) -> None:
@@ -328,7 +328,7 @@ class ForkServer(Child):
     def _hear(self, seconds: float) -> bool:
         """Take in news of a fork; return false if there are none after `seconds`."""
         try:
-            if not self._channel.poll(seconds):  # Ctrl-C here leaves the connection for what `kill` has to say
+            if not self._channel.poll(seconds):  # after Ctrl-C here the connection is sound, and `kill` can use it
                 return False
         except OSError:
             raise ChildDiedError from None
@@ -336,7 +336,7 @@ class ForkServer(Child):
             news: Forked = self._next_message()
         except ChildDiedError:
             raise
-        except BaseException:  # Ctrl-C, say, within a message: no other can be made out
+        except BaseException:  # Ctrl-C for example, within a message: no other can be made out
             self.close()
             raise
         self._pids[news.fork] = news.pid
@@ -401,7 +401,7 @@ def stop_all(children: Sequence[Child], patience_seconds: float, terminate: bool
             child.process.terminate()
     try:
         _wait_for_all(children, patience_seconds)
-    finally:  # also where Ctrl-C comes again
+    finally:  # also if Ctrl-C comes again
         for child in children:
             child.kill()
     _wait_for_all(children, _KILLED_SECONDS)

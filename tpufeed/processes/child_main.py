@@ -136,7 +136,7 @@ class _ForkServer:
         self._connection = connection
         self._forks: dict[int, int] = {}  # their numbers, by process
         self._failure: Failure | None = None  # of the preparation
-        self._woken, self._alarm = socket.socketpair()  # a byte comes for each signal: for SIGCHLD, say
+        self._woken, self._alarm = socket.socketpair()  # a byte comes for each signal, such as SIGCHLD
         for end in (self._woken, self._alarm):
             end.setblocking(False)
         signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
@@ -226,7 +226,7 @@ class _ForkServer:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:  # it has ended meanwhile
             os._exit(1)
-        if "numpy.random" in sys.modules:  # an op of the user's may draw from it: not the same in each process
+        if "numpy.random" in sys.modules:  # an op of the user's may draw from it: other numbers in each process
             sys.modules["numpy.random"].seed()
 
 

@@ -108,7 +108,7 @@ def _iter_groups(root: Path, controller: str) -> Iterator[Path]:
             continue
         top, mount = (re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field) for field in escaped)
         place, group = root / mount.lstrip("/"), PurePosixPath(own[name])
-        below: tuple[str, ...] = ()  # where a container sees its group alone, and under another name
+        below: tuple[str, ...] = ()  # if a container sees its group alone, and under another name
         if group.is_relative_to(top) and ".." not in group.parts:
             below = group.relative_to(top).parts
         for depth in range(len(below) + 1):

@@ -37,7 +37,7 @@ def find_nodes(root: Path = _SYS) -> list[Node]:
     """
     found = list[Node]()
     chips = [_read(slot / "numa_node") for slot in _iter_chips(root)]
-    if "-1" in chips:  # the system does not say of all of them: ranks would be counted wrongly
+    if "-1" in chips:  # the nodes of some chips are unknown: ranks would be counted wrongly
         chips = []
     for folder in sorted(root.glob("devices/system/node/node[0-9]*"), key=lambda folder: int(folder.name[4:])):
         number = folder.name[4:]
