@@ -260,19 +260,13 @@ def _find_build(store: Store) -> list[ObjectInfo]:
 def _names_of_growth(store: Store, dataset: Dataset, present: Mapping[str, ObjectInfo]) -> list[str]:
     """Return the names that the versions of a dataset have put, and an interrupted append has left."""
     numbers, splits = range(2, dataset.number + 2), dataset.manifest.splits
-    indexes = [
-        name
-        for name in present
-        if (found := parse_version_index(name)) is not None and found[0] in splits and found[1] in numbers
-    ]
+    indexes = [(name, parse_version_index(name)) for name in present]
+    names = [name for name, found in indexes if found is not None and found[0] in splits and found[1] in numbers]
     folders = {name.partition("/")[0] for name in present}
-    parts = [
-        name
-        for number in numbers
-        if part_folder(number) in folders
-        for name in (f"{part_folder(number)}/{info.name}" for info in find_build(open_part(store, number)))
-    ]
-    return [name for name in (*indexes, *parts) if name in present]
+    for number in numbers:
+        if (folder := part_folder(number)) in folders:
+            names += [f"{folder}/{info.name}" for info in find_build(open_part(store, number))]
+    return [name for name in names if name in present]
 
 
 def find_finished(store: Store) -> Dataset | None:
