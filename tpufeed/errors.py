@@ -67,11 +67,11 @@ def mask_secrets(text: str) -> str:
     """
     if "://" in text:
         text = re.sub(_USER, _mask_user, text)
-    return re.sub(_SECRET, rf"\1{_MASK}", text) if "=" in text else text  # also where a library names a path alone
+    return re.sub(_SECRET, rf"\1{_MASK}", text) if "=" in text else text  # a library may name a path without its host
 
 
 def url_identity(text: str) -> str:
-    """Return a URL, or a text with URLs, without its signature and secrets: the name by which files and builds know it.
+    """Return a URL, or a text with URLs, without signature and secrets, as the name by which files and builds know it.
 
     Parameters of signatures (`X-Goog-*`, `Signature`, `Expires`, `sig` and the like) and tokens are left out, so that
     a URL that is signed again is the same. All other parameters stay. `key`, `code` and `session` may name an image or
@@ -206,7 +206,7 @@ class ObjectChangedError(StoreError):
 
 
 class LinkError(StoreError):
-    """A symbolic link below a dataset's folder, where none is followed."""
+    """A symbolic link below a dataset's folder; links there are not followed."""
 
 
 class AccessError(StoreError, PermissionError):
@@ -214,7 +214,7 @@ class AccessError(StoreError, PermissionError):
 
 
 class UnavailableError(StoreError, ConnectionError):
-    """The store did not answer, or only with failures that pass, until a deadline. Nothing is known of the object."""
+    """The store gave no answer, or only temporary failures, until a deadline. Nothing is known of the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Unreadable:
 
 
 class DatasetUnreadableError(StoreError):
-    """Files of a dataset could not be read; `unreadable` lists them. What could be read of it is not damaged."""
+    """Files of a dataset could not be read; `unreadable` lists them. The files that could be read are not damaged."""
 
     def __init__(self, message: str, unreadable: tuple[Unreadable, ...] = ()) -> None:
         super().__init__(message)
@@ -258,9 +258,9 @@ class Damage:
     """One damage of a dataset.
 
     Attributes:
-        shard: the file, a shard or an index; "manifest.json" where counts of the whole are wrong.
-        record: its number in the shard; None where the damage is no single record's.
-        byte: where it is in the file: for a record its first byte.
+        shard: the file, a shard or an index; "manifest.json" if total counts are wrong.
+        record: its number in the shard; None if the damage is not of a single record.
+        byte: its place in the file; the first byte of a record.
         message: what was found against what was expected.
     """
 
@@ -276,9 +276,9 @@ class Damage:
 
 
 class DatasetDamagedError(DamageError):
-    """A dataset is not what was written; the message names the first of `damages`, which are all that were found.
+    """A dataset is not what was written. `damages` lists all that was found, and the message names the first.
 
-    `unreadable` lists the files that could not be read, of which nothing is known.
+    `unreadable` lists the files that could not be read: nothing is known of them.
     """
 
     def __init__(self, message: str, damages: tuple[Damage, ...] = (), unreadable: tuple[Unreadable, ...] = ()) -> None:
@@ -311,11 +311,11 @@ class ImageError(TpufeedError, ValueError):
 
 
 class OpError(TpufeedError, RuntimeError):
-    """An op raised, returned what is no image of its input's shape, or does not repeat itself."""
+    """An op raised, returned something other than an image of its input's shape, or does not repeat itself."""
 
 
 class BuildError(TpufeedError, RuntimeError):
-    """A build could not finish; what it finished stays and the same command goes on from there."""
+    """A build could not finish; what it has finished stays, and the same command continues from there."""
 
 
 class TaskError(BuildError):
@@ -327,4 +327,4 @@ class TooManyRejectsError(BuildError):
 
 
 class LoaderError(TpufeedError, RuntimeError):
-    """A loader cannot go on: it was closed, a worker died or hangs, or its ranks would part ways."""
+    """A loader cannot continue: it was closed, a worker died or hangs, or its ranks would differ."""

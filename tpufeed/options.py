@@ -1,4 +1,4 @@
-"""Options that say in their annotations what they can be, and are checked by those.
+"""Check options by their annotations, which declare the values that an option can have.
 
     Keep = Annotated[int, at_least(1)]
 
@@ -13,9 +13,9 @@
         def __post_init__(self) -> None:
             check_fields(self)
 
-Checked are `bool`, `Literal`, `Annotated` with a rule, and unions of them, also with None. All other annotations are
-for type checkers alone. A value that fits is brought to one form (numpy's numbers become Python's), so that equal
-options have equal descriptions. Any other value raises OptionError: "keep is a whole number, at least 1, not 0".
+`bool`, `Literal`, `Annotated` with a rule, and unions of them and None are checked. All other annotations are for type
+checkers alone. A value that fits is brought to one form (numpy's numbers become Python's), so that equal options have
+equal descriptions. Any other value raises OptionError: "keep is a whole number, at least 1, not 0".
 """
 
 import functools
@@ -54,11 +54,11 @@ _FOREIGN = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Rule:
-    """What an option can be.
+    """Set of values that an option can have.
 
     Attributes:
         said: completes "NAME is ..., not VALUE".
-        fits: returns whether a value is allowed; it must not raise.
+        fits: returns true for an allowed value; it must not raise.
         form: returns an allowed value in its one form.
     """
 
@@ -77,13 +77,13 @@ class Rule:
 
 
 def is_whole(value: Any, low: float = float("-inf"), high: float = float("inf")) -> bool:
-    """Return whether `value` is an integer of `[low, high]`, numpy's too; True and False are none."""
+    """Return true if `value` is an integer of `[low, high]`, of Python or numpy, but not True or False."""
     is_int = type(value) is int or (not isinstance(value, bool) and isinstance(value, Integral))  # the former is fast
     return is_int and low <= int(value) <= high
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a real number, numpy's too; True and False are none."""
+    """Return true if `value` is a real number, of Python or numpy, but not True or False."""
     return type(value) in (float, int) or (not isinstance(value, bool) and isinstance(value, Real))
 
 
@@ -111,7 +111,7 @@ def above(low: float, high: float = float("inf")) -> Rule:
 
 
 def a_list(of: str) -> Rule:
-    """Lists and other iterables. A text is none: its letters would be taken for items."""
+    """Lists and other iterables, but not a string: its letters would be taken for items."""
     return Rule(f"a list of {of}", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
 
 
@@ -176,11 +176,11 @@ def _rules_of(owner: Any) -> tuple[tuple[str, Rule], ...]:
 def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that its arguments are checked by their annotations.
 
-    An unknown keyword raises OptionError, not TypeError, and names the option that is meant. The signature that
-    editors, `help()` and type checkers show stays.
+    An unknown keyword raises OptionError, not TypeError, and the message names the nearest option. The signature that
+    editors, `help()` and type checkers show is unchanged.
 
     Args:
-        elsewhere: what to do instead, for keywords that people look for here ("call batch(...) of the MapDataset").
+        elsewhere: for keywords that people look for here, what to do instead ("call batch(...) of the MapDataset").
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,4 +1,4 @@
-"""`compact` and `prune`: fewer shards with the same samples, and the files that no kept version has are gone."""
+"""`compact`: fewer shards with the same samples."""
 
 import shutil
 from pathlib import Path
@@ -8,64 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tpufeed
+from tests.build.grown import PARTS, files_of, records_of, shards_of
 from tests.dataset.damaging import flip
 from tpufeed.build.compact import Run, compact_layout, find_runs
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant
-from tpufeed.dataset.reader import find_versions, open_dataset
+from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import (
     BuildError,
     DatasetNotFoundError,
     DuplicateWriterError,
-    ObjectChangedError,
     OptionError,
     TpufeedError,
 )
-
-PARTS = 5
-
-
-@pytest.fixture(scope="module")
-def folders(photo_folder, tmp_path_factory):
-    """The photographs, dealt to some folders."""
-    folder = tmp_path_factory.mktemp("parts")
-    for number, path in enumerate(sorted(photo_folder.glob("*/*.jpg"))):
-        target = folder / str(number % PARTS) / path.parent.name / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
-    return [folder / str(number) for number in range(PARTS)]
-
-
-@pytest.fixture(scope="module")
-def grown(folders, tmp_path_factory):
-    """A dataset of one build and some appends; not to be changed."""
-    url = tmp_path_factory.mktemp("grown") / "d"
-    tpufeed.shard(folders[0], url, shard_bytes="200KB", shares="train=0.7,val=0.3", workers=1)
-    for folder in folders[1:]:
-        tpufeed.append(folder, url, workers=1)
-    return url
-
-
-@pytest.fixture
-def url(grown, tmp_path):
-    return Path(shutil.copytree(grown, tmp_path / "d"))
-
-
-def records_of(url, version=None):
-    dataset = open_dataset(url, version)
-    return {
-        (split, variant): [bytes(payload) for payload in dataset.reader(split, variant).iter_payloads(0, entry.records)]
-        for split, entry in dataset.manifest.splits.items()
-        for variant in range(len(entry.variants))
-    }
-
-
-def files_of(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-
-
-def shards_of(url, split="train"):
-    return open_dataset(url).split(split).variants[0].shards
 
 
 def a_manifest(sizes, usual, hosts=1):
@@ -245,62 +200,6 @@ def test_a_compaction_during_an_append_says_so(url, folders, tmp_path, monkeypat
     assert tpufeed.verify(url).records == 40
 
 
-def test_what_no_kept_version_names_is_removed(url, folders):
-    tpufeed.compact(url, workers=1)
-    records, before = records_of(url), files_of(url)
-    told = tpufeed.prune(url, dry_run=True)
-    assert files_of(url) == before
-    done = tpufeed.prune(url)
-    assert done == told
-    assert (done.kept, done.removed) == ((PARTS + 1,), tuple(range(1, PARTS + 1)))
-    after = files_of(url)
-    assert len(before) - len(after) == done.files + PARTS
-    assert sum(map(len, before.values())) - sum(map(len, after.values())) > done.bytes > 0
-    assert records_of(url) == records
-    assert tpufeed.verify(url).records == 40
-    named = {shard.name for split in ("train", "val") for shard in shards_of(url, split)}
-    assert {str(path) for path in after if path.suffix == ".tfrecord"} == named
-    assert tpufeed.append(folders[1], url, workers=1).skipped == 8  # what was appended stays known
-    assert tpufeed.prune(url).removed == ()
-
-
-def test_kept_versions_can_be_read(url):
-    old, middle = open_dataset(url, version=2), open_dataset(url, version=4)
-    records = {number: records_of(url, number) for number in (4, 5)}
-    done = tpufeed.prune(url, keep=2)
-    assert (done.kept, done.removed) == ((4, 5), (1, 2, 3))
-    for number, found in records.items():
-        assert records_of(url, number) == found
-        assert tpufeed.verify(url, version=number).shards
-    with pytest.raises(DatasetNotFoundError, match="no version 3; it has 4, 5"):
-        open_dataset(url, version=3)
-    middle.check_current()
-    with pytest.raises(ObjectChangedError, match=r"version 2 of .* was pruned"):
-        old.check_current()
-
-
-def test_pruning_that_was_interrupted_is_finished(url, monkeypatch):
-    tpufeed.compact(url, workers=1)
-    store = open_dataset(url).store
-    real, left = type(store).delete, [4]
-
-    def delete(self, name, version=""):
-        if not left[0]:
-            raise BuildError("stopped")
-        left[0] -= name.endswith((".tfrecord", ".npy"))
-        real(self, name, version)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(store), "delete", delete)
-        with pytest.raises(BuildError, match="stopped"):
-            tpufeed.prune(url)
-    assert find_versions(store, open_dataset(url)) == [PARTS + 1]  # no version that is not whole can be opened
-    tpufeed.verify(url)
-    assert tpufeed.prune(url).removed == tuple(range(1, PARTS + 1))
-    named = {shard.name for split in ("train", "val") for shard in shards_of(url, split)}
-    assert {str(path) for path in files_of(url) if path.suffix == ".tfrecord"} == named
-
-
 def test_what_cannot_be_compacted_or_pruned_says_so(url, tmp_path):
     for function in (tpufeed.compact, tpufeed.prune):
         with pytest.raises(DatasetNotFoundError, match="holds no dataset"):
@@ -329,16 +228,3 @@ def test_in_other_stores(scheme, folders, tmp_path):
     assert records_of(url) == records
     assert tpufeed.prune(url).kept == (PARTS + 1,)
     assert tpufeed.verify(url).records == 40
-
-
-def test_overwriting_removes_parts_versions_and_what_a_prune_has_left(url, folders, tmp_path, monkeypatch):
-    tpufeed.compact(url, workers=1)
-    tpufeed.prune(url, keep=2)
-    with monkeypatch.context() as patch:
-        patch.setattr("tpufeed.build.run.publish", lambda *_: (_ for _ in ()).throw(BuildError("stopped")))
-        with pytest.raises(BuildError, match="stopped"):
-            tpufeed.append(folders[0].parent, url, workers=1)
-    tpufeed.shard(folders[0], url, overwrite=True, workers=1)
-    tpufeed.shard(folders[0], tmp_path / "fresh", workers=1)
-    assert files_of(url).keys() == files_of(tmp_path / "fresh").keys()
-    assert tpufeed.verify(url).records == 8

@@ -1,9 +1,6 @@
 """Beam: its own runner, in one process and in several, and a job server as other runners have it."""
 
-import hashlib
 import os
-import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +24,6 @@ from tests.engines.contract import (
 )
 from tests.faults.remote import QUICK, objects
 from tests.gcs_server import GcsServer
-from tpufeed.build.plan import TaskRef
 from tpufeed.engines import beam, preflight
 from tpufeed.engines.beam import BeamEngine
 from tpufeed.engines.engine import Job
@@ -140,36 +136,9 @@ def test_another_version_on_workers_is_one_failure_that_names_both(tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
-def test_a_worker_without_tpufeed_is_told_what_to_install():
-    from tpufeed.engines.beampipeline import explain
-
-    report = "Error message from worker: ...\\nModuleNotFoundError: No module named \\'tpufeed\\'\\n [while running]"
-    assert re.match(rf"a worker of Beam has no tpufeed; .* {tpufeed.__version__} on Python", explain(report).message)
-
-
 def test_what_a_host_does_not_see_is_said_before_the_first_task(kept_engine, tmp_path):
     with pytest.raises(BuildError, match=r"tests\.engines\.nothing"):
         list(kept_engine.run(Job("tests.engines.nothing:note", str(tmp_path)), range(4)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--runner=Nimbus"], "Unexpected pipeline runner: Nimbus. Valid values are .*DataflowRunner"),
-        (["--runner=DirectRunner", "--direct_num_workerz=2"], "no --direct_num_workerz=2"),
-        (["--runner=DirectRunner", "extra"], "no extra"),
-        (["--runner=DirectRunner", "--direct_num_workers=abc"], "invalid int value: 'abc'"),
-        (["--runner=DirectRunner", "--direct_running_mode=multi_processing"], "hangs when one of its worker processes"),
-        (["--runner=DirectRunner", "--streaming"], "leave out --streaming"),
-        (["--runner=DirectRunner", "--save_main_session"], "leave out --save_main_session"),
-        (["--runner=DataflowRunner", "--temp_location=t"], "(?s)Invalid GCS path .*project.*region"),
-    ],
-)
-def test_arguments_that_beam_does_not_take(arguments, message):
-    from tpufeed.engines.beampipeline import check_arguments
-
-    with pytest.raises(OptionError, match=message):
-        check_arguments(arguments)
 
 
 def test_arguments_are_looked_at_before_anything_is_changed(built, tmp_path):
@@ -200,19 +169,6 @@ def test_a_description_says_what_workers_need():
     assert version in given
     assert "--sdk_container_image=me/it" in given
     assert "docker" not in given
-
-
-def test_a_pipeline_of_a_hundred_thousand_tasks_is_small():
-    from tpufeed.engines.beampipeline import pack, unpack
-
-    tasks = []
-    for n in range(100_000):
-        digest = hashlib.blake2b(b"%d" % n, digest_size=16).digest()
-        ref = TaskRef(n, "train", 90_000 * n, 90_000 * (n + 1), f"train-{n:05d}-of-100000.tfrecord", digest)
-        tasks.append((n, pickle.dumps(ref)))
-    blocks = pack(tasks)
-    assert sum(map(len, blocks)) < 4e6  # Dataflow takes 10 MB
-    assert [each for block in blocks for each in unpack(block)] == tasks
 
 
 @pytest.fixture(scope="module")

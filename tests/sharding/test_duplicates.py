@@ -19,7 +19,7 @@ import tpufeed
 from tests.gcs_server import GcsServer
 from tests.sharding.test_joined import begun, forge
 from tpufeed.build.commit import put_report, read_report
-from tpufeed.build.digests import Crossing, read_digests
+from tpufeed.build.digests import Overlap, read_digests
 from tpufeed.build.item import Item
 from tpufeed.build.plan import Owner, iter_tasks, read_plan
 from tpufeed.cli.app import app
@@ -79,7 +79,7 @@ def test_duplicates_are_counted_and_named_and_those_across_splits_warned_of(doub
     assert both > 3
     found = result.duplicates
     assert (found.groups, found.images, found.dropped, found.labels) == (20, 20, 0, 2)
-    assert found.crossing == {"val": Crossing(both, val, ("train",))}
+    assert found.crossing == {"val": Overlap(both, val, ("train",))}
     assert any("different labels: 2;" in said for said in result.warnings)
     for group in groups:
         first, second = (image["path"] for image in group["images"])
@@ -335,7 +335,7 @@ def test_one_file_in_several_rows_is_no_duplicate_unless_it_is_in_two_splits(dou
     assert (result.listed_twice, result.duplicates) == (2, None)
     (tmp_path / "t.csv").write_text("path,part\n" + "".join([*rows, rows[0].replace("train", "val")]))
     result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "e", split_by="part", workers=1)
-    assert result.duplicates.crossing == {"val": Crossing(1, 1, ("train",))}
+    assert result.duplicates.crossing == {"val": Overlap(1, 1, ("train",))}
     assert any("1 of 1 images of val is in train as well" in said for said in result.warnings)
     result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "f", split_by="part", duplicates="drop", workers=1)
     assert (result.images, result.duplicates.dropped) == (2, 3)

@@ -1,1 +1,1 @@
-"""How a dataset comes to be: recipes, plans, commits and the run of them."""
+"""Build a dataset: recipes, plans, commits, and the run of a recipe."""

@@ -1,10 +1,10 @@
-"""Putting results in place so that a build killed anywhere ends, when run again, with the same bytes.
+"""Put results in place so that a build that is killed anywhere ends, when it is run again, with the same bytes.
 
 The plan is put first, each task's shards before its report, the manifest last.
 
-A destination belongs to the run whose plan stands there. A run with --overwrite takes it over in one step: it puts its
-plan in the place of the version that it has seen. Only then it removes what it has noted before, see `removals_name`. A
-run that has lost the destination publishes nothing.
+A destination belongs to the run whose plan is there. A run with --overwrite takes it over in one step: it replaces the
+version of the plan that it has seen. Only then it removes what it has noted before, see `removals_name`. A run that has
+lost the destination publishes nothing.
 """
 
 import logging
@@ -75,9 +75,9 @@ class Reject(msgspec.Struct, frozen=True):
 
 
 class ShardReport(msgspec.Struct, frozen=True):
-    """A shard that stands at the destination.
+    """A shard at the destination.
 
-    `lengths` are its records' sizes, framing included; `generation` is the object's where the store gives them out.
+    `lengths` are its records' sizes, framing included; `generation` is the object's, if the store has generations.
     """
 
     name: str
@@ -91,9 +91,9 @@ class Report(msgspec.Struct, frozen=True):
     """Result of a task: a shard for each variant, and what was not taken.
 
     `images` counts how images were stored, `odd` the odd cases that a policy dealt with, `markers` the restart markers
-    of kept JPEGs, `retries` the requests to stores that were made again, `run_id` is the plan's, `digests` those of the
-    task's source images, see `dataset.digests`. `checksum` is the
-    CRC-32C of the encoded report with none; only a stored report has one.
+    of kept JPEGs, `retries` the requests to stores that were made again. `run_id` is the plan's; `digests` are those of
+    the task's source images, see `build.digests`. `checksum` is the CRC-32C of the encoded report with checksum 0; only
+    a stored report has one.
     """
 
     task: int
@@ -118,7 +118,7 @@ class Standing(NamedTuple):
 
     Attributes:
         plan: of an earlier run of the same build, if there is one.
-        old: what a build with --overwrite removes, see `find_build`.
+        old: objects that a build with --overwrite removes, see `find_build`.
         foreign: names of all other files.
     """
 
@@ -128,13 +128,13 @@ class Standing(NamedTuple):
 
 
 def check_destination(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Standing:
-    """Check that a build can begin or go on at `store`. Changes nothing.
+    """Check that a build can begin or continue at `store`. Changes nothing.
 
     Raises:
         DuplicateWriterError: the destination belongs to a build with another source or other options.
         DatasetExistsError: as `find_build` does.
-        SourceError: a source whose path is not UTF-8 cannot stand in a plan.
-        StoreError: the folder cannot be made, or not be written to.
+        SourceError: the source's path is not UTF-8, so that no plan can hold it.
+        StoreError: the folder cannot be made or written to.
     """
     if source.encode("utf-8", "replace").decode() != source:
         raise SourceError(f"the path of the source, {source!r}, is not UTF-8; rename it")
@@ -142,20 +142,48 @@ def check_destination(store: Store, kind: str, source: str, identity: dict[str, 
     plan = None if overwrite or store.stat(PLAN) is None else _read_current_plan(store)
     if plan is not None:
         check_same_plan(store, plan.header, kind, source, identity)
-    check_writable(store)
+    check_writable(store)  # now, and not after hours of work
     foreign = set() if plan is not None else {info.name for info in store.iter_objects()} - {info.name for info in old}
     return Standing(plan, old, foreign)
 
 
+def check_fits(store: Store, header: PlanHeader, size_bytes: int, standing: Standing) -> None:
+    """Check that there is room for what a new plan makes, before it is put. Changes nothing.
+
+    Raises:
+        BuildError: shards of `size_bytes` bytes do not fit, even once what is to be removed is gone.
+        DuplicateWriterError: a foreign file has a name that the plan needs.
+    """
+    free, old = store.free_bytes(), standing.old
+    room = None if free is None else free + sum(info.size_bytes for info in old)
+    if room is not None and size_bytes > room:
+        raise BuildError(
+            f"{store.url} has room for {room / 1e6:,.1f} MB; the shards will take about {size_bytes / 1e6:,.1f} MB. "
+            "Nothing was changed. Make room, take another destination, or store smaller images"
+        )
+    if not standing.foreign:
+        return
+    outputs = header.output_names
+    taken = sorted(name for name in standing.foreign if uncounted(name) in outputs)
+    if taken and old:
+        # The build that stands may be at work: what it has put since `old` was listed is no foreign file.
+        known = {info.name for info in find_build(store)}
+        taken = [name for name in taken if name not in known and store.stat(name) is not None]
+    if taken and (old or store.stat(PLAN) is None):
+        raise DuplicateWriterError(
+            f"{store.url} holds {taken[0]} ({len(taken)} such files) of no build that is known here; take another "
+            "destination or remove them"
+        )
+
+
 def put_plan(store: Store, path: Path, plan: Plan, standing: Standing) -> Plan | None:
-    """Put a new plan, written to `path`, in the place of the one among `standing.old`.
+    """Put a new plan, written to `path`; it replaces the one among `standing.old`.
 
     Returns None if another run of the same command was quicker.
 
-    What is to be removed is noted before: the old plan, which names it, will be gone. Outputs of that plan that are not
-    there yet are noted as well, as the run that it belongs to may still be at work.
+    A note says before what will be removed, since the old plan, which names it, will be gone. The note also has the
+    outputs of that plan that are not there yet, because its run may still be at work.
     """
-    check_names(store, plan.header, standing)
     seen = {info.name: info for info in standing.old}
     # The version that was seen: a plan that another run has put meanwhile is not replaced.
     replaced, removals = seen.pop(PLAN, None), removals_name(plan.header.run_id)
@@ -173,11 +201,11 @@ def put_plan(store: Store, path: Path, plan: Plan, standing: Standing) -> Plan |
 
 
 def join_plan(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Plan:
-    """Return the plan that another run has put, which was quicker.
+    """Return the plan that another, quicker run has put.
 
     Raises:
-        DuplicateWriterError: it is one with another source or other options.
-        BuildError: likewise, and both runs overwrite.
+        DuplicateWriterError: it has another source or other options.
+        BuildError: the same, and both runs overwrite.
     """
     plan = _read_current_plan(store)
     try:
@@ -190,19 +218,19 @@ def join_plan(store: Store, kind: str, source: str, identity: dict[str, Any], ov
 
 
 def find_build(store: Store) -> list[ObjectInfo]:
-    """List what stands at `store` of a dataset or of a build, in the order in which to remove it: plan last.
+    """List the objects of a dataset or a build at `store`, in the order in which to remove them: plan last.
 
-    Shards that were adopted are not among it, nor is any file that no build of tpufeed has named.
+    Shards that were adopted are not listed, nor is any file that no build of tpufeed has named.
 
     Raises:
-        DatasetExistsError: a manifest that cannot be read, and no plan to say what it is.
+        DatasetExistsError: a manifest cannot be read, and no plan says what it is.
     """
     while True:
         plan = store.stat(PLAN)
         found = _find_build(store)
         if store.stat(PLAN) == plan:
             return found
-        # Another run with --overwrite has taken the place over meanwhile: a listing of before fits no plan of after.
+        # Another run with --overwrite has taken over meanwhile: the listing does not belong to the plan.
 
 
 def _find_build(store: Store) -> list[ObjectInfo]:
@@ -229,28 +257,22 @@ def _find_build(store: Store) -> list[ObjectInfo]:
 
 
 def _names_of_growth(store: Store, dataset: Dataset, present: Mapping[str, ObjectInfo]) -> list[str]:
-    """Return what the versions of a dataset have put, and what an append that was interrupted has left."""
+    """Return the names that the versions of a dataset have put, and an interrupted append has left."""
     numbers, splits = range(2, dataset.number + 2), dataset.manifest.splits
-    indexes = [
-        name
-        for name in present
-        if (found := parse_version_index(name)) is not None and found[0] in splits and found[1] in numbers
-    ]
+    indexes = [(name, parse_version_index(name)) for name in present]
+    names = [name for name, found in indexes if found is not None and found[0] in splits and found[1] in numbers]
     folders = {name.partition("/")[0] for name in present}
-    parts = [
-        name
-        for number in numbers
-        if part_folder(number) in folders
-        for name in (f"{part_folder(number)}/{info.name}" for info in find_build(open_part(store, number)))
-    ]
-    return [name for name in (*indexes, *parts) if name in present]
+    for number in numbers:
+        if (folder := part_folder(number)) in folders:
+            names += [f"{folder}/{info.name}" for info in find_build(open_part(store, number))]
+    return [name for name in names if name in present]
 
 
 def find_finished(store: Store) -> Dataset | None:
-    """The dataset that `store` holds; None where an --overwrite that was cut off has still to remove it.
+    """Return the dataset that `store` holds; None if an interrupted --overwrite still has to remove it.
 
     Raises:
-        ManifestError: it cannot be understood.
+        ManifestError: its manifest cannot be understood.
     """
     if store.stat(MANIFEST) is None:
         return None
@@ -261,7 +283,7 @@ def find_finished(store: Store) -> Dataset | None:
 
 
 def _noted_names(store: Store, present: Mapping[str, ObjectInfo]) -> dict[str, str]:
-    """Return what plan and notes of removals name at `store`, with the versions to remove; "" stands for any."""
+    """Return the names in the plan and in notes of removals at `store`, with the versions to remove; "" is any."""
     noted: dict[str, str] = {}
     with suppress(ObjectNotFoundError, DamageError):
         outputs = read_plan(store).header.output_names
@@ -273,7 +295,7 @@ def _noted_names(store: Store, present: Mapping[str, ObjectInfo]) -> dict[str, s
 
 
 def _read_current_plan(store: Store) -> Plan:
-    """The plan with its version. Raises as `read_plan` does."""
+    """Return the plan with its version. Raises as `read_plan` does."""
     while True:
         found = store.stat(PLAN)
         try:
@@ -287,7 +309,7 @@ def _read_current_plan(store: Store) -> Plan:
 
 
 def check_owner(store: Store, owner: Owner) -> None:
-    """Raises BuildError where the destination belongs to another run by now."""
+    """Raise BuildError if the destination belongs to another run now."""
     found = store.stat(PLAN)
     if found is not None and found.version == owner.version:
         return
@@ -302,38 +324,47 @@ def check_owner(store: Store, owner: Owner) -> None:
         raise BuildError(_REPLACED.format(store.url))
 
 
-def remove_old(store: Store, header: PlanHeader) -> None:
-    """Remove what the run of `header` has noted: manifest first, and of what it makes itself no later version.
+def remove_leftovers(store: Store, header: PlanHeader, manifest: Manifest | None = None) -> None:
+    """Remove what is in the way of a build: what its run has noted, the manifest first, but no output of its own.
 
-    Each run of the same command does so before its work, as another may have been cut off at it, and once more at its
-    end: a run that has lost the destination may have put something since. Not where the store is not conditional: its
-    versions may follow from the content, or be none, so what the build makes itself could not be told from the old.
+    Each run of the same command does this before it starts (an earlier one may have been killed halfway) and again when
+    it ends (a run that has lost the destination may have put something since). If the store is not conditional, its
+    versions may follow from the content, and new outputs cannot be told from old ones: the first time all is removed
+    that is noted, and then the note, so that there is no second time.
+
+    Args:
+        store: the destination.
+        header: of the build's plan.
+        manifest: what the build has made, when it ends. Shards of tasks that were cut off before their report are
+            removed as well, if another count of records gave them another name: a glob would find such a shard beside
+            the right one. All other outputs were replaced by the task's next run.
     """
-    noted = _read_removals(store, removals_name(header.run_id))
-    if noted is None:
+    note, counted = removals_name(header.run_id), manifest is not None and header.are_counted
+    noted = _read_removals(store, note)
+    if noted is None and not counted:
         return
-    tasks = range(sum(header.splits.values()))
-    ours = {*header.output_names, REJECTS, DIGESTS, DUPLICATES, *map(report_name, tasks)}
-    present = {info.name: info for info in store.iter_objects()}
-    manifest = present.pop(MANIFEST, None)
-    if manifest is not None:
+    outputs, present = header.output_names, {info.name: info for info in store.iter_objects()}
+    standing = present.pop(MANIFEST, None)
+    if noted is not None and standing is not None:
         try:  # a twin of this run may have put its manifest
-            of_twin = _RUN_ID.decode(store.read_document(MANIFEST, manifest.version)).run_id == header.run_id
+            of_twin = _RUN_ID.decode(store.read_document(MANIFEST, standing.version)).run_id == header.run_id
         except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             of_twin = False
         if not of_twin:
-            store.delete(MANIFEST, manifest.version if store.conditional else "")
+            # First, so that no reader finds a manifest whose shards are gone.
+            store.delete(MANIFEST, standing.version if store.conditional else "")
+    ours = {*outputs, REJECTS, DIGESTS, DUPLICATES, *map(report_name, range(sum(header.splits.values())))}
+    splits = () if manifest is None else manifest.splits.values()
+    made = {file.name for split in splits for variant in split.variants for file in variant.files}
     for name, info in present.items():
-        if name not in noted and uncounted(name) not in noted and not name.startswith(f"{REPORTS}/"):
-            continue
-        if not is_build_name(name):  # the note was forged
-            continue
-        if not store.conditional:
-            store.delete(name)
-        elif noted.get(name) == info.version or uncounted(name) not in ours:
-            store.delete(name, info.version)
-    if not store.conditional:
-        store.delete(removals_name(header.run_id))
+        is_orphan = counted and name not in made and uncounted(name) in outputs
+        is_noted = noted is not None and (name in noted or uncounted(name) in noted or name.startswith(f"{REPORTS}/"))
+        is_old = not store.conditional or uncounted(name) not in ours or (noted or {}).get(name) == info.version
+        if is_orphan or (is_noted and is_old and is_build_name(name)):  # other names are in a note that was forged
+            store.delete(name, info.version if store.conditional else "")
+    # Before this run puts its manifest: beside the note, `find_finished` takes a manifest for the one to be removed.
+    if manifest is not None or not store.conditional:
+        store.delete(note)
 
 
 def _read_removals(store: Store, name: str) -> dict[str, str] | None:
@@ -345,54 +376,25 @@ def _read_removals(store: Store, name: str) -> dict[str, str] | None:
         return {}
 
 
-def remove_orphans(store: Store, header: PlanHeader, manifest: Manifest) -> None:
-    """Remove shards of tasks that were cut off before their report, where other counts gave them other names.
-
-    All other names are replaced by the task's next run. A glob would find such a shard beside the right one.
-    """
-    if not header.are_counted:
-        return
-    outputs = header.output_names
-    made = {file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files}
-    for info in list(store.iter_objects()):
-        if info.name not in made and uncounted(info.name) in outputs:
-            store.delete(info.name, info.version if store.conditional else "")
-
-
 def open_part(store: Store, version: int) -> Store:
     """Return the store below a dataset in which this version is built."""
     return open_store(f"{store.url.rstrip('/')}/{part_folder(version)}", follow=False)
 
 
-def check_names(store: Store, header: PlanHeader, standing: Standing) -> None:
-    """Raises DuplicateWriterError where a foreign file has a name that the plan needs."""
-    outputs, old = header.output_names, standing.old
-    taken = sorted(name for name in standing.foreign if uncounted(name) in outputs)
-    if taken and old:
-        # The build that stands may be at work: what it has put since `old` was listed is no foreign file.
-        known = {info.name for info in find_build(store)}
-        taken = [name for name in taken if name not in known and store.stat(name) is not None]
-    if taken and (old or store.stat(PLAN) is None):
-        raise DuplicateWriterError(
-            f"{store.url} holds {taken[0]} ({len(taken)} such files) of no build that is known here; take another "
-            "destination or remove them"
-        )
-
-
 def put(
     store: Store, name: str, content: bytes | Path, owner: Owner | None, size_bytes: int = 0, crc: int = 0
 ) -> ObjectInfo:
-    """Put what belongs to a build. An object of this name with the same bytes is the same; another one is replaced.
+    """Put an object of a build. One of this name with the same bytes stays; any other one is replaced.
 
-    Of shards another one is an orphan: of a task of this plan that was cut off before its report, under another version
-    of a decoder perhaps. All other files follow from the reports.
+    Such a shard is an orphan: its task was cut off before its report, perhaps with another version of a decoder. All
+    other files follow from the reports.
 
     Args:
         store: the destination.
         name: of the object.
         content: its bytes, or a local file of `size_bytes` bytes of CRC-32C `crc`.
-        owner: the run that the destination belongs to; None for a version of a dataset, which anyone's run may put. If
-            the destination is another's by then, the object is taken back.
+        owner: the run that the destination belongs to; None for a version of a dataset, which any run may put. If the
+            destination belongs to another run then, the object is removed again.
 
     Raises:
         BuildError: as `check_owner` does; or the object changes all the time.
@@ -413,7 +415,7 @@ def put(
                 check_owner(store, owner)  # after that look: so what it has seen is not of a later owner
             if found is not None and is_same:
                 return found
-            replaces = found  # the same build's other run may be quicker, and then this is asked again
+            replaces = found  # another run of this build may be quicker: then this is asked again
             continue
         if replaces is not None:
             _logger.info("replaced %s/%s, which was another", mask_secrets(store.url), name)
@@ -429,13 +431,14 @@ def put(
 
 def put_report(store: Store, report: Report, owner: Owner) -> None:
     """Put a task's report: from here on the task is done."""
+    # A build whose plan was replaced may have left reports of tasks with the same numbers: so it names its run.
     report = msgspec.structs.replace(report, run_id=owner.run_id)
     sealed = msgspec.structs.replace(report, checksum=_checksum(report))
     put(store, report_name(report.task), msgspec.json.encode(sealed), owner)
 
 
 def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
-    """The report of a task of the plan `run_id`; None where there is none that can be read, however often."""
+    """Return the report of a task of the plan `run_id`; None if there is none, or no read of it is sound."""
     name, data = report_name(task.number), b""
     for _ in range(READS):
         try:
@@ -458,7 +461,7 @@ def discard_report(store: Store, report: Report) -> None:
 
 
 def _discard(store: Store, name: str, data: bytes) -> None:
-    """Remove an object that holds `data`; what another run has put in its place since stays."""
+    """Remove an object that holds `data`, unless another run has replaced it since."""
     found = store.stat(name)
     with suppress(ObjectNotFoundError, ObjectChangedError):
         if found is not None and store.read(name, found.version) == data:
@@ -466,9 +469,9 @@ def _discard(store: Store, name: str, data: bytes) -> None:
 
 
 def find_lost(store: Store, manifest: Manifest) -> str | None:
-    """The first file of a manifest that is not there with its size and, where the store knows one, its CRC.
+    """Return the first file of a manifest that is not there with its size and, if the store knows one, its CRC.
 
-    One listing tells; nothing is read.
+    This lists the store once, and reads nothing.
     """
     present = {info.name: info for info in store.iter_objects()}
     for split in manifest.splits.values():
@@ -480,7 +483,7 @@ def find_lost(store: Store, manifest: Manifest) -> str | None:
 
 
 def is_stored(store: Store, name: str, size_bytes: int, crc: int) -> bool:
-    """Return true where the object `name` has this size and CRC-32C."""
+    """Return true if the object `name` has this size and CRC-32C."""
     found = store.stat(name)
     return found is not None and _holds(store, found, size_bytes, crc)
 

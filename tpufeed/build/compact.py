@@ -1,7 +1,7 @@
-"""`compact`: the small shards that many appends leave become full ones, as the next version of a dataset.
+"""`compact`: join the small shards that many appends leave, as the next version of a dataset.
 
 Runs of adjacent small shards are joined in their order, so that sample i stays sample i. Records are copied as they
-are, their CRCs verified. The small shards stay for the versions before, until `prune` removes them.
+are, and their CRCs verified. The small shards stay for the versions before, until `prune` removes them.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tpufeed.build.commit import find_finished
@@ -22,7 +23,7 @@ from tpufeed.build.run import ProgressListener
 from tpufeed.build.run import run as run_recipe
 from tpufeed.build.versions import COMPACT, Layout, Piece, follows, read_offsets
 from tpufeed.build.worker import Output, TaskContext
-from tpufeed.dataset.manifest import CacheInfo, Manifest
+from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset
 from tpufeed.engines.engine import Engine
@@ -32,7 +33,7 @@ from tpufeed.storage.store import Store
 
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64  # of a cache whose command says no size
 _MOST_HOSTS = 1 << 20
-_SMALL = 2  # a shard of less than one part in so many of the usual size is small
+_SMALL = 2  # a shard smaller than the usual size divided by this is small
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,10 @@ class CompactResult:
 
     Attributes:
         url: of the dataset.
-        version: that stands now.
-        shards_before: number of shards of all splits and variants.
-        shards: their number now; the same where there was nothing to join.
-        copied_bytes: of the shards that were written.
+        version: its number now.
+        shards_before: number of shards of all splits and variants before.
+        shards: their number now; the same if there was nothing to join.
+        copied_bytes: size of the shards that were written.
         seconds: that it took.
     """
 
@@ -76,7 +77,7 @@ class CompactContext(TaskContext):
         for variant, writer in enumerate(output.writers):
             for payload in self.dataset.reader(task.split, variant).iter_payloads(task.first, task.stop):
                 writer.add_payload(payload)
-                output.meter.add(images=1, size=len(payload))
+                output.add(images=1, size=len(payload))
         output.retries = self.dataset.shards.retries  # the counts of classes stay those of the version before
 
 
@@ -90,26 +91,26 @@ def compact(
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
 ) -> CompactResult:
-    """Join the small shards of a dataset, or of a cache, that has grown, as its next version.
+    """Join the small shards of a dataset or a cache that has grown, as its next version.
 
-    Shards of less than half the usual size are joined with their neighbours, in the same order: samples keep their
-    numbers. Readers of the version before go on, and its files stay until `tpufeed.prune` removes them. Interrupted,
-    the same call goes on.
+    Shards smaller than half the usual size are joined with their neighbours, in the same order: samples keep their
+    numbers. Readers of the version before are not disturbed, and its files stay until `tpufeed.prune` removes them. If
+    the call is interrupted, the same call continues.
 
     Args:
         url: of the dataset.
-        overwrite: discard what an append or a compaction that was interrupted has left; nothing else is removed.
+        overwrite: discard what an interrupted append or compaction has left; nothing else is removed.
         fsync: bring the new shards to the disk before the manifest.
-        workers: processes; all cores by default.
+        workers: number of processes; one per core by default.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
 
     Raises:
         DatasetNotFoundError: there is no dataset.
-        OptionError: it was adopted, so that its shards are another program's.
-        DuplicateWriterError: somebody appends to it, or was interrupted; nothing was changed.
+        OptionError: it was adopted, so that its shards belong to another program.
+        DuplicateWriterError: an append is at work, or was interrupted; nothing was changed.
         RecordError, ShardError: a record is damaged, and no version is published.
-        TaskError, BuildError: the work failed; what is done stays, and the same call goes on.
+        TaskError, BuildError: the work failed; what is done stays, and the same call continues.
     """
     start, recipe = time.monotonic(), Compaction()
     result = run_recipe(
@@ -126,7 +127,7 @@ def compact(
 
 
 class Compaction(Recipe):
-    """The recipe of `compact`: which dataset it is of, `look` finds out."""
+    """The recipe of `compact`; its dataset is found by `look`."""
 
     kind = grows_by = COMPACT
     worker = "tpufeed.build.worker"
@@ -183,7 +184,8 @@ class Compaction(Recipe):
             features=manifest.features,
             images=variants * sum(split.inputs for split in splits.values()),
         )
-        yield Draft(header=header, tasks=self.tasks, splits=splits)
+        fingerprint = "" if manifest.cache is None else manifest.cache.fingerprint
+        yield Draft(header=header, tasks=self.tasks, splits=splits, fingerprint=fingerprint)
 
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan is the one that this run would make."""
@@ -194,9 +196,9 @@ class Compaction(Recipe):
         """Return what all tasks share."""
         return CompactContext(store.url, plan.header, plan.owner, self._base)
 
-    def cache_info(self, header: PlanHeader) -> CacheInfo | None:
-        """Return what the manifest says of the cache, if it is of one: the same as before."""
-        return self.manifest.cache
+    def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
+        """Keep what the manifest says of a cache."""
+        return msgspec.structs.replace(manifest, cache=self.manifest.cache), None
 
     @property
     def _base(self) -> Dataset:
@@ -205,7 +207,7 @@ class Compaction(Recipe):
 
 
 def usual_shard_bytes(manifest: Manifest) -> float:
-    """Return the size that the shards of a dataset were aimed at."""
+    """Return the size that the shards of a dataset were meant to have."""
     stated, number = manifest.options.get("shard_bytes"), manifest.options.get("shards")
     if isinstance(stated, int):
         return stated
@@ -254,7 +256,7 @@ def compact_layout(base: Manifest, runs: Mapping[str, list[Run]]) -> Layout:
 
 
 def _iter_tasks(base: Dataset, runs: Mapping[str, list[Run]]) -> Iterator[Task]:
-    """Yield a task for each new shard: of each run those of nearly equal size."""
+    """Yield a task for each new shard. The shards of a run are of nearly equal size."""
     number = 0
     for name, of_split in runs.items():
         shards = base.manifest.splits[name].variants[0].shards

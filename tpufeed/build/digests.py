@@ -1,21 +1,17 @@
-"""Digests of source images: by content a build can tell which images are the same.
+"""Digests of source images, by which a build finds equal images.
 
-`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first says what became of it: 0 if
-it was rejected, 1 if it was taken, 2 if it was left out as a duplicate. The others are the BLAKE2b of its image's file
-as it was read, or zeros if it was not. Records do not hold them.
+`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first byte says what became of it: 0
+if it was rejected, 1 if it was taken, 2 if it was left out as a duplicate. The others are the BLAKE2b of its image's
+file as it was read, or zeros if it was not read. Records do not hold digests.
 """
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
-from tpufeed.build.commit import put
-from tpufeed.build.plan import Owner
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.errors import ManifestError
 from tpufeed.storage.store import Store
@@ -32,13 +28,13 @@ def image_digest(data: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """Images of one split that lie in other splits as well.
+class Overlap:
+    """Images of one split that are in other splits as well.
 
     Attributes:
         images: how many.
-        total: all images of the split.
-        others: the splits in which they lie as well.
+        total: number of all images of the split.
+        others: the other splits that have them.
     """
 
     images: int
@@ -48,27 +44,27 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Images of a dataset whose files are the same bytes.
+    """Images of a dataset whose files have the same bytes.
 
     Attributes:
-        groups: of equal images.
-        images: in the dataset, besides the first of each group.
-        dropped: left out of the dataset.
-        crossing: by split, but for the one that is trained on, where images of it lie in another split as well.
-        labels: groups whose images have different labels.
-        report: URL of the lines that name all of them.
+        groups: number of groups of equal images.
+        images: number of images in the dataset, besides the first of each group.
+        dropped: number of images that were left out of the dataset.
+        crossing: for each split that shares images with another one, except for the split that is trained on.
+        labels: number of groups whose images have different labels.
+        report: URL of the file that names all of them.
     """
 
     groups: int
     images: int
     dropped: int
-    crossing: dict[str, Crossing]
+    crossing: dict[str, Overlap]
     labels: int
     report: str
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences on what spoils a training or its validation."""
+        """Warnings of what spoils a training or its validation."""
         said = [
             f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
             f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is "
@@ -87,40 +83,18 @@ class Duplicates:
         return tuple(said)
 
 
-class DigestWriter:
-    """Collects the digests of all tasks in turn. One task without them, as of a cache, and none are put."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._crc, self._size, self._complete = path, 0, 0, True
-        self._file = path.open("wb")
-
-    def add(self, digests: object) -> None:
-        """Append those of a task."""
-        if not isinstance(digests, bytes):
-            self._complete = False
-            return
-        self._file.write(digests)
-        self._crc, self._size = crc32c(digests, self._crc), self._size + len(digests)
-
-    def put(self, store: Store, owner: Owner) -> None:
-        """Put the file, where all tasks have told theirs."""
-        self._file.close()
-        if self._complete and self._size:
-            put(store, DIGESTS, self._path, owner, self._size, self._crc)
-
-
 class InputDigests(NamedTuple):
-    """What became of each input of a build, uint8 (inputs,), and the digests of their images, uint8 (inputs, 16)."""
+    """Fate of each input of a build, uint8 (inputs,), and the digests of their images, uint8 (inputs, 16)."""
 
     fates: npt.NDArray[np.uint8]
     digests: npt.NDArray[np.uint8]
 
 
 def read_digests(store: Store, inputs: int) -> InputDigests | None:
-    """Return the digests of a build; None where it has stored none.
+    """Return the digests of a build; None if it has stored none.
 
     Raises:
-        ManifestError: they are not those of so many inputs.
+        ManifestError: the file does not fit this number of inputs.
     """
     found = store.stat(DIGESTS)
     if found is None:

@@ -16,7 +16,7 @@ class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         file: below the plan's `base`, an absolute path or a URL.
-        bytes: of the image; of a row of Parquet an estimate, which is never compared.
+        bytes: of the image; for a row of Parquet an estimate, which is never compared.
         version: of its file: equal means unchanged.
         offset: of the image within the file.
         row: of a Parquet file, from 0; None for an image whose bytes are in one piece.
@@ -32,7 +32,7 @@ class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def place(self) -> str:
-        """Name that its identity is made of: its file, and for a row of Parquet also the row."""
+        """Name for its identity: its file, and for a row of Parquet also the row."""
         return self.file if self.row is None else f"parquet:{self.file}:{self.row}:{quote(self.leaf, safe='')}"
 
 
@@ -40,27 +40,27 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     """One sample. Its source says the first fields; the build adds the last ones once all items are listed.
 
     Attributes:
-        path: names it: the global order, its split and `image/filename` follow from it. Of a URL its
-            `errors.url_identity`, without signature and secrets.
-        bytes: of its image; of a row of Parquet an estimate, which is never compared.
+        path: its name, from which the global order, its split and `image/filename` follow. A URL is without signature
+            and secrets, see `errors.url_identity`.
+        bytes: of its image; for a row of Parquet an estimate, which is never compared.
         version: of its file: equal means unchanged, see `storage.store.ObjectInfo`.
-        label_name: the name or id of its class, as the source says it; several for a list. None if it says none.
+        label_name: the name or id of its class in the source, or several; None if the source says none.
         split: as the source says.
-        file: where its bytes are, if that is not `path` below the plan's `base`. A URL of a table is kept as it is,
-            since a build that was killed continues from here.
+        file: where its bytes are, if not at `path` below the plan's `base`. A URL in a table is kept as it is, since a
+            build that was killed continues from here.
         offset: of the image within the file.
         values: further values by name, as the source says them.
         problem: why it is rejected without being read, as (reason code, message).
-        images: its further images, in the order of their features; none if one of them is missing.
+        images: its further images, in the order of their features; empty if one of them is missing.
         group: items of one group are neighbours in the global order, as they are read together.
-        pixels: height and width of the image that boxes and keypoints are of, if the source says it.
+        pixels: height and width of the image that boxes and keypoints refer to, if the source says it.
         row: of a Parquet file, from 0.
         leaf: the column of that file that holds its bytes.
         label: the class's id, or -1.
         labels: ids of classes, in a dataset whose samples have several; `label` is -1 there.
         columns: `values` as the plan holds them, in the order of the header's features; bytes in base64.
         duplicate_of: the digest of its image, in hexadecimal digits, if it is left out because another item has the
-            same image. It is no reject, and stays in the plan so that reports can name it.
+            same image. It is not a reject, and stays in the plan so that reports can name it.
     """
 
     path: str
@@ -83,14 +83,10 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     duplicate_of: str = ""
 
     @property
-    def image(self) -> ImageRef:
-        """The file of its image."""
-        return ImageRef(self.file or self.path, self.bytes, self.version, self.offset, self.row, self.leaf)
-
-    @property
     def files(self) -> tuple[ImageRef, ...]:
-        """All its files: that of its image comes first."""
-        return (self.image, *self.images)
+        """Files of the sample. The file of its image comes first."""
+        image = ImageRef(self.file or self.path, self.bytes, self.version, self.offset, self.row, self.leaf)
+        return (image, *self.images)
 
 
 decode_item = msgspec.msgpack.Decoder(Item).decode

@@ -1,7 +1,7 @@
-"""The plan: what a build will do, stored before it starts, so that a later run goes on without listing anything again.
+"""The plan: what a build will do, stored before it starts, so that a later run continues without a new listing.
 
-JSON lines: the header, one line a task, and the CRC-32C of them all. A worker is told the byte range of its line,
-and the digest of what stands there: a plan of any size is neither passed around nor read whole by workers.
+It is in JSON lines: the header, one line per task, and the CRC-32C of them all. A worker is told the byte range and the
+digest of its line, so that a plan of any size is neither passed around nor read whole by workers.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class _TaskHead(msgspec.Struct, frozen=True):
 class Task(_TaskHead, frozen=True):
     """The work that makes one shard, or one shard of each variant: shard number `shard` of `shards` of a split.
 
-    It is made of files (`inputs`), or of the samples `[first, stop)` of the same split of another dataset.
+    Its records come from files (`inputs`), or from the samples `[first, stop)` of the same split of another dataset.
     """
 
     inputs: tuple[Item, ...] = ()
@@ -71,8 +71,8 @@ _END = msgspec.json.Decoder(_End)
 class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Data that all tasks share. `kind`, `source` and `options` are the plan's identity: they decide every byte.
 
-    `splits` says how many shards each split has, `variants` is None where a dataset has only one, unnumbered. Files of
-    inputs are relative to `base`. No secret of a URL is stored in `source` and `base`, see `with_access`.
+    `splits` says how many shards each split has; `variants` is None if a dataset has only one, without a number. Files
+    of inputs are relative to `base`. `source` and `base` hold no secret of a URL, see `with_access`.
     """
 
     plan_version: int = PLAN_VERSION
@@ -93,17 +93,17 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     read_before: int = 0  # images that were read before the plan
     ignored_files: dict[str, int] = {}
     warnings: tuple[str, ...] = ()  # on the source; a run that continues repeats them
-    tool_version: str = ""  # another one may take what this one has rejected
+    tool_version: str = ""  # another version may take what this one has rejected
 
     def shard_names(self, task: _TaskHead) -> list[str]:
-        """The shards that a task makes, one a variant; see `naming.counted` for names that hold their records."""
+        """Return the shards that a task makes, one per variant; see `naming.counted` for names with counts."""
         if self.are_counted:
             return [kaggle_shard_name(task.split, task.shard, task.shards)]
         return [shard_name(task.split, variant, task.shard, task.shards) for variant in self.variant_numbers]
 
     @property
     def are_counted(self) -> bool:
-        """True where the names of shards say how many records they hold."""
+        """True if the names of shards say how many records they hold."""
         return self.options.get("names") == "kaggle"
 
     @property
@@ -113,7 +113,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_names(self) -> set[str]:
-        """Every shard and index of the finished dataset, as `naming.uncounted` gives their names."""
+        """Names of all shards and indexes of the finished dataset, as `naming.uncounted` gives them."""
         shards = {
             name
             for split, count in self.splits.items()
@@ -127,10 +127,10 @@ _FIELDS, _HEADER = msgspec.json.Decoder(dict[str, Any]), msgspec.json.Decoder(Pl
 
 
 class TaskRef(NamedTuple):
-    """Place of a task in the plan: this is what an engine carries.
+    """Place of a task in the plan: engines pass this around.
 
-    `name` is its first shard, for messages. `digest` is that of the task's line, no mere CRC: who replaces the plan
-    while a build is at work could give another line the same CRC.
+    `name` is its first shard, for messages. `digest` is that of the task's line. A CRC would not do: whoever replaces
+    the plan while a build is at work could give another line the same CRC.
     """
 
     number: int
@@ -151,7 +151,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan, and the run that a destination with it belongs to; of no version until it is stored."""
+    """A plan, and the run that owns a destination with this plan; its `version` is empty until the plan is stored."""
 
     header: PlanHeader
     tasks: tuple[TaskRef, ...]
@@ -159,7 +159,7 @@ class Plan:
 
 
 def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
-    """Write the file, to the disk and not only into its cache: a build rests on it. Raises StoreError."""
+    """Write a plan to the disk, not only to its cache, because a build relies on it. Raises StoreError."""
     header = msgspec.structs.replace(header, source=url_identity(header.source), base=url_identity(header.base))
     first = msgspec.json.encode(header) + b"\n"
     refs = list[TaskRef]()
@@ -186,7 +186,7 @@ def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
 
 
 def read_plan(store: Store) -> Plan:
-    """The plan at a destination. One that looks damaged is read again: it may be the way here that damaged it.
+    """Return the plan at a destination. One that looks damaged is read again: it may have been damaged on its way.
 
     Raises:
         ObjectNotFoundError: there is none.
@@ -209,7 +209,7 @@ def read_plan(store: Store) -> Plan:
 
 
 def _read_plan(file: BinaryIO, where: str) -> Plan:
-    """Read a plan of any size line by line; raises ValueError, or as the parser does, where it is none."""
+    """Read a plan of any size line by line. Raises ValueError, or as the parser does, if it is not a plan."""
     first = read_line(file)
     version = _FIELDS.decode(first).get("plan_version")
     if version != PLAN_VERSION:
@@ -218,7 +218,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
             "the build with the tpufeed that began it, or take another destination"
         )
     header = _HEADER.decode(first)
-    # What no build writes is refused: names of files, and how many there are, follow from the header.
+    # A header that no build writes is refused: the names of files, and how many there are, follow from it.
     if header.variants is not None and not 1 <= header.variants <= _MOST_VARIANTS:
         raise ValueError(f"it makes {header.variants} variants")
     for split, shards in header.splits.items():
@@ -255,7 +255,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
 
 
 def read_run_id(store: Store) -> str:
-    """Return the id of the run whose plan stands at a destination, from its first line.
+    """Return the id of the run whose plan is at a destination, from the plan's first line.
 
     Raises:
         ObjectNotFoundError: there is none.
@@ -269,10 +269,10 @@ def read_run_id(store: Store) -> str:
 
 
 def read_task(store: Store, ref: TaskRef, line: bytes | StoreError = b"") -> Task:
-    """Return the task that `ref` refers to, of its `line` if that has been read; what came otherwise is fetched again.
+    """Return the task that `ref` refers to, from its `line` if that has been read and is sound; else it is read again.
 
     Raises:
-        ManifestError: it does not stand there: the plan is another by now, or damaged.
+        ManifestError: the plan has no such task: it was replaced, or is damaged.
     """
     for reads_left in reversed(range(READS + 1)):
         if isinstance(line, bytes) and _digest(line) == ref.digest:
@@ -292,13 +292,13 @@ def read_task(store: Store, ref: TaskRef, line: bytes | StoreError = b"") -> Tas
 
 
 def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
-    """Yield all tasks in turn; of a remote plan many are read at once. Raises as `read_task` does."""
+    """Yield all tasks in turn; many tasks of a remote plan are read at once. Raises as `read_task` does."""
     inputs, classes = 0, range(-1, len(plan.header.class_names))
     with closing(store.read_many(Span(PLAN, ref.start, ref.stop) for ref in plan.tasks)) as read:
         for ref, line in zip(plan.tasks, read, strict=True):
             task = read_task(store, ref, line)
             inputs += len(task.inputs)
-            # Who takes these looks up a class, and as many digests as the header says.
+            # The caller looks up classes, and has as many digests as the header says.
             are_known = all(
                 item.label in classes and all(each in classes for each in item.labels) for item in task.inputs
             )
@@ -316,7 +316,7 @@ def _digest(line: bytes) -> bytes:
 
 
 def with_access(plan: Plan, source: str) -> Plan:
-    """The plan with the secrets of `source`, the URL given now, where its `base` was stored without them."""
+    """Return the plan with the secrets of `source`, the URL given now: its `base` was stored without them."""
     place = source
     while place and url_identity(place) != plan.header.base:
         place = place.rpartition("/")[0]  # a table lies in its base
@@ -324,7 +324,7 @@ def with_access(plan: Plan, source: str) -> Plan:
 
 
 def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, options: dict[str, Any]) -> None:
-    """Raises DuplicateWriterError, naming what differs, where the destination belongs to another build."""
+    """Raise DuplicateWriterError, naming what differs, if the destination belongs to another build."""
     given = {"command": kind, "source": url_identity(source), **options}
     wanted = msgspec.json.decode(msgspec.json.encode(given))
     differing = differing_options({"command": found.kind, "source": found.source, **found.options}, wanted)
@@ -351,7 +351,7 @@ def check_forged(store: Store, plan: Plan, header: PlanHeader | None, tasks: Ite
 
 
 def forged(store: Store, source: str, problem: str) -> ManifestError:
-    """Return the error for a plan that cannot be of this build, whatever its header says."""
+    """Return the error for a plan that cannot belong to this build, whatever its header says."""
     return ManifestError(
         mask_secrets(
             f"{store.url}/{PLAN}: no plan of {source}: {problem}. Nothing was read or changed. It was forged, or the "
@@ -369,7 +369,7 @@ def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
         if not are_ops:
             found.append((name, there, here))
             continue
-        # Of several ops, or of one's parameters, only those are named that differ: a message has no room for all.
+        # Only the ops and parameters that differ are named: a message has no room for all.
         several = max(len(there), len(here)) > 1  # type: ignore[arg-type]  # they are lists
         for number, (old, new) in enumerate(itertools.zip_longest(there, here), 1):  # type: ignore[arg-type]
             place = f"{name}, number {number}" if several else name

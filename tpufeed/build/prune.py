@@ -23,9 +23,9 @@ class PruneResult:
     Attributes:
         url: of the dataset.
         kept: numbers of the versions that can be opened.
-        removed: numbers of those that were removed, or would be.
-        files: number of files that only they had.
-        bytes: of these files.
+        removed: numbers of the versions that were removed, or would be.
+        files: number of files that only removed versions had.
+        bytes: size of these files.
     """
 
     url: str
@@ -39,12 +39,12 @@ class PruneResult:
 def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneResult:
     """Remove all but the last versions of a dataset, with the shards and indexes that no kept version names.
 
-    Plans and digests stay: appends ask them which images are there. Readers of a version that is removed stop at the
-    next shard that they open. Interrupted, the same call goes on.
+    Plans and digests stay, since appends need them to know which images are there. Readers of a removed version fail at
+    the next shard that they open. If the call is interrupted, the same call continues.
 
     Args:
         url: of the dataset.
-        keep: so many versions, the newest ones; at least 1.
+        keep: number of versions to keep, the newest ones.
         dry_run: only tell what would be removed.
 
     Raises:
@@ -75,7 +75,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
     )
     if dry_run:
         return result
-    for number in dropped:  # from here on no reader opens it, and what names its files stays until they are gone
+    for number in dropped:  # no reader opens it any more, and the names of its files stay until they are gone
         name = f"{VERSIONS}/{number}{_PRUNED}"
         with suppress(ObjectNotFoundError):  # another run is quicker
             data = store.read_document(version_name(number))
@@ -83,6 +83,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
                 store.put(name, data)
             store.delete(version_name(number))
         begun.append(name)
+    # Only now, when no manifest that a reader opens names these files.
     for name in sorted(unneeded):
         store.delete(name, present[name].version if store.conditional else "")
     for name in begun:
@@ -91,7 +92,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
 
 
 def _open_versions(store: Store, numbers: Sequence[int]) -> Iterator[Manifest]:
-    """Yield the manifests of versions, without those that another run of prune has removed meanwhile."""
+    """Yield the manifests of versions, except for those that another prune has removed meanwhile."""
     for number in numbers:
         with suppress(DatasetNotFoundError):
             yield open_dataset(store.url, number).manifest
@@ -108,7 +109,7 @@ def _folders(names: Iterable[str]) -> set[str]:
 
 
 def _own_names(folders: Iterable[str], manifests: list[Manifest]) -> Iterator[str]:
-    """Yield the manifests and indexes of parts that lose shards: on their own these are no datasets any more."""
+    """Yield the manifests and indexes of parts that lose shards: they are no longer datasets."""
     for folder in filter(is_part_folder, folders):
         yield f"{folder}/{MANIFEST}"
         for manifest in manifests:

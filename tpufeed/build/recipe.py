@@ -1,7 +1,7 @@
-"""A recipe is what makes one kind of build; `build.run` runs them all, and previews them all.
+"""A recipe describes one kind of build; `build.run` runs and previews them all.
 
-`tpufeed shard`, `append`, `cache warmup` and `compact` are the four recipes. Each says by what a plan of it is known,
-drafts the plan, gives the work of one task, and adds what its manifest and its result say besides.
+`tpufeed shard`, `append`, `cache warmup` and `compact` are the four recipes. A recipe says how its plan is recognized,
+drafts the plan, gives the context of its tasks, and completes the manifest and the result.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from tpufeed.build.digests import Duplicates
 from tpufeed.build.plan import Plan, PlanHeader, Task
 from tpufeed.build.versions import Layout
 from tpufeed.build.worker import TaskContext
-from tpufeed.dataset.manifest import CacheInfo, Manifest
+from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.storage.store import Store
 
@@ -26,9 +26,9 @@ class SplitPreview:
     """A split that a build would make.
 
     Attributes:
-        inputs: samples of the source.
-        shards: how many, those of all variants of a cache together.
-        bytes: of all of them, about.
+        inputs: number of samples of the source.
+        shards: number of shards, of all variants of a cache together.
+        bytes: size of these shards, estimated.
     """
 
     inputs: int
@@ -38,22 +38,23 @@ class SplitPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A plan before it is stored, and what is known of its build besides.
+    """A plan before it is stored, and what else is known of its build.
 
     Attributes:
         header: of the plan; None if the dataset that grows has all samples already.
         tasks: of the plan; read once, and only while the draft is open.
         splits: by name.
         warnings: sentences that the plan does not store.
-        skipped: samples that the dataset has already, if there is no header to say so.
-        source_bytes: of the images as they are.
+        skipped: number of samples that the dataset has already, if there is no header to say so.
+        source_bytes: size of the source's images.
         columns: types of the further columns of a table.
-        read_before: images that have to be read before the plan, if a preview has left that out.
-        probed: samples that were tried.
+        read_before: number of images that have to be read before the plan, if a preview has left that out.
+        probed: number of samples that were tried.
         probed_rejects: how many of them cannot be taken.
-        probed_seconds: that one sample takes one core, all variants of a cache together.
+        probed_seconds: seconds that one core takes for one sample, with all variants of a cache.
         refused: inputs that are known to be rejected, counted by reason.
         first_refused: the first few of them.
+        fingerprint: of the cache that this build makes; else empty.
     """
 
     header: PlanHeader | None
@@ -69,6 +70,7 @@ class Draft:
     probed_seconds: float = 0.0
     refused: Counter[str] = field(default_factory=Counter)
     first_refused: Sequence[Reject] = ()
+    fingerprint: str = ""
 
 
 class Recipe(Protocol):
@@ -77,14 +79,14 @@ class Recipe(Protocol):
     Attributes:
         kind: the command, as plan and manifest name it.
         worker: the module that has `run` and `reach` of a task, see `engines.engine.Job`.
-        source: URL of what is read.
-        stores: those that workers read from.
-        identity: the options that decide every byte; with kind and source a plan is known by them.
+        source: URL of the source.
+        stores: the stores that workers read from.
+        identity: the options that decide every byte; a plan is recognized by them, with kind and source.
         warnings: sentences on the options.
-        base: the version of a dataset that grows by this build; None for a dataset of its own.
+        base: the version of a dataset that grows by this build; None for a new dataset.
         grows_by: the kind of the part that is added to `base`.
-        different: options that decide bytes and are not those of `base`.
-        layout: the shards of the version that follows on `base`; None: those of the part come last.
+        different: options that decide bytes and differ from those of `base`.
+        layout: the shards of the version after `base`; None: those of the part come last.
         is_stale: an interrupted run has left the beginnings of a part that nobody wants any more; they are removed.
         names_base: the result says where the files of the source are.
     """
@@ -113,67 +115,69 @@ class Recipe(Protocol):
         """
 
     def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
-        """Do what is left for a dataset that `look` has found, and return it with its duplicates."""
+        """Do what is left for the dataset that `look` has found, and return it with its duplicates."""
         return finished, None
 
     def draft(self, is_preview: bool) -> AbstractContextManager[Draft]:
-        """List the source, and plan the build. Nothing is changed.
+        """List the source, and plan the build. Changes nothing.
 
         Args:
-            is_preview: try some samples, so that the time and the rejects of the build can be foretold; and do not
-                read the whole source, though a plan that is stored would need it.
+            is_preview: try some samples, to predict the time and the rejects of the build; and do not read the whole
+                source, though a plan that is stored may need it.
         """
 
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check a plan that another run has put at `store`: whoever can write there may have forged it.
 
         Raises:
-            ManifestError: it reads what is none of the source's, or contradicts itself. Nothing was read.
+            ManifestError: it reads files that are not the source's, or contradicts itself. Nothing was read.
         """
 
     def context(self, store: Store, plan: Plan) -> TaskContext:
-        """Return what the tasks of the plan share."""
+        """Return the context that all tasks of the plan share."""
 
-    def cache_info(self, header: PlanHeader) -> CacheInfo | None:
-        """Return what the manifest of a cache says besides."""
-        return None
+    def conclude(
+        self, store: Store, plan: Plan, folder: Path, manifest: Manifest
+    ) -> tuple[Manifest, Duplicates | None]:
+        """Do what is left once shards, digests and rejects are put, and complete the manifest, which is not put yet.
 
-    def conclude(self, store: Store, plan: Plan, folder: Path) -> Duplicates | None:
-        """Do what is left once all shards, digests and rejects are put; `folder` is for temporary files."""
-        return None
+        `folder` is for temporary files.
+        """
+        return manifest, None
 
     def judge(self, manifest: Manifest) -> Iterable[str]:
-        """Yield sentences on what the build has met."""
+        """Yield warnings of what the build has met."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Forecast of a build: its plan, and what listing the source and trying a few samples have told.
+    """Forecast of a build: its plan, and what was learnt from listing the source and trying a few samples.
 
     Attributes:
-        source: as a URL.
-        destination: likewise.
+        source: its URL.
+        destination: its URL.
         splits: by name.
-        bytes: of all shards together, about.
-        variants: of a cache; 1 for other datasets.
-        classes: how many there are.
+        bytes: estimated size of all shards together.
+        variants: number of variants of a cache; 1 for other datasets.
+        classes: number of classes.
         columns: types of the further columns of a table, see `further_columns`.
-        source_bytes: of the images as they are.
-        ignored_files: files in the source that are no images by their names, counted by their endings (`.txt`).
-        listed_twice: inputs that the source names more than once.
-        free_bytes: at the destination; None where nobody can say.
-        seconds: about what it would take.
-        probed: samples tried for this.
-        probed_rejects: those of them that cannot be taken.
-        probed_seconds: that one sample takes one core, all variants of a cache together.
-        warnings: what would serve training better, as sentences.
-        complete: the dataset stands there already: nothing would be done.
-        skipped: images of an append that are in the dataset already.
-        read_before: images that are read before the build, to find duplicates or to deal them to splits by content.
+        source_bytes: size of the source's images.
+        ignored_files: files in the source that are not images by their names, counted by their endings (`.txt`).
+        listed_twice: number of inputs that the source names more than once.
+        free_bytes: free space at the destination; None if it is not known.
+        seconds: estimated time of the build.
+        probed: number of samples that were tried.
+        probed_rejects: how many of them cannot be taken.
+        probed_seconds: seconds that one core takes for one sample, with all variants of a cache.
+        warnings: sentences on what would be better for training.
+        complete: the dataset is there already: nothing would be done.
+        skipped: number of images of an append that are in the dataset already.
+        read_before: number of images that are read before the build, to find duplicates or to deal them to splits by
+            content.
         version: the dataset's number afterwards, if it grows; else None.
         images_from: the folder that file names in COCO's JSON are taken to be relative to; else empty.
-        fingerprint: of the cache that it would be; else empty.
+        fingerprint: of the cache that this build makes; else empty.
     """
 
     source: str

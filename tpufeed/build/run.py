@@ -1,14 +1,14 @@
 """Run a recipe to a finished dataset, or tell what that would do.
 
-A run checks what is at the destination, stores its plan there or joins that of an earlier run, does the tasks that are
-left, and writes index, rejects and manifest. A dataset that grows gets the result as its next version.
+A run checks the destination, stores its plan there or joins the plan of an earlier run, runs the tasks that are left,
+and writes indexes, rejects and manifest. A dataset that grows gets the result as its next version.
 """
 
 import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -16,13 +16,14 @@ from pathlib import Path, PurePath, PurePosixPath
 
 import msgspec
 import numpy as np
+from crc32c import crc32c
 
 from tpufeed import __version__
 from tpufeed.build.commit import (
     Report,
     Standing,
     check_destination,
-    check_names,
+    check_fits,
     check_owner,
     discard_report,
     find_finished,
@@ -33,13 +34,12 @@ from tpufeed.build.commit import (
     put,
     put_plan,
     read_report,
-    remove_old,
-    remove_orphans,
+    remove_leftovers,
 )
-from tpufeed.build.digests import DigestWriter, Duplicates
+from tpufeed.build.digests import Duplicates
 from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef, read_plan, with_access, write_plan
-from tpufeed.build.recipe import Draft, Preview, Recipe, SplitPreview
-from tpufeed.build.rejects import RejectBudget, Rejects, parse_budget, too_many
+from tpufeed.build.recipe import Preview, Recipe, SplitPreview
+from tpufeed.build.rejects import Rejects, allowed_rejects, too_many
 from tpufeed.build.versions import publish
 from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import (
@@ -53,11 +53,11 @@ from tpufeed.dataset.manifest import (
     encode_manifest,
     iter_warnings,
 )
-from tpufeed.dataset.naming import MANIFEST, REJECTS, counted, index_name, part_folder, removals_name, report_name
+from tpufeed.dataset.naming import DIGESTS, MANIFEST, REJECTS, counted, index_name, part_folder, report_name
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, several_labels
 from tpufeed.engines.choice import choose_engine
-from tpufeed.engines.engine import Done, Engine, Event, Job, Progress
+from tpufeed.engines.engine import Done, Engine, Job, Progress
 from tpufeed.errors import (
     BuildError,
     DamageError,
@@ -71,7 +71,7 @@ from tpufeed.errors import (
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.store import Store, open_store
 
-_TRIES = 5  # at growing a dataset, while others are quicker
+_TRIES = 5  # to grow a dataset, while others are quicker
 _REPORTS_AT_A_TIME = 16
 _REPORTS_A_BLOCK = 256  # in memory, with the length of each record
 
@@ -81,10 +81,10 @@ class BuildProgress:
     """Progress of a build.
 
     Attributes:
-        total_images: to be done in all, each variant of a cache counted.
-        images: done so far.
-        bytes: of the shards so far.
-        rejects: inputs not taken so far.
+        total_images: number of images to do, each variant of a cache counted.
+        images: number of images done so far.
+        bytes: size of the shards so far.
+        rejects: number of inputs rejected so far.
         earlier_images: those of `images` that an earlier run of the same command had done.
     """
 
@@ -103,22 +103,22 @@ class BuildResult:
     """A finished build.
 
     Attributes:
-        url: where the dataset stands.
-        manifest: what it holds.
-        seconds: of this run.
-        images: that the build has taken, each variant of a cache counted; those of the new part if a dataset has grown.
-        bytes: of the shards that hold them.
+        url: of the dataset.
+        manifest: of the dataset.
+        seconds: time of this run.
+        images: number of images taken, each variant of a cache counted; of the new part only if a dataset has grown.
+        bytes: size of the shards that hold them.
         earlier_images: those of `images` that were done before this run.
-        ignored_files: in the source, that are no images by their names: how many, by their endings (`.txt`).
-        listed_twice: inputs that the source names more than once.
-        retries: requests to stores that this run made again.
-        warnings: what would serve training better, as sentences.
-        skipped: images of an append that were in the dataset already.
-        added: samples that the dataset has more, if it has grown; else None.
-        duplicates: images that the source has more than once; None where there are none, or nobody has asked.
-        read_before: images that were read before the plan, to find duplicates or to deal them to splits.
-        rejected: inputs that this build has not taken, counted by reason; of a dataset that has grown `manifest` counts
-            those of all versions.
+        ignored_files: files in the source that are not images by their names, counted by their endings (`.txt`).
+        listed_twice: number of inputs that the source names more than once.
+        retries: number of requests to stores that this run made again.
+        warnings: sentences on what would be better for training.
+        skipped: number of images of an append that were in the dataset already.
+        added: number of samples by which the dataset has grown; None if it is new.
+        duplicates: images that the source has more than once; None if there are none, or they were not counted.
+        read_before: number of images that were read before the plan, to find duplicates or to deal them to splits.
+        rejected: inputs that this build has rejected, counted by reason; `manifest` counts those of all versions of a
+            dataset.
         images_from: the folder that file names in COCO's JSON were taken to be relative to; else empty.
     """
 
@@ -141,11 +141,11 @@ class BuildResult:
 
     @property
     def rejects(self) -> int:
-        """Inputs that this build has not taken; rejects.jsonl names each."""
+        """Number of inputs that this build has rejected; rejects.jsonl names each."""
         return sum(self.rejected.values())
 
 
-def run(  # noqa: PLR0913  # how a build is run
+def run(  # noqa: PLR0913  # the options of all builds
     recipe: Recipe,
     dst: str | Path,
     *,
@@ -158,26 +158,26 @@ def run(  # noqa: PLR0913  # how a build is run
 ) -> BuildResult:
     """Build what the recipe says: check, plan or join a plan, run the tasks that are left, publish.
 
-    Killed anywhere and called again it ends with the same bytes.
+    If it is killed anywhere and called again, it ends with the same bytes.
 
     Args:
-        recipe: what is built.
+        recipe: what to build.
         dst: where the dataset goes, or is.
-        max_rejects: fail the build if more inputs than this are rejected.
-        overwrite: once there is a new plan, remove what is at the destination; of a dataset that grows only what an
+        max_rejects: fail the build if more inputs than this are rejected, see `allowed_rejects`.
+        overwrite: once there is a new plan, remove what is at the destination. If a dataset grows, remove only what an
             interrupted run has left of the next version.
-        fsync: bring what stands in a local store to the disk before the manifest.
-        workers: processes; None: all cores.
+        fsync: bring the files of a local store to the disk before the manifest.
+        workers: number of processes; None: one per core.
         engine: runs the tasks.
         listener: called with the progress.
 
     Raises:
         TpufeedError: from the checks and the plan, with nothing changed.
-        TaskError: a task failed for good. What is done stays; the same command goes on from there.
-        TooManyRejectsError: more inputs than the budget allows cannot be taken; what is done stays.
-        BuildError: no input could be taken, or the destination belongs to another run by now.
+        TaskError: a task failed for good. What is done stays; the same command continues from there.
+        TooManyRejectsError: more inputs are rejected than the budget allows; what is done stays.
+        BuildError: no input could be taken, or the destination belongs to another run now.
     """
-    budget, destination, chosen = _open(recipe, dst, max_rejects, workers, engine)
+    destination, chosen = _open(recipe, dst, max_rejects, workers, engine)
     for _ in range(_TRIES):
         try:
             finished = recipe.look(destination, overwrite)
@@ -186,8 +186,9 @@ def run(  # noqa: PLR0913  # how a build is run
                 said = () if duplicates is None else duplicates.warnings
                 return replace(_finished_result(dataset.url, dataset.manifest), duplicates=duplicates, warnings=said)
             with chosen.prepare(f"{recipe.worker}:run"):
-                return _build(recipe, destination, chosen, budget, overwrite, fsync, listener or (lambda _: None))
+                return _build(recipe, destination, chosen, max_rejects, overwrite, fsync, listener or (lambda _: None))
         except (DuplicateWriterError, BuildError):
+            # Another build may have published the next version meanwhile: then this one begins again behind that.
             now = None if recipe.base is None else find_finished(destination)
             if now is None or recipe.base is None or now.number == recipe.base.number:
                 raise
@@ -207,10 +208,10 @@ def preview(  # as `run`
 
     Raises:
         TpufeedError: as `run` does before it works.
-        TooManyRejectsError, BuildError: more inputs than the budget allows, or all, cannot be taken, of those alone
-            that were tried or have no file or class; or there is no room.
+        TooManyRejectsError, BuildError: of the inputs that were tried, or have no file or class, more than the budget
+            allows, or all, cannot be taken; or there is no room.
     """
-    budget, destination, _ = _open(recipe, dst, max_rejects, workers, engine)
+    destination, _ = _open(recipe, dst, max_rejects, workers, engine)
     finished, base = recipe.look(destination, overwrite), recipe.base
     if finished is not None:
         return _preview_of(recipe, finished)
@@ -222,10 +223,10 @@ def preview(  # as `run`
             said = (*recipe.warnings, *draft.warnings)
             return replace(complete, splits={}, bytes=0, skipped=draft.skipped, version=base.number, warnings=said)
         inputs, refused = sum(split.inputs for split in draft.splits.values()), draft.refused
-        allowed = budget.allowed(inputs)
+        allowed = allowed_rejects(max_rejects, inputs)
         if refused.total() > allowed:
             advice = "Nothing was changed. Mend the source, or allow more with --max-rejects"
-            raise too_many(dict(sorted(refused.items())), draft.first_refused, inputs, allowed, advice)
+            raise too_many(refused, draft.first_refused, inputs, allowed, advice)
         if inputs and refused.total() == inputs:
             first = draft.first_refused[0]
             raise BuildError(
@@ -233,10 +234,9 @@ def preview(  # as `run`
                 "Nothing was changed; mend the source"
             )
         if standing.plan is None:
-            _check_space(store, draft, standing)
-            check_names(store, draft.header, standing)
+            check_fits(store, draft.header, sum(split.bytes for split in draft.splits.values()), standing)
         header = draft.header if standing.plan is None else standing.plan.header  # which a run would join
-        cache, variants = recipe.cache_info(header), len(header.variant_numbers)
+        variants = len(header.variant_numbers)
         splits = {
             name: replace(draft.splits.get(name, SplitPreview(0, 0, 0)), shards=shards * variants)
             for name, shards in header.splits.items()
@@ -271,12 +271,12 @@ def preview(  # as `run`
             read_before=0 if standing.plan else draft.read_before,
             version=None if base is None else base.number + 1,
             images_from=mask_secrets(header.base) if recipe.names_base else "",
-            fingerprint="" if cache is None else cache.fingerprint,
+            fingerprint=draft.fingerprint,
         )
 
 
 def _preview_of(recipe: Recipe, finished: Dataset) -> Preview:
-    """Return the preview of what is finished already."""
+    """Return the preview of a dataset that is finished already."""
     splits = {
         name: SplitPreview(
             split.records,
@@ -302,8 +302,10 @@ def _preview_of(recipe: Recipe, finished: Dataset) -> Preview:
 
 def _open(
     recipe: Recipe, dst: str | Path, max_rejects: str | int | None, workers: int | None, engine: Engine | str | None
-) -> tuple[RejectBudget, Store, Engine]:
-    budget, destination = parse_budget(max_rejects), open_store(dst, follow=False)
+) -> tuple[Store, Engine]:
+    """Open the destination and choose the engine. Raises TpufeedError if the arguments do not fit together."""
+    allowed_rejects(max_rejects, 0)  # an error of the budget comes before hours of work
+    destination = open_store(dst, follow=False)
     hidden = [store.url for store in (*recipe.stores, destination) if not store.shared]
     chosen, places = choose_engine(engine, workers, hidden), list[PurePath]()
     for store in (destination, *recipe.stores):
@@ -311,11 +313,11 @@ def _open(
         places.append(PurePosixPath(store.url) if path is None else PurePosixPath(os.path.realpath(path.parent)))
     if places[0] in places[1:]:  # it would be read or removed by a later build
         raise OptionError(f"{destination.url} is the source itself; take another destination")
-    return budget, destination, chosen
+    return destination, chosen
 
 
 def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, Standing]:
-    """Check where a build would begin or go on, as its preview does; return the store that it works in."""
+    """Check the destination of a build or a preview; return the store that a build works in, and what is there."""
     base, kind = recipe.base, recipe.kind
     store = destination if base is None else open_part(destination, base.number + 1)
     try:
@@ -329,18 +331,8 @@ def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, 
     return store, standing
 
 
-def _check_space(store: Store, draft: Draft, standing: Standing) -> None:
-    """Raise BuildError if the shards do not fit, once what is to be removed is gone."""
-    free, wanted = store.free_bytes(), sum(split.bytes for split in draft.splits.values())
-    room = None if free is None else free + sum(info.size_bytes for info in standing.old)
-    if room is not None and wanted > room:
-        raise BuildError(
-            f"{store.url} has room for {room / 1e6:,.1f} MB; the shards will take about {wanted / 1e6:,.1f} MB. "
-            "Nothing was changed. Make room, take another destination, or store smaller images"
-        )
-
-
 def _at_work(recipe: Recipe, base: Dataset, part: Store, error: DuplicateWriterError) -> DuplicateWriterError:
+    """Return the error for a part that another command has begun; `error` if its plan cannot be read."""
     try:
         header = read_plan(part).header
     except (ObjectNotFoundError, DamageError):
@@ -357,7 +349,7 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
     recipe: Recipe,
     destination: Store,
     engine: Engine,
-    budget: RejectBudget,
+    max_rejects: str | int | None,
     overwrite: bool,
     fsync: bool,
     listener: ProgressListener,
@@ -373,16 +365,16 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
                     assert base is not None, "only a dataset that grows may have all samples already"
                     nothing = _finished_result(base.url, base.manifest)
                     return replace(nothing, skipped=draft.skipped, added=0, rejected={}, warnings=said)
-                _check_space(store, draft, standing)
+                check_fits(store, draft.header, sum(split.bytes for split in draft.splits.values()), standing)
                 made = write_plan(folder / "plan", draft.header, draft.tasks)
             plan = put_plan(store, folder / "plan", made, standing)
     if plan is None:
         joined = True
         plan = join_plan(store, recipe.kind, recipe.source, recipe.identity, overwrite)
         recipe.check_joined(store, plan)
-    remove_old(store, plan.header)
+    remove_leftovers(store, plan.header)
     plan = with_access(plan, recipe.source)
-    result = _run_tasks(recipe, store, plan, engine, budget, joined, fsync, listener)
+    result = _run_tasks(recipe, store, plan, engine, max_rejects, joined, fsync, listener)
     header = plan.header
     result = replace(
         result,
@@ -413,47 +405,55 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
     store: Store,
     plan: Plan,
     engine: Engine,
-    budget: RejectBudget,
+    max_rejects: str | int | None,
     joined: bool,
     fsync: bool,
     listener: ProgressListener,
 ) -> BuildResult:
-    """Run the tasks of the plan that are not done, then put index, rejects and, last of all, the manifest."""
-    start = time.monotonic()
-    images = plan.header.images - plan.header.dropped
+    """Run the tasks of the plan that are not done, then put indexes, rejects and, last of all, the manifest."""
+    start, header = time.monotonic(), plan.header
+    images = header.images - header.dropped
+    inputs = images // len(header.variant_numbers)
     job = Job(f"{recipe.worker}:run", recipe.context(store, plan), f"{recipe.worker}:reach")
     try:
-        rejects = Rejects(store, budget, images // len(plan.header.variant_numbers), plan.owner)
-        pending, earlier = list[TaskRef](), 0
-        with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-resume") as executor:
-            reports = executor.map(lambda ref: _trusted_report(store, plan.header, ref), plan.tasks)
-            for ref, report in zip(plan.tasks, reports, strict=True):
-                if report is None:
-                    pending.append(ref)
-                else:
-                    earlier += sum(len(shard.lengths) for shard in report.shards)
-                    rejects.add(report)
+        rejects = Rejects(store, plan.owner, inputs, allowed_rejects(max_rejects, inputs))
+        pending, earlier = list(plan.tasks), 0
+        if joined:  # a plan that is new has no reports
+            pending.clear()
+            with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-resume") as executor:
+                reports = executor.map(lambda ref: _trusted_report(store, header, ref), plan.tasks)
+                for ref, report in zip(plan.tasks, reports, strict=True):
+                    if report is None:
+                        pending.append(ref)
+                    else:
+                        earlier += sum(len(shard.lengths) for shard in report.shards)
+                        rejects.add(report)
+            pending.reverse()  # a first run that is still at work comes from the other end
         listener(progress := BuildProgress(images, images=earlier, earlier_images=earlier))
         rejects.check()
-        if joined:
-            pending.reverse()  # a first run that is still at work comes from the other end
         retries = 0
-        # Closed at once where something here fails: within the error's traceback the engine would run on.
-        with closing(_iter_events(engine, job, pending, store)) as events:
-            for event in events:
-                if isinstance(event, Progress):
-                    progress = replace(
-                        progress,
-                        images=progress.images + event.images,
-                        bytes=progress.bytes + event.bytes,
-                        rejects=progress.rejects + event.rejects,
-                    )
-                    listener(progress)
-                elif isinstance(event, Done):
-                    report = _read_report(store, plan.header, pending[event.number])
-                    retries += report.retries
-                    rejects.add(report)
-                    rejects.check()
+        try:
+            # Closed at once if something here fails: within the error's traceback the engine would run on.
+            with closing(engine.run(job, pending)) as events:
+                for event in events:
+                    if isinstance(event, Progress):
+                        progress = replace(
+                            progress,
+                            images=progress.images + event.images,
+                            bytes=progress.bytes + event.bytes,
+                            rejects=progress.rejects + event.rejects,
+                        )
+                        listener(progress)
+                    elif isinstance(event, Done):
+                        report = _read_report(store, header, pending[event.number])
+                        retries += report.retries
+                        rejects.add(report)
+                        rejects.check()
+        except BaseException:
+            # Workers that were stopped in mid-task may have left folders: making one removes those of the dead.
+            with suppress(StoreError), store.temporary_folder():
+                pass
+            raise
         with store.temporary_folder() as folder:
             manifest, duplicates = _finish(recipe, folder, store, plan, rejects, fsync)
     except (BuildError, StoreError, DamageError):
@@ -468,25 +468,13 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
         _finished_result(store.url, manifest),
         seconds=time.monotonic() - start,
         earlier_images=earlier,
-        ignored_files=plan.header.ignored_files,
-        listed_twice=plan.header.listed_twice,
+        ignored_files=header.ignored_files,
+        listed_twice=header.listed_twice,
         retries=retries + store.retries,
         warnings=(*said, *(() if duplicates is None else duplicates.warnings)),
         duplicates=duplicates,
-        read_before=plan.header.read_before,
+        read_before=header.read_before,
     )
-
-
-def _iter_events(engine: Engine, job: Job, pending: list[TaskRef], store: Store) -> Generator[Event, None, None]:
-    """The engine's events. Where an error ends the iteration, temporary folders of the workers are removed."""
-    events = engine.run(job, pending)
-    try:
-        yield from events
-    except BaseException:
-        # Workers that were stopped in mid-task may have left folders: making one removes those of the dead.
-        with suppress(StoreError), store.temporary_folder():
-            pass
-        raise
 
 
 def _finished_result(url: str, manifest: Manifest) -> BuildResult:
@@ -497,9 +485,11 @@ def _finished_result(url: str, manifest: Manifest) -> BuildResult:
 
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
+    """Return the report of a task that an earlier run has done; None, and discard the report, if it does not hold."""
     report = read_report(store, ref, header.run_id)
     if report is None:
         return None
+    # A crash of the machine may have left the report and lost the shards, which were not brought to the disk.
     if _is_of_task(report, header, ref) and all(
         is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards
     ):
@@ -509,6 +499,7 @@ def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | 
 
 
 def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
+    """Return the report of a task that is done. Raises TaskError if it is gone or of another task."""
     report = read_report(store, ref, header.run_id)
     where = f"{store.url}/{report_name(ref.number)}"
     if report is None:
@@ -522,7 +513,7 @@ def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
 
 
 def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
-    """Return whether its shards are the task's: a build whose plan was removed may have had as many, of other names."""
+    """Return true if the shards are the task's: a build whose plan was removed may have had as many, of other names."""
     records = {len(shard.lengths) for shard in report.shards}
     name = counted(ref.name, max(records, default=0))
     names = [name.replace("-v0-", f"-v{variant}-") for variant in header.variant_numbers]
@@ -539,81 +530,89 @@ def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
     )
 
 
-class _Part:
-    """Sum of the reports of one split; offsets of records go to files in `folder`, and none is kept."""
+class _Totals:
+    """Sums of all reports. The offsets of records and the digests of images go to files in `folder`, not to memory."""
 
-    def __init__(self, header: PlanHeader, split: str, folder: Path) -> None:
-        self.names = [index_name(split, variant) for variant in header.variant_numbers]
-        self.paths = [folder / name for name in self.names]
-        self.indexes = [IndexWriter(path) for path in self.paths]
-        self.shards: list[list[Shard]] = [[] for _ in header.variant_numbers]
-        self.class_counts = np.zeros(len(header.class_names), np.int64)
+    def __init__(self, header: PlanHeader, folder: Path) -> None:
+        self.images, self.odd = Counter[str](), Counter[str]()
+        self.marked, self.unmarked = Counter[str](), Counter[str]()
+        self.class_counts = {split: np.zeros(len(header.class_names), np.int64) for split in header.splits}
+        self.variants = dict[str, list[tuple[str, IndexWriter, list[Shard]]]]()
+        for split in header.splits:
+            names = [index_name(split, variant) for variant in header.variant_numbers]
+            self.variants[split] = [(name, IndexWriter(folder / name), []) for name in names]
+        self.folder, self.has_digests, self.digest_bytes, self.digest_crc = folder, True, 0, 0
 
-    def add(self, report: Report) -> None:
-        self.class_counts += np.array(report.class_counts, np.int64)
-        for variant, shard in enumerate(report.shards):
-            self.shards[variant].append(
-                Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths), shard.generation)
-            )
-            self.indexes[variant].add(np.cumsum([0, *shard.lengths], dtype=np.uint64))
+    def add(self, split: str, report: Report) -> None:
+        """Add the report of a task of a split. Reports come in the order of the tasks."""
+        self.class_counts[split] += np.array(report.class_counts, np.int64)
+        for (_, index, shards), shard in zip(self.variants[split], report.shards, strict=True):
+            shards.append(Shard(shard.name, shard.bytes, shard.crc32c, len(shard.lengths), shard.generation))
+            index.add(np.cumsum([0, *shard.lengths], dtype=np.uint64))
+        self.images.update(report.images)
+        self.odd.update(report.odd)
+        if report.markers is not msgspec.UNSET:
+            self.marked.update(rewritten=report.markers.rewritten, added_bytes=report.markers.added_bytes)
+            self.unmarked.update(report.markers.unmarked)
+        if report.digests is msgspec.UNSET:
+            self.has_digests = False
+            return
+        with (self.folder / "digests").open("ab") as file:
+            file.write(report.digests)
+        self.digest_bytes += len(report.digests)
+        self.digest_crc = crc32c(report.digests, self.digest_crc)
 
-    def finish(self, store: Store, owner: Owner) -> Split:
-        """Put the indexes."""
-        variants = []
-        for name, path, index, shards in zip(self.names, self.paths, self.indexes, self.shards, strict=True):
-            size_bytes, crc = index.finish()
-            put(store, name, path, owner, size_bytes, crc)
-            variants.append(Variant(tuple(shards), IndexFile(name, size_bytes, crc)))
-        records = sum(shard.records for shard in variants[0].shards)
-        return Split(records, tuple(self.class_counts.tolist()), tuple(variants))
+    def put(self, store: Store, owner: Owner) -> dict[str, Split]:
+        """Put the digests, if every task has reported its own, and the indexes."""
+        if self.has_digests and self.digest_bytes:
+            put(store, DIGESTS, self.folder / "digests", owner, self.digest_bytes, self.digest_crc)
+        splits = dict[str, Split]()
+        for split, counts in self.class_counts.items():
+            variants = list[Variant]()
+            for name, index, shards in self.variants[split]:
+                size_bytes, crc = index.finish()
+                put(store, name, self.folder / name, owner, size_bytes, crc)
+                variants.append(Variant(tuple(shards), IndexFile(name, size_bytes, crc)))
+            records = sum(shard.records for shard in variants[0].shards)
+            splits[split] = Split(records, tuple(counts.tolist()), tuple(variants))
+        return splits
 
 
-def _finish(  # what a build ends with
+def _finish(
     recipe: Recipe, folder: Path, store: Store, plan: Plan, rejects: Rejects, fsync: bool
 ) -> tuple[Manifest, Duplicates | None]:
-    """Put indexes and rejects, and at the very end the manifest; `folder` is for temporary files."""
-    header = plan.header
-    parts = {split: _Part(header, split, folder) for split in header.splits}
-    images, odd, marked, unmarked = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    tasks, digests = iter(plan.tasks), DigestWriter(folder / "digests")
+    """Put rejects, digests and indexes, and at the very end the manifest; `folder` is for temporary files."""
+    header, tasks, totals = plan.header, iter(plan.tasks), _Totals(plan.header, folder)
     # Many reports at a time: 100,000 in a bucket, one after the other, would take an hour.
     with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-reports") as executor:
         while block := list(itertools.islice(tasks, _REPORTS_A_BLOCK)):
             reports = executor.map(lambda ref: _read_report(store, header, ref), block)
             for ref, report in zip(block, reports, strict=True):
-                parts[ref.split].add(report)
-                digests.add(report.digests)
-                images.update(report.images)
-                odd.update(report.odd)
-                if report.markers is not msgspec.UNSET:
-                    marked.update(rewritten=report.markers.rewritten, added_bytes=report.markers.added_bytes)
-                    unmarked.update(report.markers.unmarked)
-    by_reason = rejects.put()
-    digests.put(store, plan.owner)
-    if not any(shard.records for part in parts.values() for shard in part.shards[0]):
-        first = rejects.all[0]
+                totals.add(ref.split, report)
+    rejected = rejects.put()
+    if not any(shard.records for (_, _, shards), *_ in totals.variants.values() for shard in shards):
+        first = rejected[0]
         raise BuildError(
-            f"none of the {rejects.count} images could be taken; the first: {first.path}: {first.message}. "
+            f"none of the {len(rejected)} images could be taken; the first: {first.path}: {first.message}. "
             f"{store.url}/{REJECTS} has the reason of each; mend the source and build again with --overwrite"
         )
+    markers = Markers(**totals.marked, unmarked=dict(sorted(totals.unmarked.items())))
     manifest = Manifest(
         run_id=header.run_id,
         tool_version=__version__,
-        splits={split: part.finish(store, plan.owner) for split, part in parts.items()},
+        splits=totals.put(store, plan.owner),
         class_names=header.class_names,
         features=header.features,
         options={"command": header.kind, "source": header.source, **header.options},
         input_digest=header.input_digest,
-        rejects=by_reason,
-        images=dict(sorted(images.items())),
-        odd=dict(sorted(odd.items())),
-        cache=recipe.cache_info(header),
-        markers=Markers(**marked, unmarked=dict(sorted(unmarked.items()))) if marked else msgspec.UNSET,
+        rejects=dict(sorted(Counter(reject.reason for reject in rejected).items())),
+        images=dict(sorted(totals.images.items())),
+        odd=dict(sorted(totals.odd.items())),
+        markers=markers if totals.marked else msgspec.UNSET,
     )
-    duplicates = recipe.conclude(store, plan, folder)
-    remove_old(store, header)
-    remove_orphans(store, header, manifest)
-    store.delete(removals_name(header.run_id))  # before there is a manifest of this run
+    manifest, duplicates = recipe.conclude(store, plan, folder, manifest)
+    remove_leftovers(store, header, manifest)
+    # Someone, or a lifecycle rule of a bucket, may have removed files since their tasks were done.
     lost = find_lost(store, manifest)
     if lost is not None:
         raise BuildError(

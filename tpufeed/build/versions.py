@@ -1,8 +1,8 @@
-"""Datasets that grow: a version is the one before and a part, which is built below it like a dataset of its own.
+"""Datasets that grow: a version is the version before and a part, which is built below it like a new dataset.
 
-The part's build ends with its own manifest. Then it is published: the manifest that stands is kept as
+The part's build ends with its own manifest. Then it is published: the present manifest is kept as
 `_tpufeed/versions/N.json`, an index over all shards of each split is put under a new name, and manifest.json is
-replaced in one step, if it is still the one that the part was built for. Nothing that stands is moved or written again.
+replaced in one step, if it is still the one that the part was built for. Nothing else is moved or written again.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
 from tpufeed.storage.store import Store
 
-COMPACT = "compact"  # the kind of a part whose shards take the place of others, and hold their records
+COMPACT = "compact"  # the kind of a part whose shards replace others, and hold their records
 PART_OPTIONS = frozenset({"append_to", "base_digest"})  # by which a part's plan says which version it follows
 _BLOCK_ITEMS = 1 << 19
 
@@ -56,7 +56,7 @@ Layout = Mapping[str, Sequence[Piece]]
 
 
 def append_layout(base: Manifest, part: Manifest) -> Layout:
-    """Return the shards of each split of a version that grows: those of the base, and the part's behind them."""
+    """Return the shards of each split of a version that grows: those of the base, then those of the part."""
     layout = dict[str, list[Piece]]()
     for name in dict.fromkeys((*base.splits, *part.splits)):
         layout[name] = [
@@ -68,7 +68,7 @@ def append_layout(base: Manifest, part: Manifest) -> Layout:
 
 
 def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) -> tuple[FeatureSpec, ...]:
-    """Return the features of records of both.
+    """Return the features of a dataset with the records of a base and a part.
 
     The type of an item never changes, and the number of items only widens: one value in each sample, lists of one
     length, lists of several lengths.
@@ -127,7 +127,7 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
 
 
 def _is_optional(spec: FeatureSpec) -> bool:
-    """Return true for a column of which some samples have no item: all of a part may be such."""
+    """Return true for a column for which samples may have no item: all samples of a part may have none."""
     return (
         spec.shape is None and not _as_list(spec)[0] and not (spec.kind or spec.of) and spec.name not in (LABEL, TEXT)
     )
@@ -149,15 +149,15 @@ def join_manifests(
     indexes: Mapping[str, tuple[IndexFile, ...]],
     layout: Layout | None = None,
 ) -> Manifest:
-    """Return the manifest of a version: that of the one before, and of the part that was built for it.
+    """Return the manifest of a version: the manifest of the version before, joined with that of a part.
 
     Args:
         base: the version before.
-        part: the manifest of the part, whose class names begin with those of the base. A cache's says which version of
-            its source it is of, and so do its options.
+        part: the manifest of the part, whose class names begin with those of the base. For a cache, it and its options
+            say which version of its source the cache covers.
         about: what the part is; its folder holds the shards.
-        indexes: for each split that of each variant, over all of its shards.
-        layout: the shards of each split, where they are not those of the base and the part's behind them.
+        indexes: for each split the index of each variant, over all shards.
+        layout: the shards of each split; None: those of the base, then those of the part.
     """
     splits = dict[str, Split]()
     for name, pieces in (append_layout(base, part) if layout is None else layout).items():
@@ -201,10 +201,10 @@ def join_manifests(
 
 
 def check_class_names(base: Dataset, names: Sequence[str]) -> None:
-    """Check that class names of a new version begin with those of its base: labels that stand are places among them.
+    """Check that class names of a new version begin with those of its base: existing labels are places among them.
 
     Raises:
-        BuildError: they do not, by a fault of tpufeed, or by a plan of an older one.
+        BuildError: they do not, by a fault of tpufeed, or by a plan of an older tpufeed.
     """
     known = base.manifest.class_names
     if tuple(names[: len(known)]) == known:
@@ -226,10 +226,10 @@ def follows(base: Dataset) -> dict[str, Any]:
 
 
 def check_base(base: Dataset) -> None:
-    """Check that all files of a version are there, before a part is built that would be published behind them.
+    """Check that all files of a version are there, before a part is built that follows them.
 
     Raises:
-        BuildError: one is missing or has another size; a listing tells.
+        BuildError: a file is missing or has another size, as a listing shows.
         ShardError: an index is not as the manifest says.
     """
     lost = find_lost(base.store, base.manifest)
@@ -238,20 +238,18 @@ def check_base(base: Dataset) -> None:
             f"{base.url}/{lost} is missing or damaged, so that the dataset cannot grow. Nothing was changed. Run: "
             f"tpufeed verify {base.url}"
         )
-    for split in base.manifest.splits.values():
-        for variant in split.variants:
-            _check_index(base.store, variant.index)
+    _check_indexes(base)
 
 
 def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = None) -> Dataset:
     """Publish a part that is built as the next version of its dataset.
 
-    A run that is killed here leaves the version before; the same command goes on from here.
+    A run that is killed here leaves the version before; the same command continues from here.
 
     Raises:
-        BuildError: another build was quicker, and what stands is not the version that the part was built for; or the
-            part belongs to another run by now; or a file that the version names is gone; or classes that stand would
-            get other names.
+        BuildError: another build was quicker, and the dataset is not the version that the part was built for; or the
+            part belongs to another run now; or a file that the version names is gone; or existing classes would get
+            other names.
         ShardError: an index is not as the manifest says.
         StoreError: the files cannot be written.
     """
@@ -264,16 +262,15 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
     check_owner(part.store, owner)
     pieces = append_layout(base.manifest, part.manifest) if layout is None else layout
     count = len(next(iter(base.manifest.splits.values())).variants)
-    checked = set[tuple[str, str]]()
+    _check_indexes(base)
+    _check_indexes(part)
     with store.temporary_folder() as folder:
         indexes = {
-            name: tuple(
-                _put_index(folder, (base, part), name, variant, number, pieces[name], checked)
-                for variant in range(count)
-            )
+            name: tuple(_put_index(folder, (base, part), name, variant, pieces[name]) for variant in range(count))
             for name in pieces
         }
     manifest = join_manifests(base.manifest, part.manifest, about, indexes, pieces)
+    # One listing of the whole dataset: a version is never published on top of files that are gone.
     lost = find_lost(store, manifest)
     if lost is not None:
         raise BuildError(
@@ -284,16 +281,16 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
 
 
 def find_published(store: Store, run_id: str) -> Dataset | None:
-    """Return the dataset that stands, where one of its parts was built by the run `run_id`."""
+    """Return the dataset at `store` if the run `run_id` has built one of its parts."""
     present = find_dataset(store)
     is_there = present is not None and any(part.run_id == run_id for part in present.manifest.history[1:])
     return present if is_there else None
 
 
 def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = lambda: None) -> Dataset:
-    """Put a manifest in the place of its base's, which is kept beside it. Raises as `publish` does.
+    """Replace the manifest of the base, which is kept beside the new one. Raises as `publish` does.
 
-    `check` raises BuildError where another run with --overwrite has discarded the part, which may be at any moment.
+    `check` raises BuildError if another run with --overwrite has discarded the part, which may be at any moment.
     """
     store = base.store
     standing = store.stat(MANIFEST)
@@ -321,14 +318,8 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
     return find_dataset(store) or base
 
 
-def _put_index(  # noqa: PLR0913, PLR0917  # of one caller
-    folder: Path,
-    sides: tuple[Dataset, Dataset],
-    split: str,
-    variant: int,
-    number: int,
-    pieces: Sequence[Piece],
-    checked: set[tuple[str, str]],
+def _put_index(
+    folder: Path, sides: tuple[Dataset, Dataset], split: str, variant: int, pieces: Sequence[Piece]
 ) -> IndexFile:
     """Put the index of a split over the shards of its pieces, and return what the manifest says of it."""
     base, path = sides[0], folder / f"{split}-{variant}"
@@ -336,23 +327,20 @@ def _put_index(  # noqa: PLR0913, PLR0917  # of one caller
     for piece in pieces:
         dataset = sides[piece.of_part]
         entry = dataset.manifest.splits[split].variants[variant]
-        if (dataset.url, entry.index.name) not in checked:
-            _check_index(dataset.store, entry.index)
-            checked.add((dataset.url, entry.index.name))
-        starts = [0, *itertools.accumulate(shard.records + 1 for shard in entry.shards)]
+        starts = entry.index_starts
         header = entry.index.bytes - starts[-1] * ITEM_BYTES
         for start in range(starts[piece.start], starts[piece.stop], _BLOCK_ITEMS):
             stop = min(start + _BLOCK_ITEMS, starts[piece.stop])
             data = dataset.store.read_range(entry.index.name, header + start * ITEM_BYTES, header + stop * ITEM_BYTES)
             writer.add(np.frombuffer(data, "<u8"))
     size, crc = writer.finish()
-    name = version_index_name(split, None if base.manifest.cache is None else variant, number)
+    name = version_index_name(split, None if base.manifest.cache is None else variant, base.number + 1)
     put(base.store, name, path, None, size, crc)
     return IndexFile(name, size, crc)
 
 
 def read_offsets(dataset: Dataset, split: str, variant: int) -> list[Offsets]:
-    """Return the offsets of each shard, as they stand in the index.
+    """Return the offsets of each shard, as the index has them.
 
     Raises:
         ShardError: the index is not as the manifest says.
@@ -360,9 +348,15 @@ def read_offsets(dataset: Dataset, split: str, variant: int) -> list[Offsets]:
     entry = dataset.manifest.splits[split].variants[variant]
     _check_index(dataset.store, entry.index)
     data = dataset.store.read(entry.index.name)
-    starts = [0, *itertools.accumulate(shard.records + 1 for shard in entry.shards)]
+    starts = entry.index_starts
     offsets = np.frombuffer(data, "<u8", starts[-1], entry.index.bytes - starts[-1] * ITEM_BYTES)
     return [offsets[start:stop] for start, stop in itertools.pairwise(starts)]
+
+
+def _check_indexes(dataset: Dataset) -> None:
+    for split in dataset.manifest.splits.values():
+        for variant in split.variants:
+            _check_index(dataset.store, variant.index)
 
 
 def _check_index(store: Store, index: IndexFile) -> None:

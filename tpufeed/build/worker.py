@@ -1,13 +1,15 @@
 """A task of a build: make a shard of each variant in temporary files, put the shards, then the report.
 
-What differs between builds is where the records come from: `TaskContext.write` of each of them.
+Builds differ in the source of their records, see `TaskContext.write`.
 """
 
 import secrets
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,19 +21,23 @@ from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.naming import PLAN, PROBE, counted
 from tpufeed.dataset.schema import record_layout
 from tpufeed.dataset.writer import ShardWriter
-from tpufeed.engines.engine import ProgressMeter, ReportProgress
+from tpufeed.engines.engine import NOTHING, Progress, ReportProgress
 from tpufeed.errors import ManifestError, ObjectNotFoundError, StoreError
 from tpufeed.storage.reading import READS
 from tpufeed.storage.store import Store, open_store
 
+_PROGRESS_SECONDS = 0.2
+_PULSE_SECONDS = 30.0
+_SLOWEST_BYTES_A_SECOND = 100_000
+
 
 @dataclass(slots=True)
 class Output:
-    """Shards and counts that a task makes.
+    """Shards and counts that a task makes. Its progress is reported a few times a second.
 
     Attributes:
         writers: of the shards, one for each variant.
-        meter: counts progress.
+        report_progress: tells the engine.
         class_counts: samples of each class.
         images: how images were stored, counted.
         odd: the odd cases that a policy dealt with, counted.
@@ -42,7 +48,7 @@ class Output:
     """
 
     writers: Sequence[ShardWriter]
-    meter: ProgressMeter
+    report_progress: ReportProgress
     class_counts: list[int]
     images: Counter[str] = field(default_factory=Counter)
     odd: Counter[str] = field(default_factory=Counter)
@@ -50,16 +56,53 @@ class Output:
     markers: Markers | msgspec.UnsetType = msgspec.UNSET
     digests: bytes | msgspec.UnsetType = msgspec.UNSET
     retries: int = 0
+    _done: list[int] = field(default_factory=lambda: [0, 0, 0])  # images, bytes and rejects since the last report
+    _due: float = field(default_factory=lambda: time.monotonic() + _PROGRESS_SECONDS)
+
+    def add(self, images: int = 0, size: int = 0, rejects: int = 0, labels: Iterable[int] = ()) -> None:
+        """Count images (each variant of a sample is one) of `size` bytes in all, and a sample for its classes."""
+        for label in labels:
+            self.class_counts[label] += 1
+        done = self._done
+        done[0] += images
+        done[1] += size
+        done[2] += rejects
+        if time.monotonic() >= self._due:
+            self.report_progress(Progress(*done))
+            self._done, self._due = [0, 0, 0], time.monotonic() + _PROGRESS_SECONDS
 
     def reject(self, reject: Reject) -> None:
         """Note an input that cannot be taken."""
         self.rejects.append(reject)
-        self.meter.add(rejects=len(self.writers))
+        self.add(rejects=len(self.writers))
 
-    def count(self, labels: Iterable[int]) -> None:
-        """Count a sample for its classes."""
-        for label in labels:
-            self.class_counts[label] += 1
+    @contextmanager
+    def putting(self, size_bytes: int) -> Iterator[None]:
+        """Report now and then that the task is alive, while bytes are put that nobody counts.
+
+        Stops after the time that a slow link needs for `size_bytes`: then the launcher may treat the worker as hung.
+        """
+        self._due = 0.0
+        self.add()  # all that was counted
+        pulses, ended = int(size_bytes / _SLOWEST_BYTES_A_SECOND / _PULSE_SECONDS), threading.Event()
+
+        def pulse() -> None:
+            with suppress(OSError):  # nobody listens any more
+                for _ in range(pulses):
+                    if ended.wait(_PULSE_SECONDS):
+                        return
+                    self.report_progress(NOTHING)
+
+        thread = threading.Thread(target=pulse, name="tpufeed-pulse", daemon=True)
+        if pulses:
+            with suppress(RuntimeError):  # there is no room for a thread: the put matters more
+                thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if thread.ident is not None:  # it has started
+                thread.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +143,10 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
         paths = [folder / f"shard-{number}" for number in range(len(names))]
         with ExitStack() as stack:
             writers = [stack.enter_context(closing(ShardWriter(path, layout))) for path in paths]
-            output = Output(writers, ProgressMeter(report_progress), [0] * len(header.class_names))
+            output = Output(writers, report_progress, [0] * len(header.class_names))
             context.write(task, output)
         written = [writer.finish() for writer in writers]
-        with output.meter.putting(sum(shard.bytes for shard in written)):
+        with output.putting(sum(shard.bytes for shard in written)):
             for name, path, shard in zip(names, paths, written, strict=True):
                 lengths = tuple(np.diff(shard.offsets).tolist())
                 full_name = counted(name, len(lengths))
@@ -121,6 +164,7 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
         markers=output.markers,
         digests=output.digests,
     )
+    # Last: until its report is there, a task counts as not done, and its shards as orphans.
     put_report(destination, report, context.owner)
 
 
@@ -133,9 +177,9 @@ def reach(context: TaskContext, ref: TaskRef) -> dict[str, str]:
 
 
 def see_destination(store: Store, run_id: str) -> dict[str, str]:
-    """The plan at the destination, by its URL, with the id of its run; empty where this host sees none.
+    """Return the id of the run whose plan is at the destination, by the plan's URL; nothing if this host sees no plan.
 
-    One of another run than `run_id`, or that cannot be read, is looked at again: it may have been damaged on its way.
+    A plan that cannot be read, or is of another run than `run_id`, is read again: it may have been damaged on its way.
 
     Raises:
         StoreError: the store does not answer, or refuses to be read or written to.

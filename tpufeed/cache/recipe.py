@@ -22,7 +22,7 @@ from tpufeed.cache.moving import Mover, cached_spec, encode_pixels
 from tpufeed.cache.options import CacheOptions, Size
 from tpufeed.cache.source import SOURCE_VERSION, CacheSource, Listing, RawSource, Sample, open_source
 from tpufeed.cache.worker import Augmenter, CacheContext
-from tpufeed.dataset.manifest import GROWN_VERSION, CacheInfo, Part
+from tpufeed.dataset.manifest import GROWN_VERSION, CacheInfo, Manifest, Part
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
 from tpufeed.errors import (
@@ -182,6 +182,7 @@ class CacheRecipe(Recipe):
                 },
                 probed=probe.samples,
                 probed_seconds=probe.seconds_a_sample,
+                fingerprint=self._cache_info(header).fingerprint,
             )
 
     def check_joined(self, store: Store, plan: Plan) -> None:
@@ -202,8 +203,11 @@ class CacheRecipe(Recipe):
         """Return what all tasks share."""
         return CacheContext(store.url, plan.header, plan.owner, self.origin, self.options)
 
-    def cache_info(self, header: PlanHeader) -> CacheInfo:
-        """Return what the manifest says of the cache."""
+    def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
+        """Say in the manifest what the cache is made of."""
+        return msgspec.structs.replace(manifest, cache=self._cache_info(plan.header)), None
+
+    def _cache_info(self, header: PlanHeader) -> CacheInfo:
         return self.options.cache_info(header.input_digest, self.wanted, self.size)
 
     def _new(self, listing: Listing) -> dict[str, int]:

@@ -50,8 +50,8 @@ class CacheContext(TaskContext):
                     ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
                     data = encode_pixels(pixels, options)
                     writer.add(data, [ints[name] for name in int_names], rest + entries)
-                    output.meter.add(images=1, size=len(data))
-                output.count(set(sample.labels) if sample.label is None else (sample.label,))
+                    output.add(images=1, size=len(data))
+                output.add(labels=set(sample.labels) if sample.label is None else (sample.label,))
                 output.odd.update(sample.odd)
                 output.images[stored] += 1
         output.retries = source.retries - before

@@ -2,7 +2,7 @@
 
 The runner decides how often a task is tried that fails, or whose worker is lost (Dataflow: four times).
 
-Beam works in a child process, see `beampipeline`, as its direct runner cannot be told to stop and all runners print a
+Beam works in a child process, see `beampipeline`, because its direct runner cannot be stopped and all runners print a
 lot.
 """
 
@@ -11,13 +11,13 @@ import importlib.util
 import pickle
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import tpufeed
-from tpufeed.engines.engine import NOTHING, Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import NOTHING, Done, Events, Job, Progress, task_name
 from tpufeed.engines.preflight import HostView, view_here
 from tpufeed.errors import BuildError, LoaderError, MissingExtraError, OptionError, TaskError
 from tpufeed.processes.child import Child, ChildDiedError, stop_all
@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The pipeline has failed; `number` is the task that did, None where no task is known."""
+    """The pipeline has failed; `number` is the task that did, None if no task is known."""
 
     message: str
     number: int | None = None
@@ -72,16 +72,24 @@ class BeamEngine:
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self.arguments = tuple(arguments)
-        self.runner = _find_runner(self.arguments)
+        self.arguments, self.runner = tuple(arguments), ""
+        parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+        parser.add_argument("--runner")
+        with suppress(argparse.ArgumentError):
+            self.runner = parser.parse_known_args(self.arguments)[0].runner or ""
+        if not self.runner:
+            raise OptionError(
+                "the engine beam needs a runner: end the command with `-- --runner=DataflowRunner ...`, or "
+                "FlinkRunner, SparkRunner, DirectRunner"
+            )
         if importlib.util.find_spec("apache_beam") is None:
             raise MissingExtraError("apache_beam", "beam")
         self._child: Child | None = None
-        self._elsewhere = False  # the runner works in other processes than the child's
+        self._elsewhere = False  # see `Ready`
         self._prepared = False
 
     def describe(self) -> str:
-        """Say before a build how workers elsewhere come to have what they need."""
+        """Return what workers elsewhere need, and how they get it."""
         release = ".".join(platform.python_version_tuple()[:2])
         need = f"tpufeed {tpufeed.__version__} on Python {release}"
         if "direct" in self.runner.lower():
@@ -99,7 +107,7 @@ class BeamEngine:
 
     @contextmanager
     def prepare(self, entry: str) -> Iterator[None]:
-        """Beam's process is up, and has taken the arguments, when this has begun; else OptionError."""
+        """Start Beam's process, and yield when it has taken the arguments. Raises OptionError if it does not."""
         if self._prepared:
             yield
             return
@@ -108,11 +116,11 @@ class BeamEngine:
             self._start()
             yield
         finally:
-            # Where an error has left a `run` open, the child goes now and not when the garbage is collected.
+            # If an error has left a `run` open, the child goes now and not when the garbage is collected.
             self._prepared = False
             self._stop()
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
         if not tasks:
             return
         try:
@@ -181,18 +189,3 @@ class BeamEngine:
         except LoaderError as error:  # it cannot import Beam
             raise BuildError(str(error)) from None
         return message
-
-
-def _find_runner(arguments: tuple[str, ...]) -> str:
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    parser.add_argument("--runner")
-    try:
-        runner: str | None = parser.parse_known_args(arguments)[0].runner
-    except argparse.ArgumentError:
-        runner = None
-    if not runner:
-        raise OptionError(
-            "the engine beam needs a runner: end the command with `-- --runner=DataflowRunner ...`, or FlinkRunner, "
-            "SparkRunner, DirectRunner"
-        )
-    return runner

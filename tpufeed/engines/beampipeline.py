@@ -1,4 +1,4 @@
-"""Tasks as a pipeline of Apache Beam: made and watched in a child of the launcher, run by Beam's workers."""
+"""Tasks as a pipeline of Apache Beam: a child of the launcher makes and watches it, Beam's workers run it."""
 
 import io
 import os
@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, suppress
 from multiprocessing.connection import Connection
+from operator import sub
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -45,7 +46,7 @@ _STRICT = _LOCAL | {"DataflowRunner", "TestDataflowRunner", "TestDirectRunner"}
 
 
 def serve(arguments: tuple[str, ...], connection: Connection) -> None:
-    """Check the arguments, then run the pipelines that are asked for, until the launcher leaves."""
+    """Check the arguments, then run pipelines as they are asked for, until the launcher leaves."""
     pipeline: BeamPipeline | None = None
     try:
         try:
@@ -57,7 +58,7 @@ def serve(arguments: tuple[str, ...], connection: Connection) -> None:
         while True:
             work: Work = connection.recv()
             pipeline = BeamPipeline(arguments, work, connection)
-            # In a thread, so that this one hears the launcher hang up in mid-pipeline, and cancels it.
+            # In a thread, so that this one hears the launcher hang up in mid-pipeline, and cancels the pipeline.
             threading.Thread(target=pipeline.run, daemon=True).start()
     except (EOFError, ConnectionError):
         return
@@ -68,10 +69,10 @@ def serve(arguments: tuple[str, ...], connection: Connection) -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> bool:
-    """Return whether the runner of these arguments runs tasks elsewhere than in this process.
+    """Return true if the runner of these arguments runs tasks in other processes than this one.
 
     Raises:
-        OptionError: Beam, or what is done with it here, does not take them.
+        OptionError: Beam does not take them, or they do not fit a build.
     """
     complaint = io.StringIO()
     leftovers: list[str] = []
@@ -101,7 +102,7 @@ def check_arguments(arguments: Sequence[str]) -> bool:
 
 
 class BeamPipeline:
-    """One run of tasks. What comes of it goes through the connection, as `Message`."""
+    """One run of tasks. Its progress and its end go through the connection, each as a `Message`."""
 
     def __init__(self, arguments: Sequence[str], work: Work, connection: Connection) -> None:
         self._work, self._connection = work, connection
@@ -119,7 +120,7 @@ class BeamPipeline:
         self._started, self._ended = threading.Event(), threading.Event()
 
     def run(self) -> None:
-        """Run it to its end. The direct runner returns from `run` only then, others at once."""
+        """Run the pipeline to its end. `run` of the direct runner returns only then, `run` of others at once."""
         telling = threading.Thread(target=self._tell, daemon=True)
         try:
             try:
@@ -133,13 +134,13 @@ class BeamPipeline:
         except Exception as error:  # noqa: BLE001  # each runner has its own
             failed = explain("".join(traceback.format_exception(error)))
         self._ended.set()
-        # It was never started where `run` raised. Where it was, its last progress has to be sent before the end is.
+        # It was not started if `run` raised. If it was, its last progress has to be sent before the end is.
         if telling.ident is not None:
             telling.join()
         self._send(failed)
 
     def cancel(self) -> None:
-        """Stop it, also when it is just about to begin."""
+        """Stop the pipeline, also when it is just about to begin."""
         self._started.wait(_START_SECONDS)
         if self._result is not None and not PipelineState.is_terminal(self._result.state):
             with suppress(Exception):  # it has ended meanwhile, or nobody answers
@@ -152,7 +153,7 @@ class BeamPipeline:
         self._send(self._progress())
 
     def _progress(self) -> Progress:
-        """Return what was done since the last call; nothing where the runner does not say."""
+        """Return what was done since the last call; nothing if the runner does not say."""
         assert self._result is not None
         totals = dict.fromkeys(Progress._fields, 0)
         try:
@@ -163,7 +164,7 @@ class BeamPipeline:
             # Some runners never commit a count. What they attempted has tasks that were tried again more than once.
             totals[metric.key.metric.name] += metric.committed or metric.attempted or 0
         before, self._seen = self._seen, Progress(**totals)
-        return self._seen.minus(before)
+        return Progress(*map(sub, self._seen, before))
 
     def _send(self, message: Message) -> None:
         with suppress(OSError):  # nobody listens any more
@@ -171,11 +172,11 @@ class BeamPipeline:
 
 
 class WorkerFailure(Exception):
-    """A task, or with number None a host, has failed: its text is found again in whatever a runner reports."""
+    """A task, or with number None a host, has failed. `explain` finds the text again in a runner's report."""
 
     @classmethod  # no __init__ of two arguments: runners pickle it
     def of(cls, number: int | None, message: str) -> "WorkerFailure":
-        """Return it with a message that is readable in a worker's log, too."""
+        """Return a failure whose message is readable in a worker's log, too."""
         what, tag = ("", "") if number is None else (f"task {number}: ", number)
         return cls(f"{what}{message}\n[tpufeed:{tag}:{quote(message)}]")
 
@@ -183,7 +184,7 @@ class WorkerFailure(Exception):
 class RunTask(beam.DoFn):
     """Runs tasks on a worker.
 
-    Pickled by its name; its state is bytes and strings, so that it can be read where another version is installed.
+    It is pickled by its name; its state is bytes and strings, so that a worker with another version can read it.
     """
 
     def __init__(self, work: Work) -> None:
@@ -203,7 +204,7 @@ class RunTask(beam.DoFn):
 
         def report(progress: Progress) -> None:
             for counter, count in zip(self._counters, progress, strict=True):
-                if count:  # of none, another thread may tell, which Beam does not count for
+                if count:  # zeros may come from another thread, which Beam does not count for
                     counter.inc(count)
 
         message = run_pickled(self._job, task, report)
@@ -218,13 +219,13 @@ def _make_options(arguments: Sequence[str]) -> PipelineOptions:
         raise OptionError("there is nothing of a main session in this pipeline: leave out --save_main_session")
     if options.view_as(StandardOptions).streaming:
         raise OptionError("a build has an end: leave out --streaming")
-    # Beam's DirectRunner would else fetch another one, Prism, from the net and run that. There is no trigger here.
+    # Otherwise Beam's DirectRunner fetches another one, Prism, from the net and runs that. There is no trigger here.
     options.view_as(TypeOptions).allow_unsafe_triggers = True
     return options
 
 
 def pack(tasks: Sequence[tuple[int, bytes]]) -> list[bytes]:
-    """Return tasks in compressed blocks, as a service takes 10 MB of pipeline at the most."""
+    """Return tasks in compressed blocks: a service takes a pipeline of at most 10 MB."""
     return [zlib.compress(pickle.dumps(tasks[i : i + _BLOCK_TASKS])) for i in range(0, len(tasks), _BLOCK_TASKS)]
 
 
@@ -234,7 +235,7 @@ def unpack(block: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def explain(text: str) -> Failed:
-    """Return what a runner's report of a failure comes to."""
+    """Return the failure that a runner reports in `text`."""
     found = _FAILURE.search(text)
     if found:
         return Failed(unquote(found[2]), int(found[1]) if found[1] else None)

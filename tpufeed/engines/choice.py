@@ -1,11 +1,11 @@
-"""Find the engine of a name; the one that needs no other process stands here as well."""
+"""Find the engine of a name. The engine that needs no other process is here, too."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pkgutil import resolve_name
 from typing import Any
 
-from tpufeed.engines.engine import Done, Engine, Event, Job, Progress, task_name
+from tpufeed.engines.engine import Done, Engine, Events, Job, Progress, task_name
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OptionError, TaskError
 from tpufeed.options import Count, checked
@@ -22,16 +22,16 @@ def make_engine(
     ray_address: str | None = None,
     beam_arguments: Sequence[str] = (),
 ) -> Engine:
-    """The engine called `name`; None is "local": so many processes, all cores by default, or this one alone.
+    """Return the engine called `name`; None is "local": worker processes, or this process alone for one worker.
 
     Args:
         name: "local", "ray" or "beam".
-        workers: of "local" and "ray".
+        workers: of "local", one per core by default, and of "ray".
         ray_address: of "ray", see `RayEngine`.
         beam_arguments: of "beam", see `BeamEngine`.
 
     Raises:
-        OptionError: no such engine, or an option of another one.
+        OptionError: there is no such engine, or an option is of another one.
         MissingExtraError: the engine is not installed.
     """
     if name is not None and name not in _NAMES:
@@ -59,8 +59,8 @@ def choose_engine(engine: Engine | str | None, workers: int | None, hidden: Sequ
     """Return the engine that is asked for; `hidden` are URLs of stores that only this process sees.
 
     Raises:
-        OptionError: no such engine, a number of workers below one or other than that of an `Engine`, or a store that no
-            worker of the engine sees.
+        OptionError: as `make_engine` does; or an `Engine` has another number of workers; or its workers do not see a
+            store.
         MissingExtraError: the engine is not installed.
     """
     if isinstance(engine, str | None):
@@ -85,7 +85,7 @@ class SerialEngine:
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
         function = resolve_name(job.entry)
         for index, task in enumerate(tasks):
             progress: list[Progress] = []

@@ -1,31 +1,22 @@
 """The protocol of engines, and what all of them share."""
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tpufeed.errors import TaskError
 
-DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, three in a row do
+_DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, three in a row do
 
 
 class Progress(NamedTuple):
-    """Work done since the last one; below zero where a worker has died and its work is lost."""
+    """Work done since the last report; below zero if a worker has died and its work is lost."""
 
     images: int
     bytes: int
     rejects: int
-
-    def plus(self, other: "Progress") -> "Progress":
-        """Return the sum of both."""
-        return Progress(*(one + two for one, two in zip(self, other, strict=True)))
-
-    def minus(self, other: "Progress") -> "Progress":
-        """Return what this one has more."""
-        return Progress(*(one - two for one, two in zip(self, other, strict=True)))
 
 
 NOTHING = Progress(0, 0, 0)
@@ -38,12 +29,9 @@ class Done(NamedTuple):
 
 
 Event: TypeAlias = Progress | Done
+Events: TypeAlias = Generator[Event, None, None]
 ReportProgress: TypeAlias = Callable[[Progress], None]
 TaskFunction: TypeAlias = Callable[[Any, Any, ReportProgress], None]
-
-_PROGRESS_SECONDS = 0.2
-_PULSE_SECONDS = 30.0
-_SLOWEST_BYTES_A_SECOND = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +40,12 @@ class Job:
 
     A worker imports it by that name, so it needs nothing of the launcher's memory. Context and tasks are small and
     picklable. The function may run more than once for a task, also at the same time; it puts its result in place itself
-    and returns nothing. It reports progress every few minutes at least, if only of zeros: an engine may take one that
-    says nothing for hung.
+    and returns nothing. It reports progress every few minutes at least, if only zeros: an engine may treat a task that
+    reports nothing as hung.
 
-    `reach` is another "module:function", called as `function(context, task)` on each host before the work, where
-    hosts may differ: what it sees there of what the task needs, URLs with their versions. It raises where it cannot
-    see or write anything.
+    `reach` is another "module:function", called as `function(context, task)` on each host before the work, if hosts may
+    differ. It returns what it sees there of what the task needs, URLs with their versions, and raises if it cannot see
+    or write anything.
     """
 
     entry: str
@@ -65,100 +53,40 @@ class Job:
     reach: str = ""
 
 
-class ProgressMeter:
-    """Adds up progress and passes it on a few times a second."""
-
-    def __init__(self, report: ReportProgress) -> None:
-        self._report = report
-        self._due = time.monotonic() + _PROGRESS_SECONDS
-        self._images = self._bytes = self._rejects = 0
-
-    def add(self, images: int = 0, size: int = 0, rejects: int = 0) -> None:
-        """Count what was done."""
-        self._images += images
-        self._bytes += size
-        self._rejects += rejects
-        if time.monotonic() >= self._due:
-            self.flush()
-
-    def flush(self) -> None:
-        """Pass on what has come together."""
-        self._report(Progress(self._images, self._bytes, self._rejects))
-        self._images = self._bytes = self._rejects = 0
-        self._due = time.monotonic() + _PROGRESS_SECONDS
-
-    @contextmanager
-    def putting(self, size_bytes: int) -> Iterator[None]:
-        """Within it, bytes are put that nobody counts: says now and then that it goes on.
-
-        Only for as long as a slow line takes for `size_bytes`; then whoever waits may take it for hung.
-        """
-        self.flush()
-        ended = threading.Event()
-
-        def say() -> None:
-            with suppress(OSError):  # nobody listens any more
-                for _ in range(int(size_bytes / _SLOWEST_BYTES_A_SECOND / _PULSE_SECONDS)):
-                    if ended.wait(_PULSE_SECONDS):
-                        return
-                    self._report(NOTHING)
-
-        thread = threading.Thread(target=say, name="tpufeed-pulse", daemon=True)
-        with suppress(RuntimeError):  # no thread is to be had: the put matters more
-            thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            if thread.ident is not None:  # it has started
-                thread.join()
-
-
 class Engine(Protocol):
     """Runs each task until it has ended well once."""
 
     def describe(self) -> str:
-        """Say what there is to know before a build; empty where the work is this host's."""
+        """Return what there is to know before a build; empty if the work is done on this host."""
 
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         """Start what will run jobs of this entry, as far as that takes time, while a plan is being made.
 
-        Not needed before `run`. What has not been used is stopped when the context ends.
+        This is not needed before `run`. What has not been used is stopped when the context ends.
         """
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
-        """Events as they come; each task is `Done` exactly once. Leaving the iteration early stops the work.
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
+        """Yield events as they come; each task is `Done` exactly once. Closing the generator stops the work.
 
         Raises:
-            TaskError: a task failed for good; it names the task (its `name`, where it has one).
+            TaskError: a task failed for good; it names the task (its `name`, if it has one).
         """
 
 
 def task_name(task: Any) -> str:
-    """Return the name by which messages call a task."""
+    """Return the name of a task for messages."""
     return str(getattr(task, "name", task))
 
 
-class Deaths:
-    """Counts them by task."""
+def note_death(deaths: Counter[str], name: str, death: str, advice: str) -> None:
+    """Count the death of a worker at the task `name`. Raises TaskError if that was once too often.
 
-    def __init__(self, tasks: Sequence[Any]) -> None:
-        self._tasks = tasks
-        self._counts = [0] * len(tasks)
-
-    def note(self, number: int, death: str, advice: str) -> str:
-        """A worker died at task `number`, in the way that `death` says.
-
-        Returns:
-            The task's name.
-
-        Raises:
-            TaskError: that was once too often.
-        """
-        name = task_name(self._tasks[number])
-        self._counts[number] += 1
-        if self._counts[number] > DEATHS_ALLOWED:
-            raise TaskError(
-                f"{name}: {self._counts[number]} worker processes died at it, the last one {death}. {advice}"
-            )
-        return name
+    Args:
+        deaths: counted so far, by task.
+        name: of the task.
+        death: how the worker ended.
+        advice: what to do about it.
+    """
+    deaths[name] += 1
+    if deaths[name] > _DEATHS_ALLOWED:
+        raise TaskError(f"{name}: {deaths[name]} worker processes died at it, the last one {death}. {advice}")

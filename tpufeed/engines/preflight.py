@@ -1,4 +1,4 @@
-"""The preflight of a build on other hosts: whether each of them can do the work of this one."""
+"""The preflight of a build on other hosts: can each of them do the work of this one?"""
 
 import pickle
 import platform
@@ -26,8 +26,8 @@ class HostView:
     Attributes:
         host: its name.
         python: its version.
-        tpufeed: its version; None where there is none.
-        problem: why it cannot do the work; empty where nothing is known.
+        tpufeed: its version; None if there is none.
+        problem: why it cannot do the work; empty if nothing is known.
         places: what `Job.reach` sees there.
     """
 
@@ -53,40 +53,35 @@ def view_here(job: bytes, task: bytes) -> HostView:
 
 
 def check_hosts(views: Iterable[HostView], launcher: HostView) -> None:
-    """Raises BuildError, naming each host that cannot do what the launcher asks, and what to do."""
-    problems = [problem for view in views if (problem := _problem(view, launcher))]
+    """Raise BuildError if a host cannot do what the launcher asks; it names each such host, and what to do."""
+    problems = list[str]()
+    for view in views:
+        unlike = [url for url, version in launcher.places.items() if view.places.get(url) != version]
+        if view.tpufeed is None:
+            problems.append(
+                f"{view.host} has no tpufeed ({view.problem}); the launcher has tpufeed {launcher.tpufeed} on Python "
+                f"{launcher.python}. Install it there: pip install tpufeed=={launcher.tpufeed} (docs/scaleout.md)"
+            )
+        # The patch version of Python makes no other bytes, the minor version may.
+        elif (view.tpufeed, view.python.rpartition(".")[0]) != (launcher.tpufeed, launcher.python.rpartition(".")[0]):
+            problems.append(
+                f"{view.host} has tpufeed {view.tpufeed} on Python {view.python}, the launcher has tpufeed "
+                f"{launcher.tpufeed} on Python {launcher.python}. Install the same on both: a dataset's bytes depend "
+                "on it"
+            )
+        elif view.problem:
+            problems.append(f"{view.host} cannot do the work of {launcher.host}: {view.problem}")
+        elif unlike:
+            what = "sees another" if unlike[0] in view.places else "does not see"
+            problems.append(
+                f"{view.host} {what} {unlike[0]}, which the launcher on {launcher.host} sees. {_SHARED_ADVICE}"
+            )
     if problems:
         raise BuildError("\n".join(dict.fromkeys(problems)))
 
 
-def _problem(view: HostView, launcher: HostView) -> str:
-    if view.tpufeed is None:
-        return (
-            f"{view.host} has no tpufeed ({view.problem}); the launcher has tpufeed {launcher.tpufeed} on Python "
-            f"{launcher.python}. Install it there: pip install tpufeed=={launcher.tpufeed} (docs/scaleout.md)"
-        )
-    # The patch version of Python makes no other bytes, the minor version may.
-    if (view.tpufeed, view.python.rpartition(".")[0]) != (launcher.tpufeed, launcher.python.rpartition(".")[0]):
-        return (
-            f"{view.host} has tpufeed {view.tpufeed} on Python {view.python}, the launcher has tpufeed "
-            f"{launcher.tpufeed} on Python {launcher.python}. Install the same on both: a dataset's bytes depend on it"
-        )
-    if view.problem:
-        return f"{view.host} cannot do the work of {launcher.host}: {view.problem}"
-    for url, version in launcher.places.items():
-        found = view.places.get(url)
-        if found != version:
-            what = "does not see" if found is None else "sees another"
-            return f"{view.host} {what} {url}, which the launcher on {launcher.host} sees. {_SHARED_ADVICE}"
-    return ""
-
-
 def run_pickled(job: bytes, task: bytes, report_progress: ReportProgress) -> str | None:
-    """Run a pickled task of a pickled job.
-
-    Returns:
-        The message of its failure, or None where it has ended well.
-    """
+    """Run a pickled task of a pickled job; return the message of its failure, or None if it has ended well."""
     try:
         loaded, function = _load_job(job)
         function(loaded.context, pickle.loads(task), report_progress)
@@ -97,7 +92,7 @@ def run_pickled(job: bytes, task: bytes, report_progress: ReportProgress) -> str
 
 @lru_cache(maxsize=1)
 def _load_job(data: bytes) -> tuple[Job, TaskFunction]:
-    """Once in a process, which may run many tasks: the context of a cache opens its source.
+    """Load a job once in a process, which may run many tasks: the context of a cache opens its source.
 
     Raises:
         BuildError: something that it needs cannot be imported here.

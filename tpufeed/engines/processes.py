@@ -1,7 +1,7 @@
 """Tasks on the cores of this host, one at a time in each of several worker processes.
 
-A task has to say something now and then, as `ProgressMeter` does with every image. A worker that says nothing for long,
-on a network drive that is gone, say, is killed and counts as dead.
+A task has to report something now and then, as `build.worker.Output` does. A worker that reports nothing for long,
+because a network drive is gone for example, is killed and counts as dead.
 """
 
 import logging
@@ -9,15 +9,16 @@ import signal
 import sys
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from operator import add, neg
 from pkgutil import resolve_name
 from types import FrameType
 from typing import Any
 
-from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import NOTHING, Done, Event, Events, Job, Progress, note_death, task_name
 from tpufeed.errors import TaskError, TpufeedError
 from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
 
@@ -27,10 +28,10 @@ SILENCE_SECONDS = 600.0  # of a worker that has a task; then it counts as dead
 _ENTRY = "tpufeed.engines.processes:run_tasks"
 _FINALIZER = weakref.finalize.__call__.__code__
 _FINALIZER_SECONDS = 0.001  # until it is looked at again
-_LEAVE_SECONDS = 1.0  # for those that are told to go in mid-task, all at once, to remove what is temporary
+_LEAVE_SECONDS = 1.0  # for workers that are stopped in mid-task, all at once, to remove temporary files
 _LISTEN_SECONDS = 1.0
 _IDLE = -1
-_PREPARED = 8  # workers, at the most: later ones start while the first ones work
+_PREPARED = 8  # workers at most: later ones start while the first ones work
 _SILENCE_ADVICE = (
     "Does a drive or the network not answer, or an op of yours not return? Where one image takes so long, call "
     "tpufeed.cache.warmup with engine=ProcessEngine(workers, silence_seconds=...)"
@@ -40,8 +41,8 @@ _SILENCE_ADVICE = (
 class ProcessEngine:
     """An `Engine` of `workers` processes.
 
-    A worker of which nothing is heard for `silence_seconds` while it has a task, and the launcher listens, is killed:
-    more than one image takes with all its variants.
+    A worker that has a task is killed when the launcher has listened for `silence_seconds` and heard nothing. One image
+    with all its variants must take less.
     """
 
     def __init__(self, workers: int, silence_seconds: float = SILENCE_SECONDS) -> None:
@@ -60,11 +61,11 @@ class ProcessEngine:
         try:
             yield
         finally:
-            # Where an error has left a `run` open, its workers go now and not when somebody collects the garbage.
+            # If an error has left a `run` open, its workers go now and not when the garbage is collected.
             stop_all([*self._prepared, *self._running], _LEAVE_SECONDS, terminate=True)
             self._prepared, self._running = [], []
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
         pool = _Pool(job, tasks, self._prepared)
         self._running = pool.workers
         try:
@@ -76,28 +77,11 @@ class ProcessEngine:
 
 
 class _Worker(Child):
-    """A worker process, the number of the task that it has, and how far it is with that."""
+    """A worker process, the number of its task, its progress with that, and how long it has reported nothing."""
 
-    def __init__(self, entry: str) -> None:
-        super().__init__(entry)
-        self.task_number = _IDLE
-        self.progress = NOTHING
-        self.silent_seconds = 0.0
-
-    def give(self, number: int, task: Any) -> None:
-        """Hand over a task."""
-        self.task_number, self.progress, self.silent_seconds = number, NOTHING, 0.0
-        self.send((number, task))
-
-    def receive_event(self) -> Event:
-        """Take in what it says. Raises as `receive`."""
-        self.silent_seconds = 0.0
-        event: Event = self.receive()
-        if isinstance(event, Done):
-            self.task_number = _IDLE
-        else:
-            self.progress = self.progress.plus(event)
-        return event
+    task_number = _IDLE
+    progress = NOTHING
+    silent_seconds = 0.0
 
 
 class _Pool:
@@ -105,42 +89,56 @@ class _Pool:
 
     def __init__(self, job: Job, tasks: Sequence[Any], prepared: list[_Worker]) -> None:
         self.workers: list[_Worker] = []
-        self._prepared = prepared
-        self._job = job
-        self._tasks = tasks
+        self._job, self._tasks, self._prepared = job, tasks, prepared
         self._waiting = deque(range(len(tasks)))
-        self._deaths = Deaths(tasks)
+        self._deaths = Counter[str]()
 
     def give_tasks(self, most: int) -> bool:
-        """Hand waiting tasks to idle workers, `most` workers at the most; False when nothing is left to wait for."""
+        """Give waiting tasks to idle workers, of which there are at most `most`; return false if no worker is busy."""
         idle = [worker for worker in self.workers if worker.task_number == _IDLE]
         while self._waiting and (idle or len(self.workers) < most):
             if not idle:
                 idle.append(self._prepared.pop() if self._prepared else _Worker(self._job.entry))
-                self.workers += idle  # before anything is sent: whatever fails there, it is stopped
+                self.workers += idle  # before anything is sent: if that fails, it is stopped
                 idle[0].begin(_ENTRY, self._job)
-            number = self._waiting.popleft()
-            idle.pop().give(number, self._tasks[number])
+            worker, number = idle.pop(), self._waiting.popleft()
+            worker.task_number, worker.progress, worker.silent_seconds = number, NOTHING, 0.0
+            worker.send((number, self._tasks[number]))
         return any(worker.task_number != _IDLE for worker in self.workers)
 
-    def listen(self) -> Iterator[Event]:
-        """Yield what workers have said, after some time at the most.
+    def listen(self) -> Events:
+        """Yield what workers report within `_LISTEN_SECONDS`.
 
         Raises:
-            TaskError: a task has failed, or workers have died at it often enough.
+            TaskError: a task has failed, or too many workers have died at it.
         """
         by_descriptor = {worker.fileno(): worker for worker in self.workers}
         begun = time.monotonic()
         ready = wait(list(by_descriptor), _LISTEN_SECONDS)
-        # No more than that, however long this process stood still, by Ctrl-Z say: its workers may have, too.
+        # No more than that, however long this process stood still, by Ctrl-Z for example: its workers may have, too.
         listened = min(time.monotonic() - begun, _LISTEN_SECONDS)
         for worker in self.workers:
             worker.silent_seconds += listened
         for descriptor in ready:
-            yield self._receive(by_descriptor[descriptor])  # type: ignore[index]  # wait returns what it was given
+            worker = by_descriptor[descriptor]  # type: ignore[index]  # wait returns what it was given
+            worker.silent_seconds = 0.0
+            try:
+                event: Event = worker.receive()
+            except ChildDiedError:
+                code, how = worker.ending()
+                advice = _SILENCE_ADVICE if code is None else "Out of memory? Try fewer --workers"
+                yield self._take_back(worker, how, advice)
+                continue
+            except TpufeedError as error:
+                raise TaskError(f"{task_name(self._tasks[worker.task_number])}: {error}") from None
+            if isinstance(event, Done):
+                worker.task_number = _IDLE
+            else:
+                worker.progress = Progress(*map(add, worker.progress, event))
+            yield event
 
     def replace_silent(self, seconds: float) -> Iterator[Progress]:
-        """Kill each worker that has a task and has said nothing for so long. Yields progress, raises as `listen`."""
+        """Kill each worker that has a task and has reported nothing for so long. Yields and raises as `listen` does."""
         for worker in [each for each in self.workers if each.task_number != _IDLE and each.silent_seconds >= seconds]:
             name = task_name(self._tasks[worker.task_number])
             death = f"killed after it had said nothing for {seconds:g} s"
@@ -148,27 +146,16 @@ class _Pool:
             _logger.warning("%s: a worker process was %s; another one begins anew. %s", name, death, _SILENCE_ADVICE)
             yield lost
 
-    def _receive(self, worker: _Worker) -> Event:
-        try:
-            return worker.receive_event()
-        except ChildDiedError:
-            code, how = worker.ending()
-            return self._take_back(
-                worker, how, _SILENCE_ADVICE if code is None else "Out of memory? Try fewer --workers"
-            )
-        except TpufeedError as error:
-            raise TaskError(f"{task_name(self._tasks[worker.task_number])}: {error}") from None
-
     def _take_back(self, worker: _Worker, death: str, advice: str) -> Progress:
-        """Give the task of a worker that is dead, or is to be, to another one. Returns its progress, taken back."""
+        """Stop a worker and put its task first in line; return its progress below zero."""
         self.workers.remove(worker)
         stop_all([worker], _LEAVE_SECONDS, terminate=True)
         if worker.task_number == _IDLE:
             return NOTHING
-        self._deaths.note(worker.task_number, death, advice)
+        note_death(self._deaths, task_name(self._tasks[worker.task_number]), death, advice)
         # First in line again: a task that kills every worker ends the build now, not after hours with the others.
         self._waiting.appendleft(worker.task_number)
-        return NOTHING.minus(worker.progress)
+        return Progress(*map(neg, worker.progress))
 
 
 def run_tasks(job: Job, connection: Connection) -> None:

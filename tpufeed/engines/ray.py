@@ -16,14 +16,14 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
 from tpufeed import __version__
-from tpufeed.engines.engine import NOTHING, Deaths, Done, Event, Job, Progress, task_name
+from tpufeed.engines.engine import NOTHING, Done, Events, Job, Progress, note_death, task_name
 from tpufeed.engines.preflight import HostView, check_hosts, view_here
 from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError
 from tpufeed.options import Count, checked
@@ -35,8 +35,8 @@ _MEMORY_ADVICE = "Out of memory? Try fewer --workers, or nodes with fewer cores 
 _LEAST_WORKERS = 16
 _LISTEN_SECONDS = 0.5
 _STARVING_SECONDS = 30.0
-_PREFLIGHT_SECONDS = 300.0  # for a node's answer: the store may have to be waited for, and workers start slowly
-_CONNECT_SECONDS = 5.0  # Ray itself would try for two minutes
+_PREFLIGHT_SECONDS = 300.0  # for a node's answer: the store may be slow, and workers start slowly
+_CONNECT_SECONDS = 5.0
 _CLUSTER_ADVICE = (
     "Start one (ray start --head on one host, ray start --address=HOST:6379 on the others; 8265 is the port of the "
     "dashboard), name the right one by --ray-address, or say --ray-address local for the cores of this host"
@@ -47,9 +47,9 @@ class RayEngine:
     """An `Engine` of a Ray cluster.
 
     Attributes:
-        address: HOST:PORT of the cluster; "auto" is the one that this host is in, or RAY_ADDRESS; "local" one of this
-            host's cores, for as long as it is needed. Where this process is connected already, it is not looked at.
-        workers: tasks that run at a time, a core each; None is all cores of the cluster, also those that come later.
+        address: HOST:PORT of the cluster. "auto" is the cluster that this host is in, or RAY_ADDRESS; "local" is a
+            cluster of this host's cores, for as long as it is needed. Ignored if this process is connected already.
+        workers: tasks that run at a time, one core each; None is all cores of the cluster, also those that come later.
         runtime_env: of the workers, as `ray.init` takes it.
     """
 
@@ -60,13 +60,12 @@ class RayEngine:
         self.address, self.workers, self.runtime_env = address, workers, runtime_env
 
     def describe(self) -> str:
-        """Say what there is to know before a build."""
         return f"engine: the Ray cluster at {self.address!r}; its nodes need tpufeed {__version__}"
 
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         return _connected(self.address)
 
-    def run(self, job: Job, tasks: Sequence[Any]) -> Iterator[Event]:
+    def run(self, job: Job, tasks: Sequence[Any]) -> Events:
         if not tasks:
             return
         with _connected(self.address) as ray:
@@ -79,7 +78,7 @@ class _Worker:
     def __init__(self, launcher: str, job: bytes) -> None:
         self._launcher, self._job = launcher, job
         for name in ("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ.setdefault(name, "1")  # a worker is a core's worth
+            os.environ.setdefault(name, "1")  # a worker has one core
 
     def look(self, task: bytes) -> dict[str, Any]:
         """Return the fields of a `HostView` of this host."""
@@ -104,7 +103,7 @@ class _Worker:
 
 
 class _Build:
-    """A job's tasks, and the workers that they are given to."""
+    """The tasks of a job, and the workers that do them."""
 
     def __init__(self, ray: Any, job: Job, tasks: Sequence[Any], runtime_env: Mapping[str, Any] | None) -> None:
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -119,14 +118,15 @@ class _Build:
         self._options = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
         self._workers: list[Any] = []
 
-    def run(self, most: int | None) -> Iterator[Event]:
+    def run(self, most: int | None) -> Events:
+        """Ask each node what it sees, then each worker, as nodes may have come later; then give workers the tasks."""
         cores = {n["NodeID"]: n["Resources"].get("CPU", 0.0) for n in self._ray.nodes() if n["Alive"]}
         # As many again wait for a core, so that an autoscaler sees that there is work.
         most = most or max(_LEAST_WORKERS, int(2 * sum(cores.values())))
         try:
             self._preflight([node for node, count in cores.items() if count])
             self._workers = [self._start({"num_cpus": 1}) for _ in range(min(most, len(self._tasks)))]
-            yield from self._run()
+            yield from self._give_tasks()
         finally:
             for worker in self._workers:
                 self._ray.kill(worker)
@@ -135,7 +135,7 @@ class _Build:
         return self._actor.options(**options, **self._options).remote(*self._arguments)
 
     def _preflight(self, nodes: Sequence[str]) -> None:
-        """Ask each node, all at the same time, whether it can do the work. Raises BuildError."""
+        """Ask all nodes at the same time if they can do the work. Raises BuildError."""
         place = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         # Without a core, so that a node whose cores are all busy answers, too.
         self._workers = [self._start({"num_cpus": 0, "scheduling_strategy": place(node, soft=False)}) for node in nodes]
@@ -160,10 +160,9 @@ class _Build:
         for worker in self._workers:
             self._ray.kill(worker)
 
-    def _run(self) -> Iterator[Event]:
-        """Ask each worker what it sees, as nodes may have come later, then give it one task after the other."""
-        look = len(self._tasks)  # in the place of a task's number
-        waiting, done, deaths = deque(range(look)), 0, Deaths([*self._tasks, "the start of a worker"])
+    def _give_tasks(self) -> Events:
+        look = len(self._tasks)  # instead of a task's number
+        waiting, done, deaths = deque(range(look)), 0, Counter[str]()
         under_way = {worker.look.remote(self._first): (worker, look) for worker in self._workers}
         heard = time.monotonic()
         while done < len(self._tasks):
@@ -176,10 +175,11 @@ class _Build:
             for ref in ready:
                 heard = time.monotonic()
                 worker, number = under_way.pop(ref)
+                name = "the start of a worker" if number == look else task_name(self._tasks[number])
                 try:
                     result = self._ray.get(ref)
                 except self._ray.exceptions.RayActorError as error:
-                    name = deaths.note(number, f"as Ray says: {_first_lines(error)}", _MEMORY_ADVICE)
+                    note_death(deaths, name, f"as Ray says: {_first_lines(error)}", _MEMORY_ADVICE)
                     _logger.warning("%s: its worker was lost; another one begins anew", name)
                     if number != look:
                         waiting.appendleft(number)
@@ -194,7 +194,7 @@ class _Build:
                 else:
                     failure, progress = result
                     if failure is not None:
-                        raise TaskError(f"{task_name(self._tasks[number])}: {failure}")
+                        raise TaskError(f"{name}: {failure}")
                     done += 1
                     yield Progress(*progress)
                     yield Done(number)
@@ -202,18 +202,16 @@ class _Build:
                     number = waiting.popleft()
                     under_way[worker.run.remote(pickle.dumps(self._tasks[number]))] = worker, number
                 else:
-                    self._ray.kill(worker)  # one that takes the place of a lost worker may need its core
+                    self._ray.kill(worker)  # one that replaces a lost worker may need its core
 
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Within it this process is connected to the cluster, and `ray` is what to use it with.
-
-    Where the user has connected this process already, that connection is used, and stays.
+    """Connect this process to the cluster, and yield `ray`. A connection of the user's is used, and stays.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        OptionError: no cluster there, or one of another version of Ray or Python.
+        OptionError: there is no cluster, or one of another version of Ray or Python.
     """
     try:
         import ray
@@ -223,8 +221,15 @@ def _connected(address: str) -> Iterator[Any]:
         yield ray
         return
     found = os.environ.get("RAY_ADDRESS") or address if address == AUTO else address
-    if found not in (AUTO, LOCAL):
-        _check_answers(found, address)
+    if found not in (AUTO, LOCAL):  # Ray itself would try for two minutes
+        host, colon, port = found.removeprefix("ray://").rpartition(":")
+        if not colon or not port.isdecimal():
+            raise OptionError(f"--ray-address {address!r} is no address; write it like 10.0.0.5:6379, or auto")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            named = address if address == found else f"{address} ({found})"
+            raise OptionError(f"no Ray cluster answers at {named}: {error}. {_CLUSTER_ADVICE}") from error
     on_main_thread = threading.current_thread() is threading.main_thread()
     sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -238,18 +243,6 @@ def _connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _check_answers(found: str, address: str) -> None:
-    """Raises OptionError where `found`, which `address` stands for, is no address or takes no connection."""
-    host, colon, port = found.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdecimal():
-        raise OptionError(f"--ray-address {address!r} is no address; write it like 10.0.0.5:6379, or auto")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        named = address if address == found else f"{address} ({found})"
-        raise OptionError(f"no Ray cluster answers at {named}: {error}. {_CLUSTER_ADVICE}") from error
 
 
 def _first_lines(error: Exception) -> str:

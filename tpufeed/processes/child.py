@@ -1,8 +1,8 @@
 """Child processes: how one starts, talks with its launcher and ends, and how the launcher reports one that has died.
 
-A child is a new interpreter, or a fork of such a one, of a `ForkServer`. Nothing of the launcher is forked, and the
-user's `__main__` is not imported again. Launcher and child talk over a socket pair, in pickled messages. What runs in
-the child is in `worker`.
+A child is a new interpreter, or a fork of a `ForkServer`, which is one. The launcher itself is never forked, and the
+user's `__main__` is not imported again. Launcher and child talk over a socket pair, in pickled messages. The code that
+runs in the child is in `child_main`.
 """
 
 import errno
@@ -21,14 +21,14 @@ from tpufeed.errors import LoaderError, TpufeedError
 from tpufeed.processes.channel import open_channel
 from tpufeed.processes.limits import failure_message
 
-# A worker is a core's worth: libraries that would start a thread a core have to be told, before they are imported.
+# A worker has one core: libraries that would start one thread per core have to be told before they are imported.
 _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # torch_tpu sets this to 1 for its children. A worker that imports torch, for an op of the user, would open the TPU.
 _NO_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 _COMMAND = (sys.executable, "-P", "-m", "tpufeed.processes.child_main")
 _KILLED_SECONDS = 5.0  # for a child that was killed, or has closed its end, to be gone, dumping its core perhaps
 _OUTPUT_BYTES = 2000
-# Sent to all processes where the launcher is meant: by a machine that shuts down, by Slurm (--signal), by a terminal.
+# Sent to all processes though only the launcher should act: by a machine that shuts down, Slurm (--signal), a terminal.
 LAUNCHERS_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -39,8 +39,7 @@ class ChildDiedError(Exception):  # internal: the caller says what the child was
 class Failure(NamedTuple):
     """An error on its way to the launcher: the name of a class of `tpufeed.errors`, and a text.
 
-    The error itself could not be sent: some are made of other arguments than of their text, and a traceback has no
-    pickle.
+    The error itself could not be sent: the arguments of some errors are not their text, and a traceback has no pickle.
     """
 
     kind: str
@@ -48,7 +47,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, what: str = "") -> "Failure":
-        """Return an error as a Failure. An error that is none of ours has its traceback as text, after `what`."""
+        """Return an error as a Failure. The text of an error that is not tpufeed's is `what` and its traceback."""
         if isinstance(error, TpufeedError):
             kind = next(base for base in type(error).__mro__ if base.__module__ == errors.__name__)
             return cls(kind.__name__, str(error))
@@ -81,18 +80,18 @@ class Forked(NamedTuple):
 class Child:
     """A child process, and the launcher's end of its socket.
 
-    It imports the module of `entry` at once, and waits to be told by `begin` what to run. When this process dies, its
-    end of the socket closes and the child leaves. A fork of this process may keep that end open: so the child also
+    It imports the module of `entry` at once, and waits until `begin` tells it what to run. When this process dies, its
+    end of the socket closes and the child leaves. A fork of this process may keep that end open, so the child also
     watches the process itself.
 
     Args:
         entry: "module:function".
-        descriptors: that are open there under the same numbers; made after `fill_streams`.
-        variables: of its environment, added to those of this process.
+        descriptors: files that are open in the child under the same numbers; opened after `fill_streams`.
+        variables: added to the environment of this process.
         patience_seconds: how long `send` waits for a child that does not read; None is for ever. `receive` waits no
             longer for the rest of a message.
-        apart: gives it a process group of its own, so that all it starts ends with it, and a file to print to.
-        one_thread: libraries there start no threads of their own, and torch loads no backend of a device.
+        apart: give it a new process group, so that all it starts ends with it, and a file to print to.
+        one_thread: libraries there start no threads, and torch loads no backend of a device.
     """
 
     process: "subprocess.Popen[bytes] | ForkedProcess"
@@ -161,14 +160,14 @@ class Child:
         return self._channel.fileno()
 
     def begin(self, entry: str, context: Any) -> None:
-        """Have it run a function "module:function", once, as `function(context, connection)`; then it ends.
+        """Make it run a function "module:function", once, as `function(context, connection)`; then it ends.
 
-        What the function sends comes out of `receive`; the launcher's end shows there as EOFError.
+        `receive` returns what the function sends. When the launcher ends, the function gets EOFError.
         """
         self.send((entry, context))
 
     def send(self, message: Any, descriptor: int | None = None) -> None:
-        """Send a message, and a descriptor after it. A child that is dead shows as such when it is listened to.
+        """Send a message, and then a descriptor. If the child is dead, that shows in `receive`, not here.
 
         Raises:
             TimeoutError: it has not read for `patience_seconds`.
@@ -183,7 +182,7 @@ class Child:
             raise TimeoutError from None
         except OSError:
             return
-        except BaseException:  # Ctrl-C, say: half a message is none, and no other can follow it
+        except BaseException:  # Ctrl-C for example: half a message has gone, and no other can follow it
             self.hang_up()
             raise
 
@@ -192,7 +191,7 @@ class Child:
 
         Raises:
             ChildDiedError: there will be none.
-            TpufeedError: what it has failed with, where it has sent that as a `Failure`.
+            TpufeedError: what it has failed with, if it has sent that as a `Failure`.
         """
         message = self._next_message()
         if isinstance(message, Failure):
@@ -213,7 +212,7 @@ class Child:
     def ending(self, seconds: float = _KILLED_SECONDS) -> tuple[int | None, str]:
         """Return how a child that will send nothing more has ended: its exit code, and the same in words.
 
-        The code is None for a child that is still alive after so many seconds, or has broken off within a message.
+        The code is None for a child that is still alive after `seconds`, or has stopped within a message.
         """
         if self._garbled:
             return None, self._garbled
@@ -233,14 +232,14 @@ class Child:
         return end.decode(errors="replace").strip()
 
     def wait(self, seconds: float) -> int | None:
-        """Return its exit code, or None where it has not ended after so many seconds."""
+        """Return its exit code, or None if it has not ended after `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(max(0.0, seconds))
         return None
 
     def hang_up(self) -> None:
-        """End the conversation, whoever holds our end open: the child leaves, and a thread that listens wakes up."""
-        with suppress(OSError, TypeError):  # closed meanwhile, say
+        """Shut the socket down for all who hold our end open: the child leaves, and a listening thread wakes up."""
+        with suppress(OSError, TypeError):  # it may be closed meanwhile
             self._channel.hang_up()
 
     def close(self) -> None:
@@ -250,7 +249,7 @@ class Child:
             self._output.close()
 
     def kill(self) -> None:
-        """Kill it, and where it is `apart` all that it has started. A child that waits for a dead drive dies later."""
+        """Kill it, and if it is `apart` all that it has started. A child that waits for a dead drive dies later."""
         if self._apart:
             with suppress(ProcessLookupError, PermissionError):
                 # As leader of a session of its own it has given its number to the group.
@@ -259,12 +258,12 @@ class Child:
 
 
 class ForkServer(Child):
-    """A child that imports what its forks need once. A `Fork` is a child, too.
+    """A child that imports once what its forks need. A `Fork` is a child, too.
 
-    They start in a tenth of the time of a new interpreter, and share the memory of what it has imported and prepared.
-    They are killed when it ends. It has no threads, so that a fork finds no lock of another one. It and they survive
-    signals that mean the launcher. What `prepare` fails with comes out of each fork's `receive`. One thread at a time
-    may come here.
+    Forks start in a tenth of the time of a new interpreter, and share the memory of what the server has imported and
+    prepared. They are killed when the server ends. It has no threads, so that no fork inherits a lock that is held. It
+    and its forks survive signals that are for the launcher. If `prepare` fails, each fork's `receive` raises the error.
+    Not thread-safe.
 
     Args:
         entry: that of the children.
@@ -298,20 +297,20 @@ class ForkServer(Child):
             raise
 
     def fork(self, end: socket.socket) -> "ForkedProcess":
-        """Have a child forked that listens at this end of a socket. One that is dead shows when it is listened to."""
+        """Fork a child that listens at this end of a socket. If it is dead, that shows in its `receive`, not here."""
         self._forks += 1
         self.send(self._forks, end.fileno())
         return ForkedProcess(self, self._forks)
 
     def pid(self, fork: int) -> int:
-        """Return the process of a fork, waiting for news of it; 0 where it could not begin."""
+        """Return the process id of a fork, waiting for news of it; 0 if it could not begin."""
         with suppress(ChildDiedError):
             while fork not in self._pids and self._hear(_KILLED_SECONDS):
                 pass
         return self._pids.get(fork, 0)
 
     def wait_for(self, fork: int, seconds: float) -> int | None:
-        """Return the exit code of a fork, or None where it has not ended after so many seconds."""
+        """Return the exit code of a fork, or None if it has not ended after `seconds`."""
         deadline = time.monotonic() + seconds
         try:
             while fork not in self._codes:
@@ -327,9 +326,9 @@ class ForkServer(Child):
             self.send(Signal(fork, number))
 
     def _hear(self, seconds: float) -> bool:
-        """Take in news of a fork; return False where there are none after so many seconds."""
+        """Take in news of a fork; return false if there are none after `seconds`."""
         try:
-            if not self._channel.poll(seconds):  # Ctrl-C here leaves the connection for what `kill` has to say
+            if not self._channel.poll(seconds):  # after Ctrl-C here the connection is sound, and `kill` can use it
                 return False
         except OSError:
             raise ChildDiedError from None
@@ -337,7 +336,7 @@ class ForkServer(Child):
             news: Forked = self._next_message()
         except ChildDiedError:
             raise
-        except BaseException:  # Ctrl-C, say, within a message: no other can be made out
+        except BaseException:  # Ctrl-C for example, within a message: no other can be made out
             self.close()
             raise
         self._pids[news.fork] = news.pid
@@ -367,7 +366,7 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int:
-        """Its process; 0 where it could not begin."""
+        """Process id; 0 if it could not begin."""
         return self._server.pid(self._number)
 
     def wait(self, timeout: float) -> int:
@@ -391,8 +390,8 @@ def stop_all(children: Sequence[Child], patience_seconds: float, terminate: bool
 
     Args:
         children: they may be dead already.
-        patience_seconds: until those are killed that have not left by themselves.
-        terminate: send SIGTERM as well, which reaches one in the middle of its work.
+        patience_seconds: time to leave by themselves; then they are killed.
+        terminate: send SIGTERM as well, which interrupts a child in the middle of its work.
     """
     for child in children:
         # Closing alone shows in no child as long as a fork of this process has the same end.
@@ -402,7 +401,7 @@ def stop_all(children: Sequence[Child], patience_seconds: float, terminate: bool
             child.process.terminate()
     try:
         _wait_for_all(children, patience_seconds)
-    finally:  # also where Ctrl-C comes again
+    finally:  # also if Ctrl-C comes again
         for child in children:
             child.kill()
     _wait_for_all(children, _KILLED_SECONDS)
@@ -415,7 +414,7 @@ def _wait_for_all(children: Sequence[Child], seconds: float) -> None:
 
 
 def no_room(error: OSError) -> str:
-    """Return the message on a process that could not be started."""
+    """Return the message for a process that could not be started."""
     return (
         f"the system has no room for one more worker process: {error.strerror}. Take fewer, or raise the limit of "
         "processes (`ulimit -u`, or pids of the container) or of memory"

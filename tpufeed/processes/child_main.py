@@ -1,23 +1,30 @@
 """The entry point of a child process: `python -m tpufeed.processes.child_main DESCRIPTOR ENTRY LAUNCHER [forks]`.
 
-See `child`; with `forks` it is a fork server, see `forking`.
+See `child`. With `forks` it is a fork server: it forks children, kills them when it is told to, and reports how they
+end.
 """
 
+import ctypes
+import gc
 import importlib
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing.connection import wait
 from pkgutil import resolve_name
+from typing import Any
 
+from tpufeed.errors import LoaderError
 from tpufeed.processes.channel import Channel
-from tpufeed.processes.child import LAUNCHERS_SIGNALS, Failure, fill_streams
-from tpufeed.processes.forking import LauncherWatch, cannot_import, serve_forks
+from tpufeed.processes.child import LAUNCHERS_SIGNALS, Failure, Forked, Signal, fill_streams, no_room
 
 _WATCH_SECONDS = 1.0
-_LEAVE_SECONDS = 30.0  # the process in which Beam works has to cancel a pipeline, which takes a service 20
+_LEAVE_SECONDS = 30.0  # after the launcher has ended: Beam's child has to cancel a pipeline, which takes a service 20 s
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
@@ -35,7 +42,7 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
     connection = Channel(descriptor)
     if forks:
         _import(entry)
-        forked = serve_forks(connection, LauncherWatch(launcher))
+        forked = _ForkServer(connection).serve(_LauncherWatch(launcher))
         if forked is None:
             return
         connection = forked  # this process is one of the forks
@@ -51,7 +58,7 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
             resolve_name(entry)
             function = resolve_name(wanted)
         except (ImportError, AttributeError) as error:
-            connection.send(cannot_import(error))
+            connection.send(_cannot_import(error))
             return
         function(context, connection)
     except (EOFError, ConnectionError):
@@ -61,23 +68,166 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
 
 
 def _import(entry: str) -> None:
-    with suppress(ImportError):  # it is said when the function is asked for
+    with suppress(ImportError):  # reported when the function is asked for
         importlib.import_module(entry.partition(":")[0])
 
 
 def _watch(launcher: int, connection: Channel) -> None:
     """Hang up when the launcher has died.
 
-    The socket says so at once, but not where the launcher has forked: that fork holds its end open. PR_SET_PDEATHSIG
-    would come when the launcher's *thread* ends that has started this process.
+    The socket closes at once, unless a fork of the launcher holds its end open. PR_SET_PDEATHSIG would come too early:
+    when the launcher's *thread* ends that has started this process.
     """
-    watch = LauncherWatch(launcher)
+    watch = _LauncherWatch(launcher)
     while watch.lives():
         time.sleep(_WATCH_SECONDS)
     with suppress(OSError):
         connection.hang_up()
     time.sleep(_LEAVE_SECONDS)
     os._exit(1)  # an op of the user's, or a drive, does not return
+
+
+class _LauncherWatch:
+    """Watches the process that has launched this one: its parent, or a process below a script that is the parent."""
+
+    def __init__(self, launcher: int) -> None:
+        self._launcher = launcher
+        self._parent = os.getppid()
+
+    def lives(self) -> bool:
+        """Return false as soon as the launcher or the parent has ended."""
+        if os.getppid() != self._parent:
+            return False
+        try:
+            os.kill(self._launcher, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+
+def _cannot_import(error: Exception) -> Failure:
+    """Return what a child that could not import the function, or its context, tells the launcher."""
+    return Failure(
+        LoaderError.__name__,
+        f"a worker process cannot import what the job needs: {error}. Move what `__main__` defines into a module that "
+        "can be imported, or take one worker (processes=0 of a loader)",
+    )
+
+
+def _prepare(entry: str, context: Any) -> Failure | None:
+    """Call a function "module:function"; return its failure, or None."""
+    try:
+        function = resolve_name(entry)
+    except (ImportError, AttributeError) as error:
+        return _cannot_import(error)
+    try:
+        function(context)
+    except Exception as error:  # noqa: BLE001  # the launcher raises it
+        return Failure.of(error, "worker processes cannot begin: ")
+    return None
+
+
+class _ForkServer:
+    """Forks children of this process, and reports to the launcher how they end."""
+
+    def __init__(self, connection: Channel) -> None:
+        self._connection = connection
+        self._forks: dict[int, int] = {}  # their numbers, by process
+        self._failure: Failure | None = None  # of the preparation
+        self._woken, self._alarm = socket.socketpair()  # a byte comes for each signal, such as SIGCHLD
+        for end in (self._woken, self._alarm):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve(self, watch: _LauncherWatch) -> Channel | None:
+        """Obey the launcher until it hangs up or ends, then wait for the forks to end.
+
+        Returns several times, as `os.fork` does: in each fork with its connection, in the server with None.
+        """
+        try:
+            while watch.lives():
+                forked = self._obey(_WATCH_SECONDS)
+                if forked is not None:
+                    return forked
+        except (EOFError, ConnectionError):  # the launcher has hung up
+            pass
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while self._forks and time.monotonic() < deadline:  # the others are killed with this process
+            self._hear([], _WATCH_SECONDS)
+        self._close()
+        return None
+
+    def _obey(self, seconds: float) -> Channel | None:
+        """Wait `seconds` for an order or the end of a fork. Returns in a fork with its connection, else with None."""
+        if self._connection not in self._hear([self._connection], seconds):
+            return None
+        order = self._connection.recv()
+        if isinstance(order, Signal):
+            for process in (process for process, number in self._forks.items() if number == order.fork):
+                os.kill(process, order.number)  # not waited for yet, so the number is still its own
+        elif isinstance(order, int):
+            return self._fork(order, self._connection.receive_descriptor())
+        else:
+            self._failure = _prepare(*order)
+            gc.collect()
+            gc.freeze()  # a collection writes to all objects: each fork would have pages of its own
+        return None
+
+    def _close(self) -> None:
+        """Let go of signals; a byte for one that came later would find no socket."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for end in (self._woken, self._alarm):
+            end.close()
+
+    def _hear(self, connections: list[Channel], seconds: float) -> list[Any]:
+        """Wait for one of these connections, or for the end of a fork, which is reported."""
+        ready = wait([*connections, self._woken], seconds)
+        if self._woken in ready:
+            self._woken.recv(4096)
+        while self._forks:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                break
+            number = self._forks.pop(process, None)
+            if number is not None:  # else a child of what the interpreter has run at its start
+                with suppress(ConnectionError):  # the launcher has gone: the other forks may still leave by themselves
+                    self._connection.send(Forked(number, process, os.waitstatus_to_exitcode(status)))
+        return ready
+
+    def _fork(self, number: int, end: int) -> Channel | None:
+        os.set_inheritable(end, False)
+        server = os.getpid()
+        failure, process = self._failure, 0
+        try:
+            process = os.fork() if failure is None else 0
+        except OSError as error:
+            failure = Failure(LoaderError.__name__, no_room(error))
+        if failure is not None:
+            with Channel(end) as child, suppress(OSError):
+                child.send(failure)
+            self._connection.send(Forked(number, 0, 1))
+            return None
+        if process:
+            os.close(end)
+            self._forks[process] = number
+            self._connection.send(Forked(number, process, None))
+            return None
+        self._become_a_fork(server)
+        return Channel(end)
+
+    def _become_a_fork(self, server: int) -> None:
+        """Become like a new interpreter."""
+        self._close()
+        self._connection.close()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:  # it has ended meanwhile
+            os._exit(1)
+        if "numpy.random" in sys.modules:  # an op of the user's may draw from it: other numbers in each process
+            sys.modules["numpy.random"].seed()
 
 
 if __name__ == "__main__":

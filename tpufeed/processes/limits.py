@@ -1,8 +1,8 @@
-"""What this process may use of cores and memory, and in words which limit of the system an error stands for.
+"""Limits of cores and memory of this process, and messages for errors that come from a limit of the system.
 
-Linux's control groups, of which containers are made, limit both. A limit of any group above the process' own binds it
-as well. What is missing, cannot be read or is not a number limits nothing. Both versions of cgroups are read, as hosts
-may have either, or both at once.
+Linux's control groups, of which containers are made, limit both. A limit of any group above that of the process binds
+it as well. A file that is missing, unreadable or not a number limits nothing. Both versions of cgroups are read, since
+hosts may have either, or both at once.
 """
 
 import errno
@@ -26,10 +26,10 @@ _MEMORY_IDLE = re.compile(r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE)  # 
 
 
 def available_cores() -> int:
-    """Cores that this process may use: of its affinity, and no more than its container's quota of time, rounded up.
+    """Return the number of cores that this process may use: those of its affinity, up to its container's quota of time.
 
-    A task that srun started takes no more than its `--cpus-per-task`, as not every Slurm binds tasks to processors. A
-    batch script, which has no step, has those of all its tasks.
+    A quota is rounded up. A task that srun started uses at most its `--cpus-per-task`, since not every Slurm binds
+    tasks to processors. A batch script, which has no step, has the cores of all its tasks.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = os.environ.get("SLURM_CPUS_PER_TASK", "") if "SLURM_STEP_NUM_TASKS" in os.environ else ""
@@ -39,10 +39,10 @@ def available_cores() -> int:
 
 
 def cpu_quota(root: Path = _HOST) -> float | None:
-    """Return how many processors' time this process may take, such as 0.5; None where no group limits it.
+    """Return how many processors' time this process may take, such as 0.5; None if no group limits it.
 
     Args:
-        root: where /proc and /sys lie.
+        root: the folder of /proc and /sys.
     """
     quotas = []
     for group in _iter_groups(root, "cpu"):
@@ -55,7 +55,7 @@ def cpu_quota(root: Path = _HOST) -> float | None:
 
 
 def memory_limit(root: Path = _HOST) -> int | None:
-    """Return the bytes that this process and others of its groups may take; None where no group limits them.
+    """Return the bytes that this process and others of its groups may take; None if no group limits them.
 
     Version 1 has a number near 2**63 for no limit.
     """
@@ -74,7 +74,7 @@ def memory_left(root: Path = _HOST) -> int | None:
 
 
 def limit_reached(error: BaseException) -> str:
-    """Return in words which of the system's limits an error stands for, and what to do; empty where for none."""
+    """Return which limit of the system has caused an error, and what to do; empty if the cause is not a limit."""
     if isinstance(error, StoreError) and error.__cause__ is not None:  # an index that is opened may be the one too many
         return limit_reached(error.__cause__)
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
@@ -89,7 +89,7 @@ def limit_reached(error: BaseException) -> str:
 
 
 def failure_message(error: Exception) -> str:
-    """Return the launcher's message on a task's error; a bug is shown whole, with its traceback."""
+    """Return the launcher's message for a task's error; a bug is shown with its traceback."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for it. Try fewer --workers"
     if limit := limit_reached(error):
@@ -108,7 +108,7 @@ def _iter_groups(root: Path, controller: str) -> Iterator[Path]:
             continue
         top, mount = (re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field) for field in escaped)
         place, group = root / mount.lstrip("/"), PurePosixPath(own[name])
-        below: tuple[str, ...] = ()  # where a container sees its group alone, and under another name
+        below: tuple[str, ...] = ()  # if a container sees its group alone, and under another name
         if group.is_relative_to(top) and ".." not in group.parts:
             below = group.relative_to(top).parts
         for depth in range(len(below) + 1):

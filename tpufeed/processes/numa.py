@@ -28,17 +28,16 @@ class Node(NamedTuple):
 
 
 def find_nodes(root: Path = _SYS) -> list[Node]:
-    """Return the nodes that have cores; none where the system does not say.
+    """Return the nodes that have cores; empty if the system does not say.
 
-    A node whose cores this process may not use has none here: an affinity mask, or the cpuset of a container, leaves
-    them out.
+    Cores that this process may not use, by an affinity mask or the cpuset of a container, are left out.
 
     Args:
-        root: where /sys lies.
+        root: the folder of /sys.
     """
     found = list[Node]()
     chips = [_read(slot / "numa_node") for slot in _iter_chips(root)]
-    if "-1" in chips:  # the system does not say of all of them: ranks would be counted wrongly
+    if "-1" in chips:  # the nodes of some chips are unknown: ranks would be counted wrongly
         chips = []
     for folder in sorted(root.glob("devices/system/node/node[0-9]*"), key=lambda folder: int(folder.name[4:])):
         number = folder.name[4:]
@@ -51,18 +50,18 @@ def find_nodes(root: Path = _SYS) -> list[Node]:
 
 
 def place_workers(nodes: Sequence[Node], count: int, rank: int = 0, ranks: int = 1) -> list[Node]:
-    """Return the node of each of the `count` worker processes of a rank; none where there is no choice.
+    """Return the node of each of the `count` worker processes of a rank; empty if there is no choice.
 
-    The only rank of a host feeds all of its chips, and its workers are dealt to all nodes. Of several, each has the
-    nodes of its share of the chips; where the system names no chips of a node, its share of the nodes: the cores of a
-    node without chips would be idle. Nodes get workers in proportion to their cores. Fewer workers than nodes may run
-    on all, for the same reason.
+    The only rank of a host feeds all of its chips, and its workers are dealt to all nodes. Each of several ranks has
+    the nodes of its share of the chips. If the system names no chips for a node, each has its share of the nodes, since
+    the cores of a node without chips would be idle. Nodes get workers in proportion to their cores. Fewer workers than
+    nodes may run on all nodes, for the same reason.
 
     Args:
-        nodes: those of the host.
-        count: of worker processes.
-        rank: of this process among those of this host.
-        ranks: how many these are.
+        nodes: the nodes of the host.
+        count: number of worker processes.
+        rank: of this process among the ranks of this host.
+        ranks: number of ranks on this host.
     """
     usable = [node for node in nodes if node.cores]
     if len(usable) < 2:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from tpufeed.build.commit import put
-from tpufeed.build.digests import DIGEST_BYTES, REJECTED, Crossing, Duplicates, InputDigests, read_digests
+from tpufeed.build.digests import DIGEST_BYTES, REJECTED, Duplicates, InputDigests, Overlap, read_digests
 from tpufeed.build.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.naming import DUPLICATES
 from tpufeed.dataset.reader import Dataset
@@ -71,7 +71,7 @@ class _Tally:
             return None
         training = _training_split(records)
         crossing = {
-            split: Crossing(self.crossing[split], records.get(split, 0), tuple(sorted(self.others[split])))
+            split: Overlap(self.crossing[split], records.get(split, 0), tuple(sorted(self.others[split])))
             for split in sorted(self.crossing)
             if split != training
         }

@@ -414,7 +414,7 @@ def say_identity(item: Item, base: str = "") -> str:
         problem = None if item.problem is None else (item.problem[0], url_identity(item.problem[1]))
         if problem is not None and problem[0] == UNREACHABLE:
             problem = (UNREACHABLE, "")
-        place = item.image.place if item.file else ""
+        place = item.files[0].place if item.file else ""
         line += f"\0{identity_of(base, place)}\0{item.offset}\0{item.columns}\0{problem}"
         line += "".join(
             f"\0{identity_of(base, image.place)}\0{image.bytes}\0{image.version}\0{image.offset}"

@@ -181,10 +181,12 @@ class ShardRecipe(Recipe):
         """Return what all tasks share."""
         return ShardContext(store.url, plan.header, plan.owner, self.options.images)
 
-    def conclude(self, store: Store, plan: Plan, folder: Path) -> Duplicates | None:
+    def conclude(
+        self, store: Store, plan: Plan, folder: Path, manifest: Manifest
+    ) -> tuple[Manifest, Duplicates | None]:
         """Report images that were taken more than once."""
         parts = () if self.standing is None else self.standing.parts
-        return None if self.options.duplicates == "keep" else report_duplicates(store, plan, folder, parts)
+        return manifest, None if self.options.duplicates == "keep" else report_duplicates(store, plan, folder, parts)
 
     def judge(self, manifest: Manifest) -> Iterator[str]:
         """Yield a sentence on images of which nobody can tell whether their boxes have to be turned."""

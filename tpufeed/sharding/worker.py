@@ -1,7 +1,7 @@
 """One task of a sharding: the bytes of its inputs' files become what records hold."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -209,14 +209,14 @@ class ShardContext(TaskContext):
                 elif image.unmarked:
                     unmarked[image.unmarked] += 1
                 ints: tuple[int, ...] = (image.height, image.width, image.channels)
+                labels: Iterable[int] = ()
                 if make.several_labels:
-                    output.count(set(map(int, sample.rest[LABEL].values)))
+                    labels = set(map(int, sample.rest[LABEL].values))
                 elif make.labelled:
-                    output.count((item.label,))
-                    ints = (item.label, *ints)
+                    labels, ints = (item.label,), (item.label, *ints)
                 entries = encode_entries({make.keys[name]: value for name, value in sample.rest.items()})
                 writer.add(image.data, ints, entries)
-                output.meter.add(images=1, size=sum(file.bytes for file in item.files))
+                output.add(images=1, size=sum(file.bytes for file in item.files), labels=labels)
         if self.policy.restart_markers:
             output.markers = Markers(rewritten, added_bytes, dict(unmarked))
         output.digests, output.retries = bytes(digests), files.retries

@@ -1,4 +1,4 @@
-"""The contract for the engines of one host; then what only engines of processes have to withstand."""
+"""The contract for the engine of processes; then what only such an engine has to withstand."""
 
 import gc
 import os
@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -24,9 +23,7 @@ from tests.engines.contract import (
     total,
     wait_until,
 )
-from tpufeed.engines import engine as engine_module
-from tpufeed.engines.choice import SerialEngine
-from tpufeed.engines.engine import Done, Progress, ProgressMeter
+from tpufeed.engines.engine import Done, Progress
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import TaskError
 
@@ -51,12 +48,6 @@ def built(tmp_path_factory):
 def workers():
     """Ids of this process's workers that the test has started, also of those that are dead and not collected."""
     return [pid for pid, parent, is_ours in processes() if parent == os.getpid() and is_ours and pid not in STRANGERS]
-
-
-class TestSerial(EngineContract):
-    @pytest.fixture
-    def engine(self):
-        return SerialEngine()
 
 
 class TestProcesses(EngineContract):
@@ -141,22 +132,6 @@ def test_a_run_that_an_error_has_left_open_ends_with_its_engines_context(tmp_pat
         next(events)
         assert workers()
     assert workers() == []
-
-
-def test_a_put_says_that_it_goes_on_for_as_long_as_a_slow_line_takes(monkeypatch):
-    monkeypatch.setattr(engine_module, "_PULSE_SECONDS", 0.01)
-    said = []
-    meter = ProgressMeter(said.append)
-    meter.add(images=3)
-    with meter.putting(3_500):  # 0.035 seconds at the slowest
-        wait_until(lambda: len(said) == 4)
-        time.sleep(0.1)
-    assert said == [Progress(3, 0, 0), *[Progress(0, 0, 0)] * 3]
-    with meter.putting(10**12):
-        wait_until(lambda: len(said) > 10)
-    after = len(said)
-    time.sleep(0.05)
-    assert len(said) == after
 
 
 def test_what_a_worker_cannot_import_is_said_with_the_way_out(tmp_path):
