@@ -28,21 +28,11 @@ SPLIT_OF_WORD = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 # Folders that other programs put among images: thumbnails of a Synology or QNAP, bins, snapshots.
-HIDDEN_FOLDERS = frozenset(
-    (
-        "__macosx",
-        ".appledouble",
-        "@eadir",
-        "@tmp",
-        "@recycle",
-        "@recently-snapshot",
-        "#recycle",
-        "#snapshot",
-        "$recycle.bin",
-        "system volume information",
-        "lost+found",
-    )
+HIDDEN_FOLDERS = (
+    r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
+    r"system volume information|lost\+found"
 )
+_HIDDEN = re.compile(rf"(?:\A|/)(?:\.(?!\.)|(?:{HIDDEN_FOLDERS})(?:/|\Z))")
 
 
 @dataclass(slots=True)
@@ -186,17 +176,18 @@ def listing(what: str = "the source cannot be listed") -> Iterator[None]:
 
 def is_image_name(name: str) -> bool:
     """Return true for an image's name. Hidden files and folders (.ipynb_checkpoints, ._x.jpg, @eaDir) are no images."""
-    return name.lower().endswith(IMAGE_SUFFIXES) and not any(map(is_hidden, name.split("/")))
+    name = name.lower()
+    return name.endswith(IMAGE_SUFFIXES) and _HIDDEN.search(name) is None
+
+
+def is_hidden(name: str) -> bool:
+    """Return true for the name of a file or folder, or for a path with one, that other programs hide."""
+    return _HIDDEN.search(name.lower()) is not None
 
 
 def stem_of(name: str) -> str:
     """Return a relative path without the suffix of an image."""
     return name.rpartition(".")[0]
-
-
-def is_hidden(part: str) -> bool:
-    """Return true for a name that other programs hide."""
-    return (part.startswith(".") and not part.startswith("..")) or part.lower() in HIDDEN_FOLDERS
 
 
 def splits_mentioned(names: Iterable[str]) -> set[str]:
