@@ -12,6 +12,7 @@ from typing import Any
 
 from tpufeed.errors import TpufeedError
 from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
 from tpufeed.sharding.sources.source import is_hidden, resolve
 from tpufeed.sharding.sources.table import LABEL_COLUMNS, SUFFIXES, TableColumns, has_box, iter_head
@@ -125,7 +126,7 @@ def _read_table(store: Store, name: str, classed: bool) -> str | None:
     base = f"{store.url.rstrip('/')}/{folder}".rstrip("/")
     rows = list(itertools.islice(iter_head(store, name), _ROWS))
     columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
-    image = TableColumns(name, columns, None, "none", None).files[0]
+    image = TableColumns(name, columns, ShardOptions(label="none")).files[0]
     paths = [row.get(image) for row in rows]
     looked = Files(base).stats([resolve(base, path) for path in paths[:1] if isinstance(path, str) and path])
     if not any(isinstance(info, ObjectInfo) and info.version != BROKEN_LINK for info in looked):
