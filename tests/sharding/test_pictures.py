@@ -367,7 +367,7 @@ def test_image_columns_that_cannot_be(options, match, few, tmp_path):
 
 def test_options_of_another_kind_of_source(few, folders, tmp_path):
     images, masks = folders
-    with pytest.raises(OptionError, match="is no folder: say --image-column mask=COLUMN:mask"):
+    with pytest.raises(OptionError, match="is no folder of images: say --image-column mask=COLUMN:mask"):
         shard(few, tmp_path / "d", masks=masks)
     with pytest.raises(OptionError, match="say --masks DIR"):
         shard(images, tmp_path / "d", **MASKS)

@@ -1,7 +1,8 @@
 """Images inside of Parquet files: how an input names one, and the store that reads them.
 
-A Parquet file has no place at which an image could be read: a row group is compressed, and is decoded from its start.
-So inputs of one row group stand side by side in the plan, in the order of their rows, and it is decoded once.
+An image has no place in a Parquet file at which it could be read: a row group is compressed, and is decoded from its
+start.
+So inputs of one row group are neighbours in the plan, in the order of their rows, and it is decoded once.
 """
 
 import bisect
@@ -9,8 +10,7 @@ import itertools
 import re
 import threading
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 
@@ -64,7 +64,7 @@ def iter_leaf(parquet: Any, group: int, leaf: str) -> Iterator[Any]:
 
 
 def chunk_of(metadata: Any, group: int, leaf: str) -> Any:
-    """Return what the file says of a column in a row group. Raises ValueError where it has no such column."""
+    """Return what the file says of a column in a row group. Raises ValueError if it has no such column."""
     row_group = metadata.row_group(group)
     for place in range(row_group.num_columns):
         if row_group.column(place).path_in_schema == leaf:
@@ -78,7 +78,7 @@ class RowStore(Store):
     Rows that are read in the order of their number decode each row group once. Not for writing. Thread-safe.
 
     Args:
-        base: where the files lie.
+        base: the store of the files.
     """
 
     def __init__(self, base: Store) -> None:
@@ -89,11 +89,12 @@ class RowStore(Store):
 
     def read(self, name: str, version: str = "") -> bytes:
         """Read one image. A remote file is read again for it, as what was decoded may be damaged on its way here."""
+        is_remote = self._base.local_path("x") is None
         with self._lock:
             try:
-                return self._read(name, version, is_fresh=self._base.local_path("x") is None)
+                return self._read(name, version, is_fresh=is_remote)
             finally:
-                if self._base.local_path("x") is None:
+                if is_remote:
                     self._close()
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
@@ -116,23 +117,10 @@ class RowStore(Store):
         """Return what the image's Parquet file is now."""
         return self._base.stat(_parse(name)[0])
 
-    def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return iter(())  # rows are listed by their source
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise StoreError(f"{self.url}: rows of Parquet files are listed by their source, and never written")
 
-    def iter_folders(self) -> Iterator[str]:
-        return iter(())
-
-    def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        raise StoreError(f"{self.url}: no row is written into a Parquet file")
-
-    def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        raise StoreError(f"{self.url}: no row is written into a Parquet file")
-
-    def delete(self, name: str, version: str = "") -> None:
-        raise StoreError(f"{self.url}: no row is removed from a Parquet file")
-
-    def temporary_folder(self) -> AbstractContextManager[Path]:
-        return self._base.temporary_folder()
+    iter_objects = iter_folders = put = put_file = delete = temporary_folder = _refuse
 
     def _read(self, name: str, version: str, is_fresh: bool = False) -> bytes:
         file, row, leaf = _parse(name)
@@ -142,7 +130,7 @@ class RowStore(Store):
         try:
             return self._open.read(row, leaf)
         except StoreError:
-            self._close()  # a reader that has failed goes on at no certain place
+            self._close()  # a reader that has failed continues at no certain place
             raise
 
     def _close(self) -> None:

@@ -174,11 +174,6 @@ class ColumnarSource(Source):
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store = place.store
         files = find_files(store, place.files) if place.is_folder else with_splits(place.files)
-        if options.masks is not None:
-            raise OptionError(
-                f"masks names a folder parallel to one of images, and {store.url} has images in columns: say "
-                "--image-column mask=COLUMN:mask"
-            )
         if options.split_by == "folder":
             raise OptionError("rows of Parquet and Arrow files have no folders to split by; name one of their columns")
         unsaid = next((info.name for info, split in files if split is None), None)

@@ -55,17 +55,17 @@ def find_source(url: str, options: ShardOptions) -> Source:
             if url_scheme(store.url) == "file" and not is_folder(store.url):
                 raise _no_folder(store.url)
             kind, place = _peek(store)
-        return kind(place, options)
-    store, pattern = named
-    if options.masks is not None:
+    else:
+        store, pattern = named
+        place = Place(store, find_files(store, pattern))
+        kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
+        if pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, place.files[0].name):
+            kind = TableSource
+    if options.masks is not None and kind is not FolderSource:
         raise OptionError(
-            f"masks names a folder parallel to one of images, and {url} is no folder: say --image-column "
+            f"masks names a folder parallel to one of images, and {url} is no folder of images: say --image-column "
             "mask=COLUMN:mask, of tars mask=SUFFIX:mask"
         )
-    place = Place(store, find_files(store, pattern))
-    kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
-    if pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, place.files[0].name):
-        kind = TableSource
     return kind(place, options)
 
 
