@@ -131,11 +131,11 @@ def _mixed(known: Sequence[str], new: str) -> SourceError:
     """Return the error for new classes that are ids if those of the dataset are names, or the other way round."""
     if _WHOLE.fullmatch(new):
         return SourceError(
-            f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new labels are ids like {new[:_SAID]}; "
-            "nothing was changed. Give the new images names"
+            f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new labels are ids like "
+            f"{new[:_SAID]}; nothing was changed. Give the new images names"
         )
     return SourceError(
-        f"the dataset's classes are ids from 0 to {len(known) - 1}, and the new labels are names like {new[:_SAID]!r}; "
+        f"the dataset's classes are ids from 0 to {len(known) - 1}, and the label {new[:_SAID]!r} is a name; "
         "nothing was changed. Give the new images ids"
     )
 
