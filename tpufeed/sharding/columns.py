@@ -288,7 +288,7 @@ class _Column:
         return FeatureSpec(name, dtype, None, lengths=(min(counts), max(counts)))
 
     def iter_warnings(self, name: str, declared: "Declared | None") -> Iterator[str]:
-        """About text of which more than half are numbers (rows count from 1), nulls in lists, and digits lost."""
+        """Yield sentences on text of which more than half are numbers, on nulls in lists, and on digits lost."""
         if self.holes:
             is_text = (self.dtype if declared is None else declared.dtype) in _TEXT
             yield (
@@ -318,8 +318,8 @@ class ColumnTypes:
     """Learns from all values what type each column has: text that is all whole numbers is int64, and so on.
 
     Floats without a fraction are whole numbers: pandas writes `7.0` for each 7 of a column that lacks a value. A type
-    that holds all values of the column is taken: float32 for whole and other numbers together, strings where anything
-    else meets, and where a number is too large for both. A column with lists, or with missing values, is of any length.
+    that holds all values of the column is taken: float32 for whole and other numbers together, strings if there is
+    anything else, or a number too large for both. A column with lists, or with missing values, is of any length.
     A list keeps its places: null among numbers is NaN, which makes them float32, and null among texts is "".
     """
 

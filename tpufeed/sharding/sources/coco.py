@@ -172,7 +172,7 @@ def _say_wrong(one: _Annotation, coco: Coco) -> str:
 
 
 def _side(value: Any) -> int:
-    """Return a width or height: 0 where none is said, -1 for what cannot be one."""
+    """Return a width or height: 0 if none is said, -1 for what cannot be one."""
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < _SAID:
         value = int(value)
     if value is None or value == 0:
@@ -194,14 +194,14 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     """Find the folder that the names of images are relative to.
 
     That is the folder of the file, if they are there; else a folder in it, or in one of them that is called `images`.
-    COCO's own files lie in `annotations`, next to `train2017` and the like: the folder above one that is called so is
+    COCO's own files are in `annotations`, next to `train2017` and the like: the folder above one that is called so is
     looked into as well. Annotation tools call the images of every project alike. So a folder is only taken if nothing
     speaks against it: it holds all images that are looked for, or is called like the file; it is not called like
     another split; no other one holds them as well; and it is called like one of images, or is the only one there.
 
     Args:
         coco: names the images.
-        store: the folder that its file lies in.
+        store: the folder of its file.
         folder: the folder of the images, if the user says it.
 
     Raises:

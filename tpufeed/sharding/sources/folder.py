@@ -179,7 +179,7 @@ def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callab
     masks without an image, are counted in `found`.
 
     Raises:
-        OptionError: it lies among the images, or holds no mask.
+        OptionError: it is among the images, or holds no mask.
         SourceError: it cannot be listed.
     """
     store = open_store(url)

@@ -1,4 +1,4 @@
-"""What every kind of source is: it lists items, and says as data what its samples hold."""
+"""The Protocol of all kinds of source: each lists items, and says as data what its samples hold."""
 
 import os
 import posixpath
@@ -40,7 +40,7 @@ class Found:
     """Notes that a source takes while its rows are read.
 
     Attributes:
-        ignored_files: files that are no images by their names, counted by their endings.
+        ignored_files: files whose names are not those of images, counted by their endings.
         notes: warnings, as sentences.
     """
 
@@ -92,9 +92,9 @@ class Place:
 
     Attributes:
         store: the folder.
-        files: those that a user has named, or that were found in the folder.
-        objects: all that is in the folder, for one reading, if it is one of images.
-        is_folder: the files are all of a folder, not those of some name.
+        files: named by a user, or found in the folder.
+        objects: all that is in a folder of images, for one reading.
+        is_folder: the files are all that the folder has, and none was named.
     """
 
     store: Store
@@ -113,7 +113,7 @@ class Source(Protocol):
         labels_are_names: labels are names of folders, even those that look like numbers.
         spells_files: an item's `path` is one of several spellings of its file.
         numbers_rows: an item's `path` is the number of its row, which another image may have in a newer file.
-        base: the URL that files of items are relative to.
+        base: the URL that the files of items are relative to.
         splits: true if items say their splits.
         contents: what it says itself of its samples.
     """
@@ -216,7 +216,7 @@ def identity_of(base: str, path: str) -> str:
 
 
 def resolve(base: str, path: str) -> str:
-    """The file that `path` in a table at `base` means: a name below `base` where it can be, else absolute or a URL."""
+    """Return the file that `path` in a table at `base` means: a name below `base` if it can be, else a path or URL."""
     if url_scheme(path) == "file":
         path = path.partition("://")[2] if "://" in path else path
     else:

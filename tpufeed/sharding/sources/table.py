@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
+import msgspec
+
 from tpufeed.build.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
@@ -125,21 +127,11 @@ class TableColumns:
                     said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {self._expected}"
                     reason = lack.reason if isinstance(lack, ImageError) else picture.missing
                     problems.append((reason, f"{row}, column {picture.column!r}: {said}"))
-            path = identity_of(base, path)
-            yield Item(
-                path,
-                ref.bytes,
-                ref.version,
-                label,
-                split,
-                "" if ref.file == path else ref.file,
-                ref.offset,
-                others,
-                problems[0] if problems else None,
-                () if problems else tuple(found for _, found, _ in further if found is not None),
-                row=ref.row,
-                leaf=ref.leaf,
-            )
+            path, problem = identity_of(base, path), problems[0] if problems else None
+            images = () if problems else tuple(found for _, found, _ in further if found is not None)
+            file = "" if ref.file == path else ref.file
+            item = Item(path, ref.bytes, ref.version, label, split, file, ref.offset, others, problem, images)
+            yield item if ref.row is None else msgspec.structs.replace(item, row=ref.row, leaf=ref.leaf)
 
     def _to_split(self, value: Any) -> str:
         split = "nan" if value is None or value == "" else str(value)
@@ -243,7 +235,7 @@ def say_unlabelled(options: ShardOptions, columns: Sequence[str], labelled: bool
 def _look(
     path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]
 ) -> tuple[Any, ImageRef | None, str | ImageError | None]:
-    """Return a path, where its file lies, and what is wrong with either; takes the file's next one of `stats`."""
+    """Return a path, where its file is, and what is wrong with either; takes the file's next one of `stats`."""
     if isinstance(path, Embedded):
         return path.name, path.ref, None
     if not isinstance(path, str) or not path:

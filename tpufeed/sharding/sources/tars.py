@@ -125,7 +125,7 @@ class TarSource(Source):
         except SourceError as error:
             raise SourceError(f"{sample}: {error}") from None
         for column in columns.keys() & {*LOADERS_OWN, *(() if self._label is None else ("label",))}:
-            way = "; say --label label where it is the label" if column == "label" else ""
+            way = "; say --label label if it is the label" if column == "label" else ""
             raise SourceError(
                 f"{sample}: its .json has a key {column!r}, as loaders call what they give themselves, so that none "
                 f"could be asked for it: rename it, like {column}_column{way}"
