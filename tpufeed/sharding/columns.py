@@ -103,7 +103,7 @@ class Declared(NamedTuple):
             each = array.shape[1:] if self.each is None else self.each
             if not array.size and array.ndim == 1:
                 return []
-            if array.ndim != 1 + len(each) or array.shape[1:] != each:
+            if array.ndim != 1 + len(each) or array.shape[1:] != each or 0 in each:
                 raise BadValue(f"has the shape {list(array.shape)}")
         elif array.shape != self.shape:
             raise BadValue(f"has the shape {list(array.shape)}")
