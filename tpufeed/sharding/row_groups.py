@@ -66,9 +66,9 @@ def iter_leaf(parquet: Any, group: int, leaf: str) -> Iterator[Any]:
 def chunk_of(metadata: Any, group: int, leaf: str) -> Any:
     """Return what the file says of a column in a row group. Raises ValueError if it has no such column."""
     row_group = metadata.row_group(group)
-    for place in range(row_group.num_columns):
-        if row_group.column(place).path_in_schema == leaf:
-            return row_group.column(place)
+    for column in map(row_group.column, range(row_group.num_columns)):
+        if column.path_in_schema == leaf:
+            return column
     raise ValueError(f"there is no column {leaf!r}")
 
 
@@ -169,18 +169,25 @@ class _OpenFile:
         except BaseException:
             self._file.close()
             raise
-        self._readers = dict[str, _ColumnReader]()
+        # By the column: its row group, the first row of it that is still in memory, the values from there on, and more.
+        self._columns = dict[str, tuple[int, int, Any, Iterator[Any]]]()
 
     def read(self, row: int, leaf: str) -> bytes:
         if row >= (self._stops[-1] if self._stops else 0):
             raise ObjectNotFoundError(f"{self._where} has no row {row}")
-        group = bisect.bisect_right(self._stops, row)
-        first = self._stops[group - 1] if group else 0
-        reader = self._readers.get(leaf)
+        wanted = bisect.bisect_right(self._stops, row)
+        place = row - (self._stops[wanted - 1] if wanted else 0)
+        group, first, values, batches = self._columns.get(leaf, (-1, 0, (), iter(())))
         with parquet_errors(f"{self._where}, row {row}", StoreError):
-            if reader is None or reader.group != group or row - first < reader.first:
-                reader = self._readers[leaf] = _ColumnReader(self._parquet, group, leaf)
-            value = reader.read(row - first)
+            if group != wanted or place < first:
+                first, values, batches = 0, (), iter_leaf(self._parquet, wanted, leaf)
+            while place >= first + len(values):
+                first += len(values)
+                values = next(batches, None)
+                if values is None:
+                    raise ValueError("a row group has fewer rows than the footer says")
+            self._columns[leaf] = wanted, first, values, batches
+            value: bytes | None = values[place - first].as_py()
         if value is None:
             raise StoreError(f"{self._where}, row {row}: the column {leaf!r} has no bytes")
         return value
@@ -189,22 +196,3 @@ class _OpenFile:
         with suppress(Exception):
             self._parquet.close()
         self._file.close()
-
-
-class _ColumnReader:
-    """Reads a column of one row group forwards; `first` is the first row that is still in memory."""
-
-    def __init__(self, parquet: Any, group: int, leaf: str) -> None:
-        self.group, self.first = group, 0
-        self._values: Any = ()
-        self._batches = iter_leaf(parquet, group, leaf)
-
-    def read(self, row: int) -> bytes | None:
-        while row >= self.first + len(self._values):
-            self.first += len(self._values)
-            self._values = next(self._batches, None)
-            if self._values is None:
-                self._values = ()
-                raise ValueError("a row group has fewer rows than the footer says")
-        found: bytes | None = self._values[row - self.first].as_py()
-        return found

@@ -86,8 +86,12 @@ class AnnotationFiles:
                 "--label label"
             )
         documents = {name: _read_head(store, name) for name in self._names.get(COCO_SUFFIXES[0], [])}
-        files = [name for name, head in documents.items() if _is_coco(head) and not _NO_BOXES.fullmatch(name)]
-        yield from _say("files of COCO", [_command(store, name) for name in files])
+        files = list[str]()
+        for name, head in documents.items():
+            keys = {found[1] for found in _COCO_KEY.finditer(head)}
+            if len(keys) > (len(head) < _HEAD_BYTES) and not _NO_BOXES.fullmatch(name):  # one is enough in a long file
+                files.append(_command(store, name))
+        yield from _say("files of COCO", files)
         heads = {".json": list(documents.values())}
         for suffix in (".xml", ".txt"):  # a classes.txt may come first or last
             names = self._names.get(suffix, [])
@@ -152,11 +156,6 @@ def _boxes_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
         said = " --label none" if label is None else f" --label {shlex.quote(label)}"
         return f" --boxes {shlex.quote(name)}{form}{said}"
     return ""
-
-
-def _is_coco(head: bytes) -> bool:
-    keys = {found[1] for found in _COCO_KEY.finditer(head)}
-    return len(keys) > 1 or (len(keys) == 1 and len(head) == _HEAD_BYTES)
 
 
 def _read_head(store: Store, name: str) -> bytes:

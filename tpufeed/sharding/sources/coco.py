@@ -219,11 +219,17 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     if found.get(store.url) == len(names):  # they are relative to their file
         return store
 
+    own = splits_mentioned([stem])
+
     def is_meant(url: str) -> bool:
-        return url in around.tops or _is_called_like(url.rpartition("/")[2], stem)
+        """Return true for `val2017` and `instances_val2017`, `images_val` and `val`, `site3` and `site3_boxes`."""
+        called = url.rpartition("/")[2]
+        parts, splits = _words(called) - _GENERAL, splits_mentioned([called])
+        is_called_so = bool(parts) and parts <= _words(stem) - _GENERAL
+        return url in around.tops or is_called_so or (len(splits) == 1 and splits == own)
 
     def is_of_another_split(url: str) -> bool:
-        splits, own = splits_mentioned([url.rpartition("/")[2]]), splits_mentioned([stem])
+        splits = splits_mentioned([url.rpartition("/")[2]])
         return url not in around.tops and len(splits) == len(own) == 1 and splits != own
 
     fit = [url for url in found if not is_of_another_split(url)]
@@ -300,13 +306,6 @@ def _words(name: str) -> set[str]:
 
 def _kinds(name: str) -> set[str]:
     return _words(re.sub("[0-9]+", " ", name))
-
-
-def _is_called_like(folder: str, stem: str) -> bool:
-    """Return true for `val2017` and `instances_val2017`, `images_val` and `val`, `site3` and `site3_boxes`."""
-    parts, said = (_words(name) - _GENERAL for name in (folder, stem))
-    splits = splits_mentioned([folder])
-    return (bool(parts) and parts <= said) or (len(splits) == 1 and splits == splits_mentioned([stem]))
 
 
 class CocoSource(Source):

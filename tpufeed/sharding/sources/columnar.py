@@ -116,11 +116,10 @@ def split_of_name(name: str) -> str | None:
     part = _PART_OF_SPLIT.fullmatch(name)
     if part is not None:
         return _SPLIT_OF_WORD.get(part[1].lower(), part[1])
-    return next((split for split, words in _splits_in(name) if all(map(_is_part, words))), None)
-
-
-def _is_part(word: str) -> bool:
-    return len(word) == 1 or word in _OF_PARTS or word in _SPLIT_OF_WORD
+    for split, words in _splits_in(name):
+        if all(len(word) == 1 or word in _OF_PARTS or word in _SPLIT_OF_WORD for word in words):
+            return split
+    return None
 
 
 def _splits_in(name: str) -> Iterator[tuple[str, list[str]]]:
