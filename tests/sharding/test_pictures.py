@@ -178,7 +178,7 @@ def test_a_sample_of_a_tar_without_its_mask_is_a_reject(tmp_path):
 def test_a_key_of_a_json_that_is_called_as_an_image_column(tmp_path):
     members = [("0.png", picture(classes())), ("0.seg.png", png(classes())), ("0.json", b'{"seg": 1}')]
     (tmp_path / "a.tar").write_bytes(encode_tar(members))
-    with pytest.raises(SourceError, match=r"sample '0': its .json has a key 'seg', as an image column is called"):
+    with pytest.raises(SourceError, match=r"sample '0': its .json has a key 'seg', as the image column of"):
         shard(tmp_path / "a.tar", tmp_path / "d", image_columns={"seg": "seg.png:mask"})
 
 

@@ -315,7 +315,7 @@ def test_columns_are_found_by_their_names(column, table, take):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("sample", {}, "'sample', as what loaders give themselves; .*: rename it in the table, like sample_column"),
+        ("sample", {}, "'sample', as what loaders give themselves; .*: rename it, like sample_column"),
         ("mask", {}, "'mask', as what loaders give themselves"),
         ("image", {}, "'image', as the image, which 'path' is taken for"),
         ("label", {"label": "kind"}, "'label', as the label, which 'kind' is taken for"),

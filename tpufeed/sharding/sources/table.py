@@ -7,6 +7,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
@@ -25,7 +26,6 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
 LABEL_COLUMNS = ("label", "class", "category", "cls")
-LOADERS_OWN = ("image", "sample", "mask")
 # Names of columns that hold a side of a box, in small letters and without "_" and "bbox".
 _SIDES = ({"xmin", "ymin"}, {"x1", "y1"}, {"x", "y", "w", "h"}, {"x", "y", "width", "height"}, {"left", "top"})
 _BOX_NAMES = frozenset(("bbox", "box", "boundingbox"))
@@ -76,7 +76,7 @@ class TableColumns:
         label: str | None = None,
         expected: str = "a path",
     ) -> None:
-        self._where, self._names, self._expected = where, names, expected
+        self._where, self._names, self._options, self._expected = where, names, options, expected
         image, label, split = image or options.image, label or options.label, options.split_by
         image = self._find("image", image) if image else self._guess("image", IMAGE_COLUMNS)
         if image is None:
@@ -88,7 +88,6 @@ class TableColumns:
         if label != "none":
             self.label = self._guess("label", LABEL_COLUMNS) if label == "auto" else self._find("label", label)
         self.split = None if split is None else self._find("split", split)
-        self._pictures = options.pictures
         further = (self._find(f"image column {picture.name}", picture.column) for picture in options.pictures)
         self.files = [image, *further]  # the columns of paths: that of the image comes first
         self._taken = {*self.files, self.label, self.split}
@@ -99,7 +98,8 @@ class TableColumns:
         Raises:
             SourceError: a label or split is none, or a column has the name of what a loader gives itself.
         """
-        self._check_others(set[str]().union(*(record for _, record in chunk)) - self._taken)
+        others = set[str]().union(*(record for _, record in chunk)) - self._taken
+        check_others(f"{self._where}: a column is called", others, self._options, self.files[0], self.label)
         base = files.base.url
         paths = [_to_path(record.get(name)) for _, record in chunk for name in self.files]
         stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
@@ -122,7 +122,7 @@ class TableColumns:
             if wrong is not None:
                 reason = wrong.reason if isinstance(wrong, ImageError) else "unreadable"
                 problems.append((reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"))
-            for picture, (name, found, lack) in zip(self._pictures, further, strict=True):
+            for picture, (name, found, lack) in zip(self._options.pictures, further, strict=True):
                 if lack is not None:
                     said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {self._expected}"
                     reason = lack.reason if isinstance(lack, ImageError) else picture.missing
@@ -139,21 +139,6 @@ class TableColumns:
             raise SourceError(f"the column {self.split!r} says no split; fill it in, or leave the row out")
         check_split_name(split)
         return split
-
-    def _check_others(self, names: set[str]) -> None:
-        for picture in self._pictures:
-            if picture.name in names:
-                raise SourceError(
-                    f"{self._where}: a column is called {picture.name!r}, as the image column of {picture.column!r}; "
-                    "give that another name"
-                )
-        for name in sorted(names.intersection(LOADERS_OWN if self.label is None else (*LOADERS_OWN, "label"))):
-            taken = {"image": self.files[0], "label": self.label}.get(name)
-            as_what = "what loaders give themselves" if taken is None else f"the {name}, which {taken!r} is taken for"
-            raise SourceError(
-                f"{self._where}: a column is called {name!r}, as {as_what}; no loader could be asked for it: rename it "
-                f"in the table, like {name}_column"
-            )
 
     def _find(self, what: str, name: str) -> str:
         if name not in self._names:
@@ -175,6 +160,34 @@ class TableColumns:
             if found:
                 return found[0]
         return None
+
+
+def check_others(said: str, names: AbstractSet[str], options: ShardOptions, image: str, label: str | None) -> None:
+    """Check that no further column is called like an image column, or like what loaders give themselves.
+
+    Args:
+        said: how an error begins, up to the name of the column.
+        names: of the further columns.
+        options: of the build, which name the image columns.
+        image: what is taken for the image.
+        label: what is taken for the label; None without labels.
+
+    Raises:
+        SourceError: one of them is called so.
+    """
+    for picture in options.pictures:
+        if picture.name in names:
+            raise SourceError(
+                f"{said} {picture.name!r}, as the image column of {picture.column!r}; give that another name"
+            )
+    owned = {"image": image, "sample": None, "mask": None, **({} if label is None else {"label": label})}
+    for name, taken in owned.items():
+        if name in names:
+            as_what = "what loaders give themselves" if taken is None else f"the {name}, which {taken!r} is taken for"
+            way = ", or say --label label if it is the label" if name == "label" else ""
+            raise SourceError(
+                f"{said} {name!r}, as {as_what}; no loader could be asked for it: rename it, like {name}_column{way}"
+            )
 
 
 class TableSource(Source):

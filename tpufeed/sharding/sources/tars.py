@@ -27,7 +27,7 @@ from tpufeed.sharding.sources.source import (
     show,
     splits_mentioned,
 )
-from tpufeed.sharding.sources.table import LOADERS_OWN, to_label
+from tpufeed.sharding.sources.table import check_others, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo
 
@@ -124,16 +124,8 @@ class TarSource(Source):
             label = None if self._label is None else to_label(columns.pop(self._label, None))
         except SourceError as error:
             raise SourceError(f"{sample}: {error}") from None
-        for column in columns.keys() & {*LOADERS_OWN, *(() if self._label is None else ("label",))}:
-            way = "; say --label label if it is the label" if column == "label" else ""
-            raise SourceError(
-                f"{sample}: its .json has a key {column!r}, as loaders call what they give themselves, so that none "
-                f"could be asked for it: rename it, like {column}_column{way}"
-            )
-        for column in columns.keys() & {picture.name for picture in self._pictures.values()}:
-            raise SourceError(
-                f"{sample}: its .json has a key {column!r}, as an image column is called; give that another name"
-            )
+        image = images[0] if images else "a file"
+        check_others(f"{sample}: its .json has a key", columns.keys(), self._options, image, self._label)
         name = f"{info.name}/{key}"
         if not images:
             problem = ("unreadable", f"the sample has no image, only {', '.join(parts)}")
