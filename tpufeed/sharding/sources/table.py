@@ -98,14 +98,14 @@ class TableColumns:
         Raises:
             SourceError: a label or split is none, or a column has the name of what a loader gives itself.
         """
-        others = set[str]().union(*(record for _, record in chunk)) - self._taken
-        check_others(f"{self._where}: a column is called", others, self._options, self.files[0], self.label)
+        further = set[str]().union(*(record for _, record in chunk)) - self._taken
+        check_others(f"{self._where}: a column is called", further, self._options, self.files[0], self.label)
         base = files.base.url
         paths = [_to_path(record.get(name)) for _, record in chunk for name in self.files]
         stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
         looked = (_look(path, base, stats) for path in paths)
         for number, record in chunk:
-            row, (image, *further) = f"row {number} of {self._where}", itertools.islice(looked, len(self.files))
+            row, (image, *pictures) = f"row {number} of {self._where}", itertools.islice(looked, len(self.files))
             try:
                 label = None if self.label is None else to_label(record.get(self.label))
                 split = None if self.split is None else self._to_split(record.get(self.split))
@@ -115,20 +115,20 @@ class TableColumns:
             path, ref, wrong = image
             if ref is None:
                 said = f"{row} has {wrong} in its column {self.files[0]!r}; expected {self._expected}"
-                path, problem = url_identity(f"{self._where}, row {number}"), ("unreadable", said)
-                yield Item(path, 0, "", label, split, values=others, problem=problem)
+                path = url_identity(f"{self._where}, row {number}")
+                yield Item(path, 0, "", label, split, values=others, problem=("unreadable", said))
                 continue
             problems = list[tuple[str, str]]()
             if wrong is not None:
                 reason = wrong.reason if isinstance(wrong, ImageError) else "unreadable"
                 problems.append((reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"))
-            for picture, (name, found, lack) in zip(self._options.pictures, further, strict=True):
+            for picture, (name, found, lack) in zip(self._options.pictures, pictures, strict=True):
                 if lack is not None:
                     said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {self._expected}"
                     reason = lack.reason if isinstance(lack, ImageError) else picture.missing
                     problems.append((reason, f"{row}, column {picture.column!r}: {said}"))
             path, problem = identity_of(base, path), problems[0] if problems else None
-            images = () if problems else tuple(found for _, found, _ in further if found is not None)
+            images = () if problems else tuple(found for _, found, _ in pictures if found is not None)
             file = "" if ref.file == path else ref.file
             item = Item(path, ref.bytes, ref.version, label, split, file, ref.offset, others, problem, images)
             yield item if ref.row is None else msgspec.structs.replace(item, row=ref.row, leaf=ref.leaf)
