@@ -1,11 +1,8 @@
 """Class folders, folders of splits, folders without labels, and what else is in them."""
 
 import json
-import os
 import re
 import shutil
-import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,21 +12,6 @@ from tests.sharding.previews import preview_shard
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
-
-NOBODY = 65534
-
-
-@contextmanager
-def without_roots_rights():
-    """Permission bits do not bite for root."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
 
 
 def by_name(inputs):
@@ -140,33 +122,6 @@ def test_a_folder_without_images(names, tree, tmp_path, take):
     (tmp_path / "source").mkdir()
     with pytest.raises(NoInputsError, match=rf"no images found among {len(names)} files.*; .*\.jpg.*photos/cat/1\.jpg"):
         take(tree(*names))
-
-
-def test_a_missing_source(tmp_path, take):
-    with pytest.raises(SourceError, match="nowhere does not exist"):
-        take(tmp_path / "nowhere")
-
-
-def test_a_file_as_source(tree, take):
-    with pytest.raises(SourceError, match=r"1\.jpg is a file; expected a folder of images, a table \(\.csv"):
-        take(tree("cat/1.jpg") / "cat/1.jpg")
-
-
-@pytest.mark.parametrize("locked", ["source", "source/cat"])
-def test_a_folder_that_may_not_be_read(locked, take):
-    outer = Path(tempfile.mkdtemp())  # pytest's own folders are locked to others as a whole
-    try:
-        (outer / "source/cat").mkdir(parents=True)
-        (outer / "source/cat/1.jpg").touch()
-        outer.chmod(0o755)
-        (outer / locked).chmod(0)
-        with without_roots_rights(), pytest.raises(SourceError, match="Permission denied"):
-            take(outer / "source")
-        with without_roots_rights(), pytest.raises(SourceError, match="Permission denied"):
-            take(outer / "source/cat")
-    finally:
-        (outer / locked).chmod(0o755)
-        shutil.rmtree(outer)
 
 
 def test_a_source_in_memory_without_objects(tmp_path, take):
@@ -418,14 +373,3 @@ def test_the_advice_on_one_folder_in_a_zip_leads_to_its_classes(small_jpegs, tmp
     (said,) = tpufeed.shard(f"zip::{archive}", tmp_path / "one", workers=1).warnings
     url = re.search(r" shard (\S+);", said)[1]
     assert tpufeed.shard(url, tmp_path / "d", workers=1).manifest.class_names == ("a", "b")
-
-
-def test_a_folder_called_like_a_file_is_a_folder(tree, take, tmp_path):
-    for name in ("photos.zip", "photos.csv", "photos.tar"):
-        shutil.copytree(tree("cat/1.jpg"), tmp_path / name)
-        assert [item.path for item in take(tmp_path / name)[1]] == ["cat/1.jpg"]
-
-
-def test_no_images_in_folders_of_tars(tree, take):
-    with pytest.raises(NoInputsError, match="no images found among 2 files"):
-        take(tree("train/0.tar", "val/0.tar"))

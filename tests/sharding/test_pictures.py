@@ -367,8 +367,11 @@ def test_image_columns_that_cannot_be(options, match, few, tmp_path):
 
 def test_options_of_another_kind_of_source(few, folders, tmp_path):
     images, masks = folders
-    with pytest.raises(OptionError, match="is no folder of images: say --image-column mask=COLUMN:mask"):
-        shard(few, tmp_path / "d", masks=masks)
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars/0.tar").write_bytes(encode_tar([("0.png", (images / "train/a/0.png").read_bytes())]))
+    for other in (few, tmp_path / "tars"):
+        with pytest.raises(OptionError, match="is no folder of images: say --image-column mask=COLUMN:mask"):
+            shard(other, tmp_path / "d", masks=masks)
     with pytest.raises(OptionError, match="say --masks DIR"):
         shard(images, tmp_path / "d", **MASKS)
     with pytest.raises(OptionError, match="lie within the folder of images"):

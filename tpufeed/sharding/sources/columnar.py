@@ -210,10 +210,8 @@ class ColumnarSource(Source):
         if empty:
             raise NoInputsError("; ".join([f"{self.base}: the files have no rows to take", *found.notes]))
 
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
-        return say_unlabelled(self._options, columns, labelled)
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        return iter(()) if classes is not None else say_unlabelled(self._options, columns)
 
     def _iter_file(self, info: ObjectInfo, found: Found, split: str | None, files: Files) -> Iterator[Item]:
         options = self._options

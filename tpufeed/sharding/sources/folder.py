@@ -118,10 +118,8 @@ class FolderSource(Source):
         if labelled and annotations.counts:
             found.notes.extend(annotations.iter_notes(store, bool(classed)))
 
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
-        if not labelled or self._options.class_names is not None:
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        if classes is None or self._options.class_names is not None:
             return
         folders = sorted({folder for _, folder in self._nested})
         if (len(classes) > 1 and len(splits_mentioned(classes)) > 1) or any(

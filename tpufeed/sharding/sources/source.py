@@ -149,16 +149,13 @@ class Source(Protocol):
         """Yield where the files of all items are, as `ImageRef.place` says it. Raises as `iter_items` does."""
         return (file.place for item in self.iter_items(Found()) for file in item.files)
 
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
         """Yield sentences on what its samples have become that may not have been meant.
 
         Args:
             found: what listing it has found.
-            classes: names of the classes.
+            classes: names of the classes; None if samples have no labels.
             columns: names of the further columns.
-            labelled: true if samples have labels.
         """
         return iter(())
 

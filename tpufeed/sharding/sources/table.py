@@ -229,15 +229,13 @@ class TableSource(Source):
             names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
             yield TableColumns(where, names, self._options), itertools.chain(first, records)
 
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
-        return say_unlabelled(self._options, columns, labelled)
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        return iter(()) if classes is not None else say_unlabelled(self._options, columns)
 
 
-def say_unlabelled(options: ShardOptions, columns: Sequence[str], labelled: bool) -> Iterator[str]:
+def say_unlabelled(options: ShardOptions, columns: Sequence[str]) -> Iterator[str]:
     """Yield a sentence on rows without labels, whose columns may have been meant."""
-    if options.label == "auto" and not labelled and columns:
+    if options.label == "auto" and columns:
         more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
         yield (
             f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; give "

@@ -81,10 +81,8 @@ class TarSource(Source):
         if empty:
             raise NoInputsError(f"{store.url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")
 
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
-        if self._options.label == "auto" and not labelled:
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        if self._options.label == "auto" and classes is None:
             if found.ignored_files.get(".cls"):
                 way = "a key ends at the first dot of a name, so rename files like im.v0.cls to im_v0.cls"
             elif columns:
