@@ -97,9 +97,21 @@ def find_files(store: Store, found: Sequence[ObjectInfo]) -> _Files:
 
 
 def with_splits(infos: Sequence[ObjectInfo]) -> _Files:
-    """Return files in the order of their names, each with the split that its name says."""
+    """Return files in the order of their names, each with the split that its name says.
+
+    That is also that of train_en.parquet if there is a test_en.parquet.
+    """
     ordered = sorted(infos, key=lambda info: info.name)
-    return list(zip(ordered, _splits_of_names([info.name for info in ordered]), strict=True))
+    pattern = re.compile(rf"(?<![a-z])(?:{'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
+    alike = [pattern.sub("*", info.name.lower()) for info in ordered]
+    loose = [next((split for split, _ in _splits_in(info.name)), None) for info in ordered]
+    of_pattern: dict[str, set[str | None]] = {}
+    for like, split in zip(alike, loose, strict=True):
+        of_pattern.setdefault(like, set()).add(split)
+    return [
+        (info, split_of_name(info.name) or (split if len(of_pattern[like]) > 1 else None))
+        for info, like, split in zip(ordered, alike, loose, strict=True)
+    ]
 
 
 def has_images(store: Store, name: str) -> bool:
@@ -130,20 +142,6 @@ def _splits_in(name: str) -> Iterator[tuple[str, list[str]]]:
         place = next((at for at, word in enumerate(words) if word in _SPLIT_OF_WORD), None)
         if place is not None:
             yield _SPLIT_OF_WORD[words[place]], words[place + 1 :]
-
-
-def _splits_of_names(names: Sequence[str]) -> list[str | None]:
-    """Return the split of each path: also of train_en.parquet if there is a test_en.parquet."""
-    pattern = re.compile(rf"(?<![a-z])(?:{'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
-    alike = [pattern.sub("*", name.lower()) for name in names]
-    loose = [next((split for split, _ in _splits_in(name)), None) for name in names]
-    of_pattern: dict[str, set[str | None]] = {}
-    for like, split in zip(alike, loose, strict=True):
-        of_pattern.setdefault(like, set()).add(split)
-    return [
-        split_of_name(name) or (split if len(of_pattern[like]) > 1 else None)
-        for name, like, split in zip(names, alike, loose, strict=True)
-    ]
 
 
 def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) -> list[str]:
