@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from tpufeed.errors import TpufeedError
@@ -46,19 +47,19 @@ _OWN_FORMATS: dict[str, tuple[str, Callable[[bytes], bool]]] = {
 }
 
 
+@dataclass(slots=True)
 class AnnotationFiles:
     """Takes note of the files of a folder that are no images, and says which of them annotate images."""
 
-    def __init__(self) -> None:
-        self.counts = Counter[str]()  # of each ending
-        self._names: dict[str, list[str]] = {}  # a few of each ending
+    counts: Counter[str] = field(default_factory=Counter)  # of each ending
+    names: dict[str, list[str]] = field(default_factory=dict)  # a few of each ending
 
     def add(self, name: str) -> None:
         """Take note of a file."""
         suffix = posixpath.splitext(name)[1].lower()
         if suffix in (*SUFFIXES, *_OWN_FORMATS) and not is_hidden(name):
             self.counts[suffix] += 1
-            kept = self._names.setdefault(suffix, [])
+            kept = self.names.setdefault(suffix, [])
             if len(kept) == _MOST_KEPT:
                 kept.pop()
             kept.append(name)
@@ -71,7 +72,7 @@ class AnnotationFiles:
             classed: its images have classes by their folders: a table of labels adds nothing then.
         """
         commands, with_boxes = list[str](), list[str]()
-        for name in itertools.chain.from_iterable(self._names.get(suffix, []) for suffix in SUFFIXES):
+        for name in itertools.chain.from_iterable(self.names.get(suffix, []) for suffix in SUFFIXES):
             with suppress(TpufeedError):  # no table of images, or one that cannot be read: the folder is none the worse
                 options = _read_table(store, name, classed)
                 if options == _ROW_A_BOX:
@@ -85,7 +86,7 @@ class AnnotationFiles:
                 "each image (docs/samples.md has a program), and run: tpufeed shard boxes.jsonl DST --boxes boxes "
                 "--label label"
             )
-        documents = {name: _read_head(store, name) for name in self._names.get(COCO_SUFFIXES[0], [])}
+        documents = {name: _read_head(store, name) for name in self.names.get(COCO_SUFFIXES[0], [])}
         files = list[str]()
         for name, head in documents.items():
             keys = {found[1] for found in _COCO_KEY.finditer(head)}
@@ -94,7 +95,7 @@ class AnnotationFiles:
         yield from _say("files of COCO", files)
         heads = {".json": list(documents.values())}
         for suffix in (".xml", ".txt"):  # a classes.txt may come first or last
-            names = self._names.get(suffix, [])
+            names = self.names.get(suffix, [])
             heads[suffix] = [_read_head(store, name) for name in (*names[:_SHOWN], *names[_SHOWN:][-_SHOWN:])]
         for suffix, (what, is_one) in _OWN_FORMATS.items():
             if any(map(is_one, heads[suffix])):
