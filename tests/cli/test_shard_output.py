@@ -187,7 +187,7 @@ OPTIONS = {
     "--policy": ("alpha=black", {"alpha": "black"}),
 }
 OF_OTHER_TESTS = {
-    "--column",  # test_shaped_columns.py
+    "--column",  # test_columns_shapes.py
     *("--image-column", "--masks"),  # test_pictures.py
     *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
     "--flip-pairs",  # loaders/test_flip_pairs.py

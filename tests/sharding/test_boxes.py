@@ -439,3 +439,8 @@ def test_what_is_stored_lies_within_the_image_or_is_refused(height, width, share
 def test_formats_that_are_none(text):
     with pytest.raises(OptionError, match="is not known"):
         check_format(text)
+
+
+def test_a_keypoint_without_numbers_is_a_bad_box():
+    _, problem = ColumnTypes(declare(None, "points", ())).learn({"points": [[]]})
+    assert problem == ("bad_box", "the column 'points' has the shape [1, 0]; it was declared as float32[]")

@@ -42,7 +42,7 @@ TABLES = st.lists(st.dictionaries(st.sampled_from(["a", "b", "ü"]), VALUES), mi
 def learn(rows):
     types = ColumnTypes()
     for row in rows:
-        types.add(row)
+        types.learn(row)
     return types.schema()
 
 
@@ -182,7 +182,7 @@ def test_digits_without_end_are_text():
 def test_a_few_values_that_are_no_numbers(values, warnings):
     types = ColumnTypes()
     for value in values:
-        types.add({"x": value})
+        types.learn({"x": value})
     assert list(types.iter_warnings()) == warnings
 
 
@@ -202,7 +202,7 @@ def test_a_few_values_that_are_no_numbers(values, warnings):
 def test_digits_that_float32_does_not_keep(values, said):
     types = ColumnTypes()
     for value in values:
-        types.add({"x": value})
+        types.learn({"x": value})
     message = f"x is float32, which keeps 7 digits: {said}. A column of whole numbers alone keeps all of theirs"
     assert [text for text in types.iter_warnings() if "float32" in text] == ([message] if said else [])
 

@@ -178,7 +178,7 @@ def test_a_sample_of_a_tar_without_its_mask_is_a_reject(tmp_path):
 def test_a_key_of_a_json_that_is_called_as_an_image_column(tmp_path):
     members = [("0.png", picture(classes())), ("0.seg.png", png(classes())), ("0.json", b'{"seg": 1}')]
     (tmp_path / "a.tar").write_bytes(encode_tar(members))
-    with pytest.raises(SourceError, match=r"sample '0': its .json has a key 'seg', as an image column is called"):
+    with pytest.raises(SourceError, match=r"sample '0': its .json has a key 'seg', as the image column of"):
         shard(tmp_path / "a.tar", tmp_path / "d", image_columns={"seg": "seg.png:mask"})
 
 
@@ -367,8 +367,11 @@ def test_image_columns_that_cannot_be(options, match, few, tmp_path):
 
 def test_options_of_another_kind_of_source(few, folders, tmp_path):
     images, masks = folders
-    with pytest.raises(OptionError, match="is no folder: say --image-column mask=COLUMN:mask"):
-        shard(few, tmp_path / "d", masks=masks)
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars/0.tar").write_bytes(encode_tar([("0.png", (images / "train/a/0.png").read_bytes())]))
+    for other in (few, tmp_path / "tars"):
+        with pytest.raises(OptionError, match="is no folder of images: say --image-column mask=COLUMN:mask"):
+            shard(other, tmp_path / "d", masks=masks)
     with pytest.raises(OptionError, match="say --masks DIR"):
         shard(images, tmp_path / "d", **MASKS)
     with pytest.raises(OptionError, match="lie within the folder of images"):

@@ -254,9 +254,7 @@ def test_cls_and_json_may_say_the_same_but_no_other_label(json_first, make_tar, 
 @pytest.mark.parametrize("name", ["image", "sample", "mask", "label"])
 def test_names_that_loaders_own_are_no_keys(name, make_tar, sample, take):
     path = make_tar(sample(0, json=json.dumps({name: "1"}).encode()))
-    with pytest.raises(
-        SourceError, match=rf"sample '000000': its \.json has a key '{name}', as loaders call .*_column"
-    ):
+    with pytest.raises(SourceError, match=rf"sample '000000': its \.json has a key '{name}', as .*_column"):
         take(path)
     if name == "label":
         assert take(path, label="label")[0].classes.names == ("0", "1")

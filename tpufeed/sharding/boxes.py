@@ -103,7 +103,7 @@ def mark_boxes(
     are_cut: bool,
     flip_pairs: FlipPairs | None = None,
 ) -> tuple[FeatureSpec, ...]:
-    """Return the features of records, where those that belong to boxes say so.
+    """Return the features of records, of which those that belong to boxes say so.
 
     Args:
         features: as labels and columns were found.
@@ -120,10 +120,9 @@ def mark_boxes(
         raise OptionError(f"no sample has a column {min(missing)!r}, which is to have a value for each box")
     marked = list[FeatureSpec]()
     for spec in features:
-        owner: Any = spec.of
-        changes = dict[str, Any]()
+        owner, lengths, pairs = spec.of, spec.lengths, spec.flip_pairs
         if spec.name in box_columns:
-            owner = boxes
+            owner = boxes or owner
             if spec.shape is not None:
                 raise OptionError(
                     f"the column {spec.name!r} is to have a value for each box; it holds {spec.type_text}"
@@ -135,25 +134,23 @@ def mark_boxes(
                     f"the column {spec.name!r} of keypoints has items of the shape {list(spec.each)}; expected x, y "
                     "and maybe a visibility, or with --boxes a list of such for each box"
                 )
-            owner = boxes if of_boxes else spec.of
-        if isinstance(owner, str):
-            changes["of"] = owner
-        if are_cut and boxes is not None and boxes in (spec.name, owner) and isinstance(spec.lengths, tuple):
-            changes["lengths"] = 0, spec.lengths[1]
-        if spec.kind == "keypoints" and flip_pairs is not None:
-            changes["flip_pairs"] = flip_pairs
-        marked.append(msgspec.structs.replace(spec, **changes) if changes else spec)
-        if "flip_pairs" in changes and (wrong := flip_problem(marked[-1])):
+            owner = boxes if of_boxes and boxes is not None else spec.of
+            pairs = pairs if flip_pairs is None else flip_pairs
+        if are_cut and boxes is not None and boxes in (spec.name, owner) and isinstance(lengths, tuple):
+            lengths = 0, lengths[1]
+        spec = msgspec.structs.replace(spec, of=owner, lengths=lengths, flip_pairs=pairs)  # noqa: PLW2901
+        if spec.kind == "keypoints" and flip_pairs is not None and (wrong := flip_problem(spec)):
             raise OptionError(f"the column {spec.name!r}: {wrong}")
+        marked.append(spec)
     return tuple(marked)
 
 
 class BoxMover:
-    """Brings the boxes and keypoints of samples, and what belongs to each box, into their records.
+    """Moves the boxes and keypoints of samples, and what belongs to each box, into pixels of the stored image.
 
     Args:
         features: of the records.
-        box_format: as `check_format` takes it; keypoints are shares where boxes are.
+        box_format: as `check_format` takes it; keypoints are shares if boxes are.
     """
 
     def __init__(self, features: Sequence[FeatureSpec], box_format: str | None) -> None:
@@ -272,14 +269,11 @@ def _say(values: Sequence[Any]) -> str:
     return text if len(text) <= _SAID else f"{text[:_SAID]} ..."
 
 
-def _item_bytes(spec: FeatureSpec) -> int:
-    return math.prod(spec.each) * np.dtype(spec.dtype).itemsize
-
-
 def _count(spec: FeatureSpec, feature: Feature) -> float:
     """Return the number of items that a column of one for each box has."""
     if spec.is_raw:
-        return len(b"".join(feature.values)) / _item_bytes(spec)  # type: ignore[arg-type]  # of bytes
+        item_bytes = math.prod(spec.each) * np.dtype(spec.dtype).itemsize
+        return len(b"".join(feature.values)) / item_bytes  # type: ignore[arg-type]  # of bytes
     return len(feature.values) / math.prod(spec.each)
 
 

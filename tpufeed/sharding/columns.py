@@ -29,10 +29,8 @@ _LARGEST_FLOAT = 3.4028234663852886e38  # of 32 bits
 _EXACT_FLOAT = 1 << 24  # up to this, float32 holds all whole numbers
 _KEPT_DIGITS = 7  # by float32
 _EXACT_DOUBLE = 1 << 53  # up to this, float64 holds all whole numbers
+_NUMBERS = ("int64", "float32")
 _TEXT = (None, "bytes", "string")  # of columns with nothing but nulls as well
-_WIDER: dict[tuple[DType, DType], DType] = {("int64", "float32"): "float32", ("float32", "int64"): "float32"}
-
-
 _DECLARED = re.compile(r"(?P<dtype>[a-z0-9]+)(?P<list>\[(?P<shape>[0-9, ]*)\])?")
 _FORM = (
     "write a type and maybe a shape: float32, float32[512], uint8[28,28], int64[] for any number, float32[,2] of pairs"
@@ -50,7 +48,7 @@ class Declared(NamedTuple):
         name: of the column.
         dtype: of its values.
         shape: () for one value, None for any number of items.
-        each: the shape of an item; None where the values say it.
+        each: the shape of an item; None if the values say it.
         kind: boxes, or keypoints.
         grows: it is a column of a dataset that grows, whose types were found in its values: an item keeps its type, and
             a row has one value, a list of any length, or none.
@@ -91,7 +89,7 @@ class Declared(NamedTuple):
         return f"{self.dtype}[{','.join(map(str, sizes))}]"
 
     def convert(self, value: Any) -> Any:
-        """Return a value as numbers, in lists of lists; None where there is none. Raises BadValue."""
+        """Return a value as numbers, in lists of lists; None if there is none. Raises BadValue."""
         if self.grows:
             return self._convert_any(value)
         if self.dtype in ("bytes", "string"):
@@ -105,7 +103,7 @@ class Declared(NamedTuple):
             each = array.shape[1:] if self.each is None else self.each
             if not array.size and array.ndim == 1:
                 return []
-            if array.ndim != 1 + len(each) or array.shape[1:] != each:
+            if array.ndim != 1 + len(each) or array.shape[1:] != each or 0 in each:
                 raise BadValue(f"has the shape {list(array.shape)}")
         elif array.shape != self.shape:
             raise BadValue(f"has the shape {list(array.shape)}")
@@ -161,7 +159,7 @@ class Declared(NamedTuple):
         return self._cast(found, dtype)
 
     def _to_number(self, item: Any) -> int | float:
-        """Return one item with all the digits that its type can hold. Raises BadValue where it is no number."""
+        """Return one item with all the digits that its type can hold. Raises BadValue if it is no number."""
         if isinstance(item, str):
             text = item.strip()
             if self.dtype == "bool" and text.lower() in ("true", "false"):
@@ -181,7 +179,7 @@ class Declared(NamedTuple):
             raise BadValue(f"holds {str(item)[:_SAID]}") from None
 
     def _cast(self, found: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return numbers as the declared type. Raises BadValue where it does not hold one of them."""
+        """Return numbers as the declared type. Raises BadValue if it does not hold one of them."""
         if dtype.kind == "f":
             with np.errstate(over="ignore"):
                 cast = found.astype(dtype)
@@ -198,6 +196,8 @@ class Declared(NamedTuple):
 
 @dataclass(slots=True)
 class _Column:
+    """What the values of a column have in common."""
+
     dtype: DType | None = None
     each: set[tuple[int, ...]] = field(default_factory=set)  # shapes of the items of nested lists
     flat: bool = False  # there is a list of plain values, or a value in no list
@@ -212,13 +212,114 @@ class _Column:
     odd: tuple[int, str] | None = None  # row and value of the first that is no number
     rounded: Any = None  # the first number of which float32 does not keep the digits
 
+    def add(self, value: Any, row: int) -> None:
+        """Take note of the value of a row, which may be a list."""
+        if isinstance(value, list | tuple):
+            shape = _tensor_shape(value)
+            if shape is not None:
+                self.each.add(shape[1:])
+            self.flat |= shape is None and len(value) > 0
+            for item in value if shape is None else flatten(value):
+                self._widen(item, row)
+            self.shortest = min(len(value), self.shortest) if self.lists else len(value)
+            self.longest = max(len(value), self.longest)
+            self.lists += 1
+        elif not _is_missing(value):
+            self.rows += 1
+            self.flat = True
+            self._widen(value, row)
+
+    def _widen(self, value: Any, row: int) -> None:
+        """Take note of a value, or of an item of a list, of which only that may be None or empty text."""
+        if value is None:
+            self.holes += 1
+            self.first_hole = self.first_hole or row
+            return
+        found = _type_of(value)
+        self.values += 1
+        if found in _NUMBERS:
+            self.numbers += 1
+            if self.rounded is None:
+                large = len(value) > _KEPT_DIGITS if isinstance(value, str) else abs(value) > _EXACT_FLOAT
+                if large and _is_rounded(value):
+                    self.rounded = value
+        elif self.odd is None and not (
+            # 007 and numbers too large for a feature of numbers are numbers all the same.
+            isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value))
+        ):
+            self.odd = row, repr(value)[:_SAID]
+        if found != self.dtype:
+            are_numbers = found in _NUMBERS and self.dtype in _NUMBERS
+            self.dtype = found if self.dtype is None else "float32" if are_numbers else "string"
+
+    def to_spec(self, name: str, rows: int, declared: "Declared | None") -> FeatureSpec:
+        """Return the feature that the column becomes, of a source with so many rows."""
+        least = 0 if self.lists < rows else self.shortest
+        if declared is not None and not declared.grows:
+            _, dtype, shape, each, kind, _ = declared
+            if shape or (shape == () and self.rows == rows):
+                return FeatureSpec(name, dtype, shape)
+            if shape == ():
+                return FeatureSpec(name, dtype, None, lengths=(0, 1))
+            if each is None:
+                if len(self.each) > 1:
+                    shapes = " and ".join(map(str, map(list, sorted(self.each))))
+                    raise SourceError(f"the column {name!r} has items of the shapes {shapes}; expected those of one")
+                each = next(iter(self.each), (2,))
+            lengths = least, self.longest
+            return FeatureSpec(
+                name, dtype, None, lengths=lengths, item_shape=each or msgspec.UNSET, kind=kind or msgspec.UNSET
+            )
+        dtype = self.dtype or "string"
+        if declared is not None:
+            dtype = declared.dtype
+        elif dtype == "int64" and self.holes:
+            dtype = "float32"
+        if self.each:
+            if not self.flat and len(self.each) == 1 and dtype not in ("bytes", "string"):
+                (each,) = self.each
+                return FeatureSpec(name, dtype, None, lengths=(least, self.longest), item_shape=each)
+            dtype = "string"  # each item is JSON
+        if self.rows == rows:
+            return FeatureSpec(name, dtype)
+        counts = [1] if self.rows else []
+        counts += [self.shortest, self.longest] if self.lists else []
+        counts += [0] if self.rows + self.lists < rows else []
+        return FeatureSpec(name, dtype, None, lengths=(min(counts), max(counts)))
+
+    def iter_warnings(self, name: str, declared: "Declared | None") -> Iterator[str]:
+        """Yield sentences on text of which more than half are numbers, on nulls in lists, and on digits lost."""
+        if self.holes:
+            is_text = (self.dtype if declared is None else declared.dtype) in _TEXT
+            yield (
+                f"{name} has {self.holes:,} nulls in lists, the first in row {self.first_hole}: each is "
+                + ("empty text" if is_text else "NaN, and the column float32")
+            )
+        if declared is not None:
+            return
+        if self.each and (self.flat or len(self.each) > 1):
+            yield (
+                f"{name} is text: its lists of lists have several shapes; declare one, like --column {name}:int64[,2]"
+            )
+            return
+        if self.dtype == "string" and self.odd is not None and self.numbers * 2 > self.values:
+            row, value = self.odd
+            yield f"{name} is text: row {row} says {value}; {self.numbers:,} of {self.values:,} are numbers"
+        is_float = self.dtype == "float32" or (self.dtype == "int64" and self.holes)
+        if is_float and self.rounded is not None:
+            said, (becomes,) = str(self.rounded)[:_SAID], _to_float32(float(self.rounded))
+            yield (
+                f"{name} is float32, which keeps {_KEPT_DIGITS} digits: {said} becomes {becomes}. A column of whole "
+                "numbers alone keeps all of theirs"
+            )
+
 
 class ColumnTypes:
     """Learns from all values what type each column has: text that is all whole numbers is int64, and so on.
 
     Floats without a fraction are whole numbers: pandas writes `7.0` for each 7 of a column that lacks a value. A type
-    that holds all values of the column is taken: float32 for whole and other numbers together, strings where anything
-    else meets, and where a number is too large for both. A column with lists, or with missing values, is of any length.
+    that holds all values of the column is taken: float32 for whole and other numbers together, strings if there is
+    anything else, or a number too large for both. A column with lists, or with missing values, is of any length.
     A list keeps its places: null among numbers is NaN, which makes them float32, and null among texts is "".
     """
 
@@ -226,7 +327,7 @@ class ColumnTypes:
         self._columns: dict[str, _Column] = {}
         self._declared = {each.name: each for each in declared}
         self._of_boxes = of_boxes  # columns with a value for each box: there null is a value that is missing
-        self._met = set[str]()  # columns of rows, where some are declared
+        self._met = set[str]()  # columns of rows, if some are declared
         self._rows = 0
 
     def learn(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, tuple[str, str] | None]:
@@ -236,39 +337,14 @@ class ColumnTypes:
 
         A row with a value that does not fit its declaration is a reject, with this reason and message. It says nothing
         about types: one bad number would make its column one of lists, of 0 or 1 numbers.
-        """
-        problem = None
-        if self._declared:
-            values, problem = self._convert(values)
-        if problem is not None:
-            return None, problem
-        self.add(values)
-        return None if values is None else {name: _to_plain(value) for name, value in values.items()}, None
-
-    def _convert(self, values: Mapping[str, Any] | None) -> tuple[Mapping[str, Any] | None, tuple[str, str] | None]:
-        self._met.update(values or ())
-        converted, problem = dict(values or {}), None
-        for name, declared in self._declared.items():
-            try:
-                converted[name] = declared.convert(converted.get(name))
-            except BadValue as error:
-                reason = "bad_column" if declared.kind is None else "bad_box"
-                said = f"is {declared.dtype} in the dataset" if declared.grows else f"was declared as {declared}"
-                problem = problem or (reason, f"the column {name!r} {error}; it {said}")
-        for name in self._of_boxes:
-            value = (values or {}).get(name)
-            if isinstance(value, list | tuple) and None in value:
-                found = [item for item in value if item is not None]
-                has = f"{str(found)[:_SAID]}, {len(found)} for the {len(value)} boxes, and null"
-                problem = problem or ("bad_box", f"the column {name!r} has {has}; expected a value for each box")
-        return converted, problem
-
-    def add(self, values: Mapping[str, Any] | None) -> None:
-        """Take note of one row's values.
 
         Raises:
             SourceError: a column has the name of a feature that tpufeed writes itself, or none.
         """
+        if self._declared:
+            values, problem = self._convert(values or {})
+            if problem is not None:
+                return None, problem
         self._rows += 1
         for name, value in (values or {}).items():
             column = self._columns.get(name)
@@ -280,27 +356,29 @@ class ColumnTypes:
                 if not name or name.encode("utf-8", "replace").decode() != name:
                     raise SourceError(f"a column is called {name!r}; name it in UTF-8")
                 column = self._columns[name] = _Column()
-            if isinstance(value, list | tuple):
-                shape = tensor_shape(value) if value and isinstance(value[0], list | tuple) else None
-                if shape is not None:
-                    column.each.add(shape[1:])
-                    for number in flatten(value):
-                        _widen(column, number, self._rows)
-                else:
-                    for item in value:
-                        _widen(column, item, self._rows)
-                    column.flat |= len(value) > 0
-                length = len(value)
-                column.shortest = min(length, column.shortest) if column.lists else length
-                column.longest = max(length, column.longest)
-                column.lists += 1
-            elif not _is_missing(value):
-                column.rows += 1
-                column.flat = True
-                _widen(column, value, self._rows)
+            column.add(value, self._rows)
+        return None if values is None else {name: _to_plain(value) for name, value in values.items()}, None
+
+    def _convert(self, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, str] | None]:
+        self._met.update(values)
+        converted, problem = dict(values), None
+        for name, declared in self._declared.items():
+            try:
+                converted[name] = declared.convert(converted.get(name))
+            except BadValue as error:
+                reason = "bad_column" if declared.kind is None else "bad_box"
+                said = f"is {declared.dtype} in the dataset" if declared.grows else f"was declared as {declared}"
+                problem = problem or (reason, f"the column {name!r} {error}; it {said}")
+        for name in self._of_boxes:
+            value = values.get(name)
+            if isinstance(value, list | tuple) and None in value:
+                found = [item for item in value if item is not None]
+                has = f"{str(found)[:_SAID]}, {len(found)} for the {len(value)} boxes, and null"
+                problem = problem or ("bad_box", f"the column {name!r} has {has}; expected a value for each box")
+        return converted, problem
 
     def schema(self, needs_all: bool = True) -> tuple[FeatureSpec, ...]:
-        """The features, in the order in which the columns were met.
+        """Return the features, in the order in which the columns were met.
 
         Raises:
             OptionError: no row has a column that is declared, and it `needs_all`.
@@ -309,97 +387,33 @@ class ColumnTypes:
         if missing and needs_all:
             have = ", ".join(sorted(self._met)) or "none"
             raise OptionError(
-                f"no sample has a column {min(missing)!r}; its further columns are: {have} (those of images, labels "
-                "and splits are none)"
+                f"no sample has a column {min(missing)!r}; its further columns are: {have} (columns of images, labels "
+                "and splits do not count)"
             )
-        specs = []
-        for name, column in self._columns.items():
-            if name in missing:
-                continue
-            declared = self._declared.get(name)
-            if declared is not None and not declared.grows:
-                specs.append(self._declared_spec(declared, column))
-                continue
-            dtype = column.dtype or "string"
-            if dtype == "int64" and column.holes:
-                dtype = "float32"
-            if declared is not None:
-                dtype = declared.dtype
-            if column.each:
-                if column.flat or len(column.each) > 1 or dtype in ("bytes", "string"):
-                    dtype = "string"  # each item is JSON
-                else:
-                    (each,), least = column.each, 0 if column.lists < self._rows else column.shortest
-                    specs.append(FeatureSpec(name, dtype, None, lengths=(least, column.longest), item_shape=each))
-                    continue
-            if column.rows == self._rows:
-                specs.append(FeatureSpec(name, dtype))
-                continue
-            lengths = [1] if column.rows else []
-            lengths += [column.shortest, column.longest] if column.lists else []
-            lengths += [0] if column.rows + column.lists < self._rows else []
-            specs.append(FeatureSpec(name, dtype, None, lengths=(min(lengths), max(lengths))))
-        return tuple(specs)
-
-    def _declared_spec(self, declared: Declared, column: _Column) -> FeatureSpec:
-        name, dtype, shape, each, kind, _ = declared
-        if shape:
-            return FeatureSpec(name, dtype, shape)
-        if shape == ():
-            everywhere = column.rows == self._rows
-            return FeatureSpec(name, dtype) if everywhere else FeatureSpec(name, dtype, None, lengths=(0, 1))
-        if each is None:
-            if len(column.each) > 1:
-                shapes = " and ".join(map(str, map(list, sorted(column.each))))
-                raise SourceError(f"the column {name!r} has items of the shapes {shapes}; expected those of one")
-            each = next(iter(column.each), (2,))
-        least = 0 if column.lists < self._rows else column.shortest
-        spec = FeatureSpec(name, dtype, None, lengths=(least, column.longest))
-        if each:
-            spec = msgspec.structs.replace(spec, item_shape=each)
-        return spec if kind is None else msgspec.structs.replace(spec, kind=kind)
+        return tuple(
+            column.to_spec(name, self._rows, self._declared.get(name))
+            for name, column in self._columns.items()
+            if name not in missing
+        )
 
     def iter_warnings(self) -> Iterator[str]:
-        """About text of which more than half are numbers (rows count from 1), nulls in lists, and digits lost."""
+        """Yield sentences on columns that may not have become what was meant."""
         for name, column in self._columns.items():
-            if column.holes:
-                is_text = (self._declared[name].dtype if name in self._declared else column.dtype) in _TEXT
-                yield (
-                    f"{name} has {column.holes:,} nulls in lists, the first in row {column.first_hole}: each is "
-                    + ("empty text" if is_text else "NaN, and the column float32")
-                )
-            if name in self._declared:
-                continue
-            if column.each and (column.flat or len(column.each) > 1):
-                yield (
-                    f"{name} is text: its lists of lists have several shapes; declare one, like --column "
-                    f"{name}:int64[,2]"
-                )
-                continue
-            if column.dtype == "string" and column.odd is not None and column.numbers * 2 > column.values:
-                row, value = column.odd
-                yield f"{name} is text: row {row} says {value}; {column.numbers:,} of {column.values:,} are numbers"
-            is_float = column.dtype == "float32" or (column.dtype == "int64" and column.holes)
-            if is_float and column.rounded is not None:
-                said, (becomes,) = str(column.rounded)[:_SAID], _to_float32(float(column.rounded))
-                yield (
-                    f"{name} is float32, which keeps {_KEPT_DIGITS} digits: {said} becomes {becomes}. A column of "
-                    "whole numbers alone keeps all of theirs"
-                )
+            yield from column.iter_warnings(name, self._declared.get(name))
 
 
 def encode_values(
     values: Mapping[str, Any] | None, schema: Sequence[FeatureSpec]
 ) -> tuple[tuple[ColumnValue, ...], ...]:
-    """A row's values as the plan holds them, in the order of `schema`; what is missing is empty."""
+    """Return a row's values as the plan holds them, in the order of `schema`; what is missing is empty."""
     encoded = list[tuple[ColumnValue, ...]]()
     for spec in schema:
         value = (values or {}).get(spec.name)
-        items = value if isinstance(value, list | tuple) else [] if _is_missing(value) else [value]
         if spec.is_raw:
             packed = np.array(() if value is None else value, np.dtype(spec.dtype).newbyteorder("<")).tobytes()
             encoded.append((base64.b64encode(packed).decode(),))
             continue
+        items = value if isinstance(value, list | tuple) else [] if _is_missing(value) else [value]
         if spec.each or (spec.shape is not None and len(spec.shape) > 1):
             items = flatten(items)
         encoded.append(tuple(_encode_item(item, spec.dtype) for item in items))
@@ -407,14 +421,26 @@ def encode_values(
 
 
 def decode_values(values: Sequence[Sequence[ColumnValue]], schema: Sequence[FeatureSpec]) -> dict[str, Feature]:
-    """The features of a row that `encode_values` made."""
-    return {spec.name: _to_feature(items, spec) for items, spec in zip(values, schema, strict=True)}
+    """Return the features of a row that `encode_values` made."""
+    features = dict[str, Feature]()
+    for items, spec in zip(values, schema, strict=True):
+        kind = spec.stored_kind
+        if spec.lengths == (0, 0) and not spec.is_raw:  # no row says a type, which a version with values does
+            features[spec.name] = Feature(None, ())
+        elif kind == "int64":
+            features[spec.name] = Feature("int64", [int(item) for item in items])
+        elif kind == "float":
+            features[spec.name] = Feature("float", [float(item) for item in items])
+        elif spec.dtype == "string":
+            features[spec.name] = Feature("bytes", [str(item).encode() for item in items])
+        else:
+            features[spec.name] = Feature("bytes", [base64.b64decode(str(item)) for item in items])
+    return features
 
 
-def tensor_shape(value: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the shape of lists of lists of numbers, at least of two axes; None where they have none."""
-    shapes = {_shape_of(item) for item in value}
-    return (len(value), *shapes.pop()) if len(shapes) == 1 and shapes.isdisjoint({None, ()}) else None  # type: ignore[misc]
+def _tensor_shape(value: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the shape of lists of lists of numbers, at least of two axes; None if they have none."""
+    return _shape_of(value) if value and isinstance(value[0], list | tuple) else None
 
 
 def _shape_of(value: Any) -> tuple[int, ...] | None:
@@ -456,7 +482,7 @@ def _to_json(value: Any) -> Any:
 
 def _to_plain(value: Any, in_list: bool = False) -> Any:
     if isinstance(value, list | tuple) and not in_list:
-        if value and isinstance(value[0], list | tuple) and tensor_shape(value) is not None:
+        if _tensor_shape(value) is not None:
             return value
         return [_to_plain(item, in_list=True) for item in value]
     if isinstance(value, dict | list | tuple):
@@ -466,31 +492,6 @@ def _to_plain(value: Any, in_list: bool = False) -> Any:
 
 def _is_missing(value: Any) -> bool:
     return value is None or value == ""
-
-
-def _widen(column: _Column, value: Any, row: int) -> None:
-    """Take note of a value, or of an item of a list, of which only that may be None or empty text."""
-    if value is None:
-        column.holes += 1
-        column.first_hole = column.first_hole or row
-        return
-    found = _type_of(value)
-    column.values += 1
-    if found in ("int64", "float32"):
-        column.numbers += 1
-        if column.rounded is None:
-            large = len(value) > _KEPT_DIGITS if isinstance(value, str) else abs(value) > _EXACT_FLOAT
-            if large and _is_rounded(value):
-                column.rounded = value
-    elif column.odd is None and not _is_number(value):
-        column.odd = row, repr(value)[:_SAID]
-    if found != column.dtype:
-        column.dtype = found if column.dtype is None else _WIDER.get((column.dtype, found), "string")
-
-
-def _is_number(value: Any) -> bool:
-    """Return true for text that is a number, also for 007 and numbers too large for a feature of numbers."""
-    return isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
 
 
 def _type_of(value: Any) -> DType:
@@ -517,12 +518,12 @@ def _fits_int(value: float) -> bool:
 
 
 def _to_int(item: Any) -> int:
-    """A whole number with all its digits, also one that is written as a float."""
+    """Return a whole number with all its digits, also one that is written as a float."""
     return int(item.partition(".")[0] if isinstance(item, str) else item)
 
 
 def _is_rounded(value: Any) -> bool:
-    """Return true where float32 changes a number of many digits (seconds since 1970), not one of few (6.02e23)."""
+    """Return true if float32 changes a number of many digits (seconds since 1970), not one of few (6.02e23)."""
     number = float(value)
     if not _EXACT_FLOAT < abs(number) <= _LARGEST_FLOAT:
         return False
@@ -551,16 +552,3 @@ def _encode_item(item: Any, dtype: DType) -> ColumnValue:
     if isinstance(item, list | tuple):  # lists of several shapes
         item = json.dumps(item)
     return item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item)
-
-
-def _to_feature(items: Sequence[ColumnValue], spec: FeatureSpec) -> Feature:
-    kind = spec.stored_kind
-    if spec.lengths == (0, 0) and not spec.is_raw:  # no row says a type, which a version with values does
-        return Feature(None, ())
-    if kind == "int64":
-        return Feature("int64", [int(item) for item in items])
-    if kind == "float":
-        return Feature("float", [float(item) for item in items])
-    if spec.dtype == "string":
-        return Feature("bytes", [str(item).encode() for item in items])
-    return Feature("bytes", [base64.b64decode(str(item)) for item in items])

@@ -168,7 +168,7 @@ class Inventory:
         columns = [spec.name for spec in self.schema]
         self.warnings: tuple[str, ...] = (
             *found.notes,
-            *source.iter_warnings(found, self.classes.names, columns, self.labelled),
+            *source.iter_warnings(found, self.classes.names if self.labelled else None, columns),
             *iter_class_warnings(labels, self.classes, source.labels_are_names or contents.class_names is not None),
             *(() if types is None else types.iter_warnings()),
         )

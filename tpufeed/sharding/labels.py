@@ -31,14 +31,14 @@ class Classes:
 
 
 def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names: bool) -> Classes:
-    """The classes of a source.
+    """Return the classes of a source.
 
     A label that says that a value is missing (`nan`) is no class. Names that Unicode calls equal are one class.
 
     Args:
         labels: all that occur, each once; None is no label.
         fixed: names whose places are the ids, or None: names are sorted; labels that are all whole numbers are ids as
-            they stand, and their classes are called by them. Whole numbers are places among `fixed`, unless one of
+            they are, and their classes are called by them. Whole numbers are places among `fixed`, unless one of
             these is a whole number itself: then they are names.
         are_names: also those that look like numbers or like a missing value, as names of folders.
 
@@ -68,7 +68,7 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
         ids = {label: number for label, number in numbers.items() if number >= 0}
         return Classes(tuple(map(str, range(highest + 1))), ids)
     names = {label: str(label) for label in found if are_names or not _is_missing(label, _MISSING)}
-    spelling: dict[str, str] = {}  # as it is written, where it always is written so
+    spelling: dict[str, str] = {}  # as it is written, if it always is written so
     for name in names.values():
         normal = _normalize(name)
         spelling[normal] = name if spelling.get(normal, name) == name else normal
@@ -79,7 +79,7 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
 def extend_classes(
     labels: Iterable[Label], known: Sequence[str], are_names: bool, own: Sequence[str] | None = None
 ) -> Classes:
-    """The classes of a dataset with those of further labels behind them, so that each keeps its id.
+    """Return the classes of a dataset with those of further labels behind them, so that each keeps its id.
 
     Args:
         labels: all that occur in the new source, each once; None is no label.
@@ -97,19 +97,13 @@ def extend_classes(
     if are_ids and not are_names:
         classes = make_classes(found, None, are_names)
         if found and list(classes.names) != list(map(str, range(len(classes.names)))):
-            odd = next(name for name in classes.names if not _WHOLE.fullmatch(name))
-            raise SourceError(
-                f"the dataset's classes are ids from 0 to {len(known) - 1}, and the label {odd[:_SAID]!r} is a name; "
-                "nothing was changed. Give the new images ids"
-            )
+            raise _mixed(known, next(name for name in classes.names if not _WHOLE.fullmatch(name)))
         return Classes(max(classes.names, tuple(known), key=len), classes.ids)
     places = {_normalize(name): place for place, name in enumerate(known)}
-    numbers = [label for label in found if not are_names and _WHOLE.fullmatch(str(label))]
-    if numbers and len(numbers) == len(found) and not any(_WHOLE.fullmatch(name) for name in known):
-        raise SourceError(
-            f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new labels are ids like "
-            f"{numbers[0]!r}; nothing was changed. Give the new images names"
-        )
+    texts = [str(label) for label in found]
+    are_whole = bool(texts) and not are_names and all(map(_WHOLE.fullmatch, texts))
+    if are_whole and known and not any(map(_WHOLE.fullmatch, known)):
+        raise _mixed(known, texts[0])
     new = {label: str(label) for label in found if are_names or not _is_missing(label, _MISSING)}
     names = sorted({_normalize(name) for name in new.values()} - places.keys())
     places |= {name: len(known) + place for place, name in enumerate(names)}
@@ -117,17 +111,12 @@ def extend_classes(
 
 
 def _extend_by_list(found: Sequence[Label], known: Sequence[str], own: Sequence[str], are_ids: bool) -> Classes:
+    """Return the classes of a dataset with those of a source's own list behind them."""
     odd = next((name for name in own if not _WHOLE.fullmatch(name)), None)
     if are_ids and odd is not None:
-        raise SourceError(
-            f"the dataset's classes are ids from 0 to {len(known) - 1}, and the new source's are names like "
-            f"{odd[:_SAID]!r}; nothing was changed. Give the new images ids"
-        )
+        raise _mixed(known, odd)
     if known and odd is None and not any(map(_WHOLE.fullmatch, known)):
-        raise SourceError(
-            f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new source's are ids like "
-            f"{own[0]!r}; nothing was changed. Give the new images names"
-        )
+        raise _mixed(known, own[0])
     if are_ids:  # 3 stays the id 3, wherever it is in the list
         ids = make_classes(own, None, are_names=False)
         return Classes(max(ids.names, tuple(known), key=len), {one: ids.ids[one] for one in found if one in ids.ids})
@@ -136,6 +125,19 @@ def _extend_by_list(found: Sequence[Label], known: Sequence[str], own: Sequence[
     places = {_normalize(name): place for place, name in enumerate(names)}
     named = {label: _normalize(str(label)) for label in found}
     return Classes(names, {label: places[name] for label, name in named.items() if name in listed})
+
+
+def _mixed(known: Sequence[str], new: str) -> SourceError:
+    """Return the error for new classes that are ids if those of the dataset are names, or the other way round."""
+    if _WHOLE.fullmatch(new):
+        return SourceError(
+            f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new labels are ids like "
+            f"{new[:_SAID]}; nothing was changed. Give the new images names"
+        )
+    return SourceError(
+        f"the dataset's classes are ids from 0 to {len(known) - 1}, and the label {new[:_SAID]!r} is a name; "
+        "nothing was changed. Give the new images ids"
+    )
 
 
 def join_names(known: Sequence[str], fixed: Sequence[str]) -> tuple[str, ...]:
@@ -148,7 +150,7 @@ def join_names(known: Sequence[str], fixed: Sequence[str]) -> tuple[str, ...]:
         if _normalize(name) != _normalize(other):
             raise OptionError(
                 f"class {place} of the dataset is {name[:_SAID]!r}, and {other[:_SAID]!r} in the list that --classes "
-                "gives; nothing was changed. Ids that stand stay: give the dataset's names in their order (tpufeed "
+                "gives; nothing was changed. Ids stay: give the dataset's names in their order (tpufeed "
                 "info has them), and new ones behind them; or leave --classes out"
             )
     return (*known, *fixed[len(known) :])
@@ -164,7 +166,7 @@ def are_renamed(own: Sequence[str], given: Sequence[str]) -> bool:
 
 
 def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names: bool) -> Iterator[str]:
-    """About classes that may not have been meant, as sentences.
+    """Yield sentences on classes that may not have been meant.
 
     Args:
         counts: samples by label.
@@ -214,7 +216,7 @@ def _is_missing(label: str | int, spellings: frozenset[str]) -> bool:
 
 
 def bad_label(label: Label, classes: Classes) -> tuple[str, str]:
-    """Why a label is no class, as (reason code, message)."""
+    """Return why a label is no class, as (reason code, message)."""
     if label is None:
         return "bad_label", "the sample has no label"
     return "bad_label", f"the label {label!r} is none of the {len(classes.names)} classes"

@@ -1,7 +1,8 @@
 """Images inside of Parquet files: how an input names one, and the store that reads them.
 
-A Parquet file has no place at which an image could be read: a row group is compressed, and is decoded from its start.
-So inputs of one row group stand side by side in the plan, in the order of their rows, and it is decoded once.
+An image has no place in a Parquet file at which it could be read: a row group is compressed, and is decoded from its
+start.
+So inputs of one row group are neighbours in the plan, in the order of their rows, and it is decoded once.
 """
 
 import bisect
@@ -9,8 +10,7 @@ import itertools
 import re
 import threading
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 
@@ -64,11 +64,11 @@ def iter_leaf(parquet: Any, group: int, leaf: str) -> Iterator[Any]:
 
 
 def chunk_of(metadata: Any, group: int, leaf: str) -> Any:
-    """Return what the file says of a column in a row group. Raises ValueError where it has no such column."""
+    """Return what the file says of a column in a row group. Raises ValueError if it has no such column."""
     row_group = metadata.row_group(group)
-    for place in range(row_group.num_columns):
-        if row_group.column(place).path_in_schema == leaf:
-            return row_group.column(place)
+    for column in map(row_group.column, range(row_group.num_columns)):
+        if column.path_in_schema == leaf:
+            return column
     raise ValueError(f"there is no column {leaf!r}")
 
 
@@ -78,7 +78,7 @@ class RowStore(Store):
     Rows that are read in the order of their number decode each row group once. Not for writing. Thread-safe.
 
     Args:
-        base: where the files lie.
+        base: the store of the files.
     """
 
     def __init__(self, base: Store) -> None:
@@ -89,11 +89,12 @@ class RowStore(Store):
 
     def read(self, name: str, version: str = "") -> bytes:
         """Read one image. A remote file is read again for it, as what was decoded may be damaged on its way here."""
+        is_remote = self._base.local_path("x") is None
         with self._lock:
             try:
-                return self._read(name, version, is_fresh=self._base.local_path("x") is None)
+                return self._read(name, version, is_fresh=is_remote)
             finally:
-                if self._base.local_path("x") is None:
+                if is_remote:
                     self._close()
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
@@ -116,23 +117,10 @@ class RowStore(Store):
         """Return what the image's Parquet file is now."""
         return self._base.stat(_parse(name)[0])
 
-    def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return iter(())  # rows are listed by their source
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise StoreError(f"{self.url}: rows of Parquet files are listed by their source, and never written")
 
-    def iter_folders(self) -> Iterator[str]:
-        return iter(())
-
-    def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        raise StoreError(f"{self.url}: no row is written into a Parquet file")
-
-    def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        raise StoreError(f"{self.url}: no row is written into a Parquet file")
-
-    def delete(self, name: str, version: str = "") -> None:
-        raise StoreError(f"{self.url}: no row is removed from a Parquet file")
-
-    def temporary_folder(self) -> AbstractContextManager[Path]:
-        return self._base.temporary_folder()
+    iter_objects = iter_folders = put = put_file = delete = temporary_folder = _refuse
 
     def _read(self, name: str, version: str, is_fresh: bool = False) -> bytes:
         file, row, leaf = _parse(name)
@@ -142,7 +130,7 @@ class RowStore(Store):
         try:
             return self._open.read(row, leaf)
         except StoreError:
-            self._close()  # a reader that has failed goes on at no certain place
+            self._close()  # a reader that has failed continues at no certain place
             raise
 
     def _close(self) -> None:
@@ -181,18 +169,25 @@ class _OpenFile:
         except BaseException:
             self._file.close()
             raise
-        self._readers = dict[str, _ColumnReader]()
+        # By the column: its row group, the first row of it that is still in memory, the values from there on, and more.
+        self._columns = dict[str, tuple[int, int, Any, Iterator[Any]]]()
 
     def read(self, row: int, leaf: str) -> bytes:
         if row >= (self._stops[-1] if self._stops else 0):
             raise ObjectNotFoundError(f"{self._where} has no row {row}")
-        group = bisect.bisect_right(self._stops, row)
-        first = self._stops[group - 1] if group else 0
-        reader = self._readers.get(leaf)
+        wanted = bisect.bisect_right(self._stops, row)
+        place = row - (self._stops[wanted - 1] if wanted else 0)
+        group, first, values, batches = self._columns.get(leaf, (-1, 0, (), iter(())))
         with parquet_errors(f"{self._where}, row {row}", StoreError):
-            if reader is None or reader.group != group or row - first < reader.first:
-                reader = self._readers[leaf] = _ColumnReader(self._parquet, group, leaf)
-            value = reader.read(row - first)
+            if group != wanted or place < first:
+                first, values, batches = 0, (), iter_leaf(self._parquet, wanted, leaf)
+            while place >= first + len(values):
+                first += len(values)
+                values = next(batches, None)
+                if values is None:
+                    raise ValueError("a row group has fewer rows than the footer says")
+            self._columns[leaf] = wanted, first, values, batches
+            value: bytes | None = values[place - first].as_py()
         if value is None:
             raise StoreError(f"{self._where}, row {row}: the column {leaf!r} has no bytes")
         return value
@@ -201,22 +196,3 @@ class _OpenFile:
         with suppress(Exception):
             self._parquet.close()
         self._file.close()
-
-
-class _ColumnReader:
-    """Reads a column of one row group forwards; `first` is the first row that is still in memory."""
-
-    def __init__(self, parquet: Any, group: int, leaf: str) -> None:
-        self.group, self.first = group, 0
-        self._values: Any = ()
-        self._batches = iter_leaf(parquet, group, leaf)
-
-    def read(self, row: int) -> bytes | None:
-        while row >= self.first + len(self._values):
-            self.first += len(self._values)
-            self._values = next(self._batches, None)
-            if self._values is None:
-                self._values = ()
-                raise ValueError("a row group has fewer rows than the footer says")
-        found: bytes | None = self._values[row - self.first].as_py()
-        return found

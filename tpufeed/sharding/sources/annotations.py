@@ -5,13 +5,14 @@ import posixpath
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from tpufeed.errors import TpufeedError
 from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
 from tpufeed.sharding.sources.source import is_hidden, resolve
 from tpufeed.sharding.sources.table import LABEL_COLUMNS, SUFFIXES, TableColumns, has_box, iter_head
@@ -29,25 +30,34 @@ _YOLO = re.compile(rb"\s*\d+(\s+[-+0-9.eE]+){4,}\s*")  # a line
 _OWN_NAMES = ("metadata", "_annotations")  # of the Hugging Face imagefolder, of Roboflow
 _OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "category_id", "name")
 _ROW_A_BOX = "a row for each box"
-_OWN_FORMATS = {".xml": ".xml files of Pascal VOC", ".txt": ".txt files of YOLO", ".json": ".json files of labelme"}
+
+
+def _is_yolo(head: bytes) -> bool:
+    # Line by line: one pattern for all of them tried every way to cut a file of numbers into rows, without end.
+    lines = head.splitlines()[: -1 if len(head) == _HEAD_BYTES else None]
+    rows = [line for line in lines if line.strip()]
+    return bool(rows) and all(map(_YOLO.fullmatch, rows))
+
+
+# By their endings what they are, and whether the beginning of a file is of one.
+_OWN_FORMATS: dict[str, tuple[str, Callable[[bytes], bool]]] = {
+    ".json": ("labelme", lambda head: b'"shapes"' in head),
+    ".xml": ("Pascal VOC", lambda head: b"<annotation" in head),
+    ".txt": ("YOLO", _is_yolo),
+}
 
 
 @dataclass(slots=True)
 class AnnotationFiles:
-    """Takes note of the files of a folder that are no images, and says which of them annotate images.
+    """Takes note of the files of a folder that are no images, and says which of them annotate images."""
 
-    Attributes:
-        names: by their endings, a few of each.
-        counts: how many there are of each ending.
-    """
-
-    names: dict[str, list[str]] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)  # of each ending
+    names: dict[str, list[str]] = field(default_factory=dict)  # a few of each ending
 
     def add(self, name: str) -> None:
         """Take note of a file."""
         suffix = posixpath.splitext(name)[1].lower()
-        if suffix in (*SUFFIXES, *_OWN_FORMATS) and not any(map(is_hidden, name.split("/"))):
+        if suffix in (*SUFFIXES, *_OWN_FORMATS) and not is_hidden(name):
             self.counts[suffix] += 1
             kept = self.names.setdefault(suffix, [])
             if len(kept) == _MOST_KEPT:
@@ -69,8 +79,7 @@ class AnnotationFiles:
                     with_boxes.append(name)
                 elif options is not None:
                     commands.append(_command(store, name, options))
-        if commands:
-            yield _say("tables", commands)
+        yield from _say("tables", commands)
         if with_boxes:
             yield (
                 f"tables with a row for each box are not read, like {with_boxes[0]}: make JSON lines with a row for "
@@ -78,39 +87,37 @@ class AnnotationFiles:
                 "--label label"
             )
         documents = {name: _read_head(store, name) for name in self.names.get(COCO_SUFFIXES[0], [])}
-        files = [name for name, head in documents.items() if _is_coco(head) and not _NO_BOXES.fullmatch(name)]
-        if files:
-            yield _say("files of COCO", [_command(store, name) for name in files])
-        is_there = {
-            ".json": any(b'"shapes"' in head for head in documents.values()),
-            ".xml": any(b"<annotation" in _read_head(store, name) for name in self._some(".xml")),
-            ".txt": any(_is_yolo(_read_head(store, name)) for name in self._some(".txt")),
-        }
-        for suffix in (suffix for suffix, found in is_there.items() if found):
-            yield (
-                f"{_OWN_FORMATS[suffix]} among the images ({self.counts[suffix]:,} {suffix}) are not read, with the "
-                "labels and boxes in them, and no command reads them: convert them to a file of COCO, as CVAT and "
-                "Roboflow export it, or to JSON lines with a row for each image (docs/samples.md)"
-            )
-
-    def _some(self, suffix: str) -> list[str]:
-        """Return a few names: a classes.txt may come first or last."""
-        names = self.names.get(suffix, [])
-        return [*names[:_SHOWN], *names[_SHOWN:][-_SHOWN:]]
+        files = list[str]()
+        for name, head in documents.items():
+            keys = {found[1] for found in _COCO_KEY.finditer(head)}
+            if len(keys) > (len(head) < _HEAD_BYTES) and not _NO_BOXES.fullmatch(name):  # one is enough in a long file
+                files.append(_command(store, name))
+        yield from _say("files of COCO", files)
+        heads = {".json": list(documents.values())}
+        for suffix in (".xml", ".txt"):  # a classes.txt may come first or last
+            names = self.names.get(suffix, [])
+            heads[suffix] = [_read_head(store, name) for name in (*names[:_SHOWN], *names[_SHOWN:][-_SHOWN:])]
+        for suffix, (what, is_one) in _OWN_FORMATS.items():
+            if any(map(is_one, heads[suffix])):
+                yield (
+                    f"{suffix} files of {what} among the images ({self.counts[suffix]:,} {suffix}) are not read, with "
+                    "the labels and boxes in them, and no command reads them: convert them to a file of COCO, as CVAT "
+                    "and Roboflow export it, or to JSON lines with a row for each image (docs/samples.md)"
+                )
 
 
-def _say(what: str, commands: Sequence[str]) -> str:
+def _say(what: str, commands: Sequence[str]) -> Iterator[str]:
     apart = ", each apart" if len(commands) > 1 else ""
     more = f"; and {len(commands) - _SHOWN} more" if len(commands) > _SHOWN else ""
-    return (
-        f"{what} among the images are not read, with the labels and boxes in them. To take them{apart}: "
-        f"{'; '.join(commands[:_SHOWN])}{more}"
-    )
+    if commands:
+        yield (
+            f"{what} among the images are not read, with the labels and boxes in them. To take them{apart}: "
+            f"{'; '.join(commands[:_SHOWN])}{more}"
+        )
 
 
 def _command(store: Store, name: str, options: str = "") -> str:
-    url = f"{store.url.rstrip('/')}/{name}"
-    return f"tpufeed shard {shlex.quote(url)} DST{options}"
+    return f"tpufeed shard {shlex.quote(store.url.rstrip('/') + '/' + name)} DST{options}"
 
 
 def _read_table(store: Store, name: str, classed: bool) -> str | None:
@@ -125,7 +132,7 @@ def _read_table(store: Store, name: str, classed: bool) -> str | None:
     base = f"{store.url.rstrip('/')}/{folder}".rstrip("/")
     rows = list(itertools.islice(iter_head(store, name), _ROWS))
     columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
-    image = TableColumns(name, columns, None, "none", None).files[0]
+    image = TableColumns(name, columns, ShardOptions(label="none")).files[0]
     paths = [row.get(image) for row in rows]
     looked = Files(base).stats([resolve(base, path) for path in paths[:1] if isinstance(path, str) and path])
     if not any(isinstance(info, ObjectInfo) and info.version != BROKEN_LINK for info in looked):
@@ -150,18 +157,6 @@ def _boxes_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
         said = " --label none" if label is None else f" --label {shlex.quote(label)}"
         return f" --boxes {shlex.quote(name)}{form}{said}"
     return ""
-
-
-def _is_coco(head: bytes) -> bool:
-    keys = {found[1] for found in _COCO_KEY.finditer(head)}
-    return len(keys) > 1 or (len(keys) == 1 and len(head) == _HEAD_BYTES)
-
-
-def _is_yolo(head: bytes) -> bool:
-    # Line by line: one pattern for all of them tried every way to cut a file of numbers into rows, without end.
-    lines = head.splitlines()[: -1 if len(head) == _HEAD_BYTES else None]
-    rows = [line for line in lines if line.strip()]
-    return bool(rows) and all(map(_YOLO.fullmatch, rows))
 
 
 def _read_head(store: Store, name: str) -> bytes:

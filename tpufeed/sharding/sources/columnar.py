@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,22 +24,16 @@ from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.labels import are_renamed
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.row_groups import chunk_of, iter_leaf, open_parquet, parquet_errors
-from tpufeed.sharding.sources.source import (
-    Contents,
-    Found,
-    Place,
-    Source,
-    listing,
-    name_of_row,
-)
+from tpufeed.sharding.sources.source import Contents, Found, Place, Source, listing, name_of_row
 from tpufeed.sharding.sources.table import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
+    ROWS_AT_ONCE,
     Embedded,
     Record,
     TableColumns,
+    check_names,
     say_unlabelled,
-    to_items,
     to_python,
 )
 from tpufeed.storage.reading import open_object
@@ -47,7 +41,6 @@ from tpufeed.storage.store import ObjectInfo, Store
 
 PARQUET, ARROW = ".parquet", ".arrow"
 SAVED = _SAVED, _DICT = "state.json", "dataset_dict.json"
-_ROWS_AT_ONCE = 2048
 _SHOWN = 5
 _SPLIT_OF_WORD = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -55,6 +48,7 @@ _SPLIT_OF_WORD = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 _PART_OF_SPLIT = re.compile(r"(?:.*/)?data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}\b[^/]*")  # of a split of any name
+_SUFFIX = re.compile(r"\.(parquet|arrow)\Z", re.IGNORECASE)
 _PART_NUMBER = re.compile(r"[-_.]\d{5}-of-\d{5}\b.*")
 # Words that may follow that of the split, besides single letters: train_images, test-v2, val_part_3, train.snappy
 _OF_PARTS = frozenset(
@@ -64,6 +58,10 @@ _NO_IMAGES = ("Audio", "Video", "Pdf", "Nifti", "Mesh")  # are structs of bytes 
 
 
 _Files: TypeAlias = list[tuple[ObjectInfo, str | None]]  # and the splits that their names say: of all or of none
+_File: TypeAlias = "_ParquetFile | _ArrowFile"
+# What rows that are to be read together are called, the number of the first one, an Arrow batch of the columns but
+# images (None if there are none), and for each column of images where its bytes are: None for a row without.
+_Batch: TypeAlias = tuple[str, int, Any, dict[str, list[ImageRef | None]]]
 
 
 def find_files(store: Store, found: Sequence[ObjectInfo]) -> _Files:
@@ -99,13 +97,25 @@ def find_files(store: Store, found: Sequence[ObjectInfo]) -> _Files:
 
 
 def with_splits(infos: Sequence[ObjectInfo]) -> _Files:
-    """Return files in the order of their names, each with the split that its name says."""
+    """Return files in the order of their names, each with the split that its name says.
+
+    That is also that of train_en.parquet if there is a test_en.parquet.
+    """
     ordered = sorted(infos, key=lambda info: info.name)
-    return list(zip(ordered, _splits_of_names([info.name for info in ordered]), strict=True))
+    pattern = re.compile(rf"(?<![a-z])(?:{'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
+    alike = [pattern.sub("*", info.name.lower()) for info in ordered]
+    loose = [next((split for split, _ in _splits_in(info.name)), None) for info in ordered]
+    of_pattern: dict[str, set[str | None]] = {}
+    for like, split in zip(alike, loose, strict=True):
+        of_pattern.setdefault(like, set()).add(split)
+    return [
+        (info, split_of_name(info.name) or (split if len(of_pattern[like]) > 1 else None))
+        for info, like, split in zip(ordered, alike, loose, strict=True)
+    ]
 
 
 def has_images(store: Store, name: str) -> bool:
-    """Return true where the Parquet file `name` has a column of images; false where it is a table of their paths."""
+    """Return true if the Parquet file `name` has a column of images; false if it is a table of their paths."""
     with listing(), _open_file(store, name) as file:
         return bool(_Layout(file, f"{store.url}/{name}", find_plain(file)).images)
 
@@ -118,38 +128,20 @@ def split_of_name(name: str) -> str | None:
     part = _PART_OF_SPLIT.fullmatch(name)
     if part is not None:
         return _SPLIT_OF_WORD.get(part[1].lower(), part[1])
-    for step in reversed(name.split("/")):
-        split, words = _split_words(step)
-        if split is not None and all(len(word) == 1 or word in _OF_PARTS or word in _SPLIT_OF_WORD for word in words):
+    for split, words in _splits_in(name):
+        if all(len(word) == 1 or word in _OF_PARTS or word in _SPLIT_OF_WORD for word in words):
             return split
     return None
 
 
-def _split_words(step: str) -> tuple[str | None, list[str]]:
-    """Return the split that one step of a path mentions first, and the words that follow it there."""
-    words = [word for word in re.split(r"[^A-Za-z]+", _PART_NUMBER.sub("", _without_suffix(step)).lower()) if word]
-    place = min((at for at, word in enumerate(words) if word in _SPLIT_OF_WORD), default=None)
-    return (None, []) if place is None else (_SPLIT_OF_WORD[words[place]], words[place + 1 :])
-
-
-def _without_suffix(name: str) -> str:
-    return name[: name.rindex(".")] if name.lower().endswith((PARQUET, ARROW)) else name
-
-
-def _splits_of_names(names: Sequence[str]) -> list[str | None]:
-    """Return the split of each path: also of train_en.parquet where there is a test_en.parquet."""
-    pattern = re.compile(rf"(?<![a-z])(?:{'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
-    alike = [pattern.sub("*", name.lower()) for name in names]
-    loose = [
-        next((split for step in reversed(name.split("/")) if (split := _split_words(step)[0])), None) for name in names
-    ]
-    of_pattern: dict[str, set[str | None]] = {}
-    for like, split in zip(alike, loose, strict=True):
-        of_pattern.setdefault(like, set()).add(split)
-    return [
-        split_of_name(name) or (split if len(of_pattern[like]) > 1 else None)
-        for name, like, split in zip(names, alike, loose, strict=True)
-    ]
+def _splits_in(name: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the split that each step of a path mentions first, from its last one on, and the words that follow it."""
+    for step in reversed(name.split("/")):
+        stem = _PART_NUMBER.sub("", _SUFFIX.sub("", step)).lower()
+        words = [word for word in re.split(r"[^a-z]+", stem) if word]
+        place = next((at for at, word in enumerate(words) if word in _SPLIT_OF_WORD), None)
+        if place is not None:
+            yield _SPLIT_OF_WORD[words[place]], words[place + 1 :]
 
 
 def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) -> list[str]:
@@ -179,11 +171,6 @@ class ColumnarSource(Source):
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store = place.store
         files = find_files(store, place.files) if place.is_folder else with_splits(place.files)
-        if options.masks is not None:
-            raise OptionError(
-                f"masks names a folder parallel to one of images, and {store.url} has images in columns: say "
-                "--image-column mask=COLUMN:mask"
-            )
         if options.split_by == "folder":
             raise OptionError("rows of Parquet and Arrow files have no folders to split by; name one of their columns")
         unsaid = next((info.name for info, split in files if split is None), None)
@@ -213,64 +200,52 @@ class ColumnarSource(Source):
             self.contents = Contents(class_names=names)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
-        empty = True
+        empty, files = True, Files(self.base)
         for info, split in self._files:
-            for item in self._iter_file(info, found, split if self._by_name else None):
+            for item in self._iter_file(info, found, split if self._by_name else None, files):
                 empty = False
                 yield item
         if empty:
             raise NoInputsError("; ".join([f"{self.base}: the files have no rows to take", *found.notes]))
 
-    def _iter_file(self, info: ObjectInfo, found: Found, split: str | None) -> Iterator[Item]:
-        options, files, where = self._options, Files(self.base), f"{self.base}/{info.name}"
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        return iter(()) if classes is not None else say_unlabelled(self._options, columns)
+
+    def _iter_file(self, info: ObjectInfo, found: Found, split: str | None, files: Files) -> Iterator[Item]:
+        options = self._options
         with _open_file(self._store, info.name) as file:
-            layout = _Layout(file, where, self._plain)
+            layout = _Layout(file, f"{self.base}/{info.name}", self._plain)
             columns = layout.choose(options)
             # Test sets of contests are often so; each of their images would be a reject.
             is_unlabelled = split is not None and columns.label is not None and file.has_no_labels(columns.label)
-            note = layout.say_left_out(columns)
+            notes = [layout.say_left_out(columns)]
             if is_unlabelled:
-                note = (
+                notes = [
                     f"the split {split} has no labels (all are -1), and is left out; shard its files with --label none"
+                ]
+            if options.shards is None and file.largest_group > options.size_bytes:  # several shards have to decode it
+                notes.append(
+                    f"row groups have up to {file.largest_group / 1e6:,.0f} MB, more than a shard: each shard of one "
+                    "decodes it from its start, in as much memory. Write the files again with fewer rows a group "
+                    "(row_group_size=100), or give a larger --shard-size"
                 )
-            for each in (note, _say_groups(file.largest_group, options)):
-                if each and each not in found.notes:
-                    found.notes.append(each)
+            found.notes.extend(note for note in notes if note and note not in found.notes)
             if is_unlabelled:
                 return
             names, given = layout.class_names(columns.label), options.class_names
             if names and given is not None and not options.keeps_classes and are_renamed(names, given):
                 names = None  # numbers are places in the user's list
-            number, chunk = 0, list[tuple[int, Record]]()
-            for group, records in file.iter_groups(info, layout, columns.files):
-                while chunk := list(enumerate(itertools.islice(records, _ROWS_AT_ONCE), number)):
-                    number += len(chunk)
+            for group, first, batch, images in file.iter_batches(info, layout, columns.files):
+                records = enumerate(layout.iter_records(batch, images, info.name, first), first)
+                while chunk := list(itertools.islice(records, ROWS_AT_ONCE)):
                     if names and columns.label is not None:
                         chunk = [(row, _name_labels(record, columns.label, names)) for row, record in chunk]
-                    columns.check_others(record for _, record in chunk)
-                    for row in to_items(chunk, columns, files, where):
-                        yield msgspec.structs.replace(row, group=group, split=split or row.split)
-
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
-        if self._options.label == "auto" and not labelled and columns:
-            yield say_unlabelled(columns)
-
-
-def _say_groups(largest: int, options: ShardOptions) -> str:
-    """Return a sentence on row groups that several shards have to decode; empty where none is so large."""
-    if options.shards is not None or largest <= options.size_bytes:
-        return ""
-    return (
-        f"row groups have up to {largest / 1e6:,.0f} MB, more than a shard: each shard of one decodes it from its "
-        "start, in as much memory. Write the files again with fewer rows a group (row_group_size=100), or give a "
-        "larger --shard-size"
-    )
+                    for item in columns.iter_items(chunk, files):
+                        yield msgspec.structs.replace(item, group=group, split=split or item.split)
 
 
 def _name_labels(record: Record, column: str, names: Sequence[str]) -> Record:
-    """Put the names of classes in the place of their ids. -1, which says that there is no label, stays as it is."""
+    """Replace the ids of classes by their names. -1, which says that there is no label, stays as it is."""
 
     def name_of(value: Any) -> Any:
         if isinstance(value, list):
@@ -289,7 +264,7 @@ class _Layout:
         kept: columns that are read as values.
     """
 
-    def __init__(self, file: "_File", where: str, plain: Iterable[str]) -> None:
+    def __init__(self, file: _File, where: str, plain: Iterable[str]) -> None:
         self._where, self._features = where, file.features
         self.images, self.paths, self.kept = dict[str, str](), dict[str, str](), list[str]()
         self._types, names, self._left_out = dict[str, str](), list[str](), list[str]()
@@ -313,8 +288,7 @@ class _Layout:
                 names += _flat_names(name, kind)
             self._types[name] = str(kind)
         self._names = [*self.images, *names]
-        if len(set(self._names)) < len(self._names):
-            raise SourceError(f"{where}: two columns have the same name: {', '.join(self._names)}")
+        check_names(self._names, where)
 
     def choose(self, options: ShardOptions) -> TableColumns:
         """Return which columns are image, label, split and further images. Raises OptionError."""
@@ -342,12 +316,10 @@ class _Layout:
         if label == "auto" and not any(name.lower() in LABEL_COLUMNS for name in self._names):
             classed = [name for name in self.kept if self.class_names(name)]
             label = classed[0] if len(classed) == 1 else label
-        return TableColumns(
-            self._where, self._names, image, label, options.split_by, options.pictures, "bytes or a path"
-        )
+        return TableColumns(self._where, self._names, options, image, label, "bytes or a path")
 
     def class_names(self, label: str | None) -> tuple[str, ...] | None:
-        """Return the names of the classes whose ids a column holds, where the metadata has them."""
+        """Return the names of the classes whose ids a column holds, if the metadata has them."""
         node: Any = self._features
         for step in [] if label is None else [label] if label in self._features else label.split("."):
             node = _of_items(node)
@@ -359,11 +331,36 @@ class _Layout:
         return tuple(map(str, names)) if isinstance(names, list) and names else None
 
     def say_left_out(self, columns: TableColumns) -> str:
-        """Return a sentence on the columns that no record holds; empty where there are none."""
+        """Return a sentence on the columns that no record holds; empty if there are none."""
         images = [name for name in self.images if name not in columns.files]
         said = [f"{name} (images: to take them, say --image-column {name}={name}:image)" for name in images]
         said += [f"{name} ({self._types[name]})" for name in self._left_out]
         return f"columns are left out: {', '.join(said)}" if said else ""
+
+    def iter_records(
+        self, batch: Any, images: Mapping[str, Sequence[ImageRef | None]], file: str, first: int
+    ) -> Iterator[Record]:
+        """Yield the records of a batch of the file's rows from `first` on; see `_Batch`."""
+        values, paths = dict[str, list[Any]](), dict[str, list[str | None]]()
+        for name in self.kept:
+            values.update(_flat_values(name, batch.column(name), file))
+        for name in images.keys() & self.paths.keys():
+            column = batch.column(name)
+            paths[name] = column.flatten()[column.type.get_field_index("path")].to_pylist()
+        for place in range(len(next(iter(images.values())))):
+            record: dict[str, Any] = {name: column[place] for name, column in values.items()}
+            for name, refs in images.items():
+                ref, path = refs[place], paths[name][place] if name in paths else None
+                if ref is not None:
+                    called = name_of_row(file, first + place)
+                    if path:
+                        called += f"/{posixpath.basename(url_identity(path))}"
+                    record[name] = Embedded(called, ref)
+                elif path and "://" not in path and not path.startswith("/"):
+                    record[name] = posixpath.join(posixpath.dirname(file), path)
+                else:
+                    record[name] = path
+            yield record
 
 
 def _of_items(node: Any) -> Any:
@@ -410,62 +407,6 @@ def _flat_values(name: str, array: Any, where: str) -> Iterator[tuple[str, list[
         yield from _flat_values(f"{name}.{child.name}", values, where)
 
 
-def _iter_records(
-    batch: Any, layout: _Layout, images: Mapping[str, Sequence[ImageRef | None]], file: str, first: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the records of a batch of the columns but images.
-
-    Args:
-        batch: of values, and of the images' structs with their paths alone or with their bytes.
-        layout: which columns these are.
-        images: for each column of images where its bytes lie, None for a row that has none.
-        file: the name of the file.
-        first: the number of the first row.
-    """
-    values = dict[str, list[Any]]()
-    for name in layout.kept:
-        values.update(_flat_values(name, batch.column(name), file))
-    paths = {name: _paths_of(batch, name, layout) for name in images}
-    for place in range(len(next(iter(images.values())))):
-        record: dict[str, Any] = {name: column[place] for name, column in values.items()}
-        for name, refs in images.items():
-            ref, path = refs[place], paths[name][place] if paths[name] else None
-            if ref is not None:
-                called = name_of_row(file, first + place)
-                if path:
-                    called += f"/{posixpath.basename(url_identity(path))}"
-                record[name] = Embedded(called, ref)
-            elif path and "://" not in path and not path.startswith("/"):
-                record[name] = posixpath.join(posixpath.dirname(file), path)
-            else:
-                record[name] = path
-        yield record
-
-
-def _paths_of(batch: Any, name: str, layout: _Layout) -> list[str | None]:
-    if name not in layout.paths:
-        return []
-    column = batch.column(name)
-    return list(column.flatten()[column.type.get_field_index("path")].to_pylist())
-
-
-class _File(Protocol):
-    schema: Any
-    features: dict[str, Any]
-    largest_group: int  # bytes of what is decoded together
-
-    def first_value(self, column: str) -> bytes | None:
-        """Return the first value of a column of bytes."""
-
-    def has_no_labels(self, column: str) -> bool:
-        """Return true where all values of a column are -1."""
-
-    def iter_groups(
-        self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
-    ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
-        """Yield what rows that are to be read together are called, and their records."""
-
-
 def find_plain(file: _File) -> frozenset[str]:
     """Return the columns of bytes that hold images, by their first value."""
     names = [column.name for column in file.schema if _is_binary(_storage(column.type))]
@@ -487,9 +428,10 @@ class _ParquetFile:
         self.features = _features_of(self.schema.metadata)
         metadata = self._parquet.metadata
         sizes = (metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-        self.largest_group: int = max(sizes, default=0)
+        self.largest_group: int = max(sizes, default=0)  # bytes of what is decoded together
 
     def first_value(self, column: str) -> bytes | None:
+        """Return the first value of a column of bytes."""
         for batch in self._parquet.iter_batches(1, columns=[column], use_threads=False):
             value: bytes | None = batch.column(0)[0].as_py()
             if value is not None:
@@ -497,6 +439,7 @@ class _ParquetFile:
         return None
 
     def has_no_labels(self, column: str) -> bool:
+        """Return true if all values of a column are -1."""
         metadata = self._parquet.metadata
         try:
             found = [chunk_of(metadata, group, column).statistics for group in range(metadata.num_row_groups)]
@@ -504,9 +447,7 @@ class _ParquetFile:
             return False
         return bool(found) and all(one is not None and one.has_min_max and one.min == one.max == -1 for one in found)
 
-    def iter_groups(
-        self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
-    ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+    def iter_batches(self, info: ObjectInfo, layout: _Layout, images: Sequence[str]) -> Iterator[_Batch]:
         leaves = [*layout.kept, *(layout.paths[name] for name in images if name in layout.paths)]
         first = 0
         for group in range(self._parquet.metadata.num_row_groups):
@@ -515,23 +456,13 @@ class _ParquetFile:
             batches = iter([None])
             if leaves:
                 batches = self._parquet.iter_batches(count, row_groups=[group], columns=leaves, use_threads=False)
-            yield f"{info.name}:{group}", self._iter_group(batches, layout, refs, info.name, first)
+            start = 0
+            for batch in batches:
+                stop = count if batch is None else start + batch.num_rows
+                part = {name: found[start:stop] for name, found in refs.items()}
+                yield f"{info.name}:{group}", first + start, batch, part
+                start = stop
             first += count
-
-    @staticmethod
-    def _iter_group(
-        batches: Iterator[Any],
-        layout: _Layout,
-        refs: dict[str, list[ImageRef | None]],
-        file: str,
-        first: int,
-    ) -> Iterator[dict[str, Any]]:
-        start = 0
-        for batch in batches:
-            stop = len(next(iter(refs.values()))) if batch is None else start + batch.num_rows
-            part = {name: found[start:stop] for name, found in refs.items()}
-            yield from _iter_records(batch, layout, part, file, first + start)
-            start = stop
 
     def _find_refs(self, info: ObjectInfo, group: int, leaf: str, first: int, count: int) -> list[ImageRef | None]:
         """Return where the images of a row group are. Their sizes are the mean: only the pages say those of each."""
@@ -552,7 +483,7 @@ class _ParquetFile:
 
 
 class _ArrowFile:
-    """A local file of `save_to_disk`, in memory by its pages alone."""
+    """A local file of `save_to_disk`, in memory by its pages alone. Its methods are those of `_ParquetFile`."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -572,13 +503,10 @@ class _ArrowFile:
         is_one = column in self.schema.names and str(self.schema.field(column).type).startswith("int")
         return is_one and set(self._table.column(column).unique().to_pylist()) == {-1}
 
-    def iter_groups(
-        self, info: ObjectInfo, layout: _Layout, images: Sequence[str]
-    ) -> Iterator[tuple[str, Iterator[dict[str, Any]]]]:
+    def iter_batches(self, info: ObjectInfo, layout: _Layout, images: Sequence[str]) -> Iterator[_Batch]:
         first = 0
         for batch in self._table.to_batches():
-            refs = {name: self._find_refs(info, batch.column(name)) for name in images}
-            yield "", _iter_records(batch, layout, refs, info.name, first)
+            yield "", first, batch, {name: self._find_refs(info, batch.column(name)) for name in images}
             first += batch.num_rows
 
     def _find_refs(self, info: ObjectInfo, column: Any) -> list[ImageRef | None]:

@@ -4,8 +4,8 @@ import posixpath
 import re
 import shlex
 import sqlite3
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -74,31 +74,18 @@ class FolderSource(Source):
         self.splits = split_folders and options.split_shares is None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
-        if self._options.masks is None:
-            yield from self._iter_images(found)
-            return
-        with open_masks(self._options.masks, self._store, found) as folder:
-            for item in self._iter_images(found):
-                mask = folder.find(item.path)
-                if isinstance(mask, ImageRef):
-                    yield msgspec.structs.replace(item, images=(mask,))
-                else:
-                    yield msgspec.structs.replace(item, problem=item.problem or ("bad_mask", mask))
-            folder.count_unused(found)
-
-    def _iter_images(self, found: Found) -> Iterator[Item]:
-        """The images. The first folder of a path is its split, if folders are; the first one under it is its class."""
-        store, labelled = self._store, self._options.label != "none"
+        """Yield the images. The first folder of a path is its split, if folders are; the next one is its class."""
+        store, labelled, masks = self._store, self._options.label != "none", self._options.masks
         self._nested = set[tuple[str, str]]()  # folders in class folders, as (class, folder)
         images, classed, annotations = 0, 0, AnnotationFiles()
-        tfrecords, beside = False, list[str]()
+        has_tfrecords, beside = False, list[str]()
         objects, self._place.objects = self._place.objects, store.iter_objects()  # for another reading
-        with listing():
+        with nullcontext() if masks is None else _open_masks(masks, store, found) as add_mask, listing():
             for info in objects:
                 if not is_image_name(info.name):
                     count_ending(found.ignored_files, info.name)
                     annotations.add(info.name)
-                    tfrecords = tfrecords or (not images and is_tfrecord_name(info.name))  # for an error
+                    has_tfrecords = has_tfrecords or (not images and is_tfrecord_name(info.name))  # for an error
                     continue
                 images += 1
                 *folders, _ = info.name.split("/")
@@ -123,31 +110,20 @@ class FolderSource(Source):
                     check_name(info.name)
                 except OptionError as error:  # a//b.jpg in a bucket
                     problem = problem or ("unreadable", str(error))
-                yield Item(info.name, info.size_bytes, info.version, label, split, problem=problem)
-        if images:
-            found.notes.extend(annotations.iter_notes(store, bool(classed)) if labelled and annotations.counts else ())
-            return
-        among = (
-            f"{store.url}: no images found among {found.ignored_files.total()} files{show_endings(found.ignored_files)}"
-        )
-        if store.stat(MANIFEST) is not None:
-            advice = f", but a {MANIFEST}. Of a dataset a cache can be made: tpufeed cache warmup {store.url} CACHE"
-        elif tfrecords:
-            advice = f". {adopt_advice(store.url)}"
-        else:
-            advice = (
-                f"; expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder a class (photos/cat/1.jpg), "
-                "or in one folder without classes"
-            )
-        raise NoInputsError(among + advice)
+                item = Item(info.name, info.size_bytes, info.version, label, split, problem=problem)
+                yield item if add_mask is None else add_mask(item)
+            if not images:
+                raise _no_images(store, found, has_tfrecords)
+        if labelled and annotations.counts:
+            found.notes.extend(annotations.iter_notes(store, bool(classed)))
 
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
-        if not labelled or self._options.class_names is not None:
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        if classes is None or self._options.class_names is not None:
             return
         folders = sorted({folder for _, folder in self._nested})
-        if len(splits_mentioned(classes)) > 1 or any(_split_named(label) for label, _ in self._nested):
+        if (len(classes) > 1 and len(splits_mentioned(classes)) > 1) or any(
+            _SPLIT_NAME.fullmatch(label) for label, _ in self._nested
+        ):
             yield (
                 f"classes are called like splits: {show([name for name in classes if splits_mentioned([name])])}; if "
                 "they are splits, say --split-by folder, which makes every folder that holds images a split, with the "
@@ -167,83 +143,86 @@ class FolderSource(Source):
 
 
 def _has_split_folders(store: Store) -> bool:
-    """Return true where all folders right below that hold images are called like splits, and one of them like train."""
+    """Return true if all folders right below that hold images are called like splits, and one of them like train."""
     with listing():
-        names = [name for name in store.iter_folders() if not is_hidden(name)]
-        if "train" not in map(_split_named, names):
-            return False
-        others = (name for name in names if _split_named(name) is None)
-        return not any(is_image_name(info.name) for name in others for info in store.iter_objects(name))
-
-
-def _split_named(folder: str) -> str | None:
-    """Return train, val or test where a folder is called as one of these is; None for any other name."""
-    match = _SPLIT_NAME.fullmatch(folder)
-    return None if match is None else SPLIT_OF_WORD[match[1].lower()]
-
-
-class ParallelFolder:
-    """The masks in a folder, by the relative path of their image. They stand in a file: a million take no memory."""
-
-    def __init__(self, store: Store, database: sqlite3.Connection, found: Found) -> None:
-        """List the folder. Other files than images are counted in `found`. Raises OptionError where it has none."""
-        self._root, self._database = store.url.rstrip("/"), database
-        database.executescript(
-            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;"
-            "CREATE TABLE masks(stem TEXT, name TEXT, bytes INT, version TEXT, used INT DEFAULT 0);"
+        names = list(store.iter_folders())
+        splits = {name: SPLIT_OF_WORD[said[1].lower()] for name in names if (said := _SPLIT_NAME.fullmatch(name))}
+        others = (name for name in names if name not in splits and not is_hidden(name))
+        return "train" in splits.values() and not any(
+            is_image_name(info.name) for name in others for info in store.iter_objects(name)
         )
 
-        def iter_lines() -> Iterator[tuple[str, str, int, str]]:
-            for info in store.iter_objects():
-                if is_image_name(info.name):
-                    yield stem_of(info.name), info.name, info.size_bytes, info.version
-                else:
-                    count_ending(found.ignored_files, info.name)
 
-        with listing("the folder of masks cannot be listed"), _in_utf8():
-            database.executemany("INSERT INTO masks(stem, name, bytes, version) VALUES(?, ?, ?, ?)", iter_lines())
-        if not database.total_changes:
-            raise OptionError(f"{store.url} holds no masks: no file whose name ends as that of an image")
-        database.execute("CREATE INDEX by_stem ON masks(stem)")
-
-    def find(self, image: str) -> ImageRef | str:
-        """Return the mask of the image with this relative path, or why there is none."""
-        stem = stem_of(image)
-        with _in_utf8():
-            query = "SELECT name, bytes, version FROM masks WHERE stem = ? ORDER BY name"
-            masks = self._database.execute(query, (stem,)).fetchall()
-            self._database.execute("UPDATE masks SET used = 1 WHERE stem = ?", (stem,))
-        if not masks:
-            return f"there is no mask of it: expected {self._root}/{stem}.png"
-        if len(masks) > 1:
-            return f"it has {len(masks)} masks: {', '.join(f'{self._root}/{name}' for name, *_ in masks)}"
-        ((name, size, version),) = masks
-        if version == BROKEN_LINK:
-            return f"its mask {self._root}/{name} is a link to nothing"
-        return ImageRef(f"{self._root}/{name}", size, version)
-
-    def count_unused(self, found: Found) -> None:
-        """Count the masks without an image among the files that were left out."""
-        for (name,) in self._database.execute("SELECT name FROM masks WHERE used = 0"):
-            count_ending(found.ignored_files, name)
+def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError:
+    """Return the error for a folder without images, with what else it may be."""
+    if store.stat(MANIFEST) is not None:
+        advice = f", but a {MANIFEST}. Of a dataset a cache can be made: tpufeed cache warmup {store.url} CACHE"
+    elif has_tfrecords:
+        advice = f". {adopt_advice(store.url)}"
+    else:
+        advice = (
+            f"; expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder a class (photos/cat/1.jpg), or in "
+            "one folder without classes"
+        )
+    others = f"{found.ignored_files.total()} files{show_endings(found.ignored_files)}"
+    return NoInputsError(f"{store.url}: no images found among {others}{advice}")
 
 
 @contextmanager
-def open_masks(url: str | Path, images: Store, found: Found) -> Generator[ParallelFolder, None, None]:
-    """List the folder of masks at `url` into a temporary file.
+def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callable[[Item], Item]]:
+    """List the folder of masks at `url`, and yield a function that adds its mask to an item.
+
+    The list is in a temporary file, so that a million masks take no memory. Other files than images, and at the end
+    masks without an image, are counted in `found`.
 
     Raises:
-        OptionError: it lies among the images, or holds no mask.
+        OptionError: it is among the images, or holds no mask.
         SourceError: it cannot be listed.
     """
     store = open_store(url)
+    root = store.url.rstrip("/")
     if f"{store.url}/".startswith(f"{images.url}/"):
         raise OptionError(
             f"the masks in {store.url} lie within the folder of images, {images.url}, and would be taken for images: "
             "give the folder of the images alone as the source"
         )
-    with temporary_folder() as folder, closing(sqlite3.connect(folder / "masks.sqlite", isolation_level=None)) as base:
-        yield ParallelFolder(store, base, found)
+
+    def iter_lines() -> Iterator[tuple[str, str, int, str]]:
+        for info in store.iter_objects():
+            if is_image_name(info.name):
+                yield stem_of(info.name), info.name, info.size_bytes, info.version
+            else:
+                count_ending(found.ignored_files, info.name)
+
+    def add_mask(item: Item) -> Item:
+        stem = stem_of(item.path)
+        with _in_utf8():
+            query = "SELECT name, bytes, version FROM masks WHERE stem = ? ORDER BY name"
+            masks = [ImageRef(f"{root}/{name}", *rest) for name, *rest in database.execute(query, (stem,))]
+            database.execute("UPDATE masks SET used = 1 WHERE stem = ?", (stem,))
+        if not masks:
+            wrong = f"there is no mask of it: expected {root}/{stem}.png"
+        elif len(masks) > 1:
+            wrong = f"it has {len(masks)} masks: {', '.join(mask.file for mask in masks)}"
+        elif masks[0].version == BROKEN_LINK:
+            wrong = f"its mask {masks[0].file} is a link to nothing"
+        else:
+            return msgspec.structs.replace(item, images=tuple(masks))
+        return msgspec.structs.replace(item, problem=item.problem or ("bad_mask", wrong))
+
+    with temporary_folder() as folder, closing(sqlite3.connect(folder / "masks", isolation_level=None)) as database:
+        database.executescript(
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;"
+            "CREATE TABLE masks(stem TEXT, name TEXT, bytes INT, version TEXT, used INT DEFAULT 0);"
+        )
+        with listing("the folder of masks cannot be listed"), _in_utf8():
+            database.executemany("INSERT INTO masks(stem, name, bytes, version) VALUES(?, ?, ?, ?)", iter_lines())
+        if not database.total_changes:
+            raise OptionError(f"{store.url} holds no masks: no file whose name ends as that of an image")
+        database.execute("CREATE INDEX by_stem ON masks(stem)")
+        yield add_mask
+        for (name,) in database.execute("SELECT name FROM masks WHERE used = 0"):
+            count_ending(found.ignored_files, name)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import itertools
 import posixpath
 import re
 import shlex
-import stat
 from pathlib import Path
 
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name, unpack_beside
@@ -32,10 +31,10 @@ _SHOWN = 3
 
 
 def find_source(url: str, options: ShardOptions) -> Source:
-    """The source at `url`: a folder, a table by its ending, one or more tars, or a file of COCO.
+    """Return the source at `url`: a folder, a table by its ending, one or more tars, or a file of COCO.
 
     Args:
-        url: a folder, or files by name, where `*` and `{0000..0012}` may stand for several.
+        url: a folder, or files by name, among which `*` and `{0000..0012}` may stand for several.
         options: of the build.
 
     Raises:
@@ -51,54 +50,57 @@ def find_source(url: str, options: ShardOptions) -> Source:
     named = named_files(url)
     if named is None:
         store = open_store(url)
-        _check_folder(store)
         with listing():
+            if url_scheme(store.url) == "file" and not is_folder(store.url):
+                raise _no_folder(store.url)
             kind, place = _peek(store)
-        return kind(place, options)
-    store, pattern = named
-    if options.masks is not None:
+    else:
+        store, pattern = named
+        place = Place(store, find_files(store, pattern))
+        kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
+        if pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, place.files[0].name):
+            kind = TableSource
+    if options.masks is not None and kind is not FolderSource:
         raise OptionError(
-            f"masks names a folder parallel to one of images, and {url} is no folder: say --image-column "
+            f"masks names a folder parallel to one of images, and {url} is no folder of images: say --image-column "
             "mask=COLUMN:mask, of tars mask=SUFFIX:mask"
         )
-    place = Place(store, find_files(store, pattern))
-    kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
-    if pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, place.files[0].name):
-        kind = TableSource
     return kind(place, options)
 
 
 def _peek(store: Store) -> tuple[type[Source], Place]:
     """Return of which kind a folder is: of tars or of files of rows if it holds those and no images.
 
-    Tars lie in no folders: so a folder of class folders is not listed to its end to look for them.
+    Tars are not looked for in folders: so a folder of class folders is not listed to its end.
     """
     objects, drawn, tars, rows = store.iter_objects(), list[ObjectInfo](), list[ObjectInfo](), list[ObjectInfo]()
     is_flat: bool | None = None
+    has_rows = False  # not only the JSON that `save_to_disk` puts beside them
     for info in objects:
         drawn.append(info)
-        if is_image_name(info.name):
-            return FolderSource, Place(store, (), itertools.chain(drawn, objects))
+        name = info.name.lower()
+        if is_image_name(name):
+            break
         if is_flat is None:
             is_flat = all(map(is_hidden, store.iter_folders()))
-        if info.name.lower().endswith(TarSource.suffixes) and is_flat and "/" not in info.name:
+        if name.endswith(TarSource.suffixes) and is_flat and "/" not in name:
             tars.append(info)
-        is_saved = posixpath.basename(info.name) in columnar.SAVED
-        if (is_saved or info.name.lower().endswith(ColumnarSource.suffixes)) and not any(
-            map(is_hidden, info.name.split("/"))
-        ):
+        is_rows = name.endswith(ColumnarSource.suffixes)
+        if (is_rows or posixpath.basename(info.name) in columnar.SAVED) and not is_hidden(name):
             rows.append(info)
+            has_rows = has_rows or is_rows
         if len(drawn) >= _MOST_PEEKED and not (is_flat or rows):
             break
-    if tars:
-        return TarSource, Place(store, sorted(tars, key=lambda info: info.name))
-    if any(info.name.lower().endswith(ColumnarSource.suffixes) for info in rows):
-        return ColumnarSource, Place(store, rows, is_folder=True)
+    else:
+        if tars:
+            return TarSource, Place(store, sorted(tars, key=lambda info: info.name))
+        if has_rows:
+            return ColumnarSource, Place(store, rows, is_folder=True)
     return FolderSource, Place(store, (), itertools.chain(drawn, objects))
 
 
 def named_files(url: str) -> tuple[Store, str] | None:
-    """The folder of the files that `url` names (tables, tars, COCO's), and their name or pattern; None for a folder."""
+    """Return the folder of the files that `url` names and their name or pattern; None for a folder."""
     parent, slash, last = url.rpartition("/")
     parent = parent + slash if parent.endswith(("/", ":")) or not parent else parent
     if not last.lower().endswith(_SUFFIXES) or _is_folder(url):
@@ -107,7 +109,7 @@ def named_files(url: str) -> tuple[Store, str] | None:
 
 
 def find_files(store: Store, pattern: str) -> list[ObjectInfo]:
-    """The files right below `store` that `pattern` names, in the order of their names."""
+    """Return the files right below `store` that `pattern` names, in the order of their names."""
     with listing():
         if not re.search(r"[*?{]", pattern):
             info = store.stat(pattern)
@@ -126,7 +128,7 @@ def find_files(store: Store, pattern: str) -> list[ObjectInfo]:
 
 
 def expand(pattern: str) -> list[str]:
-    """The patterns that `x-{000..012}.tar` stands for. Raises OptionError where they are too many."""
+    """Return the patterns that `x-{000..012}.tar` stands for. Raises OptionError if they are too many."""
     match = _BRACES.search(pattern)
     if match is None:
         return [pattern]
@@ -139,22 +141,16 @@ def expand(pattern: str) -> list[str]:
 
 
 def _is_folder(url: str) -> bool:
-    with listing():
+    with listing("the source cannot be read"):
         return url_scheme(url) == "file" and is_folder(url.removeprefix("file://"))
 
 
-def _check_folder(store: Store) -> None:
-    if url_scheme(store.url) != "file":
-        return
-    folder = Path(store.url)
-    with listing("the source cannot be read"):
-        mode = mode_of(folder)
-    if stat.S_ISDIR(mode):
-        return
-    if not mode:
+def _no_folder(path: str) -> SourceError:
+    """Return the error for a local path that is no folder, with what it is."""
+    if not mode_of(Path(path)):
         state = "does not exist"
-    elif is_tfrecord_name(folder.name):
-        state = f"is a TFRecord file. {adopt_advice(str(folder.parent))}"
+    elif is_tfrecord_name(path.rpartition("/")[2]):
+        state = f"is a TFRecord file. {adopt_advice(path.rpartition('/')[0])}"
     else:
         state = "is a file; expected a folder of images, a table (.csv, .tsv, .jsonl, .parquet) or a .tar"
-    raise SourceError(f"the source {folder} {state}")
+    return SourceError(f"the source {path} {state}")

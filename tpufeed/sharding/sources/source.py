@@ -1,4 +1,4 @@
-"""What every kind of source is: it lists items, and says as data what its samples hold."""
+"""The Protocol of all kinds of source: each lists items, and says as data what its samples hold."""
 
 import os
 import posixpath
@@ -27,21 +27,11 @@ SPLIT_OF_WORD = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 # Folders that other programs put among images: thumbnails of a Synology or QNAP, bins, snapshots.
-HIDDEN_FOLDERS = frozenset(
-    (
-        "__macosx",
-        ".appledouble",
-        "@eadir",
-        "@tmp",
-        "@recycle",
-        "@recently-snapshot",
-        "#recycle",
-        "#snapshot",
-        "$recycle.bin",
-        "system volume information",
-        "lost+found",
-    )
+HIDDEN_FOLDERS = (
+    r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
+    r"system volume information|lost\+found"
 )
+_HIDDEN = re.compile(rf"(?:\A|/)(?:\.(?!\.)|(?:{HIDDEN_FOLDERS})(?:/|\Z))")
 
 
 @dataclass(slots=True)
@@ -49,7 +39,7 @@ class Found:
     """Notes that a source takes while its rows are read.
 
     Attributes:
-        ignored_files: files that are no images by their names, counted by their endings.
+        ignored_files: files whose names are not those of images, counted by their endings.
         notes: warnings, as sentences.
     """
 
@@ -101,9 +91,9 @@ class Place:
 
     Attributes:
         store: the folder.
-        files: those that a user has named, or that were found in the folder.
-        objects: all that is in the folder, for one reading, if it is one of images.
-        is_folder: the files are all of a folder, not those of some name.
+        files: named by a user, or found in the folder.
+        objects: all that is in a folder of images, for one reading.
+        is_folder: the files are all that the folder has, and none was named.
     """
 
     store: Store
@@ -122,7 +112,7 @@ class Source(Protocol):
         labels_are_names: labels are names of folders, even those that look like numbers.
         spells_files: an item's `path` is one of several spellings of its file.
         numbers_rows: an item's `path` is the number of its row, which another image may have in a newer file.
-        base: the URL that files of items are relative to.
+        base: the URL that the files of items are relative to.
         splits: true if items say their splits.
         contents: what it says itself of its samples.
     """
@@ -158,16 +148,13 @@ class Source(Protocol):
         """Yield where the files of all items are, as `ImageRef.place` says it. Raises as `iter_items` does."""
         return (file.place for item in self.iter_items(Found()) for file in item.files)
 
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
         """Yield sentences on what its samples have become that may not have been meant.
 
         Args:
             found: what listing it has found.
-            classes: names of the classes.
+            classes: names of the classes; None if samples have no labels.
             columns: names of the further columns.
-            labelled: true if samples have labels.
         """
         return iter(())
 
@@ -185,17 +172,18 @@ def listing(what: str = "the source cannot be listed") -> Iterator[None]:
 
 def is_image_name(name: str) -> bool:
     """Return true for an image's name. Hidden files and folders (.ipynb_checkpoints, ._x.jpg, @eaDir) are no images."""
-    return name.lower().endswith(IMAGE_SUFFIXES) and not any(map(is_hidden, name.split("/")))
+    name = name.lower()
+    return name.endswith(IMAGE_SUFFIXES) and _HIDDEN.search(name) is None
+
+
+def is_hidden(name: str) -> bool:
+    """Return true for the name of a file or folder, or for a path with one, that other programs hide."""
+    return _HIDDEN.search(name.lower()) is not None
 
 
 def stem_of(name: str) -> str:
     """Return a relative path without the suffix of an image."""
     return name.rpartition(".")[0]
-
-
-def is_hidden(part: str) -> bool:
-    """Return true for a name that other programs hide."""
-    return (part.startswith(".") and not part.startswith("..")) or part.lower() in HIDDEN_FOLDERS
 
 
 def splits_mentioned(names: Iterable[str]) -> set[str]:
@@ -224,7 +212,7 @@ def identity_of(base: str, path: str) -> str:
 
 
 def resolve(base: str, path: str) -> str:
-    """The file that `path` in a table at `base` means: a name below `base` where it can be, else absolute or a URL."""
+    """Return the file that `path` in a table at `base` means: a name below `base` if it can be, else a path or URL."""
     if url_scheme(path) == "file":
         path = path.partition("://")[2] if "://" in path else path
     else:

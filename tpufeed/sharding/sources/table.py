@@ -7,33 +7,25 @@ import itertools
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
 
 from tpufeed.build.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.errors import (
-    ImageError,
-    NoInputsError,
-    OptionError,
-    SourceError,
-    TpufeedError,
-    url_identity,
-)
+from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.options import Picture, ShardOptions
+from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.row_groups import parquet_errors
 from tpufeed.sharding.sources.source import Found, Place, Source, identity_of, listing, resolve
 from tpufeed.storage.reading import open_compared, open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
-if TYPE_CHECKING:
-    import _csv
-
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
 LABEL_COLUMNS = ("label", "class", "category", "cls")
-LOADERS_OWN = ("image", "sample", "mask")
 # Names of columns that hold a side of a box, in small letters and without "_" and "bbox".
 _SIDES = ({"xmin", "ymin"}, {"x1", "y1"}, {"x", "y", "w", "h"}, {"x", "y", "width", "height"}, {"left", "top"})
 _BOX_NAMES = frozenset(("bbox", "box", "boundingbox"))
@@ -44,7 +36,7 @@ _SEPARATORS = {
 _BYTES_AT_ONCE = 1 << 20
 _LONGEST_FIELD = 16 << 20  # characters: the mask of an object as text takes up to some hundred thousand
 _BEYOND_PYTHON = (ValueError, OverflowError, LookupError)  # a year beyond 9999, a time zone that is not known here
-_ROWS_AT_ONCE = 2048
+ROWS_AT_ONCE = 2048
 _NO_FILE = "there is no such file"
 _MOST_FIELDS = 64  # of a column of objects, which is else taken for one whose keys are data
 _MOST_LEVELS = 8
@@ -54,68 +46,99 @@ Record = Mapping[str, Any]
 
 
 class Embedded(NamedTuple):
-    """An image within a table, in the place of its path: how its sample is called, and where its bytes lie."""
+    """An image within a table, instead of its path: how its sample is called, and where its bytes are."""
 
     name: str
     ref: ImageRef
 
 
 class TableColumns:
-    """Columns of a table that are image, label, split and further images. Raises OptionError where they are unknown."""
+    """Columns of a table that are image, label, split and further images.
 
-    def __init__(  # noqa: PLR0913, PLR0917  # those of a table, and what it holds
+    Args:
+        where: the URL of the table.
+        names: of all its columns.
+        options: of the build, which may say the columns.
+        image: the column of the image, if something else than the options says it.
+        label: the same of the label.
+        expected: what a column of images holds.
+
+    Raises:
+        OptionError: they are not there, or unknown.
+    """
+
+    def __init__(
         self,
         where: str,
         names: Sequence[str],
-        image: str | None,
-        label: str,
-        split: str | None,
-        pictures: Sequence[Picture] = (),
+        options: ShardOptions,
+        image: str | None = None,
+        label: str | None = None,
         expected: str = "a path",
     ) -> None:
-        self._where, self._names, self.expected = where, names, expected
-        self.image = self._find("image", image) if image else self._guess("image", IMAGE_COLUMNS)
-        if self.image is None:
+        self._where, self._names, self._options, self._expected = where, names, options, expected
+        image, label, split = image or options.image, label or options.label, options.split_by
+        image = self._find("image", image) if image else self._guess("image", IMAGE_COLUMNS)
+        if image is None:
             raise OptionError(
                 f"{where}: none of its columns ({', '.join(names)}) is called {', '.join(IMAGE_COLUMNS[:4])} or the "
                 f"like; say which one holds the paths of the images: --image COLUMN{_say_separator(names, where)}"
             )
-        self.label = (
-            None
-            if label == "none"
-            else self._guess("label", LABEL_COLUMNS)
-            if label == "auto"
-            else self._find("label", label)
-        )
+        self.label = None
+        if label != "none":
+            self.label = self._guess("label", LABEL_COLUMNS) if label == "auto" else self._find("label", label)
         self.split = None if split is None else self._find("split", split)
-        self.pictures = [(picture, self._find(f"image column {picture.name}", picture.column)) for picture in pictures]
-        self._taken = {self.image, self.label, self.split, *(column for _, column in self.pictures)}
+        further = (self._find(f"image column {picture.name}", picture.column) for picture in options.pictures)
+        self.files = [image, *further]  # the columns of paths: that of the image comes first
+        self._taken = {*self.files, self.label, self.split}
 
-    @property
-    def files(self) -> list[str]:
-        """The columns of paths: that of the image comes first."""
-        return [str(self.image), *(column for _, column in self.pictures)]
+    def iter_items(self, chunk: Sequence[tuple[int, Record]], files: Files) -> Iterator[Item]:
+        """Yield the items of some numbered records, whose files are looked at.
 
-    def check_others(self, records: Iterable[Record]) -> None:
-        """Raises SourceError for a further column that has the name of what a loader gives itself."""
-        names = set[str]().union(*records) - self._taken
-        for picture, _ in self.pictures:
-            if picture.name in names:
-                raise SourceError(
-                    f"{self._where}: a column is called {picture.name!r}, as the image column of {picture.column!r}; "
-                    "give that another name"
-                )
-        for name in sorted(names.intersection(LOADERS_OWN if self.label is None else (*LOADERS_OWN, "label"))):
-            taken = {"image": self.image, "label": self.label}.get(name)
-            as_what = "what loaders give themselves" if taken is None else f"the {name}, which {taken!r} is taken for"
-            raise SourceError(
-                f"{self._where}: a column is called {name!r}, as {as_what}; no loader could be asked for it: rename it "
-                f"in the table, like {name}_column"
-            )
+        Raises:
+            SourceError: a label or split is none, or a column has the name of what a loader gives itself.
+        """
+        further = set[str]().union(*(record for _, record in chunk)) - self._taken
+        check_others(f"{self._where}: a column is called", further, self._options, self.files[0], self.label)
+        base = files.base.url
+        paths = [_to_path(record.get(name)) for _, record in chunk for name in self.files]
+        stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
+        looked = (_look(path, base, stats) for path in paths)
+        for number, record in chunk:
+            row, (image, *pictures) = f"row {number} of {self._where}", itertools.islice(looked, len(self.files))
+            try:
+                label = None if self.label is None else to_label(record.get(self.label))
+                split = None if self.split is None else self._to_split(record.get(self.split))
+            except (SourceError, OptionError) as error:
+                raise type(error)(f"{self._where}, row {number}: {error}") from None
+            others = {name: value for name, value in record.items() if name not in self._taken}
+            path, ref, wrong = image
+            if ref is None:
+                said = f"{row} has {wrong} in its column {self.files[0]!r}; expected {self._expected}"
+                path = url_identity(f"{self._where}, row {number}")
+                yield Item(path, 0, "", label, split, values=others, problem=("unreadable", said))
+                continue
+            problems = list[tuple[str, str]]()
+            if wrong is not None:
+                reason = wrong.reason if isinstance(wrong, ImageError) else "unreadable"
+                problems.append((reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"))
+            for picture, (name, found, lack) in zip(self._options.pictures, pictures, strict=True):
+                if lack is not None:
+                    said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {self._expected}"
+                    reason = lack.reason if isinstance(lack, ImageError) else picture.missing
+                    problems.append((reason, f"{row}, column {picture.column!r}: {said}"))
+            path, problem = identity_of(base, path), problems[0] if problems else None
+            images = () if problems else tuple(found for _, found, _ in pictures if found is not None)
+            file = "" if ref.file == path else ref.file
+            item = Item(path, ref.bytes, ref.version, label, split, file, ref.offset, others, problem, images)
+            yield item if ref.row is None else msgspec.structs.replace(item, row=ref.row, leaf=ref.leaf)
 
-    def others(self, record: Record) -> Record:
-        """The values of a record that are neither label nor split nor the path of an image."""
-        return {name: value for name, value in record.items() if name not in self._taken}
+    def _to_split(self, value: Any) -> str:
+        split = "nan" if value is None or value == "" else str(value)
+        if split.lower() == "nan":
+            raise SourceError(f"the column {self.split!r} says no split; fill it in, or leave the row out")
+        check_split_name(split)
+        return split
 
     def _find(self, what: str, name: str) -> str:
         if name not in self._names:
@@ -139,6 +162,34 @@ class TableColumns:
         return None
 
 
+def check_others(said: str, names: AbstractSet[str], options: ShardOptions, image: str, label: str | None) -> None:
+    """Check that no further column is called like an image column, or like what loaders give themselves.
+
+    Args:
+        said: how an error begins, up to the name of the column.
+        names: of the further columns.
+        options: of the build, which name the image columns.
+        image: what is taken for the image.
+        label: what is taken for the label; None without labels.
+
+    Raises:
+        SourceError: one of them is called so.
+    """
+    for picture in options.pictures:
+        if picture.name in names:
+            raise SourceError(
+                f"{said} {picture.name!r}, as the image column of {picture.column!r}; give that another name"
+            )
+    owned = {"image": image, "sample": None, "mask": None, **({} if label is None else {"label": label})}
+    for name, taken in owned.items():
+        if name in names:
+            as_what = "what loaders give themselves" if taken is None else f"the {name}, which {taken!r} is taken for"
+            way = ", or say --label label if it is the label" if name == "label" else ""
+            raise SourceError(
+                f"{said} {name!r}, as {as_what}; no loader could be asked for it: rename it, like {name}_column{way}"
+            )
+
+
 class TableSource(Source):
     """The rows of some tables: paths below their folder, elsewhere, or URLs."""
 
@@ -156,9 +207,8 @@ class TableSource(Source):
         for info in self._files:
             with self._open(info.name) as (columns, records):
                 numbered = enumerate(records, 1)
-                while chunk := list(itertools.islice(numbered, _ROWS_AT_ONCE)):
-                    columns.check_others(record for _, record in chunk)
-                    yield from to_items(chunk, columns, files, f"{self.base}/{info.name}")
+                while chunk := list(itertools.islice(numbered, ROWS_AT_ONCE)):
+                    yield from columns.iter_items(chunk, files)
 
     def iter_files(self) -> Iterator[str]:
         """Yield what the rows name; no file is looked at."""
@@ -170,93 +220,33 @@ class TableSource(Source):
 
     @contextmanager
     def _open(self, name: str) -> Iterator[tuple[TableColumns, Iterator[Record]]]:
-        where, options = f"{self.base}/{name}", self._options
+        where = f"{self.base}/{name}"
         with listing(f"{where} cannot be read"), open_compared(self._store, name) as file:
-            records = iter_flat(_iter_records(file, name, where), where)
-            first = list(itertools.islice(records, _ROWS_AT_ONCE))
+            records = _iter_records(file, name, where)
+            first = list(itertools.islice(records, ROWS_AT_ONCE))
             if not first:
                 raise NoInputsError(f"{where}: the table has no rows")
             names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
-            columns = TableColumns(where, names, options.image, options.label, options.split_by, options.pictures)
-            yield columns, itertools.chain(first, records)
+            yield TableColumns(where, names, self._options), itertools.chain(first, records)
 
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
-        if self._options.label == "auto" and not labelled and columns:
-            yield say_unlabelled(columns)
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        return iter(()) if classes is not None else say_unlabelled(self._options, columns)
 
 
-def say_unlabelled(columns: Sequence[str]) -> str:
-    """Return a sentence on rows without labels, whose columns may have been meant."""
-    more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
-    return (
-        f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; give "
-        "--label COLUMN, or --label none"
-    )
-
-
-def to_items(chunk: Sequence[tuple[int, Record]], columns: TableColumns, files: Files, where: str) -> Iterator[Item]:
-    """The rows of some numbered records of the table `where`, whose files are looked at."""
-    base, names = files.base.url, columns.files
-    paths = [_to_path(record.get(name)) for _, record in chunk for name in names]
-    stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
-    looked = (_look(path, base, stats) for path in paths)
-    for number, record in chunk:
-        row = f"row {number} of {where}"
-        label: Label | Labels = None
-        split = None
-        try:
-            if columns.label is not None:
-                label = to_label(record.get(columns.label))
-            if columns.split is not None:
-                value = record.get(columns.split)
-                split = "nan" if value is None or value == "" else str(value)
-                if split.lower() == "nan":
-                    raise SourceError(f"the column {columns.split!r} says no split; fill it in, or leave the row out")
-                check_split_name(split)
-        except (SourceError, OptionError) as error:
-            raise type(error)(f"{where}, row {number}: {error}") from None
-        others = columns.others(record)
-        (path, ref, wrong), *further = itertools.islice(looked, len(names))
-        problem = None
-        if ref is None:
-            path = url_identity(f"{where}, row {number}")
-            problem = "unreadable", f"{row} has {wrong} in its column {columns.image!r}; expected {columns.expected}"
-        elif wrong is not None:
-            reason = wrong.reason if isinstance(wrong, ImageError) else "unreadable"
-            problem = reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"
-        for (picture, column), (name, found, lack) in zip(columns.pictures, further, strict=True):
-            if problem is None and lack is not None:
-                said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {columns.expected}"
-                reason = lack.reason if isinstance(lack, ImageError) else picture.missing
-                problem = reason, f"{row}, column {column!r}: {said}"
-        if ref is None:
-            yield Item(path, 0, "", label, split, values=others, problem=problem)
-            continue
-        images = tuple(found for _, found, _ in further if found is not None) if problem is None else ()
-        path = identity_of(base, path)
-        file = "" if ref.file == path else ref.file
-        yield Item(
-            path,
-            ref.bytes,
-            ref.version,
-            label,
-            split,
-            file,
-            ref.offset,
-            others,
-            problem,
-            images,
-            row=ref.row,
-            leaf=ref.leaf,
+def say_unlabelled(options: ShardOptions, columns: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence on rows without labels, whose columns may have been meant."""
+    if options.label == "auto" and columns:
+        more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
+        yield (
+            f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; give "
+            "--label COLUMN, or --label none"
         )
 
 
 def _look(
     path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]
 ) -> tuple[Any, ImageRef | None, str | ImageError | None]:
-    """Return a path, where its file lies, and what is wrong with either; takes the file's next one of `stats`."""
+    """Return a path, where its file is, and what is wrong with either; takes the file's next one of `stats`."""
     if isinstance(path, Embedded):
         return path.name, path.ref, None
     if not isinstance(path, str) or not path:
@@ -274,7 +264,7 @@ def _to_path(value: Any) -> Any:
 
 
 def to_label(value: Any) -> Label | Labels:
-    """A label as a name or an id, or a list of them; None where there is none. pandas' floats are ids again.
+    """Return a label as a name or an id, or a list of them; None if there is none. pandas' floats are ids again.
 
     Raises:
         SourceError: an object, or a list of lists, which are no classes.
@@ -296,49 +286,48 @@ def to_label(value: Any) -> Label | Labels:
 
 
 def iter_head(store: Store, name: str) -> Iterator[Record]:
-    """The first records of the table `name`, of text those in its first MB. Raises as `TableSource.iter_items`."""
+    """Yield the first records of the table `name`, of text those in its first MB. Raises as `iter_items`."""
     where = f"{store.url}/{name}"
     with listing(f"{where} cannot be read"), open_object(store, name) as file:
-        if not name.lower().endswith(".parquet"):
-            head = file.read(_BYTES_AT_ONCE)
-            whole = head if len(head) < _BYTES_AT_ONCE else head[: head.rfind(b"\n") + 1]
-            yield from iter_flat(_iter_records(io.BytesIO(whole), name, where), where)
-        else:
-            yield from iter_flat(_iter_records(file, name, where), where)
+        is_parquet = name.lower().endswith(".parquet")
+        head = b"" if is_parquet else file.read(_BYTES_AT_ONCE)
+        whole = head if len(head) < _BYTES_AT_ONCE else head[: head.rfind(b"\n") + 1]
+        yield from _iter_records(file if is_parquet else io.BytesIO(whole), name, where)
 
 
 def has_box(names: Iterable[str]) -> bool:
-    """Return true where columns are called like the sides of one box, or like one box."""
+    """Return true if columns are called like the sides of one box, or like one box."""
     bare = {name.lower().replace("_", "") for name in names}
     return any(sides <= {name.removeprefix("bbox") for name in bare} for sides in _SIDES) or bool(bare & _BOX_NAMES)
 
 
-def iter_flat(records: Iterator[Record], where: str) -> Iterator[Record]:
-    """The records, with the fields of a column of objects as columns of their own: `objects.bbox`.
+def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
+    """Yield the rows of a file as named values; the fields of a column of objects are columns: `objects.bbox`.
 
     Parquet files with images inside have them so as well. A column stays as it is if it has other values, too, or if
     its objects have so many keys that these are data.
 
     Raises:
-        SourceError: a field is called as another column is.
+        SourceError: it cannot be read, or a field is called as another column is.
     """
-    first = list(itertools.islice(records, _ROWS_AT_ONCE))
+    records = _iter_rows(file, name, where)
+    first = list(itertools.islice(records, ROWS_AT_ONCE))
     fields, kept = dict[str, set[str]](), set[str]()
     for record in first:
-        for name, value in record.items():
+        for column, value in record.items():
             if isinstance(value, dict):
-                fields.setdefault(name, set()).update(field for field, _ in _iter_fields(name, value))
+                fields.setdefault(column, set()).update(field for field, _ in _iter_fields(column, value))
             elif value is not None:
-                kept.add(name)
-    kept.update(name for name, found in fields.items() if len(found) > _MOST_FIELDS)
+                kept.add(column)
+    kept.update(column for column, found in fields.items() if len(found) > _MOST_FIELDS)
     for record in itertools.chain(first, records):
-        if not any(isinstance(value, dict) or name in fields for name, value in record.items()):
+        if not any(isinstance(value, dict) or column in fields for column, value in record.items()):
             yield record
             continue
         flat: dict[str, Any] = {}
-        for name, value in record.items():
-            is_flat = name not in kept and (isinstance(value, dict) or (value is None and name in fields))
-            for field, item in _iter_fields(name, value) if is_flat else [(name, value)]:
+        for column, value in record.items():
+            is_flat = column not in kept and (isinstance(value, dict) or (value is None and column in fields))
+            for field, item in _iter_fields(column, value) if is_flat else [(column, value)]:
                 if field in flat:
                     raise SourceError(f"{where}: two columns have the same name: {field}")
                 flat[field] = item
@@ -354,7 +343,7 @@ def _iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, A
             yield f"{name}.{key}", item
 
 
-def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
+def _iter_rows(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
     suffix = name[name.rindex(".") :].lower()
     if suffix == ".parquet":
         yield from _iter_parquet(file, where)
@@ -390,58 +379,45 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
     # A setting of the whole process: more than it had is no harm to others.
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     reader = csv.reader(text, delimiter=delimiter, strict=True)
-    rows = reader if delimiter == "," else _iter_lines(reader, where)
-    begin = 0  # the line before the row that is being read
+    header, has_blanks, begin = list[str](), False, 0  # the line before the row that is being read
     try:
-        first = next((fields for fields in rows if fields), [])
-        has_blanks = any(name != name.strip() for name in first)
-        if has_blanks:  # who writes `image, label` writes `a.jpg, cat`, and maybe `a.jpg, "cat, grey"`
-            text.seek(0)
-            reader = csv.reader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
-            rows = reader if delimiter == "," else _iter_lines(reader, where)
-            first = [name.strip() for name in next(fields for fields in rows if fields)]
-        begin = reader.line_num
-        header = [name or f"column_{place}" for place, name in enumerate(first)]  # as pandas' index has none
-        _check_names(header, where)
-        for fields in rows:
-            if len(fields) not in (0, len(header)):
-                lines = (
-                    f"line {begin + 1}" if reader.line_num == begin + 1 else f"lines {begin + 1} to {reader.line_num}"
-                )
-                raise SourceError(
-                    f"{where}, {lines}: {len(fields)} fields; the header has {len(header)} "
-                    f"({', '.join(header)}){_say_separator(header, where)}"
-                )
-            begin = reader.line_num
-            if not fields:
-                continue
-            values = map(str.strip, fields) if has_blanks else fields
-            yield dict(zip(header, (value or None for value in values), strict=True))
-    except csv.Error as error:
-        if reader.line_num > begin + 1:
-            raise SourceError(
-                f"{where}, line {begin + 1}: a quote that opens a field of the row that begins here is not closed "
-                f"where it should be ({error}, line {reader.line_num}); close it, and double quotes within the field"
-            ) from error
-        raise SourceError(f"{where}, line {reader.line_num}: {error}") from error
-
-
-def _iter_lines(reader: "_csv.Reader", where: str) -> Iterator[list[str]]:
-    """The rows of a TSV, a line each: a quote that begins a field would take rows in, up to the next quote."""
-    line = 0
-    try:
-        for fields in reader:
-            if reader.line_num > line + 1:
+        while (fields := next(reader, None)) is not None:
+            if delimiter == "\t" and reader.line_num > begin + 1:
                 raise csv.Error("a field spans lines")
-            line = reader.line_num
-            yield fields
+            if fields and not header:
+                if not has_blanks and any(name != name.strip() for name in fields):
+                    # Who writes `image, label` writes `a.jpg, cat`, and maybe `a.jpg, "cat, grey"`.
+                    text.seek(0)
+                    reader = csv.reader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
+                    has_blanks, begin = True, 0
+                    continue
+                names = map(str.strip, fields) if has_blanks else fields
+                header = [name or f"column_{place}" for place, name in enumerate(names)]  # as pandas' index has none
+                check_names(header, where)
+            elif fields:
+                if len(fields) != len(header):
+                    is_one = reader.line_num == begin + 1
+                    lines = f"line {begin + 1}" if is_one else f"lines {begin + 1} to {reader.line_num}"
+                    raise SourceError(
+                        f"{where}, {lines}: {len(fields)} fields; the header has {len(header)} "
+                        f"({', '.join(header)}){_say_separator(header, where)}"
+                    )
+                values = map(str.strip, fields) if has_blanks else fields
+                yield dict(zip(header, (value or None for value in values), strict=True))
+            begin = reader.line_num
     except csv.Error as error:
-        if reader.line_num > line + 1:
+        row = f"{where}, line {begin + 1}"
+        if reader.line_num <= begin + 1:
+            raise SourceError(f"{row}: {error}") from error
+        if delimiter == "\t":  # it would take rows in, up to the next quote
             raise SourceError(
-                f"{where}, line {line + 1}: a field begins with a quote that does not end in its line; put it in "
-                f'quotes and double those within ("""5 inch"), or save the table as .csv'
+                f"{row}: a field begins with a quote that does not end in its line; put it in quotes and double those "
+                f'within ("""5 inch"), or save the table as .csv'
             ) from error
-        raise
+        raise SourceError(
+            f"{row}: a quote that opens a field of the row that begins here is not closed where it should be "
+            f"({error}, line {reader.line_num}); close it, and double quotes within the field"
+        ) from error
 
 
 def _say_separator(names: Sequence[str], where: str) -> str:
@@ -453,7 +429,8 @@ def _say_separator(names: Sequence[str], where: str) -> str:
     return ""
 
 
-def _check_names(names: Sequence[str], where: str) -> None:
+def check_names(names: Sequence[str], where: str) -> None:
+    """Raise SourceError if two columns of the table `where` have the same name."""
     if len(set(names)) < len(names):
         raise SourceError(f"{where}: two columns have the same name: {', '.join(names)}")
 
@@ -478,16 +455,16 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
         from pyarrow import parquet
 
         rows = parquet.ParquetFile(file)
-        _check_names(rows.schema_arrow.names, where)
-        for batch in rows.iter_batches(_ROWS_AT_ONCE):
+        check_names(rows.schema_arrow.names, where)
+        for batch in rows.iter_batches(ROWS_AT_ONCE):
             for values in zip(*(to_python(column, where) for column in batch.columns), strict=True):
                 yield dict(zip(batch.schema.names, values, strict=True))
 
 
 def to_python(array: Any, where: str) -> list[Any]:
-    """The values of an Arrow array; times that no type of Python holds as text. Never by way of pandas.
+    """Return the values of an Arrow array, as text those times that no type of Python holds.
 
-    pyarrow itself wants pandas for nanoseconds.
+    Never by way of pandas, which pyarrow itself wants for nanoseconds.
     """
     import pyarrow
     from pyarrow import types
@@ -498,13 +475,7 @@ def to_python(array: Any, where: str) -> list[Any]:
             raise SourceError(
                 f"{where}: a column of {kind} has nanoseconds within lists or structs; store them as microseconds"
             )
-        micro = (
-            pyarrow.timestamp("us", kind.tz)
-            if types.is_timestamp(kind)
-            else pyarrow.duration("us")
-            if types.is_duration(kind)
-            else pyarrow.time64("us")
-        )
+        micro = pyarrow.timestamp("us", kind.tz) if types.is_timestamp(kind) else str(kind).replace("[ns", "[us")
         with suppress(pyarrow.ArrowInvalid):  # not all of them are whole microseconds
             array = array.cast(micro)
     if "[ns" not in str(array.type):
@@ -516,7 +487,6 @@ def to_python(array: Any, where: str) -> list[Any]:
         text = array.cast(pyarrow.int64()).cast(pyarrow.timestamp(array.type.unit)).cast(pyarrow.string()).to_pylist()
         return [None if value is None else f"{value}Z" for value in text]
     if types.is_duration(kind):  # Arrow would say the number alone
-        return [
-            None if tick is None else f"{tick} {array.type.unit}" for tick in array.cast(pyarrow.int64()).to_pylist()
-        ]
+        ticks = array.cast(pyarrow.int64()).to_pylist()
+        return [None if tick is None else f"{tick} {array.type.unit}" for tick in ticks]
     return list(array.cast(pyarrow.string()).to_pylist())

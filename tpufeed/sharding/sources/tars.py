@@ -1,10 +1,12 @@
-"""WebDataset tars: the files of a sample stand together and share a key, which is their name up to the first dot.
+"""WebDataset tars: the files of a sample are neighbours and share a key, which is their name up to the first dot.
 
 An image is read in place, by its offset within its tar: nothing is unpacked.
 """
 
 import json
+import re
 import tarfile
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -25,18 +27,19 @@ from tpufeed.sharding.sources.source import (
     show,
     splits_mentioned,
 )
-from tpufeed.sharding.sources.table import LOADERS_OWN, to_label
+from tpufeed.sharding.sources.table import check_others, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
-from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.storage.store import ObjectInfo
 
 SUFFIXES = (".tar",)
 _IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
-_TEXTS = frozenset({"cls", "cls2", "txt", "text", "caption", "transcript"})
+_TEXTS = frozenset({"cls", "cls2", "txt", "text", "caption", "transcript", "json"})
 _LARGEST_TEXT = 1 << 20
 _BLOCK_BYTES = 512
 _ZEROS_AT_ONCE = 1 << 20
+_HIDDEN = re.compile(rf"(.*/)?({HIDDEN_FOLDERS})(/.*)?", re.IGNORECASE | re.DOTALL)
 
-_Part = tuple[int, int, bytes]  # where its bytes stand: offset and size; and the bytes, of a text
+_Part = tuple[int, int, bytes]  # where its bytes are: offset and size; and the bytes, of a text
 
 
 class TarSource(Source):
@@ -52,29 +55,34 @@ class TarSource(Source):
         if options.split_by is not None:
             raise OptionError("tars are split by shares; shard those of each split apart to keep their splits")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
+        self._image = options.image and options.image.lower().removeprefix(".")
+        self._label = {"none": None, "auto": "cls"}.get(options.label, options.label)
+        self._pictures = {picture.column.lower().removeprefix("."): picture for picture in options.pictures}
 
     def iter_items(self, found: Found) -> Iterator[Item]:
-        store, options, empty = self._store, self._options, True
+        store, empty = self._store, True
         for info in self._files:
-            where = f"{store.url}/{info.name}"
             try:
-                for item in _iter_items(store, info, where, _Wanted(options, found)):
+                for item in self._iter_tar(info, found):
                     empty = False
                     yield item
             except SourceError as error:
-                again = _Wanted(options, Found())
-                if store.local_path(info.name) is None and _find_error(store, info, where, again) != str(error):
-                    raise DamagedReadError(
-                        f"{where}: another reading did not end with the same error: {error}"
-                    ) from error
+                if store.local_path(info.name) is None:
+                    again = ""
+                    try:
+                        deque(self._iter_tar(info, Found()), maxlen=0)
+                    except SourceError as second:
+                        again = str(second)
+                    if again != str(error):
+                        raise DamagedReadError(
+                            f"{store.url}/{info.name}: another reading did not end with the same error: {error}"
+                        ) from error
                 raise
         if empty:
             raise NoInputsError(f"{store.url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")
 
-    def iter_warnings(
-        self, found: Found, classes: Sequence[str], columns: Sequence[str], labelled: bool
-    ) -> Iterator[str]:
-        if self._options.label == "auto" and not labelled:
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        if self._options.label == "auto" and classes is None:
             if found.ignored_files.get(".cls"):
                 way = "a key ends at the first dot of a name, so rename files like im.v0.cls to im_v0.cls"
             elif columns:
@@ -89,32 +97,46 @@ class TarSource(Source):
                 "those of each split apart, like 'train-*.tar'"
             )
 
+    def _iter_tar(self, info: ObjectInfo, found: Found) -> Iterator[Item]:
+        where = f"{self.base}/{info.name}"
+        with listing(f"{where} cannot be read"), open_object(self._store, info.name, compare=True) as file:
+            for key, parts in _iter_samples(file, where, found):
+                yield self._to_item(info, where, key, parts, found)
 
-def _find_error(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") -> str:
-    """Read a tar again and return the error that names what is wrong with it."""
-    try:
-        for _ in _iter_items(store, info, where, wanted):
-            pass
-    except SourceError as error:
-        return str(error)
-    return ""
-
-
-def _iter_items(store: Store, info: ObjectInfo, where: str, wanted: "_Wanted") -> Iterator[Item]:
-    with listing(f"{where} cannot be read"), open_object(store, info.name, compare=True) as file:
-        for sample in _iter_samples(file, where, wanted.found):
-            yield _to_item(info, where, sample, wanted)
-
-
-class _Wanted:
-    """The suffixes of files and the keys of JSON that are image, label and further images."""
-
-    def __init__(self, options: ShardOptions, found: Found) -> None:
-        self.image, self.found = options.image and options.image.lower().removeprefix("."), found
-        self.label = {"none": None, "auto": "cls"}.get(options.label, options.label)
-        self.owned = frozenset(LOADERS_OWN if self.label is None else (*LOADERS_OWN, "label"))
-        self.pictures = {picture.column.lower().removeprefix("."): picture for picture in options.pictures}
-        self.names = {picture.name for picture in options.pictures}
+    def _to_item(self, info: ObjectInfo, where: str, key: str, parts: dict[str, _Part], found: Found) -> Item:
+        wanted = self._image
+        images = [
+            name
+            for name in parts
+            if name not in self._pictures and (name == wanted if wanted else name.split(".")[-1] in _IMAGES)
+        ]
+        if len(images) > 1:
+            dots = "names whose first dot does not end the key are to be renamed, like im.v0.jpg to im_v0.jpg; else "
+            raise OptionError(
+                f"{where}: the sample {key!r} has {len(images)} images ({', '.join(images)}); "
+                f"{dots if any('.' in name for name in images) else ''}say which one: --image {images[0]}"
+            )
+        sample = f"{where}, sample {key!r}"
+        columns = _read_columns(parts, sample, found)
+        try:
+            label = None if self._label is None else to_label(columns.pop(self._label, None))
+        except SourceError as error:
+            raise SourceError(f"{sample}: {error}") from None
+        image = images[0] if images else "a file"
+        check_others(f"{sample}: its .json has a key", columns.keys(), self._options, image, self._label)
+        name = f"{info.name}/{key}"
+        if not images:
+            problem = ("unreadable", f"the sample has no image, only {', '.join(parts)}")
+            return Item(name, 0, info.version, label, file=info.name, values=columns, problem=problem)
+        offset, size, _ = parts[images[0]]
+        item = Item(f"{name}.{images[0]}", size, info.version, label, None, info.name, offset, columns)
+        for suffix, picture in self._pictures.items():
+            if suffix not in parts:
+                problem = picture.missing, f"the sample has no file {key}.{suffix}, only {', '.join(parts)}"
+                return msgspec.structs.replace(item, problem=problem)
+        further = (parts[suffix] for suffix in self._pictures)
+        refs = tuple(ImageRef(info.name, size, info.version, offset) for offset, size, _ in further)
+        return msgspec.structs.replace(item, images=refs)
 
 
 def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[str, dict[str, _Part]]]:
@@ -126,7 +148,7 @@ def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[st
             continue
         folder, slash, name = member.name.rpartition("/")
         stem, dot, extension = name.partition(".")
-        if not dot or not stem or not HIDDEN_FOLDERS.isdisjoint(folder.lower().split("/")):
+        if not dot or not stem or _HIDDEN.fullmatch(folder):
             count_ending(found.ignored_files, member.name)
             continue
         if key != folder + slash + stem:
@@ -135,7 +157,7 @@ def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[st
             key, parts = folder + slash + stem, {}
         if extension.lower() in parts:
             raise SourceError(f"{where}, byte {member.offset}: the sample {key!r} has two files .{extension}")
-        text = file.read(min(member.size, _LARGEST_TEXT)) if _is_text(extension.lower()) else b""  # here: no seek back
+        text = file.read(min(member.size, _LARGEST_TEXT)) if extension.lower() in _TEXTS else b""  # here: no seek back
         parts[extension.lower()] = (member.offset_data, member.size, text)
     if key is not None:
         yield key, parts
@@ -195,58 +217,10 @@ def _check_end(file: BinaryIO, start: int, where: str) -> None:
         rest = file.read(_ZEROS_AT_ONCE)
 
 
-def _is_text(extension: str) -> bool:
-    return extension == "json" or extension in _TEXTS
-
-
-def _to_item(info: ObjectInfo, where: str, sample: tuple[str, dict[str, _Part]], wanted: _Wanted) -> Item:
-    key, parts = sample
-    images = [
-        name
-        for name in parts
-        if name not in wanted.pictures and (name == wanted.image if wanted.image else name.split(".")[-1] in _IMAGES)
-    ]
-    if len(images) > 1:
-        dots = "names whose first dot does not end the key are to be renamed, like im.v0.jpg to im_v0.jpg; else "
-        raise OptionError(
-            f"{where}: the sample {key!r} has {len(images)} images ({', '.join(images)}); "
-            f"{dots if any('.' in name for name in images) else ''}say which one: --image {images[0]}"
-        )
-    columns = _read_columns(parts, f"{where}, sample {key!r}", wanted.found)
-    try:
-        label = None if wanted.label is None else to_label(columns.pop(wanted.label, None))
-    except SourceError as error:
-        raise SourceError(f"{where}, sample {key!r}: {error}") from None
-    for column in columns.keys() & wanted.owned:
-        way = "; say --label label where it is the label" if column == "label" else ""
-        raise SourceError(
-            f"{where}, sample {key!r}: its .json has a key {column!r}, as loaders call what they give themselves, so "
-            f"that none could be asked for it: rename it, like {column}_column{way}"
-        )
-    for column in columns.keys() & wanted.names:
-        raise SourceError(
-            f"{where}, sample {key!r}: its .json has a key {column!r}, as an image column is called; give that another "
-            "name"
-        )
-    name = f"{info.name}/{key}"
-    if not images:
-        problem = ("unreadable", f"the sample has no image, only {', '.join(parts)}")
-        return Item(name, 0, info.version, label, file=info.name, values=columns, problem=problem)
-    offset, size, _ = parts[images[0]]
-    row = Item(f"{name}.{images[0]}", size, info.version, label, None, info.name, offset, columns)
-    for suffix, picture in wanted.pictures.items():
-        if suffix not in parts:
-            problem = picture.missing, f"the sample has no file {key}.{suffix}, only {', '.join(parts)}"
-            return msgspec.structs.replace(row, problem=problem)
-    found = (parts[suffix] for suffix in wanted.pictures)
-    further = tuple(ImageRef(info.name, size, info.version, offset) for offset, size, _ in found)
-    return msgspec.structs.replace(row, images=further)
-
-
 def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name, (_, size, data) in parts.items():
-        if not _is_text(name):
+        if name not in _TEXTS:
             if name.split(".")[-1] not in _IMAGES:
                 count_ending(found.ignored_files, f"{where}.{name}")
             continue

@@ -14,8 +14,7 @@ from pyarrow import parquet
 import tpufeed
 from tests.sharding.previews import preview_shard
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError, UnknownSchemeError
-from tpufeed.sharding.sources.source import resolve
+from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
 
@@ -315,7 +314,7 @@ def test_columns_are_found_by_their_names(column, table, take):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("sample", {}, "'sample', as what loaders give themselves; .*: rename it in the table, like sample_column"),
+        ("sample", {}, "'sample', as what loaders give themselves; .*: rename it, like sample_column"),
         ("mask", {}, "'mask', as what loaders give themselves"),
         ("image", {}, "'image', as the image, which 'path' is taken for"),
         ("label", {"label": "kind"}, "'label', as the label, which 'kind' is taken for"),
@@ -718,40 +717,6 @@ def test_a_table_elsewhere(place, small_jpegs, take, tmp_path):
         path: [small_jpegs[number]] for number, path in enumerate(paths[:4])
     }
     assert {path: reason for path, (reason, _) in rejects_of(result.url).items()} == {"missing.jpg": "unreadable"}
-
-
-@pytest.mark.parametrize(
-    ("base", "path", "file"),
-    [
-        ("/data", "a/b.jpg", "a/b.jpg"),
-        ("/data", "./a.jpg", "a.jpg"),
-        ("/data", "../a.jpg", "/a.jpg"),
-        ("/data", "../database/a.jpg", "/database/a.jpg"),
-        ("/data", "/data/a.jpg", "a.jpg"),
-        ("/data", "/database/a.jpg", "/database/a.jpg"),
-        ("/", "a.jpg", "a.jpg"),
-        ("/data", "file:///x/a.jpg", "/x/a.jpg"),
-        ("/data", "gs://b/a.jpg", "gs://b/a.jpg"),
-        ("gs://bucket/t", "a.jpg", "a.jpg"),
-        ("gs://bucket/t", "../x/a.jpg", "gs://bucket/x/a.jpg"),
-        ("gs://bucket/t", "/x/a.jpg", "/x/a.jpg"),
-        ("gs://bucket/t", "file:///x/a.jpg", "/x/a.jpg"),
-        ("gs://bucket", "a.jpg", "a.jpg"),
-        ("gs://bucket/t", "gs://bucket/t/x/a.jpg", "x/a.jpg"),
-        ("gs://bucket/t", "gs://bucket/table/a.jpg", "gs://bucket/table/a.jpg"),
-        ("gs://bucket/t", "gs://bucket/t//a.jpg", "gs://bucket/t//a.jpg"),
-        ("gs://bucket/t", "gs://bucket/t/../a.jpg", "gs://bucket/t/../a.jpg"),
-        ("local:///t", "a.jpg", "a.jpg"),
-        ("local:///t", "../a.jpg", "local:///a.jpg"),
-    ],
-)
-def test_where_a_path_leads(base, path, file):
-    assert resolve(base, path) == file
-
-
-def test_a_source_that_nothing_opens(take):
-    with pytest.raises(UnknownSchemeError, match=r"nothing opens foo://"):
-        take("foo://bucket/table.csv")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from PIL import Image
 from pyarrow import parquet
 
 import tpufeed
-from tests.sharding.test_tables import rejects_of, samples_of
+from tests.sharding.test_table import rejects_of, samples_of
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, StoreError, TooManyRejectsError
 from tpufeed.sharding import row_groups

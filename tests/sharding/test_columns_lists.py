@@ -13,8 +13,8 @@ from PIL import Image
 from pyarrow import parquet
 
 import tpufeed
-from tests.sharding.test_huggingface import embed, hub_table, save_to_disk
-from tests.sharding.test_tables import rejects_of, samples_of
+from tests.sharding.test_columnar import embed, hub_table, save_to_disk
+from tests.sharding.test_table import rejects_of, samples_of
 from tests.sharding.test_tars import encode_tar
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.images import Resize

@@ -1,0 +1,69 @@
+"""Which kind of source a URL is, and what is said of one that is none."""
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tpufeed.errors import NoInputsError, SourceError, UnknownSchemeError
+
+NOBODY = 65534
+
+
+@contextmanager
+def without_roots_rights():
+    """Permission bits do not bite for root."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_a_missing_source(tmp_path, take):
+    with pytest.raises(SourceError, match="nowhere does not exist"):
+        take(tmp_path / "nowhere")
+
+
+def test_a_file_as_source(tree, take):
+    with pytest.raises(SourceError, match=r"1\.jpg is a file; expected a folder of images, a table \(\.csv"):
+        take(tree("cat/1.jpg") / "cat/1.jpg")
+
+
+@pytest.mark.parametrize("locked", ["source", "source/cat"])
+def test_a_folder_that_may_not_be_read(locked, take):
+    outer = Path(tempfile.mkdtemp())  # pytest's own folders are locked to others as a whole
+    try:
+        (outer / "source/cat").mkdir(parents=True)
+        (outer / "source/cat/1.jpg").touch()
+        outer.chmod(0o755)
+        (outer / locked).chmod(0)
+        with without_roots_rights(), pytest.raises(SourceError, match="Permission denied"):
+            take(outer / "source")
+        with without_roots_rights(), pytest.raises(SourceError, match="Permission denied"):
+            take(outer / "source/cat")
+    finally:
+        (outer / locked).chmod(0o755)
+        shutil.rmtree(outer)
+
+
+def test_a_folder_called_like_a_file_is_a_folder(tree, take, tmp_path):
+    for name in ("photos.zip", "photos.csv", "photos.tar"):
+        shutil.copytree(tree("cat/1.jpg"), tmp_path / name)
+        assert [item.path for item in take(tmp_path / name)[1]] == ["cat/1.jpg"]
+
+
+def test_no_images_in_folders_of_tars(tree, take):
+    with pytest.raises(NoInputsError, match="no images found among 2 files"):
+        take(tree("train/0.tar", "val/0.tar"))
+
+
+def test_a_source_that_nothing_opens(take):
+    with pytest.raises(UnknownSchemeError, match=r"nothing opens foo://"):
+        take("foo://bucket/table.csv")
