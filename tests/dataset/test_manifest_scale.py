@@ -4,12 +4,9 @@ import pickle
 import sys
 import tracemalloc
 
-import numpy as np
 import pytest
-from crc32c import crc32c
 
 from tpufeed.dataset import reader
-from tpufeed.dataset.index import IndexWriter, encode_index
 from tpufeed.dataset.manifest import (
     IndexFile,
     Manifest,
@@ -21,7 +18,6 @@ from tpufeed.dataset.manifest import (
 )
 from tpufeed.dataset.naming import MANIFEST, index_name, shard_name
 from tpufeed.dataset.schema import record_schema
-from tpufeed.errors import StoreError
 from tpufeed.storage.memory import MemoryStore
 
 SHARDS, RECORDS = 30_000, 1_000
@@ -106,36 +102,3 @@ def test_memory_of_a_few_times_the_manifest(manifest):
     assert decoded == manifest
     assert kept < 3 * len(data)
     assert most < 5 * len(data)
-
-
-# Index
-
-
-@pytest.mark.parametrize("lengths", [[[20, 30, 40], [], [2**40], [16, 16]], [[]], []])
-def test_an_index_written_shard_by_shard_is_the_same_file(lengths, tmp_path):
-    expected = encode_index([np.cumsum([0, *shard], dtype=np.uint64) for shard in lengths])
-    writer = IndexWriter(tmp_path / "index.npy")
-    for shard in lengths:
-        writer.add(np.cumsum([0, *shard], dtype=np.uint64))
-    assert writer.finish() == (len(expected), crc32c(expected))
-    assert (tmp_path / "index.npy").read_bytes() == expected
-
-
-def test_writing_an_index_keeps_none_of_it(tmp_path):
-    writer, lengths = IndexWriter(tmp_path / "index.npy"), np.arange(1001, dtype=np.uint64) * 100
-    writer.add(lengths)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(300):
-            writer.add(lengths)
-        assert tracemalloc.get_traced_memory()[0] - before < 20_000
-    finally:
-        tracemalloc.stop()
-    size, _ = writer.finish()
-    assert size == 128 + 301 * 1001 * 8
-
-
-def test_an_index_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(StoreError, match=r"gone/index\.npy: No such file"):
-        IndexWriter(tmp_path / "gone" / "index.npy")

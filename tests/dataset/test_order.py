@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.dataset.lanes import lane_parts
 from tpufeed.dataset.order import EpochOrder, reverse_digits
 from tpufeed.errors import OptionError
 
@@ -17,7 +18,11 @@ seeds = st.integers(-(2**63), 2**64 - 1)
 
 
 def samples_of(order, positions=None):
-    places = order.places(0, order.records) if positions is None else order.places_at(np.asarray(positions, np.int64))
+    places = (
+        order.places_at(np.arange(order.records))
+        if positions is None
+        else order.places_at(np.asarray(positions, np.int64))
+    )
     return places.sample.tolist()
 
 
@@ -71,7 +76,7 @@ def order_by_hand(sizes, seed, epoch, lanes):
 @given(shard_sizes, seeds, st.integers(0, 100), lane_counts)
 def test_the_order_is_the_one_of_the_design(sizes, seed, epoch, lanes):
     order = EpochOrder(sizes, seed, epoch, lanes)
-    places = order.places(0, order.records)
+    places = order.places_at(np.arange(order.records))
     found = list(zip(places.shard.tolist(), places.record.tolist(), strict=True))
     assert found == order_by_hand(sizes, seed, epoch, lanes)
 
@@ -104,7 +109,7 @@ def test_places_may_be_asked_for_in_any_order_and_again(sizes, seed, lanes, data
     assert samples_of(order, positions) == [whole[g] for g in positions]
     assert samples_of(EpochOrder(sizes, seed, 0, lanes), positions) == [whole[g] for g in positions]
     step = data.draw(st.integers(1, 7))
-    assert order.places(1, len(whole), step).sample.tolist() == whole[1::step]
+    assert order.places_at(np.arange(1, len(whole), step)).sample.tolist() == whole[1::step]
 
 
 @settings(max_examples=40)
@@ -112,9 +117,9 @@ def test_places_may_be_asked_for_in_any_order_and_again(sizes, seed, lanes, data
 def test_the_parts_of_a_lane_hold_its_records_shard_by_shard(sizes, seed, lanes, shuffle):
     order = EpochOrder(sizes, seed, 1, lanes, shuffle)
     for lane in range(lanes):
-        places = order.places(lane, order.records, lanes)
+        places = order.places_at(np.arange(lane, order.records, lanes))
         found = list(zip(places.shard.tolist(), places.record.tolist(), strict=True))
-        for shard, first, stop in order.lane_parts(lane):
+        for shard, first, stop in lane_parts(order, lane):
             part, found = found[: stop - first], found[stop - first :]
             assert part
             assert sorted(part) == sorted((shard, record % sizes[shard]) for record in range(first, stop))
@@ -130,7 +135,7 @@ def test_lanes_of_a_rank_adjoin(sizes, lanes, data):
     """Without shuffle a rank's samples are a range, for every world size that is a product of the first factors."""
     order = EpochOrder(sizes, 0, 0, lanes, shuffle=False)
     world = data.draw(st.sampled_from(prefix_products(lanes)))
-    ranges = [sorted(order.places(rank, order.records, world).sample.tolist()) for rank in range(world)]
+    ranges = [sorted(order.places_at(np.arange(rank, order.records, world)).sample.tolist()) for rank in range(world)]
     for samples in ranges:
         assert samples == list(range(samples[0], samples[0] + len(samples))) if samples else True
 
@@ -146,7 +151,7 @@ def test_more_lanes_than_samples_and_no_samples_at_all():
     for sizes in ([], [0], [0, 0, 0]):
         order = EpochOrder(sizes, 0, 0, 4)
         assert samples_of(order) == []
-        assert [order.lane_parts(lane) for lane in range(4)] == [[]] * 4
+        assert [lane_parts(order, lane) for lane in range(4)] == [[]] * 4
 
 
 @pytest.mark.parametrize("lanes", [0, -1])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.dataset.lanes import lane_parts
 from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 
 # Empty shards, shards of one record, and one that holds nearly all.
@@ -46,7 +47,7 @@ def test_a_run_that_changes_its_world_again_and_again_sees_each_sample_once(size
             dealt = itertools.zip_longest(*(step[first:] + step[:first]))
             sequence += [sample for row in dealt for sample in row if sample is not None]
         start = min(whole.records, start + done * batch * size)
-    assert sequence == whole.places(0, whole.records).sample.tolist()
+    assert sequence == whole.places_at(np.arange(whole.records)).sample.tolist()
 
 
 @settings(max_examples=40)
@@ -72,7 +73,7 @@ def runs_of(numbers):
 
 
 def touched(order, rank, size):
-    return {part.shard for lane in range(rank, order.lanes, size) for part in order.lane_parts(lane)}
+    return {part.shard for lane in range(rank, order.lanes, size) for part in lane_parts(order, lane)}
 
 
 @settings(max_examples=40)
@@ -92,7 +93,7 @@ def test_a_shard_is_read_by_one_rank_but_for_those_at_the_borders(sizes, seed, s
 def test_in_how_many_ranges_the_lanes_of_a_rank_lie(lanes, size, most):
     """The figures of docs/order.md."""
     order = EpochOrder([1] * lanes, 0, 0, lanes, shuffle=False)
-    ranges = [runs_of(order.places(rank, lanes, size).sample) for rank in range(size)]
+    ranges = [runs_of(order.places_at(np.arange(rank, lanes, size)).sample) for rank in range(size)]
     assert max(ranges) == most
 
 
@@ -103,4 +104,4 @@ def test_default_lanes_let_a_world_double(size, hosts):
     assert max(16 * hosts, 2 * size) <= lanes < max(2 * (16 * hosts + size), 4 * size)
     order = EpochOrder([1] * lanes, 0, 0, lanes, shuffle=False)
     for grown in (size, 2 * size):
-        assert all(runs_of(order.places(rank, lanes, grown).sample) == 1 for rank in range(grown))
+        assert all(runs_of(order.places_at(np.arange(rank, lanes, grown)).sample) == 1 for rank in range(grown))

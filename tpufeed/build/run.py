@@ -41,7 +41,6 @@ from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef, read_plan, with
 from tpufeed.build.recipe import Draft, Preview, Recipe, SplitPreview
 from tpufeed.build.rejects import RejectBudget, Rejects, parse_budget, too_many
 from tpufeed.build.versions import publish
-from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import (
     IndexFile,
     Manifest,
@@ -56,6 +55,7 @@ from tpufeed.dataset.manifest import (
 from tpufeed.dataset.naming import MANIFEST, REJECTS, counted, index_name, part_folder, removals_name, report_name
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, several_labels
+from tpufeed.dataset.writer import IndexWriter
 from tpufeed.engines.choice import choose_engine
 from tpufeed.engines.engine import Done, Engine, Event, Job, Progress
 from tpufeed.errors import (

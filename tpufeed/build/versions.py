@@ -19,7 +19,7 @@ import numpy as np
 
 from tpufeed.build.commit import check_owner, find_lost, is_stored, put
 from tpufeed.build.plan import Owner
-from tpufeed.dataset.index import ITEM_BYTES, IndexWriter, Offsets
+from tpufeed.dataset.index import ITEM_BYTES, Offsets
 from tpufeed.dataset.manifest import (
     GROWN_VERSION,
     IndexFile,
@@ -35,6 +35,7 @@ from tpufeed.dataset.manifest import (
 from tpufeed.dataset.naming import MANIFEST, version_index_name, version_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
+from tpufeed.dataset.writer import IndexWriter
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
 from tpufeed.storage.reading import read_document
 from tpufeed.storage.store import Store

@@ -9,14 +9,11 @@ epoch over 100,000,000 records would come to count the index's 800 MB as each pr
 import io
 import mmap
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO
+from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
@@ -27,12 +24,11 @@ from tpufeed.storage.store import Span, Store
 
 Offsets = npt.NDArray[np.uint64]
 
-_ITEM = "<u8"
+ITEM = "<u8"
 ITEM_BYTES = 8
 _TRIES = 3
 _COPIED_BYTES = 64 << 10
 NPY_HEADER_BYTES = 128  # of any array of one dimension
-_BLOCK_BYTES = 4 << 20
 
 
 def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
@@ -53,52 +49,13 @@ def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
     except (ValueError, EOFError, SyntaxError, RecursionError, MemoryError):  # numpy's for what is no such file
         return False
     # numpy would ask for the memory that the header speaks of.
-    if dtype != _ITEM or shape != ((len(data) - file.tell()) // ITEM_BYTES,):
+    if dtype != ITEM or shape != ((len(data) - file.tell()) // ITEM_BYTES,):
         return False
-    offsets = np.frombuffer(data, _ITEM, shape[0], file.tell())
+    offsets = np.frombuffer(data, ITEM, shape[0], file.tell())
     # Each shard's offsets begin with 0 and end with its size; 0 stands nowhere else.
     starts = np.flatnonzero(offsets == 0)
     ends = offsets[np.append(starts[1:], len(offsets)) - 1] if len(starts) else offsets
     return bool(ends.tolist() == list(sizes))
-
-
-class IndexWriter:
-    """Writes what `encode_index` gives to a new file, shard by shard, in memory that does not grow with the shards.
-
-    The file is open only while it is written to: a cache has one for each variant of each split.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._count = 0
-        with self._open("xb") as file:
-            file.write(bytes(NPY_HEADER_BYTES))
-
-    def add(self, offsets: Offsets) -> None:
-        """Append offsets: those of shards, or parts of those. Raises StoreError."""
-        self._count += len(offsets)
-        with self._open("ab") as file:
-            file.write(offsets.astype(_ITEM, copy=False).tobytes())
-
-    def finish(self) -> tuple[int, int]:
-        """Complete the file, and return its size and CRC-32C. Raises StoreError."""
-        with self._open("r+b") as file:
-            header = {"shape": (self._count,), "fortran_order": False, "descr": _ITEM}
-            np.lib.format.write_array_header_1_0(file, header)
-            assert file.tell() == NPY_HEADER_BYTES, "there is room for any count"
-            file.seek(0)
-            crc = 0
-            while block := file.read(_BLOCK_BYTES):
-                crc = crc32c(block, crc)
-            return file.tell(), crc
-
-    @contextmanager
-    def _open(self, mode: str) -> Iterator[IO[bytes]]:
-        try:
-            with self._path.open(mode) as file:
-                yield file
-        except OSError as error:
-            raise StoreError(f"{self._path}: {error.strerror or error}") from error
 
 
 class Index:
@@ -134,7 +91,7 @@ class Index:
                 self._mapped = self._open()
             mapped = self._mapped
         if mapped is not None:
-            offsets = np.frombuffer(mapped, _ITEM, self._starts[-1], self._header_bytes)
+            offsets = np.frombuffer(mapped, ITEM, self._starts[-1], self._header_bytes)
             parts = ((shard, offsets[self._starts[shard] : self._starts[shard + 1]]) for shard in shards)
             try:
                 found = [self._checked(shard, part) for shard, part in parts]
@@ -158,7 +115,7 @@ class Index:
                 for shard, data in zip(shards, self._reader.read(self._store, spans), strict=True):
                     if isinstance(data, StoreError):
                         raise data
-                    found.append(self._checked(shard, np.frombuffer(data, _ITEM, len(data) // ITEM_BYTES)))
+                    found.append(self._checked(shard, np.frombuffer(data, ITEM, len(data) // ITEM_BYTES)))
                 return found
             except ShardError:  # the bytes may have been damaged on the way
                 tries_left -= 1

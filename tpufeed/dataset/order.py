@@ -12,7 +12,7 @@ rank r of W owns the g with g mod W = r. So any W that divides L gives the same 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,17 +33,6 @@ class Places(NamedTuple):
     shard: Ints
     record: Ints
     sample: Ints
-
-
-class Part(NamedTuple):
-    """Records `[first, stop)` of a shard, at least one. In a shard of n records, number n is its first one again.
-
-    A whole shard is `[0, n)`.
-    """
-
-    shard: int
-    first: int
-    stop: int
 
 
 class EpochOrder:
@@ -93,12 +82,8 @@ class EpochOrder:
         self._lane_stops[lane_of_segment] = segment_starts + lengths
         self._last_parts: dict[int, tuple[int, npt.NDArray[Any]]] = {}
 
-    def places(self, first: int, stop: int, step: int = 1) -> Places:
-        """The samples at the global positions `range(first, stop, step)`."""
-        return self.places_at(np.arange(first, stop, step, dtype=np.int64))
-
     def places_at(self, positions: Ints) -> Places:
-        """The samples at these global positions, each in `[0, records)`."""
+        """Return the samples at these global positions, each in `[0, records)`."""
         lanes = positions % self.lanes
         flat = self._lane_starts[lanes] + positions // self.lanes
         slots = np.searchsorted(self._shard_starts, flat, side="right") - 1
@@ -115,14 +100,6 @@ class EpochOrder:
                 within[begin:end] = self._part_records(int(lanes[row]), int(part_starts[row]))[within[begin:end]]
             record[by_part] = within
         return Places(shard, record, self._first_sample[shard] + record)
-
-    def lane_parts(self, lane: int) -> list[Part]:
-        """Return the parts that a lane reads, in its order; within a part the records are permuted."""
-        shards, first, lengths = self._lane_cuts(lane)
-        counts = self._first_sample[shards + 1] - self._first_sample[shards]
-        # A whole shard is [0, n) however it is rotated: its records are permuted anyway.
-        first = np.where(lengths == counts, 0, (first + self._rotations[shards]) % counts)
-        return list(starmap(Part, zip(shards.tolist(), first.tolist(), (first + lengths).tolist(), strict=True)))
 
     def due_shards(self, lanes: Iterable[int], position: int = 0) -> list[int]:
         """The shards that these lanes read from global position `position` on, the one that is due first, first."""
@@ -165,10 +142,8 @@ class EpochOrder:
             shard, stop = int(self._shards[slot]), int(self._shard_starts[slot + 1])
             first, count = start - int(self._shard_starts[slot]), stop - int(self._shard_starts[slot])
             order = _permutation(min(stop, int(self._lane_stops[lane])) - start, self._key, _RECORDS, shard, first)
-            order += first + int(
-                self._rotations[shard]
-            )  # a rotated shard begins in its middle, and goes on with record 0
-            order %= count
+            order += first + int(self._rotations[shard])  # a rotated shard begins in its middle,
+            order %= count  # and continues with record 0
             last = self._last_parts[lane] = start, order.astype(np.min_scalar_type(count))
         return last[1]
 
