@@ -16,7 +16,6 @@ OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
 LENGTH_DAMAGED = "the CRC of the record's length does not match"
 
 _LENGTH = struct.Struct("<Q")
-_HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 
 
@@ -25,6 +24,7 @@ def mask_crc32c(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+@lru_cache(maxsize=1 << 16)  # all raw images of a cache have one length
 def encode_header(payload_bytes: int) -> bytes:
     """Return the 12 bytes before a payload of this length."""
     length = _LENGTH.pack(payload_bytes)
@@ -34,11 +34,6 @@ def encode_header(payload_bytes: int) -> bytes:
 def encode_footer(payload_crc32c: int) -> bytes:
     """Return the 4 bytes after a payload with this CRC-32C."""
     return _CRC.pack(mask_crc32c(payload_crc32c))
-
-
-def encode_record(payload: BytesLike) -> bytes:
-    """Return one whole record. The writer of shards puts the parts together without this copy."""
-    return encode_header(len(payload)) + bytes(payload) + encode_footer(crc32c(payload))
 
 
 def decode_records(
@@ -68,16 +63,11 @@ def decode_records(
         size = len(payload)
         if (
             len(record) != size + OVERHEAD_BYTES
-            or _HEADER.unpack_from(record) != (size, _length_crc(size))
-            or _CRC.unpack_from(record, HEADER_BYTES + size) != (mask_crc32c(crc),)
+            or record[:HEADER_BYTES] != encode_header(size)
+            or _CRC.unpack_from(record, HEADER_BYTES + size)[0] != mask_crc32c(crc)
         ):
             raise RecordError(f"{where(number)}: {find_problem(record)}")
     return payloads
-
-
-@lru_cache(maxsize=1 << 16)  # all raw images of a cache have one length
-def _length_crc(payload_bytes: int) -> int:
-    return mask_crc32c(crc32c(_LENGTH.pack(payload_bytes)))
 
 
 def find_problem(record: memoryview) -> str:

@@ -19,7 +19,7 @@ from tpufeed.tfrecord.example import (
     decode_example,
     encode_entry,
     encode_field,
-    encode_int64,
+    encode_varint,
     read_varint,
     to_signed,
 )
@@ -40,6 +40,7 @@ class FixedLayout:
         self._key_field = encode_field(1, image_key.encode())
         self.image_offset = 30 + len(self._key_field)
         self._key_at = slice(12, 12 + len(self._key_field))
+        self._length_at = slice(self.image_offset - _LENGTH_BYTES, self.image_offset)
         # Entries of one padded varint, without it: all their lengths are known.
         packed = encode_field(3, encode_field(1, bytes(_INT_BYTES)))
         entries = (encode_field(1, encode_field(1, name.encode()) + encode_field(2, packed)) for name in self.int_keys)
@@ -79,17 +80,11 @@ class FixedLayout:
         Raises:
             RecordError: not a tf.train.Example, or one of the features is missing.
         """
-        start = self.image_offset
-        if self.is_fixed(payload) and len(payload) >= start:
-            length = _read_padded_once(bytes(payload[start - _LENGTH_BYTES : start]))
-            if length is not None and start + length + self._ints.size <= len(payload):
-                # The heads name the features and hold all their lengths: equal bytes are the same features.
-                stop = start + length
-                parts = self._ints.unpack_from(payload, stop)
-                ints = tuple(map(_read_padded_once, parts[1::2]))
-                if parts[::2] == self._heads and None not in ints:
-                    return payload[start:stop], ints  # type: ignore[return-value]  # None is not among them
-        return self._parse(payload, where)
+        found = self._find(payload) if payload[self._key_at] == self._key_field else None
+        if found is None:
+            return self._parse(payload, where)
+        stop, ints = found
+        return payload[self.image_offset : stop], ints
 
     def decode_ints(self, payloads: Sequence[memoryview], image_bytes: int) -> npt.NDArray[np.int64] | None:
         """Return the integers of payloads, (payloads, integers), where `decode` need not be asked for any of them.
@@ -127,28 +122,37 @@ class FixedLayout:
         `rest` is a copy of what follows the integers. Where `decode` trusts the lengths around the image, which no
         loader needs, this compares them: another parser goes by them.
         """
-        start = self.image_offset
-        prefix = bytes(payload[:start])
-        length = _unpad_length(prefix[-_LENGTH_BYTES:])
-        stop = start + length
-        if length < 0 or stop + self._ints.size > len(payload):
+        found = self._find(payload)
+        if found is None:
             return None
-        key = self._key_field
-        wanted = b"\x0a%b\x0a%b%b\x12%b\x0a%b\x0a" % (
+        stop, ints = found
+        length = stop - self.image_offset
+        prefix = b"\x0a%b\x0a%b%b\x12%b\x0a%b\x0a%b" % (
             _pad_length(len(payload) - 6),
             _pad_length(stop - 12),
-            key,
+            self._key_field,
             _pad_length(length + 12),
             _pad_length(length + 6),
+            _pad_length(length),
         )
-        if prefix[:-_LENGTH_BYTES] != wanted:
+        if payload[: self.image_offset] != prefix:
             return None
-        suffix = bytes(payload[stop:])
-        parts = self._ints.unpack_from(suffix)
+        return length, ints, bytes(payload[stop + self._ints.size :])
+
+    def _find(self, payload: memoryview) -> tuple[int, tuple[int, ...]] | None:
+        """Return where the image ends, and the integers behind it; None if they are not at their places."""
+        length = _read_padded_once(bytes(payload[self._length_at]))
+        if length is None:
+            return None
+        stop = self.image_offset + length
+        if stop + self._ints.size > len(payload):
+            return None
+        # The heads name the features and hold all their lengths: equal bytes are the same features.
+        parts = self._ints.unpack_from(payload, stop)
         ints = tuple(map(_read_padded_once, parts[1::2]))
         if parts[::2] != self._heads or None in ints:
             return None
-        return length, ints, suffix[self._ints.size :]  # type: ignore[return-value]  # None is not among them
+        return stop, ints  # type: ignore[return-value]  # None is not among them
 
     def _parse(self, payload: memoryview, where: str) -> tuple[memoryview, tuple[int, ...]]:
         features = decode_example(payload, where)
@@ -221,22 +225,13 @@ def _pad_length(length: int) -> bytes:
     return (low | (length >> 28) << 32 | 0x80808080).to_bytes(_LENGTH_BYTES, "little")
 
 
-def _unpad_length(varint: bytes) -> int:
-    """The length that these 5 bytes are; below zero where they are no varint of 5 bytes."""
-    bits = int.from_bytes(varint, "little")
-    if bits & 0x8080808080 != 0x80808080 or len(varint) != _LENGTH_BYTES:
-        return -1
-    low = bits & 0x7F | bits >> 1 & 0x3F80 | bits >> 2 & 0x1FC000 | bits >> 3 & 0xFE00000
-    return low | bits >> 32 << 28
-
-
 def _read_padded(varint: bytes) -> int | None:
-    """The int64 of a varint that fills all of these bytes; None where they hold something else."""
-    if varint[-1] > 0x7F or min(varint[:-1]) < 0x80:
+    """Return the int64 of a varint that fills all of these bytes, which are several; None if they are none."""
+    if len(varint) < _LENGTH_BYTES or varint[-1] > 0x7F or min(varint[:-1]) < 0x80:
         return None
     return to_signed(read_varint(varint, 0)[0])
 
 
 # Labels and sizes come again and again.
-_encode_int_once = lru_cache(maxsize=1 << 16, typed=True)(partial(encode_int64, width=_INT_BYTES))
+_encode_int_once = lru_cache(maxsize=1 << 16, typed=True)(partial(encode_varint, width=_INT_BYTES))
 _read_padded_once = lru_cache(maxsize=1 << 16)(_read_padded)
