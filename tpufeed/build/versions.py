@@ -32,7 +32,7 @@ from tpufeed.dataset.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from tpufeed.dataset.naming import MANIFEST, version_index_name, version_name
+from tpufeed.dataset.naming import MANIFEST, index_name, version_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
 from tpufeed.dataset.writer import IndexWriter
@@ -348,7 +348,7 @@ def _put_index(  # noqa: PLR0913, PLR0917  # of one caller
             data = dataset.store.read_range(entry.index.name, header + start * ITEM_BYTES, header + stop * ITEM_BYTES)
             writer.add(np.frombuffer(data, "<u8"))
     size, crc = writer.finish()
-    name = version_index_name(split, None if base.manifest.cache is None else variant, number)
+    name = index_name(split, None if base.manifest.cache is None else variant, number)
     put(base.store, name, path, None, size, crc)
     return IndexFile(name, size, crc)
 
