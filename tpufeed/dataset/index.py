@@ -1,9 +1,9 @@
 """The index of a variant: for each shard in turn its records+1 offsets within the shard; the last is its size.
 
-An npy file of uint64. Where a shard's part starts follows from the manifest's counts, so a reader of a remote dataset
+It is an npy file of uint64. The manifest's counts tell where a shard's part starts. So a reader of a remote dataset
 reads only the parts that it needs until the file is staged, and a reader of a local one maps the file. All processes
-share its pages, and none keeps them in its page tables: Linux maps up to 2 MB for each part that is looked at, and an
-epoch over 100,000,000 records would come to count the index's 800 MB as each process's own.
+share its pages, and none keeps them in its page tables: Linux maps up to 2 MB for each part that is looked at, and in
+an epoch over 100,000,000 records each process would come to count the index's 800 MB as its own.
 """
 
 import io
@@ -39,20 +39,20 @@ def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
 
 
 def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
-    """Return whether an object is an index, of shards of these sizes in this order. Raises StoreError."""
+    """Return whether an object is an index of shards of these sizes in this order. Raises StoreError."""
     data = store.read(name)
     file = io.BytesIO(data)
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             return False
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except (ValueError, EOFError, SyntaxError, RecursionError, MemoryError):  # numpy's for what is no such file
+    except (ValueError, EOFError, SyntaxError, RecursionError, MemoryError):  # of numpy, if it is no such file
         return False
-    # numpy would ask for the memory that the header speaks of.
+    # numpy would ask for as much memory as the header says.
     if dtype != ITEM or shape != ((len(data) - file.tell()) // ITEM_BYTES,):
         return False
     offsets = np.frombuffer(data, ITEM, shape[0], file.tell())
-    # Each shard's offsets begin with 0 and end with its size; 0 stands nowhere else.
+    # Each shard's offsets begin with 0 and end with its size; there are no other zeros.
     starts = np.flatnonzero(offsets == 0)
     ends = offsets[np.append(starts[1:], len(offsets)) - 1] if len(starts) else offsets
     return bool(ends.tolist() == list(sizes))
@@ -81,7 +81,7 @@ class Index:
             raise ShardError(f"{self._where}: {variant.index.bytes} bytes cannot hold the manifest's records")
 
     def offsets(self, shards: Sequence[int]) -> list[Offsets]:
-        """The records+1 offsets of each of these shards; those of a remote index are asked for at once.
+        """Return the records+1 offsets of each of these shards; ranges of a remote index are requested at once.
 
         Raises:
             ShardError: the index does not belong to the manifest.
@@ -99,10 +99,10 @@ class Index:
                 if not self.evict_damaged():
                     raise
             else:
-                # Small ones are copied, so that none of the file's pages stays with this process.
+                # Small ones are copied, so that this process keeps none of the file's pages.
                 found = [part.copy() if part.nbytes <= _COPIED_BYTES else part for part in found]
                 if isinstance(mapped.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-                    mapped.obj.madvise(mmap.MADV_DONTNEED)  # what is still looked at comes back from the page cache
+                    mapped.obj.madvise(mmap.MADV_DONTNEED)  # pages still in use come back from the page cache
                 return found
         at, name, tries_left = self._header_bytes, self._variant.index.name, _TRIES
         spans = [
@@ -128,7 +128,7 @@ class Index:
         return RemoteShard(index.name, index.bytes, index.crc32c, self._store.url)
 
     def evict_damaged(self) -> bool:
-        """Evict a damaged staged copy, see `ShardStage.evict_damaged`; False where no staged copy is looked at."""
+        """Evict a damaged staged copy, see `ShardStage.evict_damaged`; return False if no staged copy is in use."""
         with self._lock:
             mapped = self._mapped
             if mapped is None or self._stage is None or not self._stage.evict_damaged(self.to_stage(), mapped):
@@ -137,16 +137,16 @@ class Index:
             return True
 
     def release(self) -> None:
-        """Let go of the file; it is opened again when it is asked for."""
+        """Let go of the file; the next call of `offsets` opens it again."""
         with self._lock:
             self._mapped = None
 
     def _open(self) -> memoryview | None:
-        """Return the whole file, where it is one of this machine's by now."""
+        """Return the whole file, if it is on this machine."""
         path = self._store.local_path(self._variant.index.name)
         if path is None:
             if self._stage is not None:
-                with suppress(ShardError):  # it is damaged where it comes from: the parts that are read will tell
+                with suppress(ShardError):  # it is damaged at its source: the parts that are read will tell
                     return self._stage.open(self.to_stage())
             return None
         advice = f"Run: tpufeed verify {self._store.url}"

@@ -32,6 +32,9 @@ class Feature(NamedTuple):
     values: Values
 
 
+ABSENT = Feature(None, ())
+
+
 def encode_example(features: Mapping[str, Feature]) -> bytes:
     """Return a serialised tf.train.Example.
 
