@@ -20,7 +20,7 @@ _CRC = struct.Struct("<I")
 
 
 def mask_crc32c(crc: int) -> int:
-    """A CRC-32C as TFRecord stores it: rotated right by 15 bits plus a constant (tensorflow/core/lib/hash/crc32c.h)."""
+    """Return a CRC-32C as TFRecord stores it: rotated by 15 bits, plus a number (tensorflow/core/lib/hash/crc32c.h)."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -47,11 +47,11 @@ def decode_records(
     Args:
         records: each exactly one record, from the first byte of the header to the last of the footer.
         where: names the place of record number i in an error, as "shard, record, byte".
-        use: called with number and payload while its bytes are in the processor's cache, before they are known to be
+        use: called with number and payload while the bytes are in the processor's cache, before they are known to be
             sound; it copies them, and no more.
 
     Raises:
-        RecordError: a length or a CRC does not fit.
+        RecordError: a length or a CRC is wrong.
     """
     payloads = [record[HEADER_BYTES:-FOOTER_BYTES] for record in records]
     crcs = []
@@ -71,7 +71,7 @@ def decode_records(
 
 
 def find_problem(record: memoryview) -> str:
-    """Say what is wrong with bytes that should be exactly one record; empty where they are one."""
+    """Say what is wrong with bytes that should be exactly one record; "" if nothing is."""
     length, problem = read_length(record, len(record))
     payload_bytes = len(record) - OVERHEAD_BYTES
     if payload_bytes >= 0 and length != payload_bytes and problem != LENGTH_DAMAGED:
@@ -82,10 +82,10 @@ def find_problem(record: memoryview) -> str:
 
 
 def read_length(data: memoryview, left: int) -> tuple[int, str]:
-    """Return the length that the header at the start of `data` gives, and why it cannot be used; "" where it can.
+    """Return the length in the header at the start of `data`, and why it cannot be used; "" if it can.
 
-    `left` bytes of the shard remain from the header on. A length is refused where its CRC does not match, or where
-    the shard cannot hold it: it may be damaged, and no memory is asked for by it.
+    `left` bytes of the shard remain from the header on. A length is refused if its CRC does not match, or if the shard
+    cannot hold it: it may be damaged, so that no memory may be requested by it.
     """
     if left < OVERHEAD_BYTES:
         return 0, f"truncated; {left} bytes are left, a record takes at least {OVERHEAD_BYTES}"
