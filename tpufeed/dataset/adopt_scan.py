@@ -225,10 +225,10 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
 
 def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: str) -> tuple[memoryview, int | None]:
     """Return the image and the label of a record. Raises as `Totals.add` does."""
-    for key in (keys.image, None if keys.several else keys.label):
-        feature = None if key is None else features.get(key)
-        if key is not None and (feature is None or len(feature.values) != 1):
-            raise missing_value(key, None if feature is None else len(feature.values), keys.image, place, features)
+    for key in (keys.image,) if keys.label is None or keys.several else (keys.image, keys.label):
+        values = len(features[key].values) if key in features else None
+        if values != 1:
+            raise missing_value(key, values, keys.image, place, features)
     (image,) = features[keys.image].values
     if not isinstance(image, memoryview):
         raise RecordError(f"{place}: feature {keys.image!r} holds {image!r}, no image")

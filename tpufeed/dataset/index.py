@@ -62,11 +62,7 @@ class Index:
     """Offsets of a variant's records. Thread-safe."""
 
     def __init__(
-        self,
-        store: Store,
-        variant: Variant,
-        reader: SpanReader | None = None,
-        stage: ShardStage | None = None,
+        self, store: Store, variant: Variant, reader: SpanReader | None = None, stage: ShardStage | None = None
     ) -> None:
         self._store = store
         self._reader = reader or SpanReader()

@@ -197,7 +197,6 @@ class RecordCheck:
             feature, count = features.get(spec.key), None if spec.shape is None else math.prod(spec.shape)
             if spec.is_raw or spec.is_picture:
                 count = 1  # all of it is one bytes value
-            problem = ""
             if feature is None or (not len(feature.values) and (feature.kind is None or not count)):
                 # An empty list is often left out, or has no type: it is all the same to TensorFlow.
                 problem = "is missing" if count else ""
@@ -208,12 +207,12 @@ class RecordCheck:
             elif spec.dtype == "string" and not all(map(_is_utf8, feature.values)):
                 problem = "is not valid UTF-8"
             else:
-                problem = _shape_problem(spec, feature) or self._label_problem(spec, feature)
-            if problem:
-                problems.append(f"feature {spec.key!r} {problem}")
-            problem = _owner_problem(spec, specs, features)
-            if problem:
-                problems.append(f"feature {spec.key!r} {problem}")
+                problem = _shape_problem(spec, feature)
+                if spec.name == LABEL and spec.shape is None and self._classes and not problem:
+                    odd = next((label for label in feature.values if not 0 <= int(label) < self._classes), None)
+                    problem = "" if odd is None else f"has the label {odd!r}, and there are {self._classes} classes"
+            found = (problem, _owner_problem(spec, specs, features))
+            problems += [f"feature {spec.key!r} {problem}" for problem in found if problem]
         unknown = sorted(features.keys() - {key for spec in specs for key in spec.keys} - self._left_out)
         return [*problems, *(f"feature {key!r} is not in the manifest's schema" for key in unknown)]
 
@@ -237,12 +236,6 @@ class RecordCheck:
                 said, name = text.decode("utf-8", "replace"), self._names[number].decode()
                 return [f"feature {self._text.key!r} is {said!r}, and its label {number} is of the class {name!r}"]
         return []
-
-    def _label_problem(self, spec: FeatureSpec, feature: Feature) -> str:
-        if spec.name != LABEL or spec.shape is not None or not self._classes:
-            return ""
-        odd = next((label for label in feature.values if not 0 <= int(label) < self._classes), None)
-        return "" if odd is None else f"has the label {odd!r}, and there are {self._classes} classes"
 
     def _memory(self, size: int) -> Pixels:
         scratch: Pixels | None = getattr(self._local, "scratch", None)
