@@ -146,7 +146,7 @@ def verify(
                 damages += _compare_variants(checked)
                 counts.add(checked)
             damages += counts.iter_damages()
-    names = [file.name for variant in variants for file in (variant.index, *variant.shards)]
+    names = (name for v in variants for name in (v.index.name, *(shard.name for shard in v.shards)))
     places = {name: place for place, name in enumerate([MANIFEST, *names])}
     damages.sort(key=lambda damage: (places[damage.shard], -1 if damage.record is None else damage.record))
     cannot = "1 file cannot be read" if len(unreadable) == 1 else f"{len(unreadable):,} files cannot be read"
