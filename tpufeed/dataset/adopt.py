@@ -60,9 +60,6 @@ class AdoptProgress:
     images: int = 0
 
 
-AdoptListener = Callable[[AdoptProgress], None]
-
-
 @dataclass(frozen=True, slots=True)
 class AdoptResult:
     """An adopted dataset.
@@ -95,7 +92,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     classes: str | Path | Sequence[str] | None = None,
     exif: Literal["apply", "ignore"] = "ignore",
     boxes_of: BoxesOf = "sizes",
-    listener: AdoptListener | None = None,
+    listener: Callable[[AdoptProgress], None] | None = None,
 ) -> AdoptResult:
     """Make a dataset of TFRecord files that another tool has written, without rewriting them.
 
@@ -141,7 +138,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         )
     wanted_splits = [split.strip() for split in splits.split(",")] if isinstance(splits, str) else splits
     files = sort_files(source.url, source.iter_objects(), wanted_splits)
-    options = {
+    options: dict[str, Any] = {
         "command": "adopt",
         "source": mask_secrets(source.url),
         "asked": {**told, "classes": names is not None, **({} if boxes_of == "sizes" else {"boxes_of": boxes_of})},
@@ -162,12 +159,11 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     if boxes_of != "sizes" and not any(OBJECT_XMIN in record.glimpses for record in first):
         raise OptionError(f"--boxes-of {boxes_of}: no record has boxes ({OBJECT_XMIN}); leave boxes_of out")
 
-    most_classes = _MOST_CLASSES if names is None else len(names)
     total, progress = Totals(), AdoptProgress(sum(info.size_bytes for info in infos))
     by_split = {split: list[ShardScan]() for split in files.splits}
     listener = listener or (lambda _: None)
     listener(progress)
-    scan_one = partial(scan_shard, source, keys, most_classes)
+    scan_one = partial(scan_shard, source, keys, _MOST_CLASSES if names is None else len(names))
     with closing(map_shards(source, scan_one, infos)) as scans:
         for split in (split for split, members in files.splits.items() for _ in members):
             scan = next(scans)
@@ -181,6 +177,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     all_boxes_of = _decide_boxes(total.told) if boxes_of == "sizes" else boxes_of
     features, left_out = make_features(keys, total.tallies, progress.images, all_boxes_of)
     class_names = _name_classes(keys, total) if names is None else names
+    options |= {"keys": {role: getattr(keys, role) for role in told}, "splits": list(by_split), "left_out": left_out}
     shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for found in by_split.values() for scan in found]
     manifest = Manifest(
         run_id=secrets.token_hex(8),
@@ -188,12 +185,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         splits={split: _put_index(source, target, split, of, len(class_names)) for split, of in by_split.items()},
         class_names=class_names,
         features=features,
-        options={
-            **options,
-            "keys": {role: getattr(keys, role) for role in told},
-            "splits": list(by_split),
-            "left_out": left_out,
-        },
+        options=options,
         input_digest=hashlib.blake2b(msgspec.json.encode(shards), digest_size=16).hexdigest(),
         rejects={},
         images=dict(sorted(total.formats.items())),
@@ -359,10 +351,10 @@ def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardSc
             f"{target.url}/{name} was put or changed by something else meanwhile; no dataset was made. Run the same "
             "command again, or give another destination (--to)"
         ) from error
-    shards = []
-    for info, crc, offsets, _ in scans:
-        generation = info.version if source.generations else None
-        shards.append(Shard(info.name, info.size_bytes, crc, len(offsets) - 1, generation))
+    shards = tuple(
+        Shard(info.name, info.size_bytes, crc, len(offsets) - 1, info.version if source.generations else None)
+        for info, crc, offsets, _ in scans
+    )
     counts = sum((scan.totals.class_counts for scan in scans), Counter[int]())
-    variant = Variant(tuple(shards), IndexFile(name, len(data), crc32c(data)))
+    variant = Variant(shards, IndexFile(name, len(data), crc32c(data)))
     return Split(sum(shard.records for shard in shards), tuple(counts[label] for label in range(classes)), (variant,))

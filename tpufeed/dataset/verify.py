@@ -73,14 +73,11 @@ class VerifyProgress:
     damages: int = 0
 
 
-VerifyListener = Callable[[VerifyProgress], None]
-
-
 @checked()
 def verify(
     url: str | Path,
     decode: str | None = None,
-    listener: VerifyListener | None = None,
+    listener: Callable[[VerifyProgress], None] | None = None,
     *,
     version: int | None = None,
 ) -> Verified:

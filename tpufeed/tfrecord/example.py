@@ -253,6 +253,7 @@ def _decode_array(kind: Kind, buffer: memoryview) -> Values:
     lengths = ends - starts + 1
     if lengths.max() > 10:
         raise ValueError("a varint of more than 10 bytes")
+    # All varints at once: the seven bits of each byte go to their place, and those of one varint are added.
     shifts = (np.arange(len(data)) - np.repeat(starts, lengths)) * 7
     parts = (data & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
     return np.add.reduceat(parts, starts).view(np.int64)

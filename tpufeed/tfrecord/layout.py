@@ -39,8 +39,8 @@ class FixedLayout:
         self.image_key = image_key
         self.int_keys = tuple(int_keys)
         self._key_field = encode_field(1, image_key.encode())
-        self.image_offset = 30 + len(self._key_field)
-        self._key_at = slice(12, 12 + len(self._key_field))
+        self.image_offset = 30 + len(self._key_field)  # five tags, each with a padded length, and the key
+        self._key_at = slice(12, 12 + len(self._key_field))  # behind two of them
         self._length_at = slice(self.image_offset - _LENGTH_BYTES, self.image_offset)
         # Entries of one padded varint, without it: all their lengths are known.
         packed = encode_field(3, encode_field(1, bytes(_INT_BYTES)))
