@@ -307,7 +307,7 @@ def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Totals, exif: str) ->
 
 def _decide_boxes(told: Counter[Told]) -> BoxesOf:
     """Return the image that all boxes refer to, as far as records tell; warn of records that do not."""
-    # One tool has usually written all records, so those that do not tell are taken like the others.
+    # One tool has usually written all records, so records that do not tell are taken like the others.
     decided: BoxesOf = "upright" if told["upright"] and not told["stored"] else "sizes"
     untold, taken = told["nothing"] + told["another"], "stored" if decided == "sizes" else "upright"
     if not untold and not (told["stored"] and told["upright"]):

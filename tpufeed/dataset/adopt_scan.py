@@ -17,7 +17,7 @@ from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.header import sniff
 from tpufeed.images.mending import orientation_of
 from tpufeed.storage.store import ObjectInfo, Store
-from tpufeed.tfrecord.example import ABSENT, Feature, Kind, decode_example
+from tpufeed.tfrecord.example import ABSENT, Feature, Kind, decode_example, read_text
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED
 
 _UNKNOWN_FORMAT = "unknown"
@@ -122,14 +122,14 @@ class Totals:
             tally.values += len(feature.values)
             tally.per_box = tally.per_box and len(feature.values) == (0 if boxes is None else len(boxes.values))
             if tally.is_text and feature.kind == "bytes":
-                tally.is_text = key != keys.image and None not in map(_read_text, feature.values)
+                tally.is_text = key != keys.image and None not in map(read_text, feature.values)
         if keys.several:
             self._add_labels(features, keys, classes, place)
         elif label is not None:
             self.class_counts[label] += 1
             for key in self.texts:
                 named = features.get(key)
-                if named is not None and len(named.values) == 1 and (text := _read_text(named.values[0])):
+                if named is not None and len(named.values) == 1 and (text := read_text(named.values[0])):
                     self._name(key, label, text)
 
     def _add_labels(self, features: dict[str, Feature], keys: Keys, classes: int, place: str) -> None:
@@ -139,7 +139,7 @@ class Totals:
             raise OptionError(f"{place}: the labels {keys.label!r} are {labels[:9]}, but there are {classes:,} classes")
         self.class_counts.update(set(labels))
         for key in self.texts:
-            for label, text in zip(labels, map(_read_text, features.get(key, ABSENT).values), strict=False):
+            for label, text in zip(labels, map(read_text, features.get(key, ABSENT).values), strict=False):
                 if text:
                     self._name(key, label, text)
 
@@ -256,10 +256,3 @@ def missing_value(key: str, values: int | None, image: str | None, place: str, p
         "--label-key none --to DST"
     )
     return RecordError(f"{place}: feature {key!r} {found}; the record has {', '.join(sorted(present))}; {way}")
-
-
-def _read_text(value: object) -> str | None:
-    try:
-        return str(value, "utf-8") if isinstance(value, memoryview) else None
-    except UnicodeDecodeError:
-        return None

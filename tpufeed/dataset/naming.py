@@ -147,7 +147,7 @@ def uncounted(name: str) -> str:
 def index_name(split: str, variant: int | None, version: int | None = None) -> str:
     """Return `train.index.npy`, `train-v0.index.npy` for variant 0 of a cache, or `train-version-2.index.npy`.
 
-    A version of a dataset that has grown has an index of its own. A split's name has no hyphen.
+    Each version of a dataset that has grown has its own index. A split's name has no hyphen.
     """
     numbers = ("" if variant is None else f"-v{variant}") + ("" if version is None else f"-version-{version}")
     return f"{split}{numbers}{_INDEX}"

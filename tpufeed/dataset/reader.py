@@ -91,7 +91,7 @@ class Dataset:
             return
         present = find_dataset(self.store)
         if present is not None and present.number > self.number:
-            with suppress(DatasetNotFoundError):  # it has grown since: this version stands there as well
+            with suppress(DatasetNotFoundError):  # it has grown since, and may still have this version
                 older = _open_older(self.store, self.number, present)
                 present = Dataset(self.store, older.manifest, present.version)
         if present is not None and present.number > self.number:

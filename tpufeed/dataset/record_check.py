@@ -15,7 +15,7 @@ from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.header import read_header
 from tpufeed.images.masks import decode_mask
 from tpufeed.images.mending import mend, seen_size
-from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example
+from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example, read_text
 from tpufeed.tfrecord.layout import ScalarEntry
 
 _PLAIN = ("bytes", "string", "int64", "float32")  # any value of these is valid
@@ -185,7 +185,7 @@ class RecordCheck:
             if found is None:
                 return False
             value, at = found
-            if is_text and not value.isascii() and not _is_utf8(value):
+            if is_text and not value.isascii() and read_text(value) is None:
                 return False
             if spec is self._text and (label is None or self._is_misnamed(value, label)):
                 return False
@@ -204,7 +204,7 @@ class RecordCheck:
                 problem = f"holds {feature.kind}, not {spec.dtype}"
             elif count is not None and len(feature.values) != count:
                 problem = f"has {len(feature.values)} values, not {count}"
-            elif spec.dtype == "string" and not all(map(_is_utf8, feature.values)):
+            elif spec.dtype == "string" and None in map(read_text, feature.values):
                 problem = "is not valid UTF-8"
             else:
                 problem = _shape_problem(spec, feature)
@@ -292,11 +292,3 @@ def _size_problems(sizes: Mapping[str, int], shape: tuple[int, int, int]) -> lis
         for name, found in zip((HEIGHT, WIDTH, CHANNELS), shape, strict=True)
         if name in sizes and sizes[name] != found
     ]
-
-
-def _is_utf8(value: object) -> bool:
-    try:
-        str(value, "utf-8")  # type: ignore[call-overload]  # a feature of kind bytes has nothing else
-    except UnicodeDecodeError:
-        return False
-    return True

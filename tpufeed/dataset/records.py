@@ -47,7 +47,7 @@ class Reader:
         variant: the variant to read.
         shards: store of the shards.
         index_store: store of the index; it may be another one if the dataset was adopted.
-        check_current: raises ObjectChangedError once the dataset was built anew, see `Dataset.check_current`.
+        check_current: raises ObjectChangedError once the dataset was rebuilt, see `Dataset.check_current`.
         stage: local copies of remote shards, see `due`.
         open_shards: number of shards to keep open, if the process may open that many. Default: 128. A staged shard is
             in use as long as it is open.
@@ -99,7 +99,7 @@ class Reader:
         Raises:
             RecordError: damage, naming shard, record and byte.
             ShardError: the shard or the index is not the manifest's.
-            ObjectChangedError: the dataset was built anew, or removed, before the shard was first read.
+            ObjectChangedError: the dataset was rebuilt, or removed, before the shard was first read.
         """
         return self.read_many([(shard, record)])[0]
 
@@ -236,7 +236,7 @@ class Reader:
             self._opened.update(opened)
             excess = max(0, len(self._opened) - self._most_open)
             if excess and self._random is not None:
-                # Fewer may be open than are read in turn. The oldest would be those that are due next: each would be
+                # Fewer may be open than are read in turn. The oldest are those due next: each would be
                 # opened again for each of its records.
                 closed = self._random.sample(list(self._opened), excess)
             else:

@@ -26,7 +26,7 @@ _ENTRY_TAG = 1 << 3 | _BYTES  # of an entry in the map, and of the name in an en
 
 
 class Feature(NamedTuple):
-    """One feature: a list of `bytes`, of float32 or of int64. `kind` is None where the proto names none."""
+    """One feature: a list of `bytes`, of float32 or of int64. `kind` is None if the proto names none."""
 
     kind: Kind | None
     values: Values
@@ -117,6 +117,14 @@ def split_entries(entries: bytes, where: str = "record") -> dict[str, bytes]:
     except (IndexError, ValueError) as error:
         raise RecordError(f"{where}: no features of a tf.train.Example: {error}") from error
     return found
+
+
+def read_text(value: object) -> str | None:
+    """Return a bytes value of a feature as text; None if it is something else, or not valid UTF-8."""
+    try:
+        return str(value, "utf-8") if isinstance(value, bytes | memoryview) else None
+    except UnicodeDecodeError:
+        return None
 
 
 def encode_varint(value: SupportsIndex, width: int = 0) -> bytes:
