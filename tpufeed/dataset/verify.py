@@ -4,6 +4,7 @@ Each thread checks one shard at a time. The variants of a shard follow one anoth
 soon as all are known, and then forgotten.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -127,10 +128,9 @@ def verify(
         for name, split in manifest.splits.items():
             counts = _ClassCounts(manifest, name)
             for _ in split.variants[0].shards:
-                checked = list[_CheckedShard]()  # by variant
-                for _ in split.variants:
-                    found = next(results)
-                    checked.append(found)
+                same = list[_CheckedShard]()  # the same shard of each variant
+                for found in itertools.islice(results, len(split.variants)):
+                    same.append(found)
                     decoded += found.decoded
                     progress = replace(
                         progress,
@@ -139,9 +139,9 @@ def verify(
                         damages=progress.damages + len(found.damages),
                     )
                     listener(progress)
-                unreadable += [found.unreadable for found in checked if found.unreadable is not None]
-                damages += _compare_variants(checked)
-                counts.add(checked)
+                unreadable += [found.unreadable for found in same if found.unreadable is not None]
+                damages += _compare_variants(same)
+                counts.add(same)
             damages += counts.iter_damages()
     names = (name for v in variants for name in (v.index.name, *(shard.name for shard in v.shards)))
     places = {name: place for place, name in enumerate([MANIFEST, *names])}
@@ -166,7 +166,7 @@ def _name_some(found: Sequence[Damage] | Sequence[Unreadable]) -> str:
 def _check_index(store: Store, variant: Variant) -> Damage | Unreadable | None:
     """Return what is wrong with the index of a variant: its size, its CRC, or its number of offsets."""
     entry, problem = variant.index, ""
-    header_bytes = entry.bytes - ITEM_BYTES * sum(shard.records + 1 for shard in variant.shards)
+    header_bytes = entry.bytes - ITEM_BYTES * variant.index_starts[-1]
     try:
         found = store.stat(entry.name)
         if found is None:
