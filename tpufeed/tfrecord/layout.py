@@ -61,13 +61,7 @@ class FixedLayout:
         except (TypeError, OverflowError) as error:
             raise RecordError(f"features {self.int_keys}: {error}") from error
         suffix = b"".join([*integers, rest])
-        value = b"\x0a" + _pad_length(image_bytes)
-        bytes_list = b"\x0a" + _pad_length(len(value) + image_bytes)
-        feature = self._key_field + b"\x12" + _pad_length(len(bytes_list) + len(value) + image_bytes)
-        entry = b"\x0a" + _pad_length(len(feature) + len(bytes_list) + len(value) + image_bytes)
-        features_bytes = len(entry) + len(feature) + len(bytes_list) + len(value) + image_bytes + len(suffix)
-        features = b"\x0a" + _pad_length(features_bytes)
-        return features + entry + feature + bytes_list + value, suffix
+        return self._encode_prefix(image_bytes, self.image_offset + image_bytes + len(suffix)), suffix
 
     def is_fixed(self, payload: memoryview) -> bool:
         """Return true if the payload's image is at `image_offset`."""
@@ -94,12 +88,7 @@ class FixedLayout:
         """
         key, start, stop = self._key_at.start, self.image_offset, self.image_offset + image_bytes
         size = stop + self._ints.size
-        head = b"%b\x12%b\x0a%b\x0a%b" % (
-            self._key_field,
-            _pad_length(image_bytes + 12),
-            _pad_length(image_bytes + 6),
-            _pad_length(image_bytes),
-        )
+        head = self._encode_prefix(image_bytes, size)[key:]
         if any(len(payload) < size or payload[key:start] != head for payload in payloads):
             return None
         joined = b"".join([payload[stop:size] for payload in payloads])
@@ -127,17 +116,20 @@ class FixedLayout:
             return None
         stop, ints = found
         length = stop - self.image_offset
-        prefix = b"\x0a%b\x0a%b%b\x12%b\x0a%b\x0a%b" % (
-            _pad_length(len(payload) - 6),
-            _pad_length(stop - 12),
-            self._key_field,
-            _pad_length(length + 12),
-            _pad_length(length + 6),
-            _pad_length(length),
-        )
-        if payload[: self.image_offset] != prefix:
+        if payload[: self.image_offset] != self._encode_prefix(length, len(payload)):
             return None
         return length, ints, bytes(payload[stop + self._ints.size :])
+
+    def _encode_prefix(self, image_bytes: int, payload_bytes: int) -> bytes:
+        """Return the bytes of a payload before its image: five messages, one within the other."""
+        return b"\x0a%b\x0a%b%b\x12%b\x0a%b\x0a%b" % (
+            _pad_length(payload_bytes - 6),
+            _pad_length(self.image_offset + image_bytes - 12),
+            self._key_field,
+            _pad_length(image_bytes + 12),
+            _pad_length(image_bytes + 6),
+            _pad_length(image_bytes),
+        )
 
     def _find(self, payload: memoryview) -> tuple[int, tuple[int, ...]] | None:
         """Return where the image ends, and the integers behind it; None if they are not at their places."""
