@@ -207,7 +207,7 @@ class RecordCheck:
             elif spec.dtype == "string" and None in map(read_text, feature.values):
                 problem = "is not valid UTF-8"
             else:
-                problem = _shape_problem(spec, feature)
+                problem = _value_problem(spec, feature)
                 if spec.name == LABEL and spec.shape is None and self._classes and not problem:
                     odd = next((label for label in feature.values if not 0 <= int(label) < self._classes), None)
                     problem = "" if odd is None else f"has the label {odd!r}, and there are {self._classes} classes"
@@ -251,7 +251,7 @@ def _items(spec: FeatureSpec, feature: Feature) -> float:
     return values / math.prod(spec.each)
 
 
-def _shape_problem(spec: FeatureSpec, feature: Feature) -> str:
+def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
     """Say what is wrong with the number, or the range, of a feature's values."""
     if (spec.is_raw or spec.is_picture) and spec.shape:
         size, expected = sum(map(len, feature.values)), math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
@@ -260,10 +260,8 @@ def _shape_problem(spec: FeatureSpec, feature: Feature) -> str:
         items, (least, most) = _items(spec, feature), spec.lengths
         if not items.is_integer() or not least <= items <= most:
             return f"has {items:g} items of shape {list(spec.each)}; the manifest says {least} to {most}"
-    return "" if spec.is_raw or spec.is_picture else _value_problem(spec, feature)
-
-
-def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
+    if spec.is_raw or spec.is_picture:
+        return ""
     if spec.dtype in _RANGES:
         low, high = _RANGES[spec.dtype]
         odd = next((value for value in feature.values if not low <= int(value) <= high), None)
