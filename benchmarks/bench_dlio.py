@@ -126,12 +126,12 @@ def put_manifest(folder: Path, records: int) -> None:
 
     import tpufeed
     from tpufeed.dataset.adopt_keys import make_features
-    from tpufeed.dataset.adopt_scan import Contents, Keys, scan_shard
+    from tpufeed.dataset.adopt_scan import Keys, Totals, scan_shard
     from tpufeed.dataset.index import encode_index
     from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
     from tpufeed.storage.store import open_store
 
-    source, keys, contents = open_store(folder / "train"), Keys("image"), Contents()
+    source, keys, totals = open_store(folder / "train"), Keys("image"), Totals()
     infos = sorted(source.iter_objects(), key=lambda info: info.name)
     scans = [scan_shard(source, keys, 0, info) for info in infos]
     if [scan.records for scan in scans] != [records] * FILES:
@@ -139,7 +139,7 @@ def put_manifest(folder: Path, records: int) -> None:
             f"{folder}: DLIO made {[scan.records for scan in scans]} records, not {records} in {FILES} files"
         )
     for scan in scans:
-        contents.merge(scan.contents)
+        totals.merge(scan.totals)
     index = encode_index([scan.offsets for scan in scans])
     (folder / "train.index.npy").write_bytes(index)
     shards = tuple(Shard(scan.info.name, scan.info.size_bytes, scan.crc32c, scan.records, None) for scan in scans)
@@ -149,7 +149,7 @@ def put_manifest(folder: Path, records: int) -> None:
         tool_version=tpufeed.__version__,
         splits={"train": Split(records * FILES, (), (variant,))},
         class_names=(),
-        features=make_features(keys, contents.tallies, records * FILES)[0],
+        features=make_features(keys, totals.tallies, records * FILES)[0],
         options={"command": "bench_dlio"},
         input_digest="",
         rejects={},

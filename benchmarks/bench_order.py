@@ -57,7 +57,7 @@ def main() -> None:
 
 def lane_order(lanes: int, epoch: int) -> np.ndarray:
     """The samples of an epoch in our order."""
-    return EpochOrder([RECORDS] * SHARDS, 0, epoch, lanes).places(0, SAMPLES).sample
+    return EpochOrder([RECORDS] * SHARDS, 0, epoch, lanes).places_at(np.arange(SAMPLES)).sample
 
 
 def buffer_order(epoch: int) -> np.ndarray:
@@ -100,7 +100,7 @@ def fairness() -> dict[str, Any]:
     samples = FAIR_SHARDS * FAIR_RECORDS
     dropped, place = np.zeros(samples), np.zeros(samples)
     for epoch in range(FAIR_EPOCHS):
-        order = EpochOrder([FAIR_RECORDS] * FAIR_SHARDS, 0, epoch, FAIR_LANES).places(0, samples).sample
+        order = EpochOrder([FAIR_RECORDS] * FAIR_SHARDS, 0, epoch, FAIR_LANES).places_at(np.arange(samples)).sample
         dropped[order[samples // FAIR_BATCH * FAIR_BATCH :]] += 1
         place[order] += (np.arange(samples) + 0.5) / samples
     halves = (each.reshape(FAIR_SHARDS, 2, -1).mean((0, 2)) / FAIR_EPOCHS for each in (dropped, place))

@@ -185,7 +185,9 @@ def time_parts(url: str) -> dict[str, float]:
     shards = [shard.records for shard in manifest.splits["train"].variants[0].shards]
     order, order_seconds = _timed(lambda: EpochOrder(shards, 0, 0, 16))
     _, due_seconds = _timed(lambda: order.due_shards(range(16)))
-    _, places_seconds = _timed(lambda: [order.places(first, first + 1024) for first in range(0, 102_400, 1024)])
+    _, places_seconds = _timed(
+        lambda: [order.places_at(np.arange(first, first + 1024)) for first in range(0, 102_400, 1024)]
+    )
     return {
         "open_dataset_seconds": open_seconds,
         "decode_manifest_seconds": decode_seconds,

@@ -23,8 +23,8 @@ from pyarrow import parquet
 import tpufeed
 from tests.docs.pages import ROOT, blocks, commands, make_photos, run, run_here, run_program
 from tests.gcs_server import GcsServer
+from tests.tfrecords import encode_record
 from tpufeed.tfrecord.example import Feature, encode_example
-from tpufeed.tfrecord.framing import encode_record
 
 AUGMENT = """
 def heavy(image, rng):

@@ -1,10 +1,16 @@
-"""Read whole TFRecord files in tests, in a few lines of their own."""
+"""Read and write whole TFRecord files in tests, in a few lines of their own."""
 
 import struct
 
 from crc32c import crc32c
 
 from tpufeed.tfrecord.framing import mask_crc32c
+
+
+def encode_record(payload):
+    """One whole record."""
+    header = struct.pack("<Q", len(payload))
+    return b"".join(part + struct.pack("<I", mask_crc32c(crc32c(part))) for part in (header, bytes(payload)))
 
 
 def records_of(data):

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
+from tests.tfrecords import encode_record
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.tfrecord.example import Feature, encode_example
-from tpufeed.tfrecord.framing import encode_record
 
 
 @pytest.fixture(scope="module")

@@ -79,3 +79,25 @@ def write_tfrecords():
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def photo(photos):
+    return photos["china.jpg"]
+
+
+@pytest.fixture
+def refused(tmp_path, write_tfrecords):
+    """`refused(error, message, records, **options)`: adopting these records fails, and leaves all as it was."""
+
+    def check(error, message, records=None, name="train.tfrecord", **options):
+        if records is not None:
+            write_tfrecords(tmp_path / name, records)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(error, match=message) as found:
+            tpufeed.adopt(tmp_path, **options)
+        assert "\n" not in str(found.value)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        return str(found.value)
+
+    return check

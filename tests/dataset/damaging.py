@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from tests.tfrecords import encode_record
 from tpufeed import verify
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetDamagedError
-from tpufeed.tfrecord.framing import encode_record
 
 
 def shards_of(folder, split="train", variant=0):

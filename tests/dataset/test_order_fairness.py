@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from tests.dataset.lanes import lane_parts
 from tpufeed.dataset.order import EpochOrder
 
 EPOCHS = 200
@@ -45,7 +46,7 @@ def epochs(request):
     assert records % batch
     positions = np.empty((EPOCHS, records), np.int64)
     for epoch, row in enumerate(positions):
-        row[EpochOrder(sizes, 11, epoch, lanes).places(0, records).sample] = np.arange(records)
+        row[EpochOrder(sizes, 11, epoch, lanes).places_at(np.arange(records)).sample] = np.arange(records)
     shards = np.split(np.arange(records), np.cumsum(sizes)[:-1])
     return Epochs(positions, positions >= records - records % batch, [shard for shard in shards if len(shard)])
 
@@ -98,7 +99,7 @@ def test_shards_are_cut_between_any_two_records():
     for epoch in range(700):
         order = EpochOrder([records] * 12, 3, epoch, lanes)
         cuts = [
-            part.first for lane in range(lanes) for part in order.lane_parts(lane)[:1] if part.stop - part.first < 20
+            part.first for lane in range(lanes) for part in lane_parts(order, lane)[:1] if part.stop - part.first < 20
         ]
         for one, other in itertools.pairwise(cuts):
             counts[one, other] += 1

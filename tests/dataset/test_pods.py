@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.dataset.lanes import lane_parts
 from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import (
     CacheInfo,
@@ -79,7 +80,7 @@ def test_a_host_downloads_the_shards_of_its_lanes_alone(size):
     lanes = default_lanes(World(0, size))
     order = EpochOrder(records, 7, 0, lanes)
     read = [
-        {part.shard for lane in range(rank, lanes, size) for part in order.lane_parts(lane)} for rank in range(size)
+        {part.shard for lane in range(rank, lanes, size) for part in lane_parts(order, lane)} for rank in range(size)
     ]
     assert [set(shards) for shards in fetched] == read
     # Shards of equal records, of a number that is a multiple of the hosts, are downloaded once in the pod.

@@ -3,20 +3,22 @@ import os
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
-import crc32c
 import numpy as np
 import pytest
 import tensorflow as tf
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpufeed
 from tests.tfrecords import records_of
+from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.dataset.writer import ShardWriter
+from tpufeed.dataset.writer import IndexWriter, ShardWriter
 from tpufeed.errors import DatasetNotFoundError, StoreError
 from tpufeed.tfrecord.example import Feature, encode_entries
 from tpufeed.tfrecord.layout import FixedLayout
@@ -32,7 +34,7 @@ def write(path, images):
     with closing(ShardWriter(path, LAYOUT)) as writer:
         for image, ints, text in images:
             writer.add(image, ints, encode_entries({"text": Feature("bytes", (text.encode(),))}))
-    return writer.finish()
+    return writer
 
 
 @settings(max_examples=20)
@@ -41,11 +43,9 @@ def test_what_is_written_is_read_back(images):
     with tempfile.TemporaryDirectory() as folder:
         written = write(Path(folder, "shard"), images)
         data = Path(folder, "shard").read_bytes()
-    assert (written.bytes, written.crc32c) == (len(data), crc32c.crc32c(data))
+    assert (written.offsets[-1], written.crc32c) == (len(data), crc32c(data))
     records = records_of(data)
-    assert [offset for offset, _ in records] == written.offsets[:-1].tolist()
-    assert written.offsets[-1] == len(data)
-    assert written.offsets.dtype == np.uint64
+    assert [offset for offset, _ in records] == written.offsets[:-1]
     found = [(bytes(image), ints) for image, ints in (LAYOUT.decode(payload) for _, payload in records)]
     assert found == [(image, ints) for image, ints, _ in images]
 
@@ -77,7 +77,7 @@ def test_images_may_lie_in_any_kind_of_memory(kind, tmp_path):
 
 def test_an_empty_shard(tmp_path):
     written = write(tmp_path / "shard", [])
-    assert (written.bytes, written.crc32c, written.offsets.tolist()) == (0, 0, [0])
+    assert (written.crc32c, written.offsets) == (0, [0])
     assert (tmp_path / "shard").read_bytes() == b""
 
 
@@ -101,7 +101,7 @@ def test_a_value_that_does_not_fit_leaves_the_shard_sound(tmp_path):
         writer.add(b"three", (3, 3), b"")
     data = (tmp_path / "shard").read_bytes()
     assert len(records_of(data)) == 2
-    assert (writer.finish().bytes, writer.finish().crc32c) == (len(data), crc32c.crc32c(data))
+    assert (writer.offsets[-1], writer.crc32c) == (len(data), crc32c(data))
 
 
 LIMITED = """
@@ -130,3 +130,36 @@ def test_a_shard_that_cannot_grow_is_an_error_and_with_room_the_same_command_goe
         open_dataset(tmp_path / "d")
     assert tpufeed.shard(photo_folder, tmp_path / "d", workers=1).images == 40
     assert tpufeed.verify(tmp_path / "d").records == 40
+
+
+# Index
+
+
+@pytest.mark.parametrize("lengths", [[[20, 30, 40], [], [2**40], [16, 16]], [[]], []])
+def test_an_index_written_shard_by_shard_is_the_same_file(lengths, tmp_path):
+    expected = encode_index([np.cumsum([0, *shard], dtype=np.uint64) for shard in lengths])
+    writer = IndexWriter(tmp_path / "index.npy")
+    for shard in lengths:
+        writer.add(np.cumsum([0, *shard], dtype=np.uint64))
+    assert writer.finish() == (len(expected), crc32c(expected))
+    assert (tmp_path / "index.npy").read_bytes() == expected
+
+
+def test_writing_an_index_keeps_none_of_it(tmp_path):
+    writer, lengths = IndexWriter(tmp_path / "index.npy"), np.arange(1001, dtype=np.uint64) * 100
+    writer.add(lengths)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(300):
+            writer.add(lengths)
+        assert tracemalloc.get_traced_memory()[0] - before < 20_000
+    finally:
+        tracemalloc.stop()
+    size, _ = writer.finish()
+    assert size == 128 + 301 * 1001 * 8
+
+
+def test_an_index_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"gone/index\.npy: No such file"):
+        IndexWriter(tmp_path / "gone" / "index.npy")

@@ -16,9 +16,9 @@ from PIL import Image
 
 import tpufeed
 from tests.docs.pages import commands, run_here, text_of
+from tests.tfrecords import encode_record
 from tpufeed.cli.app import app
 from tpufeed.tfrecord.example import Feature, encode_example
-from tpufeed.tfrecord.framing import encode_record
 
 PAGE = text_of("moving.md")
 PEERS = {"streaming"}

@@ -7,8 +7,8 @@ import pytest
 
 import tpufeed
 from tests.examples.conftest import Output
+from tests.tfrecords import encode_record
 from tpufeed.tfrecord.example import Feature, encode_example
-from tpufeed.tfrecord.framing import encode_record
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # In one process, as TensorFlow takes seconds to import: three starts, then the command of the page, then a TPU that is

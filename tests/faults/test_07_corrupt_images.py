@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.tfrecords import encode_record
 from tpufeed import cache
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.errors import TooManyRejectsError
 from tpufeed.images import CenterCrop, RandomResizedCrop
 from tpufeed.storage.store import open_store
 from tpufeed.tfrecord.example import Feature, encode_example
-from tpufeed.tfrecord.framing import encode_record
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tpufeed
+from tests.tfrecords import encode_record
 from tpufeed.build.commit import is_stored, read_report
 from tpufeed.build.plan import read_plan, read_task
 from tpufeed.dataset.adopt_scan import Keys, scan_shard
@@ -37,7 +38,7 @@ from tpufeed.sharding.sources.table import TableSource
 from tpufeed.sharding.sources.tars import TarSource
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.tfrecord.example import Feature, decode_entries, decode_example, encode_entry, encode_example
-from tpufeed.tfrecord.framing import decode_records, encode_record
+from tpufeed.tfrecord.framing import decode_records
 from tpufeed.tfrecord.layout import FixedLayout, ScalarEntry
 
 pytestmark = pytest.mark.timeout(1200)

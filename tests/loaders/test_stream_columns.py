@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.tfrecords import encode_record
 from tpufeed.errors import DatasetNotFoundError, OptionError, RecordError
 from tpufeed.tfrecord.example import Feature, encode_example
-from tpufeed.tfrecord.framing import encode_record
 
 
 def first(url, split="val", **options):

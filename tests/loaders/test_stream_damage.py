@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tests.tfrecords import records_of
+from tests.tfrecords import encode_record, records_of
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import RecordError, ShardError, TpufeedError
 from tpufeed.tfrecord.example import decode_example, encode_entries
-from tpufeed.tfrecord.framing import encode_record
 
 
 def deliver(url, **options):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.dataset.lanes import lane_parts
 from tpufeed.dataset import records as records_module
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.reader import open_dataset
@@ -296,7 +297,7 @@ def test_each_part_of_a_shard_is_opened_once_however_many_lanes_there_are(
     monkeypatch.setattr(records_module, "map_file", lambda *given: opened.append(given) or map_file(*given))
     dataset = open_dataset(many_shards)
     order = EpochOrder([shard.records for shard in dataset.split("train").variants[0].shards], 0, 0, lanes)
-    parts = sum(len(order.lane_parts(lane)) for lane in range(lanes))
+    parts = sum(len(lane_parts(order, lane)) for lane in range(lanes))
     with make(many_shards, ops=[], columns=["sample"], lanes=lanes, threads=1, processes=0) as loader:
         assert sorted(sample for samples in loader for sample in samples.tolist()) == list(range(600))
     assert 200 <= len(opened) <= parts + lanes  # and what the next epoch, which is prepared already, begins with

@@ -13,7 +13,6 @@ from tpufeed.tfrecord.example import (
     Feature,
     decode_example,
     encode_example,
-    encode_int64,
     encode_varint,
     read_varint,
     to_signed,
@@ -167,7 +166,7 @@ def test_we_read_what_other_writers_may_write_as_protobuf_does(data):
 DAMAGED = {
     "text": b"not an example",
     "a length past the end": b"\x0a\x05abc",
-    "a length of 2**63": b"\x0a" + encode_varint(2**63),
+    "a length of 2**63": b"\x0a" + b"\x80" * 9 + b"\x01",
     "a varint without end": b"\xff" * 20,
     "a varint cut off": b"\x0a\x80",
     "a group": b"\x0b\x0c",
@@ -183,21 +182,19 @@ def test_what_is_no_example_is_a_record_error_that_says_where(data):
         decode_example(data, "shard 3, record 7")
 
 
-@pytest.mark.parametrize("value", [0, 1, 127, 128, 2**35, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63)])
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 2**35, 2**63 - 1, -1, -(2**63)])
 @pytest.mark.parametrize("width", [0, 5, 10])
 def test_varints_round_trip_at_every_width(value, width):
     data = encode_varint(value, width)
     assert len(data) >= width
     assert read_varint(b"x" + data + b"y", 1) == (value % 2**64, 1 + len(data))
-    assert to_signed(value % 2**64) == (value if value < 2**63 else value - 2**64)
+    assert to_signed(value % 2**64) == value
 
 
-def test_encode_int64_has_the_range_of_an_int64():
-    assert encode_int64(INT64_MAX) == encode_varint(INT64_MAX)
-    assert encode_int64(INT64_MIN) == encode_varint(INT64_MIN)
+def test_varints_have_the_range_of_an_int64():
     for value in (INT64_MAX + 1, INT64_MIN - 1):
         with pytest.raises(OverflowError):
-            encode_int64(value)
+            encode_varint(value)
 
 
 any_features = st.dictionaries(

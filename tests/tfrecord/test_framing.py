@@ -8,7 +8,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tfrecords import records_of
+from tests.tfrecords import encode_record, records_of
 from tpufeed.dataset.walk import Walker
 from tpufeed.errors import RecordError
 from tpufeed.storage.memory import MemoryStore
@@ -17,7 +17,6 @@ from tpufeed.tfrecord.framing import (
     decode_records,
     encode_footer,
     encode_header,
-    encode_record,
     mask_crc32c,
 )
 

@@ -41,7 +41,6 @@ from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef, read_plan, with
 from tpufeed.build.recipe import Preview, Recipe, SplitPreview
 from tpufeed.build.rejects import Rejects, allowed_rejects, too_many
 from tpufeed.build.versions import publish
-from tpufeed.dataset.index import IndexWriter
 from tpufeed.dataset.manifest import (
     IndexFile,
     Manifest,
@@ -56,6 +55,7 @@ from tpufeed.dataset.manifest import (
 from tpufeed.dataset.naming import DIGESTS, MANIFEST, REJECTS, counted, index_name, part_folder, report_name
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, several_labels
+from tpufeed.dataset.writer import IndexWriter
 from tpufeed.engines.choice import choose_engine
 from tpufeed.engines.engine import Done, Engine, Job, Progress
 from tpufeed.errors import (

@@ -19,7 +19,7 @@ import numpy as np
 
 from tpufeed.build.commit import check_owner, find_lost, is_stored, put
 from tpufeed.build.plan import Owner
-from tpufeed.dataset.index import ITEM_BYTES, IndexWriter, Offsets
+from tpufeed.dataset.index import ITEM_BYTES, Offsets
 from tpufeed.dataset.manifest import (
     GROWN_VERSION,
     IndexFile,
@@ -32,9 +32,10 @@ from tpufeed.dataset.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from tpufeed.dataset.naming import MANIFEST, version_index_name, version_name
+from tpufeed.dataset.naming import MANIFEST, index_name, version_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
+from tpufeed.dataset.writer import IndexWriter
 from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
 from tpufeed.storage.store import Store
 
@@ -334,7 +335,7 @@ def _put_index(
             data = dataset.store.read_range(entry.index.name, header + start * ITEM_BYTES, header + stop * ITEM_BYTES)
             writer.add(np.frombuffer(data, "<u8"))
     size, crc = writer.finish()
-    name = version_index_name(split, None if base.manifest.cache is None else variant, base.number + 1)
+    name = index_name(split, None if base.manifest.cache is None else variant, base.number + 1)
     put(base.store, name, path, None, size, crc)
     return IndexFile(name, size, crc)
 

@@ -145,14 +145,13 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
             writers = [stack.enter_context(closing(ShardWriter(path, layout))) for path in paths]
             output = Output(writers, report_progress, [0] * len(header.class_names))
             context.write(task, output)
-        written = [writer.finish() for writer in writers]
-        with output.putting(sum(shard.bytes for shard in written)):
-            for name, path, shard in zip(names, paths, written, strict=True):
-                lengths = tuple(np.diff(shard.offsets).tolist())
+        with output.putting(sum(writer.offsets[-1] for writer in writers)):
+            for name, path, writer in zip(names, paths, writers, strict=True):
+                size, lengths = writer.offsets[-1], tuple(np.diff(writer.offsets).tolist())
                 full_name = counted(name, len(lengths))
-                stored = put(destination, full_name, path, context.owner, shard.bytes, shard.crc32c)
+                stored = put(destination, full_name, path, context.owner, size, writer.crc32c)
                 generation = stored.version if destination.generations else None
-                shards.append(ShardReport(full_name, shard.bytes, shard.crc32c, lengths, generation))
+                shards.append(ShardReport(full_name, size, writer.crc32c, lengths, generation))
     report = Report(
         task.number,
         tuple(shards),

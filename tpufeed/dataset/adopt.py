@@ -1,4 +1,4 @@
-"""`adopt`: foreign TFRecords become a dataset as they are; only an index and a manifest are written."""
+"""`adopt`: make a dataset of foreign TFRecords by writing only an index and a manifest."""
 
 import hashlib
 import logging
@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from tpufeed import __version__
 from tpufeed.dataset.adopt_keys import NONE, BoxesOf, FirstRecord, choose_keys, glimpse, make_features
-from tpufeed.dataset.adopt_scan import Contents, Keys, ShardScan, iter_records, scan_shard
+from tpufeed.dataset.adopt_scan import Keys, ShardScan, Totals, iter_records, scan_shard
 from tpufeed.dataset.index import encode_index, is_index_of
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name, read_classes
@@ -47,7 +47,7 @@ from tpufeed.tfrecord.example import decode_example
 _logger = logging.getLogger(__name__)
 
 _PEEKED_BYTES = 256 << 10
-_MOST_CLASSES = 1_000_000  # a label beyond is an id of something else
+_MOST_CLASSES = 1_000_000  # a larger label is an id of something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,16 @@ class AdoptProgress:
     images: int = 0
 
 
-AdoptListener = Callable[[AdoptProgress], None]
-
-
 @dataclass(frozen=True, slots=True)
 class AdoptResult:
     """An adopted dataset.
 
     Attributes:
-        url: of the manifest.
-        manifest: what was found.
-        seconds: that it took.
-        ignored_files: below the source, that are no TFRecord files: how many, by their endings (`.txt`).
-        left_out: keys of features that the schema has no place for: of varying kinds, or under a name of tpufeed's own.
+        url: URL of the dataset.
+        manifest: its manifest.
+        seconds: seconds that it took.
+        ignored_files: number of files below the source that are no TFRecord files, by their endings (`.txt`).
+        left_out: keys of features without a place in the schema: of varying kinds, or with one of tpufeed's own names.
     """
 
     url: str
@@ -94,41 +91,41 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     classes: str | Path | Sequence[str] | None = None,
     exif: Literal["apply", "ignore"] = "ignore",
     boxes_of: BoxesOf = "sizes",
-    listener: AdoptListener | None = None,
+    listener: Callable[[AdoptProgress], None] | None = None,
 ) -> AdoptResult:
     """Make a dataset of TFRecord files that another tool has written, without rewriting them.
 
     Every byte is read once and both CRCs of every record are verified; then an index and, last, the manifest are put.
-    The same call again finds it by the names and sizes of the files, and does nothing.
+    Calling it again finds the dataset by the names and sizes of the files, and does nothing.
 
     Args:
         url: a folder of uncompressed TFRecord files of tf.train.Example.
-        dst: where manifest and index go, where that is not beside the files; the files then stay where they are.
-        image_key: of the encoded image. Without it, as with the next three, names and first records tell.
-        label_key: of the class, one int64; "none" leaves the samples unlabelled.
-        text_key: of the class's name; "none" for none.
-        filename_key: of the path, or of what else names a sample; "none" for none.
-        splits: take only these, a list or "train,val"; folders or file names tell which there are.
-        classes: names of the classes in the order of labels, or a file with a line for each. By default the texts tell
-            them where they do so one to one, else they are called "0", "1" and so on.
+        dst: folder of manifest and index; the files stay where they are. Default: beside the files.
+        image_key: key of the encoded image. Default, here and for the next three: names and first records tell.
+        label_key: key of the class, one int64; "none" leaves the samples unlabelled.
+        text_key: key of the class's name; "none" if there is none.
+        filename_key: key of the path, or of what else names a sample; "none" if there is none.
+        splits: take only these, a list or "train,val". Names of folders or files tell which splits there are.
+        classes: names of the classes in the order of labels, or a file with one per line. Default: the text feature if
+            it maps one-to-one to labels; otherwise "0", "1" and so on.
         exif: "apply": loaders turn images by their EXIF orientation, as `shard` does, and caches hold them turned.
-            "ignore": they come as they are stored. Such images are counted in `manifest.odd` either way, and boxes of
-            TensorFlow's Object Detection API lie on their objects either way.
-        boxes_of: which image these boxes are of, if it has an EXIF orientation: "stored", "upright", or as the "sizes"
-            in each record tell. Those that tell nothing are taken as the others if these are all upright, else as
-            stored, which is how TensorFlow decodes them.
+            "ignore": images come as they are stored. Either way such images are counted in `manifest.odd`, and boxes of
+            TensorFlow's Object Detection API fit their objects.
+        boxes_of: the image that these boxes refer to, if it has an EXIF orientation: "stored", "upright", or the one
+            that the "sizes" in each record tell. If they tell nothing it is the upright image if all other records say
+            so, else the stored one, which TensorFlow decodes.
         listener: called with an `AdoptProgress` after each file.
 
     Raises:
         NoInputsError, OptionError, DatasetExistsError: nothing was written.
-        RecordError: a file is damaged, or a record has not what it should; names file, record and byte.
+        RecordError: a file is damaged, or a record lacks what it should have; names file, record and byte.
     """
     start = time.monotonic()
     if image_key == NONE:
         raise OptionError("--image-key none: a dataset has images")
     names = None if classes is None else read_classes(classes)
     told = {"image": image_key, "label": label_key, "text": text_key, "filename": filename_key}
-    source = open_store(url, follow=dst is not None)  # beside the files a dataset stands, which no link may leave
+    source = open_store(url, follow=dst is not None)  # a dataset beside the files may contain no link that leaves it
     target = source if dst is None else open_store(dst, follow=False)
     path = source.local_path(MANIFEST)
     if path is not None and is_file(path.parent):
@@ -140,7 +137,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         )
     wanted_splits = [split.strip() for split in splits.split(",")] if isinstance(splits, str) else splits
     files = sort_files(source.url, source.iter_objects(), wanted_splits)
-    options = {
+    options: dict[str, Any] = {
         "command": "adopt",
         "source": mask_secrets(source.url),
         "asked": {**told, "classes": names is not None, **({} if boxes_of == "sizes" else {"boxes_of": boxes_of})},
@@ -161,17 +158,16 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     if boxes_of != "sizes" and not any(OBJECT_XMIN in record.glimpses for record in first):
         raise OptionError(f"--boxes-of {boxes_of}: no record has boxes ({OBJECT_XMIN}); leave boxes_of out")
 
-    most_classes = _MOST_CLASSES if names is None else len(names)
-    total, progress = Contents(), AdoptProgress(sum(info.size_bytes for info in infos))
+    total, progress = Totals(), AdoptProgress(sum(info.size_bytes for info in infos))
     by_split = {split: list[ShardScan]() for split in files.splits}
     listener = listener or (lambda _: None)
     listener(progress)
-    scan_one = partial(scan_shard, source, keys, most_classes)
+    scan_one = partial(scan_shard, source, keys, _MOST_CLASSES if names is None else len(names))
     with closing(map_shards(source, scan_one, infos)) as scans:
         for split in (split for split, members in files.splits.items() for _ in members):
             scan = next(scans)
             by_split[split].append(scan)
-            total.merge(scan.contents)
+            total.merge(scan.totals)
             progress = replace(
                 progress, bytes=progress.bytes + scan.info.size_bytes, images=progress.images + scan.records
             )
@@ -180,6 +176,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     all_boxes_of = _decide_boxes(total.told) if boxes_of == "sizes" else boxes_of
     features, left_out = make_features(keys, total.tallies, progress.images, all_boxes_of)
     class_names = _name_classes(keys, total) if names is None else names
+    options |= {"keys": {role: getattr(keys, role) for role in told}, "splits": list(by_split), "left_out": left_out}
     shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for found in by_split.values() for scan in found]
     manifest = Manifest(
         run_id=secrets.token_hex(8),
@@ -187,12 +184,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         splits={split: _put_index(source, target, split, of, len(class_names)) for split, of in by_split.items()},
         class_names=class_names,
         features=features,
-        options={
-            **options,
-            "keys": keys.roles,
-            "splits": list(by_split),
-            "left_out": left_out,
-        },
+        options=options,
         input_digest=hashlib.blake2b(msgspec.json.encode(shards), digest_size=16).hexdigest(),
         rejects={},
         images=dict(sorted(total.formats.items())),
@@ -200,7 +192,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         data_url=None if target.url == source.url else source.url,
         exif="apply" if exif == "apply" else msgspec.UNSET,
     )
-    # Last, and never over another one: a dataset exists where its manifest does.
+    # Put last, and never over another one: a dataset exists if and only if its manifest does.
     try:
         target.put(MANIFEST, encode_manifest(manifest))
     except ObjectExistsError as error:
@@ -216,10 +208,10 @@ def _find_finished(
     names: tuple[str, ...] | None,
     exif: str,
 ) -> Manifest | None:
-    """Return the manifest of this very adoption, where it stands at `target` already; None where nothing does.
+    """Return the manifest of this very adoption if `target` has it already; None if it has no manifest.
 
     Raises:
-        DatasetExistsError: another dataset stands there, or a manifest that is none of tpufeed's.
+        DatasetExistsError: there is another dataset, or a manifest that is not tpufeed's.
     """
     wrong = "it is not of this source, these files and these options"
     try:
@@ -243,7 +235,7 @@ def _find_finished(
 
 
 def _are_shards(present: Dataset, source: Store, files: ForeignFiles) -> bool:
-    """Return true where the files are the shards of a dataset, by name, size and version, and its indexes are there."""
+    """Return true if the files are a dataset's shards, by name, size and version, and its indexes are there."""
     if set(present.manifest.splits) != set(files.splits):
         return False
     for split, infos in files.splits.items():
@@ -262,8 +254,8 @@ def _check_target(target: Store, files: ForeignFiles) -> None:
 
     Raises:
         OptionError: it cannot be written to.
-        DatasetExistsError: an index would take the place of somebody else's file. An index of these very files is that
-            of an earlier adoption that was cut off.
+        DatasetExistsError: an index would replace somebody else's file. An index of these very files comes from an
+            earlier adoption that was cut off.
     """
     try:
         check_writable(target)
@@ -287,7 +279,7 @@ def _read_first(source: Store, info: ObjectInfo, stop: threading.Event) -> First
     return None
 
 
-def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Contents, exif: str) -> None:
+def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Totals, exif: str) -> None:
     for split, found in scans.items():
         if not any(scan.records for scan in found):
             _logger.warning("split %s holds no record; loaders will refuse it", split)
@@ -313,8 +305,8 @@ def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Contents, exif: str) 
 
 
 def _decide_boxes(told: Counter[Told]) -> BoxesOf:
-    """Return which image all boxes are of, as far as their records tell; warn of those that do not."""
-    # One tool has usually written all records, so those that do not tell are as the others.
+    """Return the image that all boxes refer to, as far as records tell; warn of records that do not."""
+    # One tool has usually written all records, so records that do not tell are taken like the others.
     decided: BoxesOf = "upright" if told["upright"] and not told["stored"] else "sizes"
     untold, taken = told["nothing"] + told["another"], "stored" if decided == "sizes" else "upright"
     if not untold and not (told["stored"] and told["upright"]):
@@ -334,7 +326,7 @@ def _decide_boxes(told: Counter[Told]) -> BoxesOf:
     return decided
 
 
-def _name_classes(keys: Keys, total: Contents) -> tuple[str, ...]:
+def _name_classes(keys: Keys, total: Totals) -> tuple[str, ...]:
     if keys.label is None:
         return ()
     count = max(total.class_counts, default=-1) + 1
@@ -346,7 +338,7 @@ def _name_classes(keys: Keys, total: Contents) -> tuple[str, ...]:
 
 
 def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardScan], classes: int) -> Split:
-    """Put the index of a split, and return the split's entry in the manifest."""
+    """Put the index of a split, and return the split as the manifest has it."""
     name, data = index_name(split, None), encode_index([scan.offsets for scan in scans])
     found = target.stat(name)
     try:
@@ -358,10 +350,10 @@ def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardSc
             f"{target.url}/{name} was put or changed by something else meanwhile; no dataset was made. Run the same "
             "command again, or give another destination (--to)"
         ) from error
-    shards = []
-    for info, crc, offsets, _ in scans:
-        generation = info.version if source.generations else None
-        shards.append(Shard(info.name, info.size_bytes, crc, len(offsets) - 1, generation))
-    counts = sum((scan.contents.class_counts for scan in scans), Counter[int]())
-    variant = Variant(tuple(shards), IndexFile(name, len(data), crc32c(data)))
+    shards = tuple(
+        Shard(info.name, info.size_bytes, crc, len(offsets) - 1, info.version if source.generations else None)
+        for info, crc, offsets, _ in scans
+    )
+    counts = sum((scan.totals.class_counts for scan in scans), Counter[int]())
+    variant = Variant(shards, IndexFile(name, len(data), crc32c(data)))
     return Split(sum(shard.records for shard in shards), tuple(counts[label] for label in range(classes)), (variant,))

@@ -38,7 +38,7 @@ _DTYPES: dict[Kind, DType] = {"bytes": "bytes", "float": "float32", "int64": "in
 
 
 class Glimpse(NamedTuple):
-    """A feature of a shard's first record, without its bytes. `problem` says why its value is no image, or is ""."""
+    """A feature of a shard's first record without its bytes. `problem` says why its value is no image, or is ""."""
 
     kind: Kind | None
     values: int
@@ -46,14 +46,14 @@ class Glimpse(NamedTuple):
 
 
 class FirstRecord(NamedTuple):
-    """The features of a shard's first record, and its place for messages."""
+    """Features of a shard's first record, and its place for messages."""
 
     place: str
     glimpses: dict[str, Glimpse]
 
 
 def glimpse(feature: Feature) -> Glimpse:
-    """Return what choosing keys needs of a feature."""
+    """Return what `choose_keys` needs to know of a feature."""
     value = feature.values[0] if len(feature.values) == 1 else None
     if not isinstance(value, memoryview):
         return Glimpse(feature.kind, len(feature.values), "it is not one bytes value")
@@ -74,11 +74,11 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
     """Return the keys of image, label, text and filename.
 
     Args:
-        told: keys by role. None leaves the choice to names and records, "none" says that there is no such feature.
-        records: the first of each shard that has any; at least one.
+        told: keys by role. None leaves the choice to names and records; "none" says that there is no such feature.
+        records: the first record of each shard that has any; at least one.
 
     Raises:
-        OptionError: a key that is not there or holds something else, or several that could be meant.
+        OptionError: a key is not there or holds something else, or several keys could be meant.
         RecordError: one of the records lacks the image or the label.
     """
     found: dict[str, Glimpse] = {}
@@ -103,8 +103,9 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
                 "serialized, cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the files; "
                 f"{there}; choose with --image-key"
             )
-    # ImageNet's records have boxes as well, and one label an image.
-    several = _has_boxes(found) and told["label"] in (None, schema.OBJECT_LABEL)
+    # Records of TensorFlow's Object Detection API have a class for each box. ImageNet's have boxes, and one label.
+    has_boxes = all(key in found and found[key].kind in ("float", None) for key in _BOXES.keys)
+    several = has_boxes and schema.OBJECT_LABEL in found and told["label"] in (None, schema.OBJECT_LABEL)
     label: str | None = schema.OBJECT_LABEL
     if not several:
         label = _choose_label(told["label"], image, found, records, there)
@@ -120,14 +121,8 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
     return Keys(image, label, **others, several=several)
 
 
-def _has_boxes(found: Mapping[str, Glimpse]) -> bool:
-    """Return true for records of TensorFlow's Object Detection API: with boxes, and a class of each."""
-    sides = all(key in found and found[key].kind in ("float", None) for key in _BOXES.keys)
-    return sides and schema.OBJECT_LABEL in found
-
-
 def _find_image(found: Mapping[str, Glimpse], records: Sequence[FirstRecord]) -> str | None:
-    """Return the feature that holds an image in all records, or, for an error, the one whose name says so."""
+    """Return the feature that holds an image in all records; else, for an error, one whose name says that it does."""
     holding = [[key for key, seen in record.glimpses.items() if not seen.problem] for record in records]
     candidates = set(holding[0]).intersection(*holding) or {key for keys in holding for key in keys}
     known = [key for key in _KNOWN_KEYS["image"] if key in candidates]
@@ -172,20 +167,20 @@ def make_features(
 ) -> tuple[tuple[FeatureSpec, ...], list[str]]:
     """Return the schema of `records` records, and the keys that it has no place for.
 
-    The image, the label, the other names that tpufeed knows, then the rest as they are called. A name of tpufeed's own
-    stands for nothing but the feature that was taken for it. `boxes_of` is that of `adopt`.
+    It has the image, the label, other features that tpufeed knows, then the rest under their own keys. One of tpufeed's
+    own names is given only to the feature that was chosen for it. `boxes_of` is the option of `adopt`.
     """
     specs, taken = list[FeatureSpec](), set[str]()
 
     def take(name: str, choices: Iterable[str | None], *dtypes: DType, scalar: bool = False) -> None:
-        """Take the first feature that is there, always of the same kind, and of one of `dtypes`, if any are given."""
+        """Take the first feature that exists, is always of one kind and, if `dtypes` are given, of one of these."""
         for key in choices:
             tally = None if key is None or key in taken else tallies.get(key)
             if key is None or tally is None or len(tally.kinds) != 1:
                 continue
             (kind,) = tally.kinds
             dtype: DType = "string" if kind == "bytes" and tally.is_text else _DTYPES[kind]
-            shape = () if tally.single and tally.records == records else None
+            shape = () if tally.least == tally.most == 1 and tally.records == records else None
             if (dtypes and dtype not in dtypes) or (scalar and shape is None):
                 continue
             lengths: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
@@ -221,17 +216,17 @@ def make_features(
 
 
 def _mark(spec: FeatureSpec, tallies: Mapping[str, Tally], boxes: int) -> FeatureSpec:
-    """Return a feature, of the boxes where it has a value for each of them, so that it goes with those that crops drop.
+    """Return a feature, marked as one of boxes if it has a value for each: a box that a crop drops takes it along.
 
     Args:
         spec: the feature.
-        tallies: by key.
-        boxes: of all records together.
+        tallies: sums over each feature, by its key.
+        boxes: number of boxes in all records.
     """
     if not spec.key.startswith(schema.OBJECT_PREFIX) or spec.kind == "boxes":
         return spec
     tally = tallies[spec.key]
-    # Records without the feature have no boxes where as many values are left for the others as there are boxes.
+    # If there are as many values as boxes, records without the feature have no boxes.
     if not tally.per_box or tally.values != boxes or (spec.name in _OWN_NAMES and spec.shape is not None):
         return spec
     return msgspec.structs.replace(spec, shape=None, lengths=(0, tally.most), of=_BOXES.name)

@@ -1,4 +1,4 @@
-"""Scan shards that another tool wrote: both CRCs of each record, every tf.train.Example, and what is in them."""
+"""Scan shards that another tool wrote: check both CRCs of each record, and sum up what its features hold."""
 
 import threading
 from collections import Counter
@@ -17,7 +17,7 @@ from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.header import sniff
 from tpufeed.images.mending import orientation_of
 from tpufeed.storage.store import ObjectInfo, Store
-from tpufeed.tfrecord.example import Feature, Kind, decode_example
+from tpufeed.tfrecord.example import ABSENT, Feature, Kind, decode_example, read_text
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED
 
 _UNKNOWN_FORMAT = "unknown"
@@ -26,14 +26,14 @@ _SYNSET = "image/class/synset"  # one to one where ImageNet's texts are not: bot
 
 
 class Keys(NamedTuple):
-    """The keys of the features that a dataset needs; None where there is no such feature.
+    """Keys of the features that a dataset needs; None if there is no such feature.
 
     Attributes:
-        image: one bytes value.
-        label: the class, one int64.
-        text: the class's name.
-        filename: the path, or what else names a sample.
-        several: the label is a list, of the classes of a sample's boxes.
+        image: key of the encoded image, one bytes value.
+        label: key of the class, one int64.
+        text: key of the class's name.
+        filename: key of the path, or of what else names a sample.
+        several: the label is a list, with the class of each box.
     """
 
     image: str
@@ -41,11 +41,6 @@ class Keys(NamedTuple):
     text: str | None = None
     filename: str | None = None
     several: bool = False
-
-    @property
-    def roles(self) -> dict[str, str | None]:
-        """The keys by what they are taken for."""
-        return {"image": self.image, "label": self.label, "text": self.text, "filename": self.filename}
 
     @property
     def class_texts(self) -> tuple[str, ...]:
@@ -57,13 +52,13 @@ class Keys(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Sum over one feature.
+    """Sums over one feature.
 
     Attributes:
-        records: that have it.
-        kinds: that these hold.
-        values: of all of them together; `least` and `most` of one.
-        is_text: all of it is UTF-8.
+        records: number of records that have it.
+        kinds: kinds of lists that it comes in.
+        values: number of values in all records; `least` and `most` are those of one record.
+        is_text: all values are UTF-8.
         per_box: each record that has it has one value for each of its boxes.
     """
 
@@ -75,28 +70,23 @@ class Tally:
     is_text: bool = True
     per_box: bool = True
 
-    @property
-    def single(self) -> bool:
-        """True where there is always one value."""
-        return self.least == self.most == 1
-
     def add(self, values: int) -> None:
-        """Count a list of so many values."""
+        """Note the length of a list."""
         self.least = values if self.least is None else min(self.least, values)
         self.most = max(self.most, values)
 
 
 @dataclass(slots=True)
-class Contents:
-    """Sum over the records of a shard, or of several.
+class Totals:
+    """Sums over the records of a shard, or of several shards.
 
     Attributes:
-        tallies: by the key of a feature.
-        class_counts: records by label.
-        formats: records by the format of their image.
-        texts: for each feature that may name classes the text of each label, None where records contradict each other.
-        turned: images whose EXIF orientation decoding leaves to be applied.
-        told: those of them that have boxes, by what their records' sizes tell of these.
+        tallies: sums over each feature, by its key.
+        class_counts: number of records by label.
+        formats: number of records by the format of their image.
+        texts: for each feature that may name classes, the text of each label; None if records contradict each other.
+        turned: number of images with an EXIF orientation.
+        told: number of these images that have boxes, by what the sizes in their records tell.
         first_unknown: place of the first image that tpufeed cannot read.
     """
 
@@ -109,7 +99,7 @@ class Contents:
     first_unknown: str | None = None
 
     def add(self, features: dict[str, Feature], keys: Keys, classes: int, place: str) -> None:
-        """Count a record. Raises RecordError or OptionError where it lacks its image or a label in `[0, classes)`."""
+        """Count a record. Raises RecordError or OptionError if it lacks its image or a label in `[0, classes)`."""
         image, label = _find_sample(features, keys, classes, place)
         image_format = sniff(image) or _UNKNOWN_FORMAT
         self.formats[image_format] += 1
@@ -117,7 +107,10 @@ class Contents:
         if orientation_of(image) != 1:
             self.turned += 1
             if boxes is not None and len(boxes.values):
-                self.told[_tell(features, image)] += 1
+                try:
+                    self.told[tell_image(features, image)] += 1
+                except ImageError:  # loaders name such images
+                    self.told["nothing"] += 1
         if image_format == _UNKNOWN_FORMAT and self.first_unknown is None:
             self.first_unknown = place
         for key, feature in features.items():
@@ -129,30 +122,29 @@ class Contents:
             tally.values += len(feature.values)
             tally.per_box = tally.per_box and len(feature.values) == (0 if boxes is None else len(boxes.values))
             if tally.is_text and feature.kind == "bytes":
-                tally.is_text = key != keys.image and None not in map(_read_text, feature.values)
+                tally.is_text = key != keys.image and None not in map(read_text, feature.values)
         if keys.several:
             self._add_labels(features, keys, classes, place)
         elif label is not None:
             self.class_counts[label] += 1
             for key in self.texts:
                 named = features.get(key)
-                if named is not None and len(named.values) == 1 and (text := _read_text(named.values[0])):
+                if named is not None and len(named.values) == 1 and (text := read_text(named.values[0])):
                     self._name(key, label, text)
 
     def _add_labels(self, features: dict[str, Feature], keys: Keys, classes: int, place: str) -> None:
         """Count the classes of a record's boxes. Raises RecordError or OptionError."""
-        none = Feature(None, ())
-        labels = [int(label) for label in features.get(str(keys.label), none).values]
+        labels = [int(label) for label in features.get(str(keys.label), ABSENT).values]
         if labels and not 0 <= min(labels) <= max(labels) < classes:
             raise OptionError(f"{place}: the labels {keys.label!r} are {labels[:9]}, but there are {classes:,} classes")
         self.class_counts.update(set(labels))
         for key in self.texts:
-            for label, text in zip(labels, map(_read_text, features.get(key, none).values), strict=False):
+            for label, text in zip(labels, map(read_text, features.get(key, ABSENT).values), strict=False):
                 if text:
                     self._name(key, label, text)
 
-    def merge(self, other: "Contents") -> None:
-        """Add the contents of another shard."""
+    def merge(self, other: "Totals") -> None:
+        """Add the totals of another shard."""
         for key, tally in other.tallies.items():
             mine = self.tallies.setdefault(key, Tally())
             mine.records += tally.records
@@ -177,12 +169,12 @@ class Contents:
 
 
 class ShardScan(NamedTuple):
-    """A shard as it was listed, its CRC-32C, the offsets of its records (the last is its size), and its contents."""
+    """A shard as it was listed, its CRC-32C, the offsets of its records (the last is its size), and its totals."""
 
     info: ObjectInfo
     crc32c: int
     offsets: Offsets
-    contents: Contents
+    totals: Totals
 
     @property
     def records(self) -> int:
@@ -193,17 +185,17 @@ class ShardScan(NamedTuple):
 def scan_shard(
     store: Store, keys: Keys, classes: int, info: ObjectInfo, stop: threading.Event | None = None
 ) -> ShardScan:
-    """Read and check all of a shard. Raises as `iter_records` does, and as `Contents.add` does."""
+    """Read and check all of a shard. Raises as `iter_records` does, and as `Totals.add` does."""
     walker = Walker(store, info.name, info.size_bytes, info.version)
-    offsets, contents = list[int](), Contents(texts={key: {} for key in keys.class_texts})
+    offsets, totals = list[int](), Totals(texts={key: {} for key in keys.class_texts})
     for offset, place, payload in iter_records(walker, stop):
         offsets.append(offset)
-        contents.add(decode_example(payload, place), keys, classes, place)
-    return ShardScan(info, walker.crc32c, np.array([*offsets, info.size_bytes], np.uint64), contents)
+        totals.add(decode_example(payload, place), keys, classes, place)
+    return ShardScan(info, walker.crc32c, np.array([*offsets, info.size_bytes], np.uint64), totals)
 
 
 def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterator[tuple[int, str, memoryview]]:
-    """Yield each record as (offset, its place for messages, payload). A payload is valid until the next is asked for.
+    """Yield each record as (offset, place for messages, payload). A payload is valid until the next one is yielded.
 
     Raises:
         RecordError: damage, naming shard, record and byte.
@@ -232,11 +224,11 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
 
 
 def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: str) -> tuple[memoryview, int | None]:
-    """Return the image and the label of a record. Raises as `Contents.add` does."""
-    for key in (keys.image, None if keys.several else keys.label):
-        feature = None if key is None else features.get(key)
-        if key is not None and (feature is None or len(feature.values) != 1):
-            raise missing_value(key, None if feature is None else len(feature.values), keys.image, place, features)
+    """Return the image and the label of a record. Raises as `Totals.add` does."""
+    for key in (keys.image,) if keys.label is None or keys.several else (keys.image, keys.label):
+        values = len(features[key].values) if key in features else None
+        if values != 1:
+            raise missing_value(key, values, keys.image, place, features)
     (image,) = features[keys.image].values
     if not isinstance(image, memoryview):
         raise RecordError(f"{place}: feature {keys.image!r} holds {image!r}, no image")
@@ -255,7 +247,7 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
 
 
 def missing_value(key: str, values: int | None, image: str | None, place: str, present: Iterable[str]) -> RecordError:
-    """Return the error for a record with `values` values of a feature that it should have one of; None: it lacks it."""
+    """Return the error for a record that should have one value of a feature, and has `values`; None: it lacks it."""
     found = "is missing" if values is None else f"has {values} values instead of one"
     way = (
         "choose another with --image-key"
@@ -264,17 +256,3 @@ def missing_value(key: str, values: int | None, image: str | None, place: str, p
         "--label-key none --to DST"
     )
     return RecordError(f"{place}: feature {key!r} {found}; the record has {', '.join(sorted(present))}; {way}")
-
-
-def _tell(features: dict[str, Feature], image: memoryview) -> Told:
-    try:
-        return tell_image(features, image)
-    except ImageError:  # of which loaders tell
-        return "nothing"
-
-
-def _read_text(value: object) -> str | None:
-    try:
-        return str(value, "utf-8") if isinstance(value, memoryview) else None
-    except UnicodeDecodeError:
-        return None

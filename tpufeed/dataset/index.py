@@ -1,22 +1,19 @@
 """The index of a variant: for each shard in turn its records+1 offsets within the shard; the last is its size.
 
-An npy file of uint64. Where a shard's part starts follows from the manifest's counts, so a reader of a remote dataset
+It is an npy file of uint64. The manifest's counts tell where a shard's part starts. So a reader of a remote dataset
 reads only the parts that it needs until the file is staged, and a reader of a local one maps the file. All processes
-share its pages, and none keeps them in its page tables: Linux maps up to 2 MB for each part that is looked at, and an
-epoch over 100,000,000 records would come to count the index's 800 MB as each process's own.
+share its pages, and none keeps them in its page tables: Linux maps up to 2 MB for each part that is looked at, and in
+an epoch over 100,000,000 records each process would come to count the index's 800 MB as its own.
 """
 
 import io
 import mmap
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO
+from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
@@ -27,12 +24,11 @@ from tpufeed.storage.store import Span, Store
 
 Offsets = npt.NDArray[np.uint64]
 
-_ITEM = "<u8"
+ITEM = "<u8"
 ITEM_BYTES = 8
 _TRIES = 3
 _COPIED_BYTES = 64 << 10
 NPY_HEADER_BYTES = 128  # of any array of one dimension
-_BLOCK_BYTES = 4 << 20
 
 
 def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
@@ -43,73 +39,22 @@ def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
 
 
 def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
-    """Return whether an object is an index, of shards of these sizes in this order. Raises StoreError."""
+    """Return whether an object is an index of shards of these sizes in this order. Raises StoreError."""
     data = store.read(name)
-    file = io.BytesIO(data)
-    try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            return False
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except (ValueError, EOFError, SyntaxError, RecursionError, MemoryError):  # numpy's for what is no such file
+    if len(data) < NPY_HEADER_BYTES:
         return False
-    # numpy would ask for the memory that the header speaks of.
-    if dtype != _ITEM or shape != ((len(data) - file.tell()) // ITEM_BYTES,):
-        return False
-    offsets = np.frombuffer(data, _ITEM, shape[0], file.tell())
-    # Each shard's offsets begin with 0 and end with its size; 0 stands nowhere else.
+    offsets = np.frombuffer(data, ITEM, (len(data) - NPY_HEADER_BYTES) // ITEM_BYTES, NPY_HEADER_BYTES)
+    # Each shard's offsets begin with 0 and end with its size; there are no other zeros.
     starts = np.flatnonzero(offsets == 0)
     ends = offsets[np.append(starts[1:], len(offsets)) - 1] if len(starts) else offsets
-    return bool(ends.tolist() == list(sizes))
-
-
-class IndexWriter:
-    """Writes what `encode_index` gives to a new file, shard by shard, in memory that does not grow with the shards.
-
-    The file is open only while it is written to: a cache has one for each variant of each split.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._count = 0
-        with self._open("xb") as file:
-            file.write(bytes(NPY_HEADER_BYTES))
-
-    def add(self, offsets: Offsets) -> None:
-        """Append offsets: those of shards, or parts of those. Raises StoreError."""
-        self._count += len(offsets)
-        with self._open("ab") as file:
-            file.write(offsets.astype(_ITEM, copy=False).tobytes())
-
-    def finish(self) -> tuple[int, int]:
-        """Complete the file, and return its size and CRC-32C. Raises StoreError."""
-        with self._open("r+b") as file:
-            header = {"shape": (self._count,), "fortran_order": False, "descr": _ITEM}
-            np.lib.format.write_array_header_1_0(file, header)
-            assert file.tell() == NPY_HEADER_BYTES, "there is room for any count"
-            file.seek(0)
-            crc = 0
-            while block := file.read(_BLOCK_BYTES):
-                crc = crc32c(block, crc)
-            return file.tell(), crc
-
-    @contextmanager
-    def _open(self, mode: str) -> Iterator[IO[bytes]]:
-        try:
-            with self._path.open(mode) as file:
-                yield file
-        except OSError as error:
-            raise StoreError(f"{self._path}: {error.strerror or error}") from error
+    return ends.tolist() == list(sizes) and encode_index([offsets]) == data
 
 
 class Index:
     """Offsets of a variant's records. Thread-safe."""
 
     def __init__(
-        self,
-        store: Store,
-        variant: Variant,
-        reader: SpanReader | None = None,
-        stage: ShardStage | None = None,
+        self, store: Store, variant: Variant, reader: SpanReader | None = None, stage: ShardStage | None = None
     ) -> None:
         self._store = store
         self._reader = reader or SpanReader()
@@ -124,7 +69,7 @@ class Index:
             raise ShardError(f"{self._where}: {variant.index.bytes} bytes cannot hold the manifest's records")
 
     def offsets(self, shards: Sequence[int]) -> list[Offsets]:
-        """The records+1 offsets of each of these shards; those of a remote index are asked for at once.
+        """Return the records+1 offsets of each of these shards; ranges of a remote index are requested at once.
 
         Raises:
             ShardError: the index does not belong to the manifest.
@@ -134,7 +79,7 @@ class Index:
                 self._mapped = self._open()
             mapped = self._mapped
         if mapped is not None:
-            offsets = np.frombuffer(mapped, _ITEM, self._starts[-1], self._header_bytes)
+            offsets = np.frombuffer(mapped, ITEM, self._starts[-1], self._header_bytes)
             parts = ((shard, offsets[self._starts[shard] : self._starts[shard + 1]]) for shard in shards)
             try:
                 found = [self._checked(shard, part) for shard, part in parts]
@@ -142,10 +87,10 @@ class Index:
                 if not self.evict_damaged():
                     raise
             else:
-                # Small ones are copied, so that none of the file's pages stays with this process.
+                # Small ones are copied, so that this process keeps none of the file's pages.
                 found = [part.copy() if part.nbytes <= _COPIED_BYTES else part for part in found]
                 if isinstance(mapped.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-                    mapped.obj.madvise(mmap.MADV_DONTNEED)  # what is still looked at comes back from the page cache
+                    mapped.obj.madvise(mmap.MADV_DONTNEED)  # pages still in use come back from the page cache
                 return found
         at, name, tries_left = self._header_bytes, self._variant.index.name, _TRIES
         spans = [
@@ -158,7 +103,7 @@ class Index:
                 for shard, data in zip(shards, self._reader.read(self._store, spans), strict=True):
                     if isinstance(data, StoreError):
                         raise data
-                    found.append(self._checked(shard, np.frombuffer(data, _ITEM, len(data) // ITEM_BYTES)))
+                    found.append(self._checked(shard, np.frombuffer(data, ITEM, len(data) // ITEM_BYTES)))
                 return found
             except ShardError:  # the bytes may have been damaged on the way
                 tries_left -= 1
@@ -171,7 +116,7 @@ class Index:
         return RemoteShard(index.name, index.bytes, index.crc32c, self._store.url)
 
     def evict_damaged(self) -> bool:
-        """Evict a damaged staged copy, see `ShardStage.evict_damaged`; False where no staged copy is looked at."""
+        """Evict a damaged staged copy, see `ShardStage.evict_damaged`; return False if no staged copy is in use."""
         with self._lock:
             mapped = self._mapped
             if mapped is None or self._stage is None or not self._stage.evict_damaged(self.to_stage(), mapped):
@@ -180,16 +125,16 @@ class Index:
             return True
 
     def release(self) -> None:
-        """Let go of the file; it is opened again when it is asked for."""
+        """Let go of the file; the next call of `offsets` opens it again."""
         with self._lock:
             self._mapped = None
 
     def _open(self) -> memoryview | None:
-        """Return the whole file, where it is one of this machine's by now."""
+        """Return the whole file, if it is on this machine."""
         path = self._store.local_path(self._variant.index.name)
         if path is None:
             if self._stage is not None:
-                with suppress(ShardError):  # it is damaged where it comes from: the parts that are read will tell
+                with suppress(ShardError):  # it is damaged at its source: the parts that are read will tell
                     return self._stage.open(self.to_stage())
             return None
         advice = f"Run: tpufeed verify {self._store.url}"

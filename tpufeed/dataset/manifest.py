@@ -1,4 +1,4 @@
-"""The manifest: what a dataset is. It is put last, and a dataset exists if and only if it does."""
+"""The manifest, which says what a dataset is. It is put last: a dataset exists if and only if its manifest does."""
 
 import hashlib
 import itertools
@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 import msgspec
 
-from tpufeed.dataset.schema import FeatureSpec, flip_problem, several_labels
+from tpufeed.dataset.schema import LABEL, FeatureSpec, flip_problem, several_labels
 from tpufeed.errors import ManifestError, ManifestVersionError
 from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
@@ -24,7 +24,7 @@ _FILE_BYTES = 1 << 53  # files end there, and so do JSON's whole numbers in most
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One TFRecord file; `generation` is the object's where the store has such a thing."""
+    """One TFRecord file; `generation` is that of the object, if the store has such a thing."""
 
     name: str
     bytes: int
@@ -60,12 +60,12 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
 
     @cached_property
     def index_starts(self) -> "array[int]":
-        """Where each shard's offsets start in the index, counted in offsets, and where those of the last one end."""
+        """The place of each shard's first offset in the index, counted in offsets, and the end of the last one's."""
         return array("Q", itertools.accumulate((shard.records + 1 for shard in self.shards), initial=0))
 
     @cached_property
     def fewest_record_bytes(self) -> float:
-        """Bytes of a record in the shard where that is least, on average; infinite without records."""
+        """Average bytes per record in the shard that has the smallest records; infinite without records."""
         return min((shard.bytes / shard.records for shard in self.shards if shard.records), default=math.inf)
 
 
@@ -73,8 +73,8 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the dataset: one variant, or K in a cache.
 
     Attributes:
-        records: samples, the same in each variant.
-        class_counts: at place c how many of them are of class c; samples of several classes count in each.
+        records: number of samples, the same in each variant.
+        class_counts: number of samples of each class; samples of several classes count in each.
         variants: the sets of shards.
     """
 
@@ -102,8 +102,8 @@ class Markers(msgspec.Struct, frozen=True):
 
     Attributes:
         rewritten: JPEGs that were given markers, without loss.
-        added_bytes: what that cost.
-        unmarked: the other kept JPEGs without markers, counted by the reason.
+        added_bytes: bytes that the markers take.
+        unmarked: kept JPEGs that have no markers, counted by reason.
     """
 
     rewritten: int = 0
@@ -115,15 +115,15 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """One version of a dataset that has grown: what it has added to the version before.
 
     Attributes:
-        folder: below the dataset, with the shards, plan and reports of this version; empty for the first version.
+        folder: has the shards, plan and reports of this version, below the dataset; empty for the first version.
         kind: "shard", "append", "warmup" or "compact".
-        source: where its images come from.
-        run_id: of its build.
-        input_digest: of its inputs.
-        records: samples that it has added, by split.
-        skipped: inputs of its source that were in the dataset already.
-        different: options that decide bytes and were not those of the first version.
-        follows: content digest of the version before; empty of the first.
+        source: URL of its images.
+        run_id: id of its build.
+        input_digest: digest of its inputs.
+        records: number of samples that it has added, by split.
+        skipped: number of inputs of its source that were in the dataset already.
+        different: options that change bytes and differ from those of the first version.
+        follows: content digest of the version before; empty for the first version.
     """
 
     folder: str
@@ -142,24 +142,24 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     Attributes:
         format: the name of the format.
-        format_version: its version; another one is not read.
-        run_id: of the build, another one each time.
-        tool_version: of the tpufeed that built it.
-        splits: by name.
-        class_names: a label is a place among them.
-        features: of every record: name, dtype and shape.
-        options: of the build, those that change bytes.
-        input_digest: of the inputs; a cache's is of its source.
+        format_version: version of the format; other versions are not read.
+        run_id: id of the build, another one each time.
+        tool_version: version of the tpufeed that built it.
+        splits: splits by name.
+        class_names: names of the classes; a label is an index into them.
+        features: name, dtype and shape of each feature of a record.
+        options: options of the build that change bytes.
+        input_digest: digest of the inputs; for a cache, of its source.
         rejects: inputs not taken, counted by reason.
-        images: the others, counted by how they were stored.
+        images: inputs taken, counted by how they were stored.
         odd: odd cases that a policy dealt with, counted.
-        markers: of kept JPEGs; not in manifests of builds that write none.
-        version: number of the version, of a dataset that has grown.
-        parts: its versions up to this one.
-        data_url: where the shards lie, where that is not beside the manifest.
-        cache: what a cache is derived from; None for a dataset that is none.
-        exif: "apply" where loaders turn images by their EXIF orientation, as in a dataset that was adopted so. Not in
-            other manifests: images that `shard` stores are upright.
+        markers: restart markers of kept JPEGs; only in manifests of builds that write them.
+        version: number of the version; only of a dataset that has grown.
+        parts: all versions up to this one; only of a dataset that has grown.
+        data_url: URL of the shards, if they are not beside the manifest.
+        cache: what a cache is derived from; None for other datasets.
+        exif: "apply" if loaders turn images by their EXIF orientation, as in a dataset that was adopted so. Other
+            manifests do not have it: images that `shard` stores are upright.
     """
 
     format: str = FORMAT
@@ -183,12 +183,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def number(self) -> int:
-        """Number of the version; 1 of a dataset that has not grown."""
+        """Number of the version; 1 for a dataset that has not grown."""
         return 1 if isinstance(self.version, msgspec.UnsetType) else self.version
 
     @property
     def history(self) -> tuple[Part, ...]:
-        """What each version up to this one has added."""
+        """All versions up to this one, with what each has added."""
         if not isinstance(self.parts, msgspec.UnsetType):
             return self.parts
         first = Part(
@@ -203,11 +203,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def past_digests(self) -> tuple[str, ...]:
-        """Content digests of the versions before this one, the first version first: also of those that were pruned."""
+        """Content digests of all versions before this one, oldest first, including those that were pruned."""
         return tuple(part.follows for part in self.history if part.follows)
 
     def records_of(self, content_digest: str) -> dict[str, int] | None:
-        """Return how many samples each split had in the earlier version of this content; None where there was none."""
+        """Return the samples of each split in the earlier version of this content; None if there was no such one."""
         records = Counter[str]()
         for part in self.history:
             if part.follows and part.follows == content_digest:
@@ -217,9 +217,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def content_digest(self) -> str:
-        """Digest of the dataset's content, whoever built it, when and with which version.
+        """Digest of the dataset's shards, counts, schema and classes, and of whether its images are turned.
 
-        That is its shards, counts, schema and classes, and whether its images are turned.
+        It does not depend on who built the dataset, when, and with which version of tpufeed.
         """
         content = [
             [
@@ -234,10 +234,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
 
     def draws_seed(self, seed: int) -> int:
-        """The seed that ops over these samples draw with, where the user's is `seed`.
+        """Return the seed that ops over these samples draw with, if the user's is `seed`.
 
-        Over a cache it is another one: ops with the seed of its own ops would draw their very numbers again, and undo
-        each flip in epoch e that variant e was given.
+        Over a cache it is another one: ops with the seed of the cache's own ops would draw the same numbers again, and
+        undo in epoch e each flip that variant e was given.
         """
         if self.cache is None:
             return seed
@@ -246,21 +246,19 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def tensor_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, channels) of a raw cache's images; None where they are encoded."""
+        """(height, width, channels) of a raw cache's images; None if images are encoded."""
         image = self.features[0]
-        return (
-            None if image.dtype != "uint8" or image.shape is None else (image.shape[0], image.shape[1], image.shape[2])
-        )
+        return image.shape if image.dtype == "uint8" else None  # type: ignore[return-value]  # decoding has checked it
 
     @property
     def upright(self) -> bool:
-        """True where loaders turn images by their EXIF orientation."""
+        """True if loaders turn images by their EXIF orientation."""
         return self.exif == "apply"
 
     @property
     def labelled(self) -> bool:
-        """True where samples have a label."""
-        return any(feature.name == "image/class/label" for feature in self.features)
+        """True if samples have a label."""
+        return any(feature.name == LABEL for feature in self.features)
 
 
 _MANIFEST = msgspec.json.Decoder(Manifest)
@@ -277,8 +275,8 @@ _VERSION = msgspec.json.Decoder(_Version)
 class _PackedShards(Sequence[Shard]):
     """Shards as bytes, each decoded when it is asked for.
 
-    Forks of a process share these for good. An object they share only until one of them uses it: the number of
-    references is kept in the object.
+    Forks of a process keep sharing bytes. They share an object only until one of them uses it, as its count of
+    references is inside it.
     """
 
     def __init__(self, shards: Iterable[Shard]) -> None:
@@ -314,16 +312,16 @@ def pack_manifest(manifest: Manifest) -> Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as indented JSON."""
+    """Return the manifest as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest:
-    """The manifest that `data` holds, validated.
+    """Return the manifest that `data` holds, validated. `where` names it in errors.
 
     Raises:
-        ManifestVersionError: it is of a format version that this tpufeed does not read.
-        ManifestError: it is no manifest, or contradicts itself; `where` names it.
+        ManifestVersionError: this tpufeed does not read its format version.
+        ManifestError: `data` is no manifest, or the manifest contradicts itself.
     """
     try:
         version = _VERSION.decode(data)
@@ -338,13 +336,14 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         manifest = _MANIFEST.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{where}: not a readable manifest: {error}. Build the dataset again") from error
-    for problem in _iter_problems(manifest):
+    problems = (_iter_feature_problems(manifest), _iter_split_problems(manifest), _iter_version_problems(manifest))
+    for problem in itertools.chain(*problems):  # the first one alone: the code that looks for others relies on it
         raise ManifestError(f"{where}: {problem}. The file was edited or damaged; build the dataset again")
     return manifest
 
 
 def iter_warnings(split: str, shards: int, size_bytes: float, hosts: int) -> Iterator[str]:
-    """Say what would serve training better, of the shards of one split, which hold `size_bytes` together."""
+    """Yield warnings about the number and size of a split's shards, which hold `size_bytes` together."""
     if not shards:
         yield f"split {split} is empty: no input falls into it"
         return
@@ -360,28 +359,8 @@ def iter_warnings(split: str, shards: int, size_bytes: float, hosts: int) -> Ite
         )
 
 
-def _iter_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield what contradicts itself. What follows the first problem may not hold."""
-    yield from _iter_feature_problems(manifest)
-    if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
-        yield f"its shards cannot lie at {manifest.data_url!r}"
-    for name, split in manifest.splits.items():
-        yield from _iter_split_problems(name, split, several_labels(manifest.features))
-    history, is_grown = manifest.history, manifest.format_version == GROWN_VERSION
-    if (msgspec.UNSET not in (manifest.version, manifest.parts)) != is_grown or len(history) != manifest.number:
-        parts = len(history)
-        yield f"format version {manifest.format_version} with {parts} parts in version {manifest.number}"
-    added = Counter[str]()
-    for part in history:
-        added.update(part.records)
-    if +added != +Counter({name: split.records for name, split in manifest.splits.items()}):
-        yield "its parts have added other numbers of samples than its splits have"
-    names = [file.name for split in manifest.splits.values() for variant in split.variants for file in variant.files]
-    if len(set(names)) != len(names):
-        yield "a file stands for two"
-
-
 def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what contradicts itself in the features and in the cache."""
     try:  # workers are told of it in MessagePack; the numbers of its splits are looked at one by one
         msgspec.msgpack.encode(msgspec.structs.replace(manifest, splits={}))
     except OverflowError:
@@ -395,7 +374,7 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
         least, most = feature.lengths if isinstance(feature.lengths, tuple) else (0, 1)
         sizes = (*((max(most, 1),) if feature.shape is None else feature.shape), *feature.each)
         can_be = feature.kind != "boxes" or (feature.dtype, feature.shape, feature.each) == ("float32", None, (4,))
-        # Loaders ask for the memory of a batch of it.
+        # Loaders ask for the memory of a batch of these.
         if not can_be or not 0 <= least <= most or min(sizes, default=1) < 1 or math.prod(sizes) >= _IMAGE_BYTES:
             yield f"{feature.name} cannot be {feature.type_text}"
         elif problem := flip_problem(feature):
@@ -406,29 +385,56 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
         yield "an op of the cache has no name"
 
 
-def _iter_split_problems(name: str, split: Split, several: bool) -> Iterator[str]:
-    if not split.variants:
-        yield f"split {name!r} has no shards"
-    boundaries = [shard.records for shard in split.variants[0].shards]
-    most = max(split.class_counts, default=0) if several else sum(split.class_counts)
-    if min((*boundaries, *split.class_counts), default=0) < 0 or most > split.records:
-        yield f"the counts of split {name!r} contradict each other"
-    if sum(boundaries) != split.records:
-        yield f"the shards of split {name!r} do not hold {split.records} records"
-    for variant in split.variants:
-        if [shard.records for shard in variant.shards] != boundaries:
-            yield f"the variants of split {name!r} differ in their shards' records"
-        for file in variant.files:
-            is_name = file.name.isprintable() and not {"", ".", ".."}.intersection(file.name.split("/"))
-            if not is_name or not 0 <= file.bytes <= _FILE_BYTES or not 0 <= file.crc32c < 1 << 32:
-                yield f"{file.name!r} with {file.bytes} bytes of CRC-32C {file.crc32c} is no file of a dataset"
-        for shard in variant.shards:
-            if shard.records * OVERHEAD_BYTES > shard.bytes:  # readers ask for memory by the count
-                yield f"{shard.name} with {shard.bytes} bytes cannot hold {shard.records} records"
+def _iter_split_problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what contradicts itself in the splits and their files."""
+    several, names = several_labels(manifest.features), list[str]()
+    for name, split in manifest.splits.items():
+        if not split.variants:
+            yield f"split {name!r} has no shards"
+        boundaries = [shard.records for shard in split.variants[0].shards]
+        most = max(split.class_counts, default=0) if several else sum(split.class_counts)
+        if min((*boundaries, *split.class_counts), default=0) < 0 or most > split.records:
+            yield f"the counts of split {name!r} contradict each other"
+        if sum(boundaries) != split.records:
+            yield f"the shards of split {name!r} do not hold {split.records} records"
+        for variant in split.variants:
+            if [shard.records for shard in variant.shards] != boundaries:
+                yield f"the variants of split {name!r} differ in their shards' records"
+            for file in variant.files:
+                is_name = file.name.isprintable() and not {"", ".", ".."}.intersection(file.name.split("/"))
+                if not is_name or not 0 <= file.bytes <= _FILE_BYTES or not 0 <= file.crc32c < 1 << 32:
+                    yield f"{file.name!r} with {file.bytes} bytes of CRC-32C {file.crc32c} is no file of a dataset"
+                names.append(file.name)
+            for shard in variant.shards:
+                if shard.records * OVERHEAD_BYTES > shard.bytes:  # readers ask for memory by the count
+                    yield f"{shard.name} with {shard.bytes} bytes cannot hold {shard.records} records"
+    if len(set(names)) != len(names):
+        yield "a file stands for two"
+
+
+def _iter_version_problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what contradicts itself in the versions, or in the place of the shards."""
+    if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
+        yield f"its shards cannot lie at {manifest.data_url!r}"
+    version, parts = manifest.version, manifest.parts
+    if manifest.format_version == GROWN_VERSION:
+        sound = isinstance(parts, tuple) and version == len(parts)
+    else:
+        sound = version is parts is msgspec.UNSET
+    if not sound:
+        count = len(manifest.history)
+        yield f"format version {manifest.format_version} with {count} parts in version {manifest.number}"
+    added = Counter[str]()
+    for part in parts or ():
+        added.update(part.records)
+    if parts is not msgspec.UNSET and +added != +Counter(
+        {name: split.records for name, split in manifest.splits.items()}
+    ):
+        yield "its parts have added other numbers of samples than its splits have"
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:
-    """Return true where (height, width, 3) can be an image's: loaders ask for the memory of a batch of it."""
+    """Return true if images can have this shape: loaders ask for the memory of a batch of them."""
     return (
         shape is not None and len(shape) == 3 and shape[2] == 3 and min(shape) >= 1 and math.prod(shape) < _IMAGE_BYTES
     )

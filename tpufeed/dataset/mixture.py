@@ -4,7 +4,7 @@ Lane l of a mixture draws from lane l of each source, so that a rank reads its o
 lane is cut into blocks of B numbers, a power of two of at least 1 / least weight. At the end of block b source s has
 given `round(share * b * B)` samples, rounded by largest remainders: within one of its share. A block is halved again
 and again: a source whose samples cannot be halved gives the odd one to a half that is drawn by lot. Leaves of 64 are
-permuted. So the source of any number, and how many samples it has given before, is found in O(sources) memory.
+permuted. So the source of any number, and the samples that it has given before, are found in O(sources) memory.
 
 docs/mixtures.md has the same as a recipe.
 """
@@ -20,8 +20,8 @@ from tpufeed.dataset.order import Ints, random_words
 
 LEAF = 64  # numbers of a lane that are permuted at once
 SHARES = 1 << 40  # all shares of a phase together
-LEAST_SHARE = 1 << 14  # of that: lighter sources would need blocks of more than 67 million
-# In the place of an epoch in the keys of random words: no epoch has these numbers.
+LEAST_SHARE = 1 << 14  # lighter sources would need blocks of more than 67 million
+# Instead of an epoch in the keys of random words: no epoch has these numbers.
 _LOTS, _LEAVES = (1 << 64) - 1, (1 << 64) - 2
 
 
@@ -39,7 +39,7 @@ class Phase(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Samples of a lane: the number of the source of each, and which of the source's samples in this lane it is."""
+    """Samples of a lane: the source of each, and its number among the source's samples in this lane."""
 
     source: Ints
     number: Ints
@@ -54,7 +54,7 @@ class _Leaf(NamedTuple):
 
 def whole_shares(weights: Sequence[float]) -> tuple[int, ...]:
     """Return the weights as whole numbers that add up to 2**40. Weights are finite, not negative, and not all 0."""
-    total = math.fsum(weights)  # the same in whichever order they are
+    total = math.fsum(weights)  # the same in any order
     exact = [weight / total * SHARES for weight in weights]
     shares = [int(share) if not share else max(LEAST_SHARE, int(share)) for share in exact]
     shares[shares.index(max(shares))] += SHARES - sum(shares)
@@ -67,9 +67,9 @@ class MixtureOrder:
     Not thread-safe: it keeps the last leaves.
 
     Args:
-        phases: the first one begins at position 0, and the others at positions that increase.
-        lanes: of the mixture.
-        seed: of the draws.
+        phases: the first one begins at position 0, the others at increasing positions.
+        lanes: number of lanes of the mixture.
+        seed: seed of the draws.
     """
 
     def __init__(self, phases: Sequence[Phase], lanes: int, seed: int) -> None:
@@ -80,7 +80,7 @@ class MixtureOrder:
         self._bases: dict[tuple[int, int], Ints] = {}
 
     def draw(self, lane: int, numbers: Ints) -> Drawn:
-        """Return the source of each of these numbers of a lane, which are sorted."""
+        """Return the source of each of these sorted numbers of a lane."""
         source, number = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
         done = 0
         while done < len(numbers):
@@ -92,18 +92,18 @@ class MixtureOrder:
         return Drawn(source, number)
 
     def counts(self, lane: int, number: int) -> Ints:
-        """Return how many samples each source gives to a lane before this number."""
+        """Return the number of samples that each source gives to a lane before this number."""
         leaf = self._leaf(lane, number)
         return leaf.before + np.bincount(leaf.source[: number - leaf.first], minlength=len(leaf.before))
 
     def number_at(self, lane: int, position: int) -> int:
-        """Return the first number of a lane at this position of the mixture or behind it."""
+        """Return the first number of a lane at or behind this position of the mixture."""
         return max(0, -(-(position - lane) // self.lanes))
 
     def first_where(self, lane: int, reached: Callable[[Ints], bool], near: int = 0) -> int:
-        """Return the first number of a lane where `reached` holds of the counts before it, as it does from there on.
+        """Return the first number of a lane for which `reached` accepts the counts before it, as for all that follow.
 
-        The search begins at `near`. It does not end where the counts never get so far.
+        The search begins at `near`. It does not end if the counts never get that far.
         """
         low, high, step = near, near, LEAF
         while low and reached(self.counts(lane, low)):
@@ -147,7 +147,7 @@ class MixtureOrder:
         return _Leaf(start, before, source[:length], (before[source] + within)[:length])
 
     def _base(self, phase: int, lane: int, first: int) -> Ints:
-        """Return how many samples each source gives to a lane before a phase, whose number `first` there is."""
+        """Return the samples that each source gives to a lane before a phase, which begins at number `first`."""
         if not first:
             return np.zeros(len(self.phases[0].shares), np.int64)
         found = self._bases.get((phase, lane))
@@ -158,7 +158,7 @@ class MixtureOrder:
         return found
 
     def _given(self, phase: int, blocks: int) -> Ints:
-        """Return how many samples each source gives in the first blocks of a phase: the same in every lane."""
+        """Return the samples that each source gives in the first blocks of a phase, the same in every lane."""
         numbers, shares = blocks * self._blocks[phase], self.phases[phase].shares
         exact = [divmod(numbers * share, SHARES) for share in shares]
         missing = numbers - sum(whole for whole, _ in exact)

@@ -60,7 +60,7 @@ def is_own(name: str) -> bool:
 
 
 def check_split_name(split: str) -> str:
-    """`split` itself where it can begin file names. Raises OptionError."""
+    """Return `split` if file names can begin with it. Raises OptionError."""
     if not _SPLIT.fullmatch(split):
         other = split.replace("-", "_")  # a hyphen would look like the begin of a shard's or a variant's number
         hint = f". {other} would do" if _SPLIT.fullmatch(other) else ""
@@ -69,10 +69,10 @@ def check_split_name(split: str) -> str:
 
 
 def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
-    """Names of classes, in the order of their ids: of a text file with one a line, or as they are given.
+    """Return names of classes in the order of their ids, from a text file with one per line or as they are given.
 
     Raises:
-        OptionError: the file cannot be read, or has a blank line between names; there are no names, or one is twice.
+        OptionError: the file cannot be read or has a blank line; there are no names, or one of them twice.
     """
     where = str(classes) if isinstance(classes, str | Path) else "the list of classes"
     if isinstance(classes, str | Path):
@@ -98,22 +98,20 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def ending_of(name: str) -> str:
-    """`.txt`, in small letters; empty where a file has none, or none that is fit to be shown, or is hidden."""
+def count_ending(counts: Counter[str], name: str) -> None:
+    """Count a file by its ending in small letters, or as "": if it is hidden, or its ending is not fit to be shown.
+
+    A source may have as many endings as files: those after the first thousand count as "".
+    """
     last = name[name.rfind("/") + 1 :]
     dot = last.rfind(".")
-    hidden = last.startswith(".")
-    return last[dot:].lower() if dot > 0 and not hidden and _ENDING.fullmatch(last, dot) else ""
-
-
-def count_ending(counts: Counter[str], name: str) -> None:
-    """Count a file by its ending, of which a source may have as many as it has files."""
-    ending = ending_of(name)
+    is_shown = dot > 0 and not last.startswith(".") and _ENDING.fullmatch(last, dot)
+    ending = last[dot:].lower() if is_shown else ""
     counts[ending if ending in counts or len(counts) < _MOST_ENDINGS else ""] += 1
 
 
 def show_endings(counts: Mapping[str, int]) -> str:
-    """` (7 .txt, 3 .xml, 2 others)`, the most frequent first; empty where no file has an ending."""
+    """Return ` (7 .txt, 3 .xml, 2 others)`, the most frequent first; "" if no file has an ending."""
     named = (ending for ending in counts if ending)
     most = sorted(named, key=lambda ending: (-counts[ending], ending))[:_SHOWN_ENDINGS]
     others = sum(counts.values()) - sum(counts[ending] for ending in most)
@@ -124,35 +122,39 @@ def show_endings(counts: Mapping[str, int]) -> str:
 
 
 def shard_name(split: str, variant: int | None, shard: int, shards: int) -> str:
-    """`train-00003-of-00012.tfrecord`, or `train-v0-...` for variant 0 of a cache."""
-    return f"{_part(split, variant)}-{shard:05d}-of-{shards:05d}.tfrecord"
+    """Return `train-00003-of-00012.tfrecord`, or `train-v0-...` for variant 0 of a cache."""
+    return f"{split}{'' if variant is None else f'-v{variant}'}-{shard:05d}-of-{shards:05d}.tfrecord"
 
 
 def kaggle_shard_name(split: str, shard: int, shards: int) -> str:
-    """`train03-*.tfrec`: the number of records, which is known once the shard is written, takes the asterisk's place.
+    """Return `train03-*.tfrec`. Once the shard is written, the number of its records replaces the asterisk.
 
-    The number of the shard has two digits, or as many as the last one has, so that names sort in its order.
+    The shard's number has two digits, or as many as that of the last shard, so that names sort by it.
     """
     return f"{split}{shard:0{max(2, len(str(shards - 1)))}d}{_UNCOUNTED}"
 
 
 def counted(name: str, records: int) -> str:
-    """Return the name of a shard of so many records: `train03-512.tfrec`; most names hold no count, and stay."""
+    """Return the name of a shard of that many records: `train03-512.tfrec`. Most names hold no count, and stay."""
     return name.removesuffix(_UNCOUNTED) + f"-{records}.tfrec" if name.endswith(_UNCOUNTED) else name
 
 
 def uncounted(name: str) -> str:
-    """Return the name by which a plan knows an object: `train03-*.tfrec` for `train03-512.tfrec`."""
+    """Return the name of an object in a plan: `train03-*.tfrec` for `train03-512.tfrec`."""
     return _COUNT.sub(_UNCOUNTED, name)
 
 
-def index_name(split: str, variant: int | None) -> str:
-    """`train.index.npy`, or `train-v0.index.npy` for variant 0 of a cache."""
-    return f"{_part(split, variant)}{_INDEX}"
+def index_name(split: str, variant: int | None, version: int | None = None) -> str:
+    """Return `train.index.npy`, `train-v0.index.npy` for variant 0 of a cache, or `train-version-2.index.npy`.
+
+    Each version of a dataset that has grown has its own index. A split's name has no hyphen.
+    """
+    numbers = ("" if variant is None else f"-v{variant}") + ("" if version is None else f"-version-{version}")
+    return f"{split}{numbers}{_INDEX}"
 
 
 def part_folder(version: int) -> str:
-    """Return the folder of what a version of a dataset has added: `part-00002`."""
+    """Return the folder of the files that a version of a dataset has added: `part-00002`."""
     return f"part-{version:05d}"
 
 
@@ -162,17 +164,12 @@ def is_part_folder(name: str) -> bool:
 
 
 def version_name(version: int) -> str:
-    """Return where the manifest of a version stands that is not the newest any more."""
+    """Return the name of the manifest of a version that is no longer the newest."""
     return f"{VERSIONS}/{version}.json"
 
 
-def version_index_name(split: str, variant: int | None, version: int) -> str:
-    """`train-version-2.index.npy`, or `train-v0-version-2.index.npy`; a split's name has no hyphen."""
-    return f"{_part(split, variant)}-version-{version}{_INDEX}"
-
-
 def parse_version_index(name: str) -> tuple[str, int] | None:
-    """Return the split and the version of such a name; None for others."""
+    """Return the split and the version of the name of such an index; None for other names."""
     match = _VERSION_INDEX.fullmatch(name)
     return None if match is None else (match[1], int(match[2]))
 
@@ -183,9 +180,5 @@ def report_name(task: int) -> str:
 
 
 def removals_name(run_id: str) -> str:
-    """Return the name of the object in which a build with --overwrite says what it removes; `run_id` is its plan's."""
+    """Return the name of the list of objects that a build with --overwrite removes; `run_id` is that of its plan."""
     return f"{REMOVALS}-{run_id}.json"
-
-
-def _part(split: str, variant: int | None) -> str:
-    return split if variant is None else f"{split}-v{variant}"

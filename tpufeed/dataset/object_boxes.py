@@ -1,7 +1,7 @@
 """Boxes of TensorFlow's Object Detection API: shares of the sides of an image, as it is stored or as people see it.
 
 The two differ for an image with an EXIF orientation. TensorFlow decodes it as it is stored; most programs that people
-draw boxes in show it upright. Sizes in the record tell which of them its writer had before it.
+draw boxes in show it upright. The sizes in a record tell which of the two its writer used.
 """
 
 from collections.abc import Mapping
@@ -14,29 +14,28 @@ from tpufeed.dataset.schema import HEIGHT, WIDTH, FeatureSpec
 from tpufeed.errors import RecordError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.mending import orientation_of, seen_size
-from tpufeed.tfrecord.example import Feature
+from tpufeed.tfrecord.example import ABSENT, Feature
 
 Told = Literal["stored", "upright", "nothing", "another"]
 
 _BACK = {6: 8, 8: 6}  # all other orientations are their own inverses
-_NONE = Feature(None, ())
 
 
 def tell_image(features: Mapping[str, Feature], image: memoryview) -> Told:
-    """Return which image the sizes in a record are of: image/height and image/width.
+    """Return which image has the sizes of a record, image/height and image/width.
 
     Args:
-        features: of the record.
+        features: features of the record.
         image: its encoded image, which has an EXIF orientation.
 
     Returns:
-        "nothing" if there are no sizes, or the stored and the upright image have the same ones; "another" if the sizes
-        are of neither.
+        "nothing" if there are no sizes, or the stored and the upright image have the same; "another" if neither has
+        these sizes.
 
     Raises:
         ImageError: the image's header cannot be read.
     """
-    found = [features.get(key, _NONE) for key in (HEIGHT, WIDTH)]
+    found = [features.get(key, ABSENT) for key in (HEIGHT, WIDTH)]
     if not all(feature.kind == "int64" and len(feature.values) == 1 for feature in found):
         return "nothing"
     said = int(found[0].values[0]), int(found[1].values[0])
@@ -52,17 +51,17 @@ def read_boxes(
     """Return the boxes of a record, (n, 4): left, top, right, bottom in shares of the image's sides.
 
     Args:
-        features: of the record; numbers as arrays.
-        spec: of the boxes; it may say which image all of them are of.
-        image: the bytes of the encoded image.
-        upright: the shares are to be of the upright image, else of the stored one.
-        where: the record's name, for errors.
+        features: features of the record; numbers as arrays.
+        spec: spec of the boxes; it may say which image they refer to.
+        image: bytes of the encoded image.
+        upright: return shares of the upright image, else of the stored one.
+        where: name of the record, for errors.
 
     Raises:
-        RecordError: the sides differ in number.
+        RecordError: the four sides have different numbers of values.
         ImageError: the image's header cannot be read.
     """
-    sides = [features.get(key, _NONE).values for key in spec.keys]
+    sides = [features.get(key, ABSENT).values for key in spec.keys]
     if len({len(side) for side in sides}) > 1:
         raise RecordError(f"{where}: {spec.key} has {', '.join(str(len(side)) for side in sides)} values")
     boxes: npt.NDArray[Any] = np.stack([np.asarray(side, np.float64) for side in sides], 1)

@@ -1,8 +1,8 @@
 """The order of an epoch and each rank's share of it: pure, the same on every machine, in O(shards) memory.
 
 An epoch's shards are permuted by (seed, epoch), laid end to end and cut into L segments of equal length (+-1).
-Each shard is rotated before that, and so is the line of them, by a random number of records: what is pushed out at the
-end comes first. So a cut falls between any two records of a shard equally often, and over all epochs each record is at
+Each shard is rotated before that, and so is the line of them, by a random number of records: those pushed out at the
+end come first. So a cut falls between any two records of a shard equally often, and over all epochs each record is at
 each position equally often, whatever the sizes of the shards and the number of lanes.
 
 Segment s is lane digit-reverse(s), so that the lanes of a rank adjoin and a rank touches only its share of the shards.
@@ -12,7 +12,7 @@ rank r of W owns the g with g mod W = r. So any W that divides L gives the same 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,36 +28,25 @@ _SHARDS, _RECORDS, _ROTATIONS = 0, 1, 2
 
 
 class Places(NamedTuple):
-    """Places of samples, three arrays of equal length: shard number, record within it, and id within the split."""
+    """Places of samples in three arrays: number of the shard, record within it, and id within the split."""
 
     shard: Ints
     record: Ints
     sample: Ints
 
 
-class Part(NamedTuple):
-    """Records `[first, stop)` of a shard, at least one. In a shard of n records, number n is its first one again.
-
-    A whole shard is `[0, n)`.
-    """
-
-    shard: int
-    first: int
-    stop: int
-
-
 class EpochOrder:
     """The global sequence of one epoch over shards of `shard_records` records each.
 
     Args:
-        shard_records: records of each shard, in the manifest's order.
-        seed: of the run; unused without shuffle.
+        shard_records: number of records of each shard, in the manifest's order.
+        seed: seed of the run; unused without shuffle.
         epoch: 0, 1, 2, ...; unused without shuffle.
         lanes: L, the number of lanes.
         shuffle: False leaves shards and records in place: with one lane that is the dataset's own order.
 
-    Not thread-safe: it keeps the permutation of the part that each lane was last asked for. Read from the start to the
-    end, it makes each once.
+    Not thread-safe: it keeps the permutation of each lane's last part. An epoch that is read from start to end makes
+    each permutation once.
     """
 
     def __init__(self, shard_records: Sequence[int], seed: int, epoch: int, lanes: int, shuffle: bool = True) -> None:
@@ -70,14 +59,14 @@ class EpochOrder:
         self._rotations = np.zeros(len(counts), np.int64)
         shards, line_start = np.arange(len(counts)), 0
         if shuffle:
-            # A bit less, so that they fit an int64: one for each shard's rotation, and the last for that of the line.
+            # 63 bits of each, to fit an int64: one word for each shard's rotation, and the last for that of the line.
             words = (random_words(len(counts) + 1, self._key, _ROTATIONS) >> np.uint64(1)).astype(np.int64)
             self._rotations = words[:-1] % np.maximum(counts, 1)
             shards = _permutation(len(counts), self._key, _SHARDS)
-            # A whole number of shards where all are of equal length: lanes that hold whole shards go on to do so.
+            # A whole number of shards if all have the same length: lanes that hold whole shards continue to do so.
             unit = max(1, int(np.gcd.reduce(counts)))
             line_start = int(words[-1]) % max(1, self.records // unit) * unit
-        # Where each shard of the line starts, and where each segment does. The one with which the line starts, maybe
+        # Where each shard of the line starts, and where each segment does. The shard that the line begins with, maybe
         # in its middle, also ends it.
         starts = _starts(counts[shards])
         first = int(np.searchsorted(starts, line_start, side="right")) - 1
@@ -93,19 +82,15 @@ class EpochOrder:
         self._lane_stops[lane_of_segment] = segment_starts + lengths
         self._last_parts: dict[int, tuple[int, npt.NDArray[Any]]] = {}
 
-    def places(self, first: int, stop: int, step: int = 1) -> Places:
-        """The samples at the global positions `range(first, stop, step)`."""
-        return self.places_at(np.arange(first, stop, step, dtype=np.int64))
-
     def places_at(self, positions: Ints) -> Places:
-        """The samples at these global positions, each in `[0, records)`."""
+        """Return the samples at these global positions, each in `[0, records)`."""
         lanes = positions % self.lanes
         flat = self._lane_starts[lanes] + positions // self.lanes
         slots = np.searchsorted(self._shard_starts, flat, side="right") - 1
         shard, shard_starts = self._shards[slots], self._shard_starts[slots]
         record = flat - shard_starts
         if self.shuffle:
-            # All records of one part at once: a batch touches few parts, and each costs a look-up in Python.
+            # All records of a part at once: a batch touches few parts, and each costs a look-up in Python.
             part_starts = np.maximum(shard_starts, self._lane_starts[lanes])
             by_part = np.argsort(part_starts, kind="stable")
             within = (flat - part_starts)[by_part]
@@ -116,16 +101,8 @@ class EpochOrder:
             record[by_part] = within
         return Places(shard, record, self._first_sample[shard] + record)
 
-    def lane_parts(self, lane: int) -> list[Part]:
-        """Return the parts that a lane reads, in its order; within a part the records are permuted."""
-        shards, first, lengths = self._lane_cuts(lane)
-        counts = self._first_sample[shards + 1] - self._first_sample[shards]
-        # A whole shard is [0, n) however it is rotated: its records are permuted anyway.
-        first = np.where(lengths == counts, 0, (first + self._rotations[shards]) % counts)
-        return list(starmap(Part, zip(shards.tolist(), first.tolist(), (first + lengths).tolist(), strict=True)))
-
     def due_shards(self, lanes: Iterable[int], position: int = 0) -> list[int]:
-        """The shards that these lanes read from global position `position` on, the one that is due first, first."""
+        """Return the shards that these lanes read from this global position on, the first one that is due first."""
         due = self.due_positions({lane: max(0, -(-(position - lane) // self.lanes)) for lane in lanes})
         return sorted(due, key=due.__getitem__)
 
@@ -133,7 +110,7 @@ class EpochOrder:
         """Return the shards that lanes still read, each with the global position at which it is due.
 
         Args:
-            done: by lane how many of its samples are read already.
+            done: number of samples that are read already, by lane.
         """
         due: dict[int, int] = {}
         for lane, read in done.items():
@@ -148,7 +125,7 @@ class EpochOrder:
         return due
 
     def _lane_cuts(self, lane: int) -> tuple[Ints, Ints, Ints]:
-        """Shards of a lane's parts, with which record of the rotated shard each begins, and how many it has."""
+        """Return the shard of each of a lane's parts, its first record in the rotated shard, and its length."""
         start, stop = self._lane_starts[lane], self._lane_stops[lane]
         first_slot, last_slot = np.searchsorted(self._shard_starts, [start, stop - 1], side="right") - 1
         starts, shards = self._shard_starts[first_slot : last_slot + 2], self._shards[first_slot : last_slot + 1]
@@ -158,28 +135,24 @@ class EpochOrder:
         return shards[some], first[some], lengths[some]
 
     def _part_records(self, lane: int, start: int) -> npt.NDArray[Any]:
-        """The records of the lane's part that starts at `start`, permuted, in the smallest dtype that holds them."""
+        """Return the permuted records of the lane's part that starts at `start`, in the smallest dtype for them."""
         last = self._last_parts.get(lane)
         if last is None or last[0] != start:
             slot = int(np.searchsorted(self._shard_starts, start, side="right")) - 1
             shard, stop = int(self._shards[slot]), int(self._shard_starts[slot + 1])
             first, count = start - int(self._shard_starts[slot]), stop - int(self._shard_starts[slot])
             order = _permutation(min(stop, int(self._lane_stops[lane])) - start, self._key, _RECORDS, shard, first)
-            order += first + int(
-                self._rotations[shard]
-            )  # a rotated shard begins in its middle, and goes on with record 0
-            order %= count
+            order += first + int(self._rotations[shard])  # a rotated shard begins in its middle,
+            order %= count  # and continues with record 0
             last = self._last_parts[lane] = start, order.astype(np.min_scalar_type(count))
         return last[1]
 
 
 def reverse_digits(number: Ints, base_product: int) -> Ints:
-    """Reverse the digits of each number.
+    """Reverse the digits of each number in the mixed radix of the prime factors of `base_product`, largest first.
 
-    They are those of the mixed radix of the prime factors of `base_product`, largest first.
-
-    For a power of two this is bit reversal. The reversal is such that for every W that is a product of the first few
-    factors, the numbers that map to one residue mod W adjoin: with 16 lanes a host and H hosts, all of H, 2H, 4H ...
+    For a power of two this is bit reversal. For every W that is a product of the first few factors, the numbers that
+    map to one residue mod W adjoin: with 16 lanes per host and H hosts, W may be H, 2H, 4H ...
     """
     # The smallest factor first: the digit that it takes off the end is the first one of the result.
     reversed_, left, factor = number * 0, base_product, 2
@@ -194,17 +167,17 @@ def reverse_digits(number: Ints, base_product: int) -> Ints:
 
 
 def _starts(lengths: Ints) -> Ints:
-    """Return where each of these lengths starts, laid end to end, and where the last one ends."""
+    """Return the start of each of these lengths, laid end to end, and the end of the last one."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 def _permutation(length: int, key: tuple[int, int], *purpose: int) -> Ints:
-    """A permutation of `range(length)`: ranks of random words."""
+    """Return a permutation of `range(length)`: ranks of random words."""
     return np.argsort(random_words(length, key, *purpose), kind="stable").astype(np.int64, copy=False)
 
 
 def random_words(length: int, key: tuple[int, int], *purpose: int) -> npt.NDArray[np.uint64]:
-    """Random words that no version of numpy may change: the raw Philox-4x64 stream."""
+    """Return random words that no version of numpy may change: the raw Philox-4x64 stream."""
     counter = [0, *(part & 0xFFFFFFFFFFFFFFFF for part in (*purpose, 0, 0, 0)[:3])]
     seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in key)
     bits = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array(counter, np.uint64))
@@ -213,11 +186,7 @@ def random_words(length: int, key: tuple[int, int], *purpose: int) -> npt.NDArra
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Rank `rank` of `size` processes that share an epoch.
-
-    Attributes:
-        rank: which of them, from 0.
-        size: how many they are.
+    """Rank `rank`, from 0, of `size` processes that share an epoch.
 
     Raises:
         OptionError: the rank is not in [0, size).
@@ -235,12 +204,12 @@ class World:
 class Share:
     """A rank's batches of an epoch of `records` samples, from global position `start` on.
 
-    Batch t of the world covers the positions `[start + t*W*B, start + (t+1)*W*B)`; a rank has those of them that are
-    its own modulo W. What does not fill a last batch on every rank is dropped, padded or repeated.
+    Batch t of the world covers the positions `[start + t*W*B, start + (t+1)*W*B)`; a rank has those that are its own
+    modulo W. Samples that do not fill a last batch on every rank are dropped, padded or repeated.
 
     Attributes:
         wraps: True fills a last batch with the epoch's first samples, as in a dataset. False fills it with the samples
-            that follow, with which the next epoch does not begin again, as in a mixture.
+            that follow, and the next epoch continues behind them, as in a mixture.
     """
 
     records: int
@@ -252,28 +221,28 @@ class Share:
 
     @property
     def global_batch(self) -> int:
-        """Samples in a batch of the whole world."""
+        """Number of samples in a batch of the whole world."""
         return self.batch_size * self.world.size
 
     def __len__(self) -> int:
-        """Batches of each rank: the same number for all, without asking anyone."""
+        """Return the number of batches of each rank: all ranks have the same number, and need not ask each other."""
         left = max(0, self.records - self.start)
         return left // self.global_batch if self.remainder == "drop" else -(-left // self.global_batch)
 
     @property
     def end(self) -> int:
-        """Samples of the epoch up to the end of its last batch."""
+        """Number of samples of the epoch up to the end of its last batch."""
         return self.samples_after(len(self))
 
     def samples_after(self, batches: int) -> int:
-        """Return how many samples of the epoch the whole world has had after `batches` batches from `start` on."""
+        """Return the number of samples that the whole world has read after `batches` batches from `start` on."""
         samples = self.start + batches * self.global_batch
         return min(samples, self.records) if self.wraps or self.remainder == "pad" else samples
 
     def positions(self, batch: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Return `(global positions, mask)` of batch number `batch`; the mask is False where a slot is padding.
+        """Return `(global positions, mask)` of batch number `batch`; the mask is False for padding.
 
-        Without `wraps` positions of the last batch may lie past the end of the epoch, also those of padding.
+        Without `wraps`, positions of the last batch may be past the end of the epoch, also those of padding.
         """
         first = self.start + batch * self.global_batch + (self.world.rank - self.start) % self.world.size
         positions = first + self.world.size * np.arange(self.batch_size, dtype=np.int64)
@@ -283,18 +252,15 @@ class Share:
 
 
 def default_lanes(world: World, hosts: int = 1) -> int:
-    """16 lanes a host and at least 2 a rank; the world's size times a power of two, so that a rank's lanes adjoin."""
+    """Return 16 lanes per host, at least 2 per rank: the world's size times a power of two, so that a rank's adjoin."""
     lanes_of_rank = max(2, -(-16 * hosts // world.size))
     return world.size << (lanes_of_rank - 1).bit_length()
 
 
 def check_lanes(lanes: int, world: World, of_state: bool = False) -> None:
-    """Raise OptionError, with a proposal, if lanes cannot be dealt to the ranks.
+    """Raise OptionError, with a proposal, if lanes cannot be dealt to the ranks of a world.
 
-    Args:
-        lanes: as they were asked for.
-        world: the ranks.
-        of_state: the lanes are those of a state that is loaded, which no option changes.
+    `of_state` says that the lanes are those of a state that is loaded, which no option changes.
     """
     if lanes and lanes % world.size == 0:
         return

@@ -1,4 +1,4 @@
-"""Opening a dataset, and reading its records with their CRCs verified."""
+"""Open a dataset, one of its versions, or a reader of its records."""
 
 import itertools
 from collections.abc import Iterator
@@ -36,31 +36,31 @@ class Dataset:
     """A dataset that exists.
 
     Attributes:
-        store: where manifest and index lie.
+        store: store of manifest and index.
         manifest: what the dataset holds.
-        version: of the manifest's file, where it is one; else empty. `number` is that of the dataset's version.
-        grown: loaders go on from the state of an older version, with the next epoch.
+        version: version of the manifest as a local file; "" for other stores. The dataset's version is `number`.
+        grown: loaders continue from the state of an older version, with the next epoch.
     """
 
     store: Store
     manifest: Manifest
     version: str = ""
     grown: bool = False
-    # Further versions of the file that were found to hold this very manifest.
+    # Other versions of the file that were found to hold this very manifest.
     _same: set[str] = field(default_factory=set, init=False, repr=False)
 
     @cached_property
     def shards(self) -> Store:
-        """The store that holds the shards: `store`, except where a dataset was adopted from elsewhere."""
+        """Store of the shards: `store`, unless a dataset was adopted from elsewhere."""
         return self.store if self.manifest.data_url is None else open_store(self.manifest.data_url)
 
     @cached_property
     def is_remote(self) -> bool:
-        """True where shards are no files of this machine."""
+        """True if shards are no local files."""
         return self.shards.local_path("x") is None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Other processes open it themselves: a manifest may be long, and connections cannot be sent."""
+        """Let other processes open it themselves: a manifest may be long, and connections cannot be sent."""
         return reopen_dataset, (self.url, self.content_digest, self.number, self.grown)
 
     @property
@@ -70,7 +70,7 @@ class Dataset:
 
     @property
     def number(self) -> int:
-        """Number of the version; 1 of a dataset that has not grown."""
+        """Number of the version; 1 for a dataset that has not grown."""
         return self.manifest.number
 
     @cached_property
@@ -79,17 +79,17 @@ class Dataset:
         return self.manifest.content_digest
 
     def check_current(self) -> None:
-        """Raises ObjectChangedError where a folder does not hold this dataset any more.
+        """Raise ObjectChangedError if a folder no longer holds this dataset.
 
-        A build with --overwrite removes the manifest first, and its shards may have the same names and sizes; those of
-        a raw cache always have. What is copied over itself stays the same dataset.
+        A build with --overwrite removes the manifest first, and its shards may have the same names and sizes, as those
+        of a raw cache always do. A dataset that is copied over itself stays the same.
         """
         found = self.store.stat(MANIFEST) if self.version else None
         if not self.version or (found is not None and found.version in (self.version, *self._same)):
             return
         present = find_dataset(self.store)
         if present is not None and present.number > self.number:
-            with suppress(DatasetNotFoundError):  # it has grown since: this version stands there as well
+            with suppress(DatasetNotFoundError):  # it has grown since, and may still have this version
                 older = _open_older(self.store, self.number, present)
                 present = Dataset(self.store, older.manifest, present.version)
         if present is not None and present.number > self.number:
@@ -106,21 +106,21 @@ class Dataset:
         self._same.add(present.version)
 
     def split(self, name: str) -> Split:
-        """The split `name`. Raises OptionError naming those that there are."""
+        """Return the split `name`. Raises OptionError, which names the existing splits."""
         found = self.manifest.splits.get(name)
         if found is None:
             raise OptionError(f"{self.url} has no split {name!r}; it has {', '.join(self.manifest.splits) or 'none'}")
         return found
 
     def class_weights(self, split: str) -> dict[int, float]:
-        """Return weights by class with which all classes weigh the same: Keras' `fit` takes them as class_weight.
+        """Return weights by class that give all classes the same weight; Keras' `fit` takes them as class_weight.
 
-        `n / (classes * count)`, scikit-learn's "balanced", of n samples in that many classes that have any: their
-        weights add up to n. A class without samples has 1.0, as Keras gives a class that it is not told of; so the
-        dict holds every label of the dataset.
+        A weight is `n / (classes * count)`, scikit-learn's "balanced", for n samples and as many classes as have
+        samples: the weights of all samples add up to n. A class without samples has 1.0, which Keras gives to a class
+        that it is not told of; so the dict holds every label of the dataset.
 
         Raises:
-            OptionError: no such split, one without samples, or samples without labels.
+            OptionError: there is no such split, it has no samples, or samples have no labels.
         """
         counts = self.split(split).class_counts
         if not self.manifest.labelled:
@@ -138,10 +138,10 @@ class Dataset:
         open_shards: int | None = None,
         threads: ThreadPoolExecutor | None = None,
     ) -> Reader:
-        """A reader of the records of one variant of a split; see `Reader`.
+        """Return a reader of the records of one variant of a split; see `Reader`.
 
         Raises:
-            OptionError: no such split or variant.
+            OptionError: there is no such split or variant.
         """
         variants = self.split(split).variants
         if not 0 <= variant < len(variants):
@@ -150,7 +150,7 @@ class Dataset:
         return Reader(*parts, stage=stage, open_shards=open_shards, threads=threads)
 
     def iter_examples(self, split: str, variant: int = 0) -> Iterator[dict[str, Feature]]:
-        """Every sample of a split as its features, in the order of the shards."""
+        """Yield the features of every sample of a split, in the order of the shards."""
         records = self.split(split).records
         for sample, payload in enumerate(self.reader(split, variant).iter_payloads(0, records)):
             yield decode_example(payload, f"{self.url}, sample {sample} of split {split!r}")
@@ -158,26 +158,26 @@ class Dataset:
 
 @checked()
 def open_dataset(url: str | Path, version: int | None = None, *, grown: bool = False) -> Dataset:
-    """The dataset at `url`, in its newest version or in that of this number.
+    """Return the dataset at `url`, in its newest version or in the version of this number.
 
-    With `grown` a loader of it goes on from the state of an older version, with the epoch after that of the state.
+    With `grown`, a loader of it continues from the state of an older version, with the epoch after that of the state.
 
     Raises:
-        DatasetNotFoundError: no manifest there, or no such version.
-        ManifestError: a manifest that is damaged, or of another format version.
+        DatasetNotFoundError: there is no manifest, or no such version.
+        ManifestError: the manifest is damaged, or has another format version.
         StoreError: the store cannot be read.
     """
     store = open_store(url, follow=False)
     found = find_dataset(store)
     if found is None:
         raise DatasetNotFoundError(f"{store.url} holds no dataset: there is no {MANIFEST}. {_how_to_make_one(store)}")
-    if version not in (None, found.manifest.number):
+    if version is not None and version != found.number:
         found = _open_older(store, version, found)
     return replace(found, grown=grown)
 
 
 def _open_older(store: Store, number: int, newest: Dataset) -> Dataset:
-    """Return a version that is not the newest any more. Raises DatasetNotFoundError where it is not there."""
+    """Return a version that is no longer the newest. Raises DatasetNotFoundError if there is no such version."""
     name = version_name(number)
     with suppress(OptionError):
         found = find_dataset(store, name)
@@ -199,7 +199,7 @@ def _how_to_make_one(store: Store) -> str:
     path = store.local_path(MANIFEST)
     if path is not None and is_file(path.parent) and is_tfrecord_name(path.parent.name):
         return adopt_advice(str(path.parent.parent))
-    with suppress(TpufeedError):  # another error is on its way already
+    with suppress(TpufeedError):  # there is another error already
         names = [info.name for info in itertools.islice(store.iter_objects(), _LISTED)]
         if any(map(is_tfrecord_name, names)) and store.stat(PLAN) is None:
             return adopt_advice(store.url)
@@ -214,7 +214,7 @@ def _how_to_make_one(store: Store) -> str:
 
 
 def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool = False) -> Dataset:
-    """Open a version in another process. Raises as `open_dataset`, and ObjectChangedError where it has changed."""
+    """Open a version in another process. Raises as `open_dataset`, and ObjectChangedError if it has changed."""
     dataset = open_dataset(url)
     if dataset.number > number:
         dataset = open_dataset(url, number)
@@ -228,7 +228,7 @@ def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool =
 
 
 def find_dataset(store: Store, name: str = MANIFEST) -> Dataset | None:
-    """The dataset that `store` holds, by the manifest of this name; None if there is none. Raises as `open_dataset`."""
+    """Return the dataset in `store` whose manifest has this name; None if there is none. Raises as `open_dataset`."""
     try:
         info = None if store.local_path(name) is None else store.stat(name)
         version = "" if info is None else info.version

@@ -1,4 +1,4 @@
-"""Check one record against the manifest: every feature, the label's range, and that its image decodes."""
+"""Check one record against the manifest: every feature, the range of the label, and that its image decodes."""
 
 import hashlib
 import math
@@ -15,16 +15,16 @@ from tpufeed.images.decoding import Pixels, decode
 from tpufeed.images.header import read_header
 from tpufeed.images.masks import decode_mask
 from tpufeed.images.mending import mend, seen_size
-from tpufeed.tfrecord.example import Feature, decode_entries, decode_example
+from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example, read_text
 from tpufeed.tfrecord.layout import ScalarEntry
 
-_PLAIN = ("bytes", "string", "int64", "float32")  # of which any value will do
-_RANGES = {"bool": (0, 1), "uint8": (0, 255), "int32": (-(1 << 31), (1 << 31) - 1)}  # of what int64 stores
+_PLAIN = ("bytes", "string", "int64", "float32")  # any value of these is valid
+_RANGES = {"bool": (0, 1), "uint8": (0, 255), "int32": (-(1 << 31), (1 << 31) - 1)}  # stored as int64
 Picks = Callable[[str, int], bool]  # (shard's name, record) -> whether its image is decoded
 
 
-class Sample(NamedTuple):
-    """Contents of a sound record. `label` is None where samples have none; `sizes` are those integers that it has."""
+class CheckedRecord(NamedTuple):
+    """Contents of a sound record. `label` is None if samples have none; `sizes` are all integers that it has."""
 
     image: memoryview
     label: int | None
@@ -33,10 +33,10 @@ class Sample(NamedTuple):
 
 
 def parse_picks(share: str | None) -> Picks | None:
-    """Return the choice of records whose images `verify` decodes: "all", or "5%" by a hash, the same ones each time.
+    """Return which records' images `verify` decodes: "all", or a share like "5%", the same ones each time, by a hash.
 
     Raises:
-        OptionError: neither, or not above 0 and at most 100 %.
+        OptionError: `share` is neither, or not above 0 and at most 100 %.
     """
     if share is None:
         return None
@@ -58,7 +58,7 @@ def parse_picks(share: str | None) -> Picks | None:
 class RecordCheck:
     """Compares payloads with a manifest's schema. Thread-safe.
 
-    Records in the fixed layout cost some 10 us; those of other tools, and unusual ones, are parsed in full.
+    A record in the fixed layout costs some 10 us; records of other tools, and unusual ones, are parsed in full.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -78,29 +78,24 @@ class RecordCheck:
             next((spec for spec in features if spec.name == name), None) for name in (LABEL, TEXT)
         )
         if not self._names or self._label is None or manifest.options.get("command") == "adopt":
-            self._text = None  # texts of other tools may be other words than the names that a user gives
-        # A cache may have the texts of an adopted dataset: only one that is the name of another class is wrong.
+            self._text = None  # texts of other tools may differ from the names that a user gives
+        # A cache may have the texts of an adopted dataset: a text is only wrong if it is the name of another class.
         self._wrong_texts = None if manifest.cache is None else frozenset(self._names)
         self._tensor_shape = manifest.tensor_shape
-        # An adopted dataset has features that its schema has no place for, and says so. What other tools call channels
-        # is theirs: loaders decode to three in any case.
+        # An adopted dataset has features without a place in its schema, and lists them. Other tools may mean anything
+        # by channels: loaders decode to three in any case.
         self._left_out = frozenset(manifest.options.get("left_out") or ())
         self._foreign = manifest.options.get("command") == "adopt"
         self._pictures = [spec for spec in features[1:] if spec.is_picture and not spec.shape]
         self._local = threading.local()
 
-    @property
-    def encoded(self) -> bool:
-        """Images are files, which may fail to decode, not pixels."""
-        return self._tensor_shape is None
-
-    def check(self, payload: memoryview) -> Sample:
+    def check(self, payload: memoryview) -> CheckedRecord:
         """Check a payload and return its contents.
 
         Raises:
             RecordError: everything that is wrong with it, in one message.
         """
-        # By its places where all lengths are right, which is nearly always; else by the parser, which says what is not.
+        # By places if all lengths are right, as nearly always; else by the parser, which says what is wrong.
         parts = self._layout.split(payload)
         try:
             if parts is not None:
@@ -132,10 +127,10 @@ class RecordCheck:
             problems.append(f"label {label}, and there are {self._classes} classes, 0 to {self._classes - 1}")
         if problems:
             raise RecordError("; ".join(problems))
-        return Sample(image, label, ints, payload)
+        return CheckedRecord(image, label, ints, payload)
 
-    def check_image(self, sample: Sample) -> None:
-        """Decode the image. Raises RecordError where it does not, or has another size than its record says."""
+    def check_image(self, sample: CheckedRecord) -> None:
+        """Decode the image. Raises RecordError if it does not decode, or has another size than its record says."""
         try:
             image, (height, width, channels) = self._decode_mended(sample.image)
             if CHANNELS in sample.sizes:
@@ -150,7 +145,7 @@ class RecordCheck:
         if self._foreign:
             channels = sizes.get(CHANNELS, channels)
             if (sizes.get(HEIGHT), sizes.get(WIDTH)) == seen_size(image, upright=True):
-                sizes = {}  # as people see it
+                sizes = {}  # they are those of the upright image
         problems = _size_problems(sizes, (height, width, channels))
         if self._pictures and not problems:
             problems = self._picture_problems(decode_example(sample.payload), (height, width))
@@ -158,7 +153,7 @@ class RecordCheck:
             raise RecordError("; ".join(problems))
 
     def _decode_mended(self, image: bytes | memoryview) -> tuple[bytes | memoryview, tuple[int, ...]]:
-        """Return the image as it decodes, mended where loaders mend it, and the shape of its pixels."""
+        """Return the image, mended if loaders would mend it, and the shape of its pixels."""
         try:
             return image, decode(image, buffer=self._memory).shape
         except ImageError as error:
@@ -166,7 +161,7 @@ class RecordCheck:
             return image, decode(image, buffer=self._memory).shape
 
     def _picture_problems(self, features: Mapping[str, Feature], size: tuple[int, int]) -> list[str]:
-        """Decode further images and masks, of which the latter have the size of the image."""
+        """Decode further images and masks, and compare the size of masks with that of the image."""
         problems = []
         for spec in self._pictures:
             (data,) = features[spec.key].values
@@ -183,14 +178,14 @@ class RecordCheck:
         return problems
 
     def _is_sound(self, rest: bytes, label: int | None) -> bool:
-        """Return true for the features behind the integers, in order and shortest encoding; False is no verdict."""
+        """Return true if what follows the integers is sound, in order and shortest encoding; False is no verdict."""
         at = 0
         for spec, entry, is_text in zip(self._rest, self._entries, self._texts, strict=True):
             found = None if entry is None else entry.read(rest, at)
             if found is None:
                 return False
             value, at = found
-            if is_text and not value.isascii() and not _is_utf8(value):
+            if is_text and not value.isascii() and read_text(value) is None:
                 return False
             if spec is self._text and (label is None or self._is_misnamed(value, label)):
                 return False
@@ -202,28 +197,27 @@ class RecordCheck:
             feature, count = features.get(spec.key), None if spec.shape is None else math.prod(spec.shape)
             if spec.is_raw or spec.is_picture:
                 count = 1  # all of it is one bytes value
-            problem = ""
             if feature is None or (not len(feature.values) and (feature.kind is None or not count)):
-                # An empty list is often left out, and says no type: to TensorFlow it is the same.
+                # An empty list is often left out, or has no type: it is all the same to TensorFlow.
                 problem = "is missing" if count else ""
             elif feature.kind != spec.stored_kind:
                 problem = f"holds {feature.kind}, not {spec.dtype}"
             elif count is not None and len(feature.values) != count:
                 problem = f"has {len(feature.values)} values, not {count}"
-            elif spec.dtype == "string" and not all(map(_is_utf8, feature.values)):
+            elif spec.dtype == "string" and None in map(read_text, feature.values):
                 problem = "is not valid UTF-8"
             else:
-                problem = _shape_problem(spec, feature) or self._label_problem(spec, feature)
-            if problem:
-                problems.append(f"feature {spec.key!r} {problem}")
-            problem = _owner_problem(spec, specs, features)
-            if problem:
-                problems.append(f"feature {spec.key!r} {problem}")
+                problem = _value_problem(spec, feature)
+                if spec.name == LABEL and spec.shape is None and self._classes and not problem:
+                    odd = next((label for label in feature.values if not 0 <= int(label) < self._classes), None)
+                    problem = "" if odd is None else f"has the label {odd!r}, and there are {self._classes} classes"
+            found = (problem, _owner_problem(spec, specs, features))
+            problems += [f"feature {spec.key!r} {problem}" for problem in found if problem]
         unknown = sorted(features.keys() - {key for spec in specs for key in spec.keys} - self._left_out)
         return [*problems, *(f"feature {key!r} is not in the manifest's schema" for key in unknown)]
 
     def _is_misnamed(self, text: bytes, label: int) -> bool:
-        """Return true if a text is not the name of its label's class. A label of no class is found by its range."""
+        """Return true if a text is not the name of its label's class. Labels out of range are found elsewhere."""
         if not 0 <= label < self._classes or text == self._names[label]:
             return False
         return self._wrong_texts is None or text in self._wrong_texts
@@ -232,9 +226,8 @@ class RecordCheck:
         """Compare the text of each label with the name of its class; features are of the right kinds."""
         if self._text is None or self._label is None:
             return []
-        none = Feature(None, ())
-        labels = features.get(self._label.key, none).values if label is None else (label,)
-        found = features.get(self._text.key, none).values
+        labels = features.get(self._label.key, ABSENT).values if label is None else (label,)
+        found = features.get(self._text.key, ABSENT).values
         texts = [bytes(text) for text in found]  # type: ignore[arg-type]  # its kind was compared
         if len(texts) != len(labels):
             return [f"feature {self._text.key!r} has {len(texts)} texts for {len(labels)} labels"]
@@ -244,12 +237,6 @@ class RecordCheck:
                 return [f"feature {self._text.key!r} is {said!r}, and its label {number} is of the class {name!r}"]
         return []
 
-    def _label_problem(self, spec: FeatureSpec, feature: Feature) -> str:
-        if spec.name != LABEL or spec.shape is not None or not self._classes:
-            return ""
-        odd = next((label for label in feature.values if not 0 <= int(label) < self._classes), None)
-        return "" if odd is None else f"has the label {odd!r}, and there are {self._classes} classes"
-
     def _memory(self, size: int) -> Pixels:
         scratch: Pixels | None = getattr(self._local, "scratch", None)
         if scratch is None or size > len(scratch):
@@ -258,13 +245,13 @@ class RecordCheck:
 
 
 def _items(spec: FeatureSpec, feature: Feature) -> float:
-    """Items of a list; no whole number where values are left over."""
+    """Return the number of items of a list; it is not whole if values are left over."""
     size = np.dtype(spec.dtype).itemsize if spec.is_raw else 1
     values = sum(map(len, feature.values)) / size if spec.is_raw else len(feature.values)
     return values / math.prod(spec.each)
 
 
-def _shape_problem(spec: FeatureSpec, feature: Feature) -> str:
+def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
     """Say what is wrong with the number, or the range, of a feature's values."""
     if (spec.is_raw or spec.is_picture) and spec.shape:
         size, expected = sum(map(len, feature.values)), math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
@@ -273,10 +260,8 @@ def _shape_problem(spec: FeatureSpec, feature: Feature) -> str:
         items, (least, most) = _items(spec, feature), spec.lengths
         if not items.is_integer() or not least <= items <= most:
             return f"has {items:g} items of shape {list(spec.each)}; the manifest says {least} to {most}"
-    return "" if spec.is_raw or spec.is_picture else _value_problem(spec, feature)
-
-
-def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
+    if spec.is_raw or spec.is_picture:
+        return ""
     if spec.dtype in _RANGES:
         low, high = _RANGES[spec.dtype]
         odd = next((value for value in feature.values if not low <= int(value) <= high), None)
@@ -289,13 +274,12 @@ def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
 
 
 def _owner_problem(spec: FeatureSpec, specs: Sequence[FeatureSpec], features: Mapping[str, Feature]) -> str:
-    """Say where a column has not one item for each box of another."""
+    """Say that a column does not have one item for each box of another."""
     owner = next((other for other in specs if other.name == spec.of), None)
     if owner is None:
         return ""
-    none = Feature(None, ())
-    items = _items(spec, features.get(spec.key, none))
-    parts = [features.get(key, none) for key in owner.keys]
+    items = _items(spec, features.get(spec.key, ABSENT))
+    parts = [features.get(key, ABSENT) for key in owner.keys]
     boxes = _items(owner, parts[0]) if len(parts) == 1 else float(len(parts[0].values))
     return "" if items == boxes else f"has {items:g} items for {boxes:g} boxes in {owner.key!r}"
 
@@ -306,11 +290,3 @@ def _size_problems(sizes: Mapping[str, int], shape: tuple[int, int, int]) -> lis
         for name, found in zip((HEIGHT, WIDTH, CHANNELS), shape, strict=True)
         if name in sizes and sizes[name] != found
     ]
-
-
-def _is_utf8(value: object) -> bool:
-    try:
-        str(value, "utf-8")  # type: ignore[call-overload]  # a feature of kind bytes has nothing else
-    except UnicodeDecodeError:
-        return False
-    return True

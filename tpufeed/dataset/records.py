@@ -1,4 +1,4 @@
-"""Records of a dataset by shard and number, with their CRCs verified: mapped, staged, or by ranges of remote shards."""
+"""Read records by shard and number, with their CRCs verified, from mapped, staged or remote shards."""
 
 import itertools
 import logging
@@ -38,20 +38,20 @@ _INDEX_FOR_OTHERS = 0.01  # of the bytes of the shards that are due
 class Reader:
     """Records of one variant of a split by shard and number. Thread-safe.
 
-    Local shards are mapped into memory and read in place, as are remote ones that are staged; the others are read by
-    ranges. Either way both CRCs of each record are verified. A shard must not be truncated while it is read; replacing
-    or deleting its file is harmless.
+    Local shards, and remote ones that are staged, are mapped into memory and read in place; other shards are read by
+    ranges. Both CRCs of each record are always verified. A shard must not be truncated while it is read; replacing or
+    deleting its file is harmless.
 
     Args:
-        manifest: of the dataset.
-        variant: what to read.
-        shards: the store that holds it.
-        index_store: the store that holds its index: another one if a dataset was adopted.
-        check_current: raises ObjectChangedError once the dataset was built anew, see `Dataset.check_current`.
+        manifest: manifest of the dataset.
+        variant: the variant to read.
+        shards: store of the shards.
+        index_store: store of the index; it may be another one if the dataset was adopted.
+        check_current: raises ObjectChangedError once the dataset was rebuilt, see `Dataset.check_current`.
         stage: local copies of remote shards, see `due`.
-        open_shards: how many are kept open, as far as the process may, 128 by default; a staged one is in use as long
-            as it is open.
-        threads: of several readers, that ask for ranges of remote shards; by default it has its own.
+        open_shards: number of shards to keep open, if the process may open that many. Default: 128. A staged shard is
+            in use as long as it is open.
+        threads: threads that several readers share to read ranges. Default: the reader has its own.
     """
 
     def __init__(  # noqa: PLR0913  # what is read, and what with
@@ -77,7 +77,7 @@ class Reader:
                 f"{manifest.tensor_shape}, as the manifest says. It was edited or damaged; build the dataset again"
             )
         self._spans = SpanReader(threads)
-        # What is staged comes from the store of the shards.
+        # The stage has copies from the store of the shards alone.
         self._index = Index(index_store, variant, self._spans, stage if index_store.url == shards.url else None)
         is_remote = shards.local_path("x") is None
         self._remote = RemoteShards(shards, self._shards, self._spans) if is_remote else None
@@ -85,7 +85,7 @@ class Reader:
         wanted, allowed = open_shards or OPEN_SHARDS, _MOST_MAPPED
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if stage is not None and descriptors != resource.RLIM_INFINITY:
-            # Each staged shard that is open holds a descriptor, and a quarter of what a process has may be spent so.
+            # Each open shard of the stage holds a descriptor; a quarter of those of the process may be spent so.
             allowed = max(OPEN_SHARDS, min(descriptors // 4, _MOST_MAPPED))
         self._most_open = min(wanted, allowed)
         self._random = random.Random(0) if wanted > allowed else None
@@ -94,12 +94,12 @@ class Reader:
         self._requested = 0  # records, since `take_requested`
 
     def read(self, shard: int, record: int) -> memoryview:
-        """The payload of a record, valid as long as the view lives.
+        """Return the payload of a record, valid as long as the view lives.
 
         Raises:
             RecordError: damage, naming shard, record and byte.
             ShardError: the shard or the index is not the manifest's.
-            ObjectChangedError: the dataset was built anew, or removed, before the shard was first read.
+            ObjectChangedError: the dataset was rebuilt, or removed, before the shard was first read.
         """
         return self.read_many([(shard, record)])[0]
 
@@ -108,8 +108,8 @@ class Reader:
     ) -> list[memoryview]:
         """Return the payloads of several records, each (shard, record); `use` as in `decode_records`.
 
-        Damage of what came over a network may be the network's, and that of a staged copy the disk's: it is asked for
-        again, and `use` called again. Raises as `read` does.
+        Bytes may have been damaged by the network, or by the disk of the stage: damaged records are read again, and
+        `use` is called again. Raises as `read` does.
         """
         shards, damaged, tries_left = {shard for shard, _ in places}, 0, _TRIES
 
@@ -142,8 +142,10 @@ class Reader:
             except RecordError as error:
                 if self._remote is None:
                     raise
-                # Each of a batch's shards may have a damaged copy. One that is evicted is no try of the network's.
-                if not self._evict_damaged(places[damaged][0], spans[damaged][0]):
+                # The staged copy of its shard, or of the index, may be damaged: that is no failed try of the network.
+                view, staged = spans[damaged][0], self.to_stage(places[damaged][0])
+                is_evicted = view is not None and self._stage is not None and self._stage.evict_damaged(staged, view)
+                if not is_evicted and not self._index.evict_damaged():
                     tries_left -= 1
                     if not tries_left:
                         raise
@@ -153,8 +155,8 @@ class Reader:
                         self._opened.pop(shard, None)
 
     def take_requested(self) -> int:
-        """Return how many records were read by requests of their own since the last call."""
-        if not self._requested:  # as of local shards always
+        """Return the number of records that were requested from the store since the last call."""
+        if not self._requested:  # always so for local shards
             return 0
         with self._lock:
             total, self._requested = self._requested, 0
@@ -177,10 +179,10 @@ class Reader:
                 yield from ahead.result()
 
     def due(self, shards: Iterable[int]) -> Iterator[RemoteShard]:
-        """List these shards and the index for `ShardStage.fetch`, unless they are files of this machine already.
+        """Yield these shards and the index for `ShardStage.fetch`, unless they are local files.
 
-        The index is left out where a host of many reads so few of the shards that most of it would be for others: then
-        its parts come by ranges, a request for each shard that is opened.
+        The index is left out if a host of many reads so few of the shards that most of the index would be for others:
+        its parts are then read by ranges, one request per shard that is opened.
         """
         if self._remote is None:
             return
@@ -197,7 +199,7 @@ class Reader:
         return RemoteShard(entry.name, entry.bytes, entry.crc32c, self._store.url)
 
     def release(self) -> None:
-        """Close all shards and connections; those that are asked for again are opened again."""
+        """Close all shards and connections; those needed again are opened again."""
         with self._lock:
             self._opened.clear()
         self._index.release()
@@ -207,14 +209,8 @@ class Reader:
         """Return a record's name for errors."""
         return f"{self._store.url}/{self._shards[shard].name}, record {record}"
 
-    def _evict_damaged(self, shard: int, view: memoryview | None) -> bool:
-        """Return whether a record is damaged because the staged copy of its shard, or of the index, is; it is gone."""
-        if self._stage is not None and view is not None and self._stage.evict_damaged(self.to_stage(shard), view):
-            return True
-        return self._index.evict_damaged()
-
     def _iter_chunks(self, start: int, stop: int) -> Iterator[list[tuple[int, int]]]:
-        """Places of the samples in turn, some MB at a time and never of two shards."""
+        """Yield places of consecutive samples, some MB at a time and never of two shards."""
         first = 0
         for shard, entry in enumerate(self._shards):
             begin, end = max(first, start) - first, min(first + entry.records, stop) - first
@@ -224,7 +220,7 @@ class Reader:
             first += entry.records
 
     def _open(self, shards: set[int]) -> dict[int, "_OpenShard"]:
-        """These shards; those that are new are opened, and those that are staged by now are looked at there."""
+        """Return these shards. New ones are opened, and ones that have been staged since are read there."""
         with self._lock:
             opened = {shard: found for shard in shards if (found := self._opened.get(shard)) is not None}
             new = sorted(shards - opened.keys())
@@ -240,8 +236,8 @@ class Reader:
             self._opened.update(opened)
             excess = max(0, len(self._opened) - self._most_open)
             if excess and self._random is not None:
-                # Fewer may be open than are read in turn. The first ones would be just those that are due next, and
-                # each would be opened again for each of its records.
+                # Fewer may be open than are read in turn. The oldest are those due next: each would be
+                # opened again for each of its records.
                 closed = self._random.sample(list(self._opened), excess)
             else:
                 closed = list(itertools.islice(self._opened, excess))
@@ -252,7 +248,7 @@ class Reader:
     def _view(self, shard: int) -> memoryview | None:
         entry = self._shards[shard]
         if self._remote is not None:
-            # A shard that is damaged where it comes from cannot be staged: reading by ranges finds the record.
+            # A shard that is damaged at its source cannot be staged: reading by ranges finds the record.
             with suppress(ShardError):
                 return None if self._stage is None else self._stage.open(self.to_stage(shard))
             return None
@@ -279,7 +275,7 @@ class Reader:
 
 
 class _OpenShard(NamedTuple):
-    """A shard's bytes, where they are mapped, and its records' offsets."""
+    """A shard's bytes, if they are mapped, and its records' offsets."""
 
     view: memoryview | None
     offsets: Offsets
@@ -296,8 +292,8 @@ class Range(NamedTuple):
 class RemoteShards:
     """Reads ranges of one variant's shards. Thread-safe.
 
-    The manifest's generation is asked for. Where another tool has copied the dataset the objects have other ones: then
-    the present one is pinned, if its size and CRC-32C are the manifest's.
+    It asks for the manifest's generations. If another tool has copied the dataset, the objects have other ones: then
+    the present generation is pinned, if size and CRC-32C are the manifest's.
     """
 
     def __init__(self, store: Store, shards: Sequence[Shard], reader: SpanReader) -> None:
@@ -308,11 +304,11 @@ class RemoteShards:
         self._pinning = threading.Lock()
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        """The bytes of each range; neighbours share a request.
+        """Return the bytes of each range; neighbours share a request.
 
         Raises:
-            ShardError: a shard is missing, or another than the manifest says.
-            StoreError: it cannot be read.
+            ShardError: a shard is missing, or is not the manifest's.
+            StoreError: a shard cannot be read.
         """
         merged = list(_merge(ranges))
         wholes = [whole for whole, _ in merged]
@@ -342,7 +338,7 @@ class RemoteShards:
         return Span(entry.name, wanted.start, wanted.stop, version)
 
     def _pin(self, shards: Mapping[int, str]) -> None:
-        """Find out the present versions of shards; each comes with the one that is known to be none."""
+        """Find out the present versions of shards; each comes with the version that is known to be gone."""
         with self._pinning:  # several threads find out about the same shards at once
             wanted = [shard for shard, gone in shards.items() if self._versions.get(shard, gone) == gone]
             if not wanted:
@@ -370,7 +366,7 @@ class RemoteShards:
 
 
 def _merge(ranges: Sequence[Range]) -> Iterator[tuple[Range, list[Range]]]:
-    """Neighbours as one range, with those that it is made of."""
+    """Yield neighbours as one range, with the ranges that it is made of."""
     members: list[Range] = []
     for each in ranges:
         if members:

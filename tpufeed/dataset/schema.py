@@ -1,9 +1,9 @@
-"""Features of a record: their keys, and the fixed layout that follows from a schema."""
+"""The schema of a dataset: the features of a record, their keys, and the fixed layout that follows from them."""
 
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,10 +22,14 @@ FORMAT = "image/format"
 FILENAME = "image/filename"
 _KAGGLE_KEYS = {ENCODED: "image", LABEL: "class", FILENAME: "id"}
 
-OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax in shares of the image's sides
+OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax as shares of the image's sides
 OBJECT_XMIN = "image/object/bbox/xmin"
-OBJECT_PREFIX = "image/object/"  # of what belongs to boxes there
-UNMOVED = ("image/object/mask", "image/object/keypoint/", "image/segmentation/")  # lie in the picture, and stay there
+OBJECT_PREFIX = "image/object/"  # of features that belong to these boxes
+UNMOVED = (
+    "image/object/mask",
+    "image/object/keypoint/",
+    "image/segmentation/",
+)  # places in the picture that ops do not move
 OBJECT_LABEL, OBJECT_TEXT = "image/object/class/label", "image/object/class/text"
 
 DType = Literal["uint8", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
@@ -37,23 +41,25 @@ _SCALARS: dict[DType, example.Kind] = {"uint8": "int64", "float16": "float"}
 class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One feature of a record.
 
-    Numbers stand in C order in a list of int64 or float32. Protobuf has no lists of uint8 and float16: more than one
-    of these are one bytes value, little-endian.
+    Numbers are stored in C order in a list of int64 or float32. Protobuf has no lists of uint8 and float16: several of
+    these are one bytes value, little-endian.
 
     Attributes:
-        name: of the column.
-        dtype: of its values in a batch.
-        shape: () is a scalar; None is a list of as many items as the sample has.
-        stored_as: the key in the records of an adopted dataset, where that is another than the name.
-        lengths: the least and the most items that a sample has where the shape is None; older datasets do not say.
-        item_shape: of an item of a list, where that is no scalar.
-        kind: what moves with the crop: a further image, a mask (one channel of 8 bits), depth (of 16 bits), boxes
-            (left, top, right, bottom) or keypoints (x, y, and maybe their visibility), in pixels of the stored image.
-        of: the column of boxes, each of which has one item of this column.
-        boxes_of: of adopted boxes, which are shares of the sides of an image with an EXIF orientation: of the "stored"
-            image, or of the "upright" one. Without it the sizes of each record tell, and else it is the stored one.
-        flip_pairs: of keypoints, which of them are the left and the right of the same, as places in their list: a
-            mirrored picture swaps them. () if there are none; without it they are not known, and stay as they are.
+        name: name of the column.
+        dtype: type of its values in a batch.
+        shape: () for a scalar; None for a list of as many items as the sample has.
+        stored_as: key in the records of an adopted dataset, if it differs from the name.
+        lengths: the least and the most items of a sample, if the shape is None; older datasets do not have it.
+        item_shape: shape of an item of a list, if it is no scalar.
+        kind: kind of a column that moves with the crop: a further image, a mask (one channel of 8 bits), depth (of 16
+            bits), boxes (left, top, right, bottom) or keypoints (x, y, and maybe their visibility), in pixels of the
+            stored image.
+        of: name of a column of boxes, if this column has one item for each box.
+        boxes_of: the image that adopted boxes refer to, as shares of its sides, if it has an EXIF orientation: the
+            "stored" image, or the "upright" one. Without it the sizes in each record tell; if they do not, it is the
+            stored one.
+        flip_pairs: pairs of keypoints, by index, that are the left and the right of the same thing: a mirrored picture
+            swaps them. () if there are none; without it they are unknown, and nothing is swapped.
     """
 
     name: str
@@ -69,19 +75,19 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> str:
-        """The feature's key in the records."""
+        """Key in the records."""
         return self.name if self.stored_as is msgspec.UNSET else self.stored_as
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the records that hold it: boxes of TensorFlow's Object Detection API stand in four lists."""
+        """All its keys in the records: boxes of TensorFlow's Object Detection API are stored in four lists."""
         if not self.key.endswith(OBJECT_BOXES[-2:]):
             return (self.key,)
         return tuple(self.key[:-1] + side for side in ("xmin", "ymin", "xmax", "ymax"))
 
     @property
     def each(self) -> tuple[int, ...]:
-        """The shape of an item of a list."""
+        """Shape of an item of a list."""
         return () if self.item_shape is msgspec.UNSET else self.item_shape
 
     @property
@@ -91,7 +97,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_raw(self) -> bool:
-        """True where one bytes value holds all numbers of a sample."""
+        """True if one bytes value holds all numbers of a sample."""
         return self.shape != () and self.stored_kind == "bytes" and self.dtype not in ("bytes", "string")
 
     @property
@@ -138,27 +144,25 @@ def flip_problem(spec: FeatureSpec) -> str:
 def record_schema(
     labelled: bool, several: tuple[int, int] | None = None, of: str | None = None
 ) -> tuple[FeatureSpec, ...]:
-    """The features of the records that `shard` writes, in the order in which they stand.
+    """Return the features of the records that `shard` writes, in their order.
 
     Args:
         labelled: samples have labels.
-        several: samples have lists of labels: the length of the shortest and of the longest.
-        of: the column of boxes, of which each has one of these labels.
+        several: samples have lists of labels, of which the shortest and the longest have these lengths.
+        of: the column of boxes, if each box has one of these labels.
     """
-    image = FeatureSpec(ENCODED, "bytes")
-    sizes = tuple(FeatureSpec(name, "int64") for name in (HEIGHT, WIDTH, CHANNELS))
-    names = FeatureSpec(FORMAT, "string"), FeatureSpec(FILENAME, "string")
+    image, sizes = FeatureSpec(ENCODED, "bytes"), (FeatureSpec(name, "int64") for name in (HEIGHT, WIDTH, CHANNELS))
+    middle = (*sizes, FeatureSpec(FORMAT, "string"), FeatureSpec(FILENAME, "string"))
     if several is not None:
-        owner = msgspec.UNSET if of is None else of
-        lists = (FeatureSpec(LABEL, "int64", None, lengths=several, of=owner), FeatureSpec(TEXT, "string", None))
-        return (image, *sizes, *names, lists[0], msgspec.structs.replace(lists[1], lengths=several, of=owner))
-    label = (FeatureSpec(LABEL, "int64"),) if labelled else ()
-    text = (FeatureSpec(TEXT, "string"),) if labelled else ()
-    return (image, *label, *sizes, *names, *text)
+        form: dict[str, Any] = {"shape": None, "lengths": several, "of": of or msgspec.UNSET}
+        return (image, *middle, FeatureSpec(LABEL, "int64", **form), FeatureSpec(TEXT, "string", **form))
+    if labelled:
+        return (image, FeatureSpec(LABEL, "int64"), *middle, FeatureSpec(TEXT, "string"))
+    return (image, *middle)
 
 
 def kaggle_keys(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
-    """The features under the keys that the TPU guides of Kaggle read: `image`, `class` and `id`, the sample's path.
+    """Return the features under the keys that Kaggle's TPU guides read: `image`, `class`, and `id` for the path.
 
     Raises:
         OptionError: a column has one of these names.
@@ -177,14 +181,14 @@ def kaggle_keys(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
 
 
 def several_labels(features: Iterable[FeatureSpec]) -> bool:
-    """Return true where samples have lists of labels."""
+    """Return true if samples have lists of labels."""
     return any(feature.name == LABEL and feature.shape is None for feature in features)
 
 
 def further_columns(features: Iterable[FeatureSpec]) -> dict[str, str]:
-    """Types of the columns of a user's table, like `int64` or `float32[2 to 9, 4] boxes`.
+    """Return the types of columns of a user's table by name, like `int64` or `float32[2 to 9, 4] boxes`.
 
-    They are those of features without a name of tpufeed's own, and of lists of labels.
+    These are all features that do not have one of tpufeed's own names, and lists of labels.
     """
     own = {TENSOR, *(spec.name for spec in record_schema(labelled=True))}
     shown = (spec for spec in features if spec.name not in own or (spec.name == LABEL and spec.shape != ()))
@@ -192,7 +196,7 @@ def further_columns(features: Iterable[FeatureSpec]) -> dict[str, str]:
 
 
 def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
-    """The image and the int64 scalars that follow it (`fixed_ints`) stand at fixed places.
+    """Return the layout with the image, and the int64 scalars that follow it (`fixed_ints`), at fixed places.
 
     Raises:
         ManifestError: the first feature is no image.
@@ -203,6 +207,6 @@ def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
 
 
 def fixed_ints(features: tuple[FeatureSpec, ...]) -> tuple[str, ...]:
-    """The names of the integers that `record_layout(features).decode` gives, in its order."""
+    """Return the names of the integers that `record_layout(features).decode` returns, in the same order."""
     ints = itertools.takewhile(lambda feature: feature.dtype == "int64" and feature.shape == (), features[1:])
     return tuple(feature.name for feature in ints)

@@ -1,4 +1,4 @@
-"""Foreign TFRecord files: which of a folder's files they are, and which split each belongs to. By names alone."""
+"""Find foreign TFRecord files among the files of a folder, and the split of each, by names alone."""
 
 import itertools
 import posixpath
@@ -45,14 +45,14 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
     files' names, else it is "train".
 
     Args:
-        url: where they lie; names them in errors.
+        url: URL of the folder, for errors.
         infos: all files below it.
         wanted: take only these splits.
 
     Raises:
-        NoInputsError: there are none.
-        OptionError: a split of `wanted` that is not there, or one that would hold files of unlike folders.
-        SourceError: a name that a manifest cannot hold.
+        NoInputsError: there are no TFRecord files.
+        OptionError: a split of `wanted` does not exist, or a split would hold files of unlike folders.
+        SourceError: a manifest cannot hold the name of a file.
     """
     found: dict[str, ObjectInfo] = {}
     ignored, own = Counter[str](), False
@@ -83,9 +83,9 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
 
 
 def find_splits(url: str, names: Sequence[str]) -> dict[str, str]:
-    """Return the split of each file. Raises OptionError where one would hold files of unlike folders."""
+    """Return the split of each file. Raises OptionError if one would hold files of unlike folders."""
     folders_of = {name: name.split("/")[:-1] for name in names}
-    # Folders that all files share name no split, unless by a word for one.
+    # Folders that all files share name no split, unless they are called train, val or the like.
     levels = zip(*folders_of.values(), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
     split_of, roots, flat = dict[str, str](), defaultdict[str, set[str]](set), list[str]()
@@ -122,17 +122,17 @@ def find_splits(url: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def is_tfrecord_name(name: str) -> bool:
-    """Return true for a file that is called as TFRecord files are."""
+    """Return true for a name of a TFRecord file."""
     return _stem(name) is not None
 
 
 def adopt_advice(url: str) -> str:
-    """Say what to do with TFRecords where a dataset, or images, were expected."""
+    """Say what to do with TFRecords that were found instead of a dataset or images."""
     return f"TFRecords that another tool wrote become a dataset by: tpufeed adopt {url} --to DATASET"
 
 
 def unpack_beside(url: str) -> str:
-    """Return the command that unpacks a file next to itself, by its ending; after a copy, if it is not local."""
+    """Return the command that unpacks a file next to itself, by its ending; it copies a remote file first."""
     first, path = _copied(url)
     ending = path.rpartition(".")[2].lower()
     if ending == "zip":
@@ -141,7 +141,7 @@ def unpack_beside(url: str) -> str:
 
 
 def unpack_elsewhere(url: str, head: bytes) -> str:
-    """Return the command that unpacks a file of any name into a folder; "" if its first bytes are of no such file."""
+    """Return the command that unpacks a file of any name into a folder; "" if its first bytes are not packed."""
     kind = next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
     if kind is None:
         return ""
@@ -152,12 +152,12 @@ def unpack_elsewhere(url: str, head: bytes) -> str:
 
 
 def _copied(url: str) -> tuple[str, str]:
-    """Return what is to be done before, and the path of the file then."""
+    """Return what to do first, and the path that the file then has."""
     return ("", url) if "://" not in url else ("copy it to this machine, then: ", posixpath.basename(url))
 
 
 def _stem(name: str) -> str | None:
-    """Return the name without extension and numbers; None for a file that is no TFRecord file."""
+    """Return the name without extension and numbers; None if it is no name of a TFRecord file."""
     match = _TFRECORD.fullmatch(name.rpartition("/")[2])
     if match is None or name.startswith(OWN_FOLDER) or (match["bare"] and "." in match["stem"]):
         return None

@@ -1,9 +1,10 @@
-"""`verify`: check that a dataset's bytes are what its manifest says, and list everything that is not.
+"""`verify`: check that a dataset's bytes are what its manifest says, and list every difference.
 
-Threads check one shard each. The variants of a shard follow one another, so that their labels are compared as soon as
-all of them are known, and then forgotten.
+Each thread checks one shard at a time. The variants of a shard follow one another, so that their labels are compared as
+soon as all are known, and then forgotten.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -35,8 +36,8 @@ from tpufeed.storage.reading import settle
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED, OVERHEAD_BYTES
 
-_UNKNOWN = int(np.iinfo(np.int64).min)  # the label of a record that has none, or is damaged
-_ALIGNED_BYTES = 64  # the header of an npy file takes a multiple of them
+_UNKNOWN = int(np.iinfo(np.int64).min)  # label of a record that has no label, or is damaged
+_ALIGNED_BYTES = 64  # the header of an npy file takes a multiple of this
 _DAMAGES_NAMED = 3
 _CLASSES_NAMED = 5
 _MISSING = "is missing; the manifest names it"
@@ -53,7 +54,7 @@ class Verified:
         shards: number of shards of all variants.
         records: number of records of all variants.
         bytes: size of all shards.
-        decoded: records whose images were decoded as well.
+        decoded: number of records whose images were decoded.
     """
 
     url: str
@@ -73,35 +74,32 @@ class VerifyProgress:
     damages: int = 0
 
 
-VerifyListener = Callable[[VerifyProgress], None]
-
-
 @checked()
 def verify(
     url: str | Path,
     decode: str | None = None,
-    listener: VerifyListener | None = None,
+    listener: Callable[[VerifyProgress], None] | None = None,
     *,
     version: int | None = None,
 ) -> Verified:
     """Read every byte of a dataset and compare it with the manifest.
 
-    Presence, size and CRC of each shard and index, both CRCs of each record, every feature against the schema, the text
-    of each label against the name of its class, the counts of records and classes, and that variants agree on labels.
-    Damage in one record hides no other: where the index is sound, checking goes on with the next record.
+    It checks presence, size and CRC of each shard and index, both CRCs of each record, every feature against the
+    schema, the text of each label against the name of its class, the counts of records and classes, and that variants
+    agree on labels. Damage in one record hides no other: if the index is sound, checking continues with the next one.
 
     Args:
-        url: the dataset.
+        url: URL of the dataset.
         decode: "all" also decodes every image, "5%" about one in twenty, the same ones each time.
         listener: called in this thread with the progress, at the start and after each shard.
-        version: of a dataset that has grown; the newest by default.
+        version: number of a version of a dataset that has grown. Default: the newest.
 
     Raises:
-        DatasetDamagedError: `damages` lists all there are, with shard, record and byte; `unreadable` the files that
-            could not be read.
+        DatasetDamagedError: `damages` lists all damage with shard, record and byte, `unreadable` the files that could
+            not be read.
         DatasetUnreadableError: `unreadable` lists files that could not be read; what could be read is not damaged.
         DatasetNotFoundError: there is no dataset.
-        ManifestError: its manifest is damaged, which leaves nothing to compare with.
+        ManifestError: its manifest is damaged, so there is nothing to compare with.
         OptionError: `decode` is no such share.
     """
     picks = parse_picks(decode)
@@ -111,7 +109,7 @@ def verify(
     problems = list(map_shards(dataset.store, lambda variant, _: _check_index(dataset.store, variant), variants))
     damages = [problem for problem in problems if isinstance(problem, Damage)]
     unreadable = [problem for problem in problems if isinstance(problem, Unreadable)]
-    # A damaged index is not relied on: records are then found by their own lengths.
+    # With a damaged index, records are found by their own lengths.
     indexes = {
         variant.index.name: None if problem else Index(dataset.store, variant)
         for variant, problem in zip(variants, problems, strict=True)
@@ -130,10 +128,9 @@ def verify(
         for name, split in manifest.splits.items():
             counts = _ClassCounts(manifest, name)
             for _ in split.variants[0].shards:
-                checked = list[_CheckedShard]()  # by variant
-                for _ in split.variants:
-                    found = next(results)
-                    checked.append(found)
+                same = list[_CheckedShard]()  # the same shard of each variant
+                for found in itertools.islice(results, len(split.variants)):
+                    same.append(found)
                     decoded += found.decoded
                     progress = replace(
                         progress,
@@ -142,14 +139,12 @@ def verify(
                         damages=progress.damages + len(found.damages),
                     )
                     listener(progress)
-                unreadable += [found.unreadable for found in checked if found.unreadable is not None]
-                damages += _compare_variants(checked)
-                counts.add(checked)
+                unreadable += [found.unreadable for found in same if found.unreadable is not None]
+                damages += _compare_variants(same)
+                counts.add(same)
             damages += counts.iter_damages()
-    places = {MANIFEST: -1}
-    for variant in variants:
-        for name in (variant.index.name, *(shard.name for shard in variant.shards)):
-            places[name] = len(places)
+    names = (name for v in variants for name in (v.index.name, *(shard.name for shard in v.shards)))
+    places = {name: place for place, name in enumerate([MANIFEST, *names])}
     damages.sort(key=lambda damage: (places[damage.shard], -1 if damage.record is None else damage.record))
     cannot = "1 file cannot be read" if len(unreadable) == 1 else f"{len(unreadable):,} files cannot be read"
     if damages:
@@ -171,7 +166,7 @@ def _name_some(found: Sequence[Damage] | Sequence[Unreadable]) -> str:
 def _check_index(store: Store, variant: Variant) -> Damage | Unreadable | None:
     """Return what is wrong with the index of a variant: its size, its CRC, or its number of offsets."""
     entry, problem = variant.index, ""
-    header_bytes = entry.bytes - ITEM_BYTES * sum(shard.records + 1 for shard in variant.shards)
+    header_bytes = entry.bytes - ITEM_BYTES * variant.index_starts[-1]
     try:
         found = store.stat(entry.name)
         if found is None:
@@ -199,7 +194,7 @@ def _check_index(store: Store, variant: Variant) -> Damage | Unreadable | None:
 
 @dataclass(frozen=True, slots=True)
 class _NumberedShard:
-    """Shard `number` of a variant, and the variant's index; None where that is damaged."""
+    """Shard `number` of a variant, and the variant's index; None if that is damaged."""
 
     number: int
     entry: Shard
@@ -212,14 +207,14 @@ class _CheckedShard:
     """Findings on a shard.
 
     Attributes:
-        entry: the shard.
-        labels: of the first records, `_UNKNOWN` where it is not known; of those beyond none is known. They are counted
-            by what was read: a forged manifest may count any number.
+        entry: the shard in the manifest.
+        labels: labels of the first records, `_UNKNOWN` if one is not known; those of further records are not known
+            either. There are as many as were read: a forged manifest may count any number.
         offsets: where the records start, and where the last one ends.
-        damages: of the shard.
-        another: its bytes are not the manifest's although no record is damaged; to be listed unless the comparison of
-            variants finds the record.
-        unreadable: what kept it from being read whole.
+        damages: all damage of the shard.
+        another: says that its bytes are not the manifest's although no record is damaged. It is listed unless the
+            comparison of variants finds the record.
+        unreadable: why it could not be read whole.
         records: number of records that were checked.
         decoded: number of records whose images were decoded.
     """
@@ -242,7 +237,7 @@ class _Walk(NamedTuple):
     """Result of one walk through a shard.
 
     `offsets` and `labels` are those of its records; `is_framed` says that each record has the length that the index
-    says, `is_complete` that the walk came to the shard's end.
+    says, `is_complete` that the walk reached the shard's end.
     """
 
     offsets: Ints
@@ -259,7 +254,7 @@ class _ShardCheck:
     def __init__(self, dataset: Dataset, picks: Picks | None) -> None:
         self._store = dataset.shards
         self._records = RecordCheck(dataset.manifest)
-        self._picks = picks if self._records.encoded else None
+        self._picks = picks if dataset.manifest.tensor_shape is None else None  # pixels need no decoding
 
     def __call__(self, shard: _NumberedShard, stop: threading.Event) -> _CheckedShard:
         """Check all of a shard."""
@@ -278,26 +273,26 @@ class _ShardCheck:
                 except ShardError as error:
                     indexed, problem = None, str(error)
             self._check(found, shard, info.size_bytes, indexed, stop)
-            # Where the manifest's size of the shard is wrong its offsets do not fit either: one damage is enough.
+            # If the manifest has a wrong size of the shard, its offsets do not fit either: one damage is enough.
             if problem and not found.damages and found.another is None:
                 found.add(None, None, problem)
         except ObjectNotFoundError:
             found.damages = [Damage(entry.name, None, None, _REMOVED)]
-        except StoreError as error:  # the damages that were found before it stay
+        except StoreError as error:  # damage that was found before stays listed
             found.unreadable = Unreadable(entry.name, str(error))
         return found
 
     def _check(
         self, found: _CheckedShard, shard: _NumberedShard, size: int, indexed: Ints | None, stop: threading.Event
     ) -> None:
-        """Check a shard of `size` bytes, whose records a sound index has at `indexed`."""
+        """Check a shard of `size` bytes, whose records are at `indexed` by a sound index."""
         entry = shard.entry
-        # Where the shard was cut, the records behind the cut are not there to be read.
+        # If the shard was cut, records behind the cut cannot be read.
         present = None if indexed is None else indexed[: max(1, int(np.searchsorted(indexed, size, "right")))]
         walk = self._walk(entry.name, size, present, found.damages, stop)
         found.records, found.decoded = len(walk.labels), walk.decoded
         if indexed is not None and not (walk.is_framed and size == entry.bytes):
-            # The shard is damaged, or it is another file: only its records' own lengths tell.
+            # The shard is damaged, or is another file: the own lengths of its records tell.
             damages = list[Damage]()
             again = self._walk(entry.name, size, None, damages, stop)
             if not again.is_complete:
@@ -313,7 +308,7 @@ class _ShardCheck:
             walk, found.damages = again, damages
         count, found.offsets = len(walk.labels), walk.offsets
         is_indexed = indexed is None or np.array_equal(walk.offsets, indexed[: count + 1])
-        if is_indexed or not walk.is_complete:  # in another file no record is the one of its number
+        if is_indexed or not walk.is_complete:  # in another file, records are not those of their numbers
             found.labels = walk.labels[: entry.records]
         if not walk.is_complete:
             return
@@ -326,7 +321,13 @@ class _ShardCheck:
                 found.add(None, None, message + _ANOTHER)
             return
         record, byte, where = None, None, ""
-        if indexed is not None and not is_indexed and not self._came_damaged(shard, walk.offsets):
+        if (
+            indexed is not None
+            and shard.index is not None
+            and not is_indexed
+            # If the index, read again, has these offsets, they were changed on their way here.
+            and not np.array_equal(shard.index.offsets([shard.number])[0], walk.offsets)
+        ):
             record = int(np.flatnonzero(walk.offsets != indexed)[0])
             byte, where = int(walk.offsets[record]), f"the index ({shard.index_name}) has it at byte {indexed[record]}"
         if walk.crc32c != entry.crc32c and not found.damages:
@@ -334,10 +335,6 @@ class _ShardCheck:
             found.another = Damage(entry.name, record, byte, f"{message}; {where}" if where else message)
         elif where and walk.crc32c == entry.crc32c:
             found.add(record, byte, where)
-
-    def _came_damaged(self, shard: _NumberedShard, offsets: Ints) -> bool:
-        """Return true where the index, read again, has these offsets: it was the way here that changed them."""
-        return shard.index is not None and np.array_equal(shard.index.offsets([shard.number])[0], offsets)
 
     def _walk(self, name: str, size: int, offsets: Ints | None, damages: list[Damage], stop: threading.Event) -> _Walk:
         """Check each record of a shard, and add to `damages`."""
@@ -412,7 +409,7 @@ class _ClassCounts:
         stated = self._entry.class_counts[: len(expected)]
         expected[: len(stated)] = stated
         for variant, (found, complete) in enumerate(zip(self._counts, self._complete, strict=True)):
-            # Damaged records are of some class: only more than expected is known to be wrong then.
+            # Damaged records have some class: then only more records than expected are known to be wrong.
             wrong = np.flatnonzero(found != expected if complete else found > expected).tolist()
             if wrong:
                 each = "; ".join(

@@ -1,6 +1,6 @@
 """Walk the records of a shard, by their own lengths or by an index, and verify both CRCs of each.
 
-A shard is read in chunks and never held whole. A chunk that comes damaged is read again: damage that comes twice is
+A shard is read in chunks and never held whole. A chunk that arrives damaged is read again: damage that comes twice is
 the shard's; damage that comes once is the network's.
 """
 
@@ -37,13 +37,13 @@ Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 R = TypeVar("R")
 
-LOCAL_CHUNK_BYTES = 1 << 20  # it is in the core's own cache when its CRCs are computed
-REMOTE_CHUNK_BYTES = 8 << 20  # each is a request
+LOCAL_CHUNK_BYTES = 1 << 20  # it is still in the core's own cache when its CRCs are computed
+REMOTE_CHUNK_BYTES = 8 << 20  # one request
 _REMOTE_THREADS = 16  # they wait for the network
 
 
 def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
-    """CRC-32C of an object's first `size_bytes` bytes, read in blocks."""
+    """Return the CRC-32C of an object's first `size_bytes` bytes, read in blocks."""
     crc = 0
     for start in range(0, size_bytes, REMOTE_CHUNK_BYTES):
         crc = crc32c(store.read_range(name, start, min(start + REMOTE_CHUNK_BYTES, size_bytes)), crc)
@@ -57,7 +57,7 @@ class WalkStopped(Exception):
 def map_shards(store: Store, work: Callable[[T, threading.Event], R], shards: Iterable[T]) -> Generator[R, None, None]:
     """Yield `work(shard, stop)` of each shard, in order, from threads that work ahead of the caller.
 
-    `stop` is set after an error in a shard or in the caller (Ctrl-C): walks that are under way then end at once.
+    `stop` is set after an error in a shard or in the caller (Ctrl-C): running walks then end at once.
     """
     stop, running = threading.Event(), deque[Future[R]]()
     threads = _REMOTE_THREADS if store.local_path("x") is None else available_cores()
@@ -65,8 +65,9 @@ def map_shards(store: Store, work: Callable[[T, threading.Event], R], shards: It
         try:
             for shard in shards:
                 running.append(executor.submit(work, shard, stop))
-                # As many as the threads, again: a slow shard at the head does not let the others wait.
-                if len(running) > 2 * threads:  # results of many shards would take much memory
+                # Twice as many as threads: the others do not wait for a slow shard at the head. More results would take
+                # much memory.
+                if len(running) > 2 * threads:
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
@@ -82,11 +83,11 @@ class Walked:
     Attributes:
         first: number of the first record.
         offsets: byte in the shard where each record starts, and where the last one ends.
-        payloads: of each record, or an error that says what is wrong with it; the error does not name the place.
+        payloads: payload of each record, or an error that says what is wrong with it, without its place.
         data: the bytes that were read, from the first offset on.
         is_damaged: something is wrong with these bytes.
-        framed: each record gives the length that its place says.
-        problem: why it cannot be told where the next record starts. The walk ends there.
+        framed: each record has the length that follows from its place.
+        problem: why the start of the next record cannot be found. The walk ends there.
     """
 
     first: int
@@ -102,11 +103,11 @@ class Walker:
     """Walks a shard of `size` bytes.
 
     Args:
-        store: where the shard lies.
-        name: its name there.
-        size: its bytes.
-        version: read this version alone; empty: any.
-        chunk_bytes: bytes that are read at once; more where a record is longer. By default what reads fastest.
+        store: store of the shard.
+        name: name of the shard.
+        size: size of the shard in bytes.
+        version: read only this version; "" for any.
+        chunk_bytes: number of bytes to read at once; more if a record is longer. Default: what reads fastest.
 
     Attributes:
         crc32c: CRC-32C of all records that were walked.
@@ -125,7 +126,7 @@ class Walker:
 
         Args:
             offsets: where the records start and the last one ends, from an index. Damage in one record then hides no
-                other. Without it records are found by their own lengths, as far as these can be trusted.
+                other. Without it, records are found by their own lengths, as far as these can be trusted.
             stop: once set, no more is read.
 
         Raises:
@@ -143,7 +144,7 @@ class Walker:
                 else:
                     fitting = int(np.searchsorted(offsets, start + self._chunk_bytes, "right"))
                     attempt = partial(_read_at, read, first, offsets[first : max(first + 2, fitting)].tolist())
-                # Sound at once, or equal twice: damage on the way here differs each time.
+                # Accepted if sound, or if equal twice: damage on the way here differs each time.
                 walked = settle(
                     self.where, attempt, lambda found: crc32c(found.data), lambda found: not found.is_damaged
                 )
@@ -160,7 +161,7 @@ class Walker:
             header = data[end : end + HEADER_BYTES]
             length = int.from_bytes(header[:8], "little")
             end += OVERHEAD_BYTES + length
-            # Comparing whole headers is one call of the CRC; what is wrong with a bad one is found out below.
+            # Comparing whole headers takes one call of the CRC; what is wrong with a bad one is found out below.
             if end > len(data) or header != encode_header(length):
                 break
             offsets.append(start + end)
@@ -177,8 +178,8 @@ class Walker:
         if self._path is None:
             yield self._read_range
             return
-        # One buffer is used again and again: allocating it for each chunk costs as much as reading. Not mmap: it was a
-        # few percent faster when measured, and is a SIGBUS where a file is cut meanwhile.
+        # One buffer is reused: allocating one for each chunk costs as much as reading. Not mmap: it was a few percent
+        # faster when measured, and is a SIGBUS if the file is cut meanwhile.
         memory = memoryview(bytearray(0))
         with open_object(self._store, self._name) as file:
 
@@ -212,7 +213,7 @@ def _decode(first: int, offsets: list[int], data: memoryview) -> Walked:
     records = [data[start - base : stop - base] for start, stop in itertools.pairwise(offsets)]
     try:
         return Walked(first, offsets, decode_records(records, str), data)
-    except RecordError:  # in one of them; find out which, and what is wrong with each
+    except RecordError:  # find out in which of them, and what is wrong
         payloads, framed = list[memoryview | RecordError](), True
     for record, (start, stop) in zip(records, itertools.pairwise(offsets), strict=True):
         if len(record) != stop - start:

@@ -1,30 +1,22 @@
-"""Writing one shard: framing, CRCs and offsets in a single pass over each record's parts."""
+"""Writing shards, in a single pass over the parts of each record, and indexes, to local files."""
 
 import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
 
-from tpufeed.dataset.index import Offsets
+from tpufeed.dataset.index import ITEM, NPY_HEADER_BYTES, Offsets
 from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import OptionError, StoreError
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.framing import BytesLike, encode_footer, encode_header
 from tpufeed.tfrecord.layout import FixedLayout
 
-
-@dataclass(frozen=True, slots=True)
-class WrittenShard:
-    """A shard as it was written: its size, CRC and offsets of records (records + 1 of them, the last is the size)."""
-
-    bytes: int
-    crc32c: int
-    offsets: Offsets
+_BLOCK_BYTES = 4 << 20
 
 
 def check_writable(destination: Store) -> None:
@@ -48,40 +40,40 @@ def check_writable(destination: Store) -> None:
 
 
 class ShardWriter:
-    """Writes records to a new local file until `close`."""
+    """Writes records to a new local file until `close`.
+
+    Attributes:
+        offsets: where each record starts, and where the last one ends.
+        crc32c: of the file.
+    """
 
     def __init__(self, path: Path, layout: FixedLayout) -> None:
-        self._path = path
-        self._layout = layout
-        self._crc = 0
-        self._offsets = [0]
+        self.crc32c, self.offsets = 0, [0]
+        self._path, self._layout = path, layout
         with _errors(path):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
 
     def add(self, image: BytesLike, ints: Sequence[int], rest: bytes) -> None:
         """Append a record: the image's bytes, the layout's integers, then the other features as encoded entries."""
         prefix, suffix = self._layout.encode(len(image), ints, rest)
-        header = encode_header(len(prefix) + len(image) + len(suffix))
-        footer = encode_footer(crc32c(suffix, crc32c(image, crc32c(prefix))))
-        self._write(header + prefix, image, suffix + footer)
+        self._write(prefix, image, suffix)
 
     def add_payload(self, payload: BytesLike) -> None:
-        """Append a record as it stands in another shard, given its payload."""
-        self._write(encode_header(len(payload)), payload, encode_footer(crc32c(payload)))
-
-    def finish(self) -> WrittenShard:
-        """Return what has been written."""
-        return WrittenShard(self._offsets[-1], self._crc, np.array(self._offsets, np.uint64))
+        """Append a record that was read from another shard, given its payload."""
+        self._write(b"", payload, b"")
 
     def close(self) -> None:
         """Close the file. Raises StoreError."""
         with _errors(self._path):
             os.close(self._file)
 
-    def _write(self, head: bytes, body: BytesLike, tail: bytes) -> None:
-        self._crc = crc32c(tail, crc32c(body, crc32c(head, self._crc)))
+    def _write(self, prefix: bytes, body: BytesLike, suffix: bytes) -> None:
+        """Frame and write a payload that comes in three parts."""
+        head = encode_header(len(prefix) + len(body) + len(suffix)) + prefix
+        tail = suffix + encode_footer(crc32c(suffix, crc32c(body, crc32c(prefix))))
+        self.crc32c = crc32c(tail, crc32c(body, crc32c(head, self.crc32c)))
         size = len(head) + len(body) + len(tail)
-        self._offsets.append(self._offsets[-1] + size)
+        self.offsets.append(self.offsets[-1] + size)
         with _errors(self._path):
             written = os.writev(self._file, (head, body, tail))
             if written < size:  # a signal, or a disk that is nearly full
@@ -90,9 +82,39 @@ class ShardWriter:
                     rest = rest[os.write(self._file, rest) :]
 
 
+class IndexWriter:
+    """Writes what `encode_index` returns to a new file, shard by shard. Its memory does not grow with the shards.
+
+    The file is open only while it is written to: a cache has one for each variant of each split.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._count = path, 0
+        with _errors(path), path.open("xb") as file:
+            file.write(bytes(NPY_HEADER_BYTES))
+
+    def add(self, offsets: Offsets) -> None:
+        """Append offsets: those of shards, or parts of those. Raises StoreError."""
+        self._count += len(offsets)
+        with _errors(self._path), self._path.open("ab") as file:
+            file.write(offsets.astype(ITEM, copy=False).tobytes())
+
+    def finish(self) -> tuple[int, int]:
+        """Complete the file, and return its size and CRC-32C. Raises StoreError."""
+        with _errors(self._path), self._path.open("r+b") as file:
+            header = {"shape": (self._count,), "fortran_order": False, "descr": ITEM}
+            np.lib.format.write_array_header_1_0(file, header)
+            assert file.tell() == NPY_HEADER_BYTES, "there is room for any count"
+            file.seek(0)
+            crc = 0
+            while block := file.read(_BLOCK_BYTES):
+                crc = crc32c(block, crc)
+            return file.tell(), crc
+
+
 @contextmanager
 def _errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}") from error
+        raise StoreError(f"{path}: {error.strerror or error}") from error

@@ -101,9 +101,8 @@ def write_sample(
             with closing(ShardWriter(folder / name, record_layout(features))) as writer:
                 for image in part:
                     writer.add(image, (), b"")
-            written = writer.finish()
-            made.append(Shard(name, written.bytes, written.crc32c, len(part)))
-            offsets.append(written.offsets)
+            made.append(Shard(name, writer.offsets[-1], writer.crc32c, len(part)))
+            offsets.append(np.array(writer.offsets, np.uint64))
         index = encode_index(offsets)
         (folder / "sample.index.npy").write_bytes(index)
         variant = Variant(tuple(made), IndexFile("sample.index.npy", len(index), crc32c(index)))

@@ -16,15 +16,15 @@ OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
 LENGTH_DAMAGED = "the CRC of the record's length does not match"
 
 _LENGTH = struct.Struct("<Q")
-_HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 
 
 def mask_crc32c(crc: int) -> int:
-    """A CRC-32C as TFRecord stores it: rotated right by 15 bits plus a constant (tensorflow/core/lib/hash/crc32c.h)."""
+    """Return a CRC-32C as TFRecord stores it: rotated by 15 bits, plus a number (tensorflow/core/lib/hash/crc32c.h)."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+@lru_cache(maxsize=1 << 16)  # all raw images of a cache have one length
 def encode_header(payload_bytes: int) -> bytes:
     """Return the 12 bytes before a payload of this length."""
     length = _LENGTH.pack(payload_bytes)
@@ -34,11 +34,6 @@ def encode_header(payload_bytes: int) -> bytes:
 def encode_footer(payload_crc32c: int) -> bytes:
     """Return the 4 bytes after a payload with this CRC-32C."""
     return _CRC.pack(mask_crc32c(payload_crc32c))
-
-
-def encode_record(payload: BytesLike) -> bytes:
-    """Return one whole record. The writer of shards puts the parts together without this copy."""
-    return encode_header(len(payload)) + bytes(payload) + encode_footer(crc32c(payload))
 
 
 def decode_records(
@@ -52,11 +47,11 @@ def decode_records(
     Args:
         records: each exactly one record, from the first byte of the header to the last of the footer.
         where: names the place of record number i in an error, as "shard, record, byte".
-        use: called with number and payload while its bytes are in the processor's cache, before they are known to be
+        use: called with number and payload while the bytes are in the processor's cache, before they are known to be
             sound; it copies them, and no more.
 
     Raises:
-        RecordError: a length or a CRC does not fit.
+        RecordError: a length or a CRC is wrong.
     """
     payloads = [record[HEADER_BYTES:-FOOTER_BYTES] for record in records]
     crcs = []
@@ -68,20 +63,15 @@ def decode_records(
         size = len(payload)
         if (
             len(record) != size + OVERHEAD_BYTES
-            or _HEADER.unpack_from(record) != (size, _length_crc(size))
-            or _CRC.unpack_from(record, HEADER_BYTES + size) != (mask_crc32c(crc),)
+            or record[:HEADER_BYTES] != encode_header(size)
+            or _CRC.unpack_from(record, HEADER_BYTES + size)[0] != mask_crc32c(crc)
         ):
             raise RecordError(f"{where(number)}: {find_problem(record)}")
     return payloads
 
 
-@lru_cache(maxsize=1 << 16)  # all raw images of a cache have one length
-def _length_crc(payload_bytes: int) -> int:
-    return mask_crc32c(crc32c(_LENGTH.pack(payload_bytes)))
-
-
 def find_problem(record: memoryview) -> str:
-    """Say what is wrong with bytes that should be exactly one record; empty where they are one."""
+    """Say what is wrong with bytes that should be exactly one record; "" if nothing is."""
     length, problem = read_length(record, len(record))
     payload_bytes = len(record) - OVERHEAD_BYTES
     if payload_bytes >= 0 and length != payload_bytes and problem != LENGTH_DAMAGED:
@@ -92,10 +82,10 @@ def find_problem(record: memoryview) -> str:
 
 
 def read_length(data: memoryview, left: int) -> tuple[int, str]:
-    """Return the length that the header at the start of `data` gives, and why it cannot be used; "" where it can.
+    """Return the length in the header at the start of `data`, and why it cannot be used; "" if it can.
 
-    `left` bytes of the shard remain from the header on. A length is refused where its CRC does not match, or where
-    the shard cannot hold it: it may be damaged, and no memory is asked for by it.
+    `left` bytes of the shard remain from the header on. A length is refused if its CRC does not match, or if the shard
+    cannot hold it: it may be damaged, so that no memory may be requested by it.
     """
     if left < OVERHEAD_BYTES:
         return 0, f"truncated; {left} bytes are left, a record takes at least {OVERHEAD_BYTES}"
