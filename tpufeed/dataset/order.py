@@ -25,6 +25,7 @@ Ints = npt.NDArray[np.int64]
 Remainder = Literal["drop", "pad", "repeat"]
 
 _SHARDS, _RECORDS, _ROTATIONS = 0, 1, 2
+_LANES = at_least(1)
 
 
 class Places(NamedTuple):
@@ -50,7 +51,7 @@ class EpochOrder:
     """
 
     def __init__(self, shard_records: Sequence[int], seed: int, epoch: int, lanes: int, shuffle: bool = True) -> None:
-        self.lanes = at_least(1).check("lanes", lanes)
+        self.lanes = _LANES.check("lanes", lanes)
         self.shuffle = shuffle
         self._key = (seed, epoch)
         counts = np.asarray(shard_records, dtype=np.int64)
