@@ -11,7 +11,7 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import OptionError
-from tpufeed.loaders.buffers import ArraySpec, BufferPool
+from tpufeed.loaders.buffers import BufferLayout, BufferPool
 from tpufeed.measure.machine import describe, machine
 from tpufeed.processes.numa import Node, describe_nodes, find_nodes, place_workers
 
@@ -97,7 +97,7 @@ def test_workers_are_dealt_by_cores_and_ranks_keep_to_their_chips(tmp_path):
 
 
 def test_memory_goes_back_to_the_node_whose_worker_has_written_it():
-    pool = BufferPool([ArraySpec("image", "uint8", (4096,))], shared=True)
+    pool = BufferPool(BufferLayout([("image", "uint8", (4096,))]), shared=True)
     try:
         numbers = {node: pool.take(node).memory.number for node in (0, 1)}
         assert numbers[0] != numbers[1]

@@ -19,7 +19,7 @@ from tpufeed.dataset import records as records_module
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import LoaderError, RecordError
-from tpufeed.loaders.buffers import ArraySpec, BufferPool, MappedBuffers, Memory
+from tpufeed.loaders.buffers import BufferLayout, BufferPool, MappedBuffers, Memory
 from tpufeed.storage.local import map_file
 
 THREADS = 3
@@ -53,7 +53,7 @@ def make(url, **options):
 
 
 def test_a_pool_hands_out_memory_again_when_its_last_user_is_gone():
-    pool = BufferPool([ArraySpec("image", "uint8", (3, 5, 7)), ArraySpec("depth", "int32", (2, 3))])
+    pool = BufferPool(BufferLayout([("image", "uint8", (3, 5, 7)), ("depth", "int32", (2, 3))]))
     first, depth = pool.take().arrays.values()
     assert (depth.shape, depth.dtype, depth.ctypes.data % 4096) == ((2, 3), np.int32, 0)
     del depth
@@ -73,7 +73,7 @@ def test_a_pool_hands_out_memory_again_when_its_last_user_is_gone():
 
 def test_the_pages_of_a_shared_buffer_are_there_before_a_worker_stores_to_them():
     pages, faults = 4096, lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    pool, specs = None, [ArraySpec("image", "uint8", (pages, 4096))]
+    pool, layout = None, BufferLayout([("image", "uint8", (pages, 4096))])
 
     def take_mapped(worker, number, parts=1):
         buffer, mapped = worker.take(number)
@@ -83,16 +83,16 @@ def test_the_pages_of_a_shared_buffer_are_there_before_a_worker_stores_to_them()
         return buffer.arrays["image"]
 
     try:
-        pool = BufferPool(specs, kept=0, shared=True)
+        pool = BufferPool(layout, kept=0, shared=True)
         buffer = pool.take()
         for parts in (1, 3):
-            worker = MappedBuffers(pool.file, specs)
+            worker = MappedBuffers(pool.file, layout)
             image = take_mapped(worker, buffer.memory.number, parts)
             before = faults()
             image[:] = 7
             assert faults() - before < pages / 4
             assert worker.take(buffer.memory.number)[1]
-        assert (take_mapped(MappedBuffers(pool.file, specs), buffer.memory.number) == 7).all()  # not written over
+        assert (take_mapped(MappedBuffers(pool.file, layout), buffer.memory.number) == 7).all()  # not written over
         assert os.fstat(pool.file).st_blocks * 512 == pages * 4096  # the other buffers of the segment have none
         del buffer  # it is not kept: its pages go
         assert os.fstat(pool.file).st_blocks == 0

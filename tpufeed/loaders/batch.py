@@ -29,7 +29,7 @@ from tpufeed.images.mending import seen_size
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
-from tpufeed.loaders.buffers import ArraySpec, Memory
+from tpufeed.loaders.buffers import BufferLayout, Memory
 from tpufeed.loaders.columns import (
     IMAGE,
     SAMPLE,
@@ -155,7 +155,7 @@ class BatchDecoder:
     Attributes:
         decoders: of each source; all of them make the same columns.
         columns: the columns of a batch.
-        pooled: the arrays of pixels, which lie in the memory of the loader's pool.
+        layout: places of the columns of pixels in a buffer of the loader's pool.
         chunks: the rows of a batch as ranges `(start, stop)`.
 
     Raises:
@@ -167,7 +167,7 @@ class BatchDecoder:
         self.decoders = [Decoder(sources[0], options, batched=True)] if alone else _make_alike(sources, options)
         self.columns = self.decoders[0].columns
         size, pooled = options.batch_size, self.columns.pooled
-        self.pooled = tuple(ArraySpec(each.name, each.dtype, (size, *each.shape)) for each in pooled)
+        self.layout = BufferLayout((each.name, each.dtype, (size, *each.shape)) for each in pooled)
         self._others = [column for column in self.columns if column not in pooled]
         step = max(_FEWEST_ROWS, min(_MOST_ROWS, -(-size // threads)))
         self.chunks = [(start, min(start + step, size)) for start in range(0, size, step)]
@@ -176,12 +176,12 @@ class BatchDecoder:
     def begin(
         self, request: BatchRequest, open_reader: Callable[[int, int], tuple[int, Reader]], pixels: dict[str, Array]
     ) -> BatchJob:
-        """Return the job of a batch, in the memory of `pooled`.
+        """Return the job of a batch, whose pixels go to the arrays `pixels`.
 
         Args:
             request: what is to be decoded.
             open_reader: returns the variant that an epoch of a source reads, and its reader.
-            pixels: arrays of `pooled`.
+            pixels: the arrays of a buffer.
         """
         places, size = request.places, len(request.mask)
         arrays: dict[str, Array] = {each.name: np.empty((size, *each.shape), each.dtype) for each in self._others}

@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
@@ -258,17 +258,29 @@ class ThreadFuture:
             LoaderError: the executor was closed, or a worker process died.
             TpufeedError: what the batch failed with.
         """
+        deadline = time.monotonic() + timeout_seconds
+        chunk: Future[list[Cost]] | None
+        error = failed = cast(BaseException | None, None)
         try:
-            failed = self._first_failure(time.monotonic() + timeout_seconds)
+            # All chunks, also after a failure: until each is done, memory of the batch is written to. (`futures.wait`
+            # would never hear of chunks that are cancelled.)
+            for chunk in self.chunks:
+                try:
+                    error = chunk.exception(min(threading.TIMEOUT_MAX, max(0.0, deadline - time.monotonic())))
+                except CancelledError:
+                    error = LoaderError(CLOSED_MEANWHILE)
+                except TimeoutError:
+                    raise BatchTimeout from None
+                if error is not None and failed is None:
+                    failed = error
+                    self.cancel()
             if failed is not None:
                 raise failed
             costs = [*map(Future.result, self.chunks)]
-        except CancelledError:
-            raise LoaderError(CLOSED_MEANWHILE) from None
         finally:
             # Cycles: an exception's traceback holds this frame, and the future the exception. They would keep the
             # loader's threads until the garbage collector comes by.
-            self.chunks, failed = (), None
+            self.chunks, chunk, error, failed = (), None, None, None
         executor = self.executor
         batch = executor._decoder.finish(self.job, costs)
         for part in self.job.parts:
@@ -276,25 +288,6 @@ class ThreadFuture:
             if part.epoch != executor._newest[part.source] and part.source in executor._remote:
                 executor._release_older(part.source, part.epoch)
         return batch
-
-    def _first_failure(self, deadline: float) -> BaseException | None:
-        """Return the batch's first failure, when all its rows are done: until then its memory is written to.
-
-        A function of its own, so that its variables are gone when the failure is raised: see `result`. Raises
-        BatchTimeout. `futures.wait` would never hear of chunks that are cancelled.
-        """
-        first: BaseException | None = None
-        for chunk in self.chunks:
-            try:
-                error = chunk.exception(min(threading.TIMEOUT_MAX, max(0.0, deadline - time.monotonic())))
-            except CancelledError:
-                error = CancelledError()  # that one's traceback holds this frame, which would hold it: a cycle again
-            except TimeoutError:
-                raise BatchTimeout from None
-            if error is not None and first is None:
-                first = error
-                self.cancel()
-        return first
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from tpufeed.dataset.order import Remainder, World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
 from tpufeed.images.protocols import Op
-from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, DecodedBatch, warn_of_flips
-from tpufeed.loaders.buffers import BufferPool, stride_of
+from tpufeed.loaders.batch import BatchDecoder, DecodedBatch, warn_of_flips
+from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.feed import REPLACED, SUPERSEDED, DatasetLike, Feed, Iterated, Iteration
@@ -225,7 +225,7 @@ class Loader(Feed, Iterated):
         self._make_decoder(self._sampler.sources)
         if self.columns.fields:
             warn_of_flips(self._decoder.decoders)
-        batch_bytes = stride_of(self._decoder.pooled)
+        batch_bytes = self._decoder.layout.stride
         wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
         self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
         self._stats = LoaderStats(
@@ -513,9 +513,9 @@ class Loader(Feed, Iterated):
         else:
             self._supersede([opened for opened in self._opened if opened.begun])
 
-    def iterate_ahead(self) -> "EpochIterator":
+    def iterate_ahead(self, *, as_dict: bool = False) -> "EpochIterator":
         """Return the next epoch for an iteration that leads, and says itself what it has handed out."""
-        return EpochIterator(self, ahead=True)
+        return EpochIterator(self, ahead=True, as_dict=as_dict)
 
     def lead(self, iteration: Iteration | None) -> None:
         """Let an iteration be the newest, and end earlier ones. None: one that takes nothing ahead of its loop."""
@@ -702,7 +702,7 @@ class Loader(Feed, Iterated):
         lanes = self._sampler.stream(self.world).lanes // self.world.size
         processes, threads = self._workers.processes, self._workers.threads
         try:
-            pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
+            pool = BufferPool(self._decoder.layout, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
             sources, nodes = self._sampler.sources, self._workers.nodes
             config = WorkerConfig(self._sampler.shares, self.options, threads, lanes, pool.file)
             if processes:
@@ -744,13 +744,20 @@ class EpochIterator(Iterator[Batch]):
     """The batches of one epoch, or with `repeat` of all that follow. Closing is safe from any thread.
 
     Leaving it early needs no `close`. The loader moves on to the next epoch when this one begins: with its first batch.
-    Then an earlier iteration ends. One that is `ahead` of its loop has done so, and says itself what it hands out.
+    Then an earlier iteration ends.
+
+    Args:
+        loader: whose epoch it is.
+        ahead: True for an iteration that takes batches ahead of its loop: it has ended earlier ones with `lead`, and
+            says itself what it hands out.
+        as_dict: True for batches as dicts of the loader's columns, whatever its form.
     """
 
     _begun = False
 
-    def __init__(self, loader: Loader, ahead: bool = False) -> None:
+    def __init__(self, loader: Loader, *, ahead: bool = False, as_dict: bool = False) -> None:
         self._loader, self._leads = loader, ahead
+        self._form = replace(loader.form, as_dict=True) if as_dict else loader.form
         self._prefetch = loader._open_next(loader._open_executor())
         if ahead or loader._ahead_of_loop is None:
             loader._current = self._prefetch
@@ -780,11 +787,6 @@ class EpochIterator(Iterator[Batch]):
             loader.set_epoch(epoch + 1)
 
     def __next__(self) -> Batch:
-        batch: Batch = self._loader.form.package(self.next_arrays())
-        return batch
-
-    def next_arrays(self) -> dict[str, Array]:
-        """Return the next batch as its columns by name. Raises StopIteration at the end, as `next` does."""
         loader, prefetch = self._loader, self._prefetch
         if not prefetch.left and not loader.options.repeat:
             raise StopIteration
@@ -822,10 +824,12 @@ class EpochIterator(Iterator[Batch]):
             loader._ahead = None  # it may have stopped half-way in a batch
             raise
         prefetch.returned += 1
+        prefetch.left -= 1
         if loader._stages and prefetch.returned % prefetch.cursor.due_every == 1 % prefetch.cursor.due_every:
             # Not before: whole shards would take the network from the records of the first batch.
             prefetch.executor.fetch(prefetch.cursor.due_shards(prefetch.returned - 1))
-        return batch.arrays
+        packaged: Batch = self._form.package(batch.arrays)
+        return packaged
 
     def _begin(self) -> "EpochPrefetch":
         """Begin the epoch: from now on the loader's next iteration is the one after it."""
@@ -868,20 +872,12 @@ class EpochPrefetch:
     """
 
     def __init__(self, cursor: Cursor, executor: Executor) -> None:
-        self.cursor = cursor
-        self.executor = executor
+        self.cursor, self.executor = cursor, executor
         self.futures: deque[BatchFuture] = deque()
-        self.batches = len(cursor.share)  # of the epoch, from the cursor on
         self.begun = False
-        self.returned = 0  # batches that the training loop has
+        self.returned, self.left = 0, len(cursor.share)  # batches that the training loop has, and those it has not yet
         self.closed = ""  # or why
-        self._planned: deque[BatchRequest] = deque()
-        self._submitted = 0
-
-    @property
-    def left(self) -> int:
-        """Batches that the training loop does not have yet."""
-        return self.batches - self.returned
+        self._requests = cursor.requests()
 
     @property
     def samples(self) -> int:
@@ -890,11 +886,8 @@ class EpochPrefetch:
 
     def submit(self, batches: int) -> int:
         """Have `batches` batches in work; return how many of these the epoch does not have."""
-        while len(self.futures) < batches and self._submitted < self.batches:
-            if not self._planned:
-                self._planned.extend(self.cursor.requests(self._submitted))
-            self.futures.append(self.executor.submit(self._planned.popleft()))
-            self._submitted += 1
+        while len(self.futures) < batches and (request := next(self._requests, None)) is not None:
+            self.futures.append(self.executor.submit(request))
         return batches - len(self.futures)
 
     def close(self, why: str = CLOSED) -> None:

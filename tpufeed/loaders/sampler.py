@@ -48,9 +48,6 @@ class Stream(Protocol):
     at_once: int
     due_again: int
 
-    def begin_of(self, epoch: int, share: Share) -> int:
-        """Return the position at which an epoch of such shares begins. Raises OptionError if that is not known."""
-
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints | None, Ints | int, Places]:
         """Return for each position of an epoch, which begins at `begun`, source, epoch of that, and place of a sample.
 
@@ -73,10 +70,6 @@ class DatasetStream:
         self.lanes, self.records, self.due_again = lanes, source.entry.records, source.entry.records
         self._variants = len(source.entry.variants)
         self._order = lru_cache(KEPT_ORDERS)(partial(source.epoch_order, options.seed, lanes, options.shuffle))
-
-    def begin_of(self, epoch: int, share: Share) -> int:
-        """Return the position at which an epoch begins."""
-        return epoch * self.records
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[None, int, Places]:
         """Return None, the epoch, and the places of the samples."""
@@ -112,23 +105,25 @@ class Cursor:
         """Batches after which shards are due that were not named before."""
         return -(-self.stream.due_again // self.share.global_batch)
 
-    def requests(self, first: int) -> Iterator[BatchRequest]:
-        """Plan the next few batches, beginning with number `first` from this place on.
+    def requests(self) -> Iterator[BatchRequest]:
+        """Plan the batches from this place to the end of the epoch, a few at a time.
 
-        Of one dataset that costs some 0.1 ms, and the first request of an epoch as long as its order takes to make.
+        Of one dataset a few cost some 0.1 ms, and the first request of an epoch as long as its order takes to make.
         """
         share = self.share
-        stop = min(len(share), first + max(1, self.stream.at_once // share.batch_size))
-        positions, masks = zip(*map(share.positions, range(first, stop)), strict=True)
-        source, epoch, places = self.stream.draw(self.epoch, self.begun, np.concatenate(positions))
-        for batch, mask in enumerate(masks):
-            rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
-            yield BatchRequest(
-                epoch if isinstance(epoch, int) else epoch[rows],
-                Places(*(column[rows] for column in places)),
-                mask,
-                None if source is None else source[rows],
-            )
+        numbers, size = range(len(share)), share.batch_size
+        at_once = max(1, self.stream.at_once // size)
+        for first in numbers[::at_once]:
+            positions, masks = zip(*map(share.positions, numbers[first : first + at_once]), strict=True)
+            source, epoch, places = self.stream.draw(self.epoch, self.begun, np.concatenate(positions))
+            for batch, mask in enumerate(masks):
+                rows = slice(batch * size, (batch + 1) * size)
+                yield BatchRequest(
+                    epoch if isinstance(epoch, int) else epoch[rows],
+                    Places(*(column[rows] for column in places)),
+                    mask,
+                    None if source is None else source[rows],
+                )
 
     def due_shards(self, batches: int = 0) -> list[tuple[int, int, list[int]]]:
         """Return (source, variant, shards) that this rank reads after so many batches, up to the next epoch's end."""
@@ -241,7 +236,8 @@ class Sampler:
             OptionError: it is not known where the epoch begins, or it has samples of a source that is no longer there.
         """
         stream, share = self.stream(world), self.share(world)
-        begun = stream.begin_of(epoch, share)
+        is_one = isinstance(self._given, Dataset)
+        begun = epoch * stream.records if is_one else self.training.begin_of(epoch, share)
         if begun + samples < stream.first:
             raise OptionError(
                 f"epoch {epoch} has samples of a source that was left out later, at sample {stream.first} of the "
@@ -256,7 +252,7 @@ class Sampler:
         if isinstance(self._given, Dataset):
             return state
         share = self.share(world)
-        begun = stream.begin_of(epoch, share)
+        begun = self.training.begin_of(epoch, share)
         return {**state, "mixture": self.training.text, "begun": begun, "epoch_samples": share.end}
 
     def resumed(self, state: Mapping[str, Any], world: World) -> "Sampler":

@@ -222,6 +222,32 @@ class Training:
             + "Give the mixture of the state, or Mixture(..., reweight=True) to continue from its place with this one"
         )
 
+    def begin_of(self, epoch: int, share: Share) -> int:
+        """Return the position at which an epoch of a mixture begins: behind the last sample of the one before it.
+
+        Args:
+            epoch: its number.
+            share: a rank's batches of a whole epoch.
+
+        Raises:
+            OptionError: it is before the one that the training continued with, whose length was another; or too late.
+        """
+        if epoch == self.epoch:
+            return self.begun
+        if epoch > self.epoch:
+            end = self.begun + replace(share, start=self.samples).end
+            begin = end + (epoch - self.epoch - 1) * share.end
+        elif not epoch or self.begun == self.epoch * share.end:
+            begin = epoch * share.end
+        else:
+            raise OptionError(
+                f"where epoch {epoch} of this training began is not known, as epochs had another length before epoch "
+                f"{self.epoch}: other weights, batch size or ranks. Set epoch 0, or one from {self.epoch} on"
+            )
+        if begin > LAST:
+            raise OptionError(f"a mixture has no epoch {shown(epoch)}: its samples are numbered up to 2**62")
+        return begin
+
     @cached_property
     def text(self) -> str:
         """The training as states hold it, without the place: text, which every checkpointer takes."""
@@ -335,33 +361,6 @@ class MixtureStream:
         self.first = training.phases[max(ends, default=0)].first
         self.records = self._epoch_samples(longest)
         self.due_again = min(int(training.sources[each].records * SHARES / shares[each]) for each in self._numbers)
-
-    def begin_of(self, epoch: int, share: Share) -> int:
-        """Return the position at which an epoch begins: behind the last sample of the one before it.
-
-        Args:
-            epoch: its number.
-            share: of a whole epoch.
-
-        Raises:
-            OptionError: it is before the one that the training continued with, whose length was another; or too late.
-        """
-        training = self._training
-        if epoch == training.epoch:
-            return training.begun
-        if epoch > training.epoch:
-            end = training.begun + replace(share, start=training.samples).end
-            begin = end + (epoch - training.epoch - 1) * share.end
-        elif not epoch or training.begun == training.epoch * share.end:
-            begin = epoch * share.end
-        else:
-            raise OptionError(
-                f"where epoch {epoch} of this training began is not known, as epochs had another length before epoch "
-                f"{training.epoch}: other weights, batch size or ranks. Set epoch 0, or one from {training.epoch} on"
-            )
-        if begin > LAST:
-            raise OptionError(f"a mixture has no epoch {shown(epoch)}: its samples are numbered up to 2**62")
-        return begin
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints, Ints, Places]:
         """Return for each position its source, the epoch of that, and the place of the sample."""

@@ -347,7 +347,7 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
         ]
         decoder = BatchDecoder(sources, config.options, config.threads)
         executor = ThreadExecutor(sources, config, decoder)
-        buffers = MappedBuffers(config.file, decoder.pooled)
+        buffers = MappedBuffers(config.file, decoder.layout)
         begun: _Begun = queue.SimpleQueue()
         pending = dict[int, ThreadFuture]()
         threading.Thread(target=_reply, args=(connection, begun, pending, decoder), daemon=True).start()
@@ -383,7 +383,7 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
 
 def _reply(connection: Connection, begun: _Begun, pending: dict[int, ThreadFuture], decoder: BatchDecoder) -> None:
     """Send batches as they are done, in the order in which they were asked for; the loader has the pixels."""
-    pooled = {spec.name for spec in decoder.pooled}
+    pooled = {column.name for column in decoder.columns.pooled}
     try:
         for number, future in iter(begun.get, None):
             try:
