@@ -172,7 +172,7 @@ class SplitSamples:
                 reader = self._readers.get(variant) or self._open(variant)
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
-        rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns}
+        rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns.every}
         drawn = samples + numbers * self._starts[-1]  # ids that no other sample has
         draws = [pipeline.draw(epoch, drawn) for pipeline in self.decoder.pipelines]
         self.decoder.decode(reader, places, draws, rows, range(len(samples)))
