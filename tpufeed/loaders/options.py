@@ -1,4 +1,4 @@
-"""Options of reading, checked once."""
+"""The options of reading, checked once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _VIEWS_FORM = "lists of ops, each for a crop of its own, like [[RandomResizedCro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """Options of reading, checked; `Loader` explains them."""
+    """The options of `Loader`, which explains them, checked."""
 
     batch_size: Count = 128
     ops: Ops | None = None
@@ -63,7 +63,7 @@ class LoaderOptions:
 
     @property
     def view_ops(self) -> tuple[Sequence[Op], ...]:
-        """The ops of each view: `(ops, 2)` are two; none where `views` was not given."""
+        """The ops of each view; `(ops, 2)` stands for two views. Empty if `views` was not given."""
         found: list[Sequence[Op]] = []
         for view in () if self.views is None else self.views:
             if isinstance(view, tuple) and len(view) == 2 and isinstance(view[1], int):
