@@ -43,7 +43,7 @@ from tpufeed.loaders.columns import (
     resolve_columns,
 )
 from tpufeed.loaders.joint import JointPipeline
-from tpufeed.loaders.mixture import Source, draws_seed
+from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
 from tpufeed.tfrecord.example import decode_arrays
@@ -162,7 +162,7 @@ class BatchDecoder:
         OptionError: a source does not fit the options, or sources differ in the names or types of their columns.
     """
 
-    def __init__(self, sources: Sequence[Source], options: LoaderOptions, threads: int) -> None:
+    def __init__(self, sources: Sequence[SampleSource], options: LoaderOptions, threads: int) -> None:
         alone = len(sources) == 1
         self.decoders = [Decoder(sources[0], options, batched=True)] if alone else _make_alike(sources, options)
         self.columns = self.decoders[0].columns
@@ -259,9 +259,11 @@ class Decoder:
         OptionError: something is no op; an op that the manifest names is not allowed; columns do not fit.
     """
 
-    def __init__(self, source: Source, options: LoaderOptions, *, batched: bool = False, encoded: bool = False) -> None:
+    def __init__(
+        self, source: SampleSource, options: LoaderOptions, *, batched: bool = False, encoded: bool = False
+    ) -> None:
         self._url, self._classes, self._encoded = source.dataset.url, source.classes, encoded
-        manifest, seed = source.dataset.manifest, draws_seed(options.seed, source.root)
+        manifest, seed = source.dataset.manifest, options.seed ^ source.salt
         if encoded:
             if options.ops is not None or options.views is not None:
                 raise OptionError(
@@ -480,7 +482,7 @@ def warn_of_flips(decoders: Iterable[Decoder]) -> None:
             _logger.warning("%s: %s", decoder._url, warning)
 
 
-def _make_alike(sources: Sequence[Source], options: LoaderOptions) -> list[Decoder]:
+def _make_alike(sources: Sequence[SampleSource], options: LoaderOptions) -> list[Decoder]:
     """Return a decoder of each source of a mixture: lists that differ in length have room for the longest of all."""
     labelled = all(source.dataset.manifest.labelled for source in sources)
     if options.columns is None or options.columns == "default":

@@ -22,7 +22,7 @@ from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
 from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, Cost, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool
-from tpufeed.loaders.mixture import Source
+from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
@@ -82,7 +82,11 @@ class ThreadExecutor:
     """
 
     def __init__(
-        self, sources: Sequence[Source], config: WorkerConfig, decoder: BatchDecoder, pool: BufferPool | None = None
+        self,
+        sources: Sequence[SampleSource],
+        config: WorkerConfig,
+        decoder: BatchDecoder,
+        pool: BufferPool | None = None,
     ) -> None:
         self._closed, self._owner = False, os.getpid()
         self._sources, self._decoder, self._pool = sources, decoder, pool
@@ -188,7 +192,9 @@ def make_stage(remote: Sequence[Dataset], options: LoaderOptions, connections: i
     )
 
 
-def pick_staged(sources: Sequence[Source], shares: Sequence[float], lanes: int, budget_bytes: int) -> frozenset[int]:
+def pick_staged(
+    sources: Sequence[SampleSource], shares: Sequence[float], lanes: int, budget_bytes: int
+) -> frozenset[int]:
     """Return the sources of a mixture whose shards are fetched whole; records of the others come by ranges.
 
     A rank reads one shard of each source in each of its `lanes` at a time, and shards of a source that is rarely due

@@ -23,7 +23,7 @@ from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.feed import REPLACED, SUPERSEDED, DatasetLike, Feed, Iterated, Iteration
-from tpufeed.loaders.mixture import Mixture, Source
+from tpufeed.loaders.mixture import Mixture, SampleSource
 from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sampler import Cursor, Sampler
@@ -55,7 +55,7 @@ _ADAPTING = {
     "class_weight": "give it to to_keras()",
 }
 
-_FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
+_FEWEST_AHEAD, _AHEAD_PER_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
 _FIRST_AHEAD = 4  # batches of an epoch whose shards may have to be fetched first
 
 
@@ -224,7 +224,7 @@ class Loader(Feed, Iterated):
         if self.columns.fields:
             warn_of_flips(self._decoder.decoders)
         batch_bytes = self._decoder.layout.stride
-        wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
+        wanted = max(_FEWEST_AHEAD, _AHEAD_PER_PROCESS * self._workers.processes)
         self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
         self._stats = LoaderStats(
             processes=self._workers.processes,
@@ -235,7 +235,7 @@ class Loader(Feed, Iterated):
         )
         self._first_asked = 0.0  # when the first batch was asked for
         self._bad: set[tuple[int, ...]] = set()  # records that were skipped
-        self._world = thread_world() if options.world is None else None
+        self._world = thread_world() if world is None else to_world(world)
         self._find_world: Callable[[], World] = find_world
         self.moved_by: weakref.ref[Any] | None = None  # the newest feed for Keras, which `keras_state` moves
         self._next = 0, 0  # epoch and samples at which the next iteration begins
@@ -251,7 +251,7 @@ class Loader(Feed, Iterated):
         return self._sampler.label
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[SampleSource, ...]:
         """The datasets that samples are drawn from: one, or those of a mixture."""
         return self._sampler.sources
 
@@ -288,8 +288,7 @@ class Loader(Feed, Iterated):
     def world(self) -> World:
         """World of this loader and its rank, looked up at the first use."""
         if self._world is None:
-            given = self.options.world
-            self._world = self._find_world() if given is None else to_world(given)
+            self._world = self._find_world()
         return self._world
 
     def find_world_by(self, find: Callable[[], World]) -> None:
@@ -516,32 +515,36 @@ class Loader(Feed, Iterated):
         return EpochIterator(self, ahead=True, as_dict=as_dict)
 
     def lead(self, iteration: Iteration | None) -> None:
-        """Let an iteration be the newest, and end earlier ones. None: one that takes nothing ahead of its loop."""
+        """Make an iteration the newest, and end earlier ones. None: it takes nothing ahead of its loop."""
         self.end_iteration(REPLACED)
         for opened in self._opened:
             if opened.begun:
                 opened.close(REPLACED)
-        # With `repeat` batches that were taken ahead may be of a later epoch. They count for nothing.
+        # With `repeat` batches that were taken ahead may be of a later epoch. They do not count.
         if self.options.repeat and self._handed is not None and self._next[0] != self._handed.epoch + 1:
             self.set_epoch(self._handed.epoch + 1)
         self._ahead_of_loop = None if iteration is None else weakref.ref(iteration)
 
-    def taken(self) -> "Place":
-        """Return the place behind the batch that the newest iteration has taken, which `hand_out` is told of later."""
+    def taken(self) -> "EpochPlace":
+        """Return the place behind the batch that the newest iteration has taken, for a later `hand_out`."""
         current = self._current
         assert current is not None, "one was opened"
-        return Place(current.cursor.epoch, current.samples, current.left)
+        return EpochPlace(current.cursor.epoch, current.samples, current.left)
 
     def start_prefetch(self) -> None:
-        """Prepare the first batches of the next epoch, which does not begin with that."""
-        self._open_next(self._open_executor(), ahead=True).submit(self._prefetch)
+        """Prepare the first batches of the next epoch, without beginning it."""
+        try:
+            self._open_next(self._open_executor(), ahead=True).submit(self._prefetch)
+        except BaseException:
+            self._ahead = None  # it may have stopped in the middle of a batch
+            raise
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data.
 
         Args:
-            batches: that it has had of the newest iteration, if a framework prefetches on its own, as TensorFlow does
-                unless `to_tf` is told to be deterministic.
+            batches: number of batches that it has had of the newest iteration, if a framework prefetches by itself, as
+                TensorFlow does without `to_tf(deterministic=True)`.
         """
         if self.uncounted:
             raise OptionError(self.uncounted)
@@ -573,7 +576,7 @@ class Loader(Feed, Iterated):
         self._move(sampler.training.epoch, sampler.training.samples)
 
     def epoch_spec(self) -> EpochSpec:
-        """Return what all ranks have to agree on before they begin the epoch that was opened last."""
+        """Return what all ranks must agree on before they begin the epoch that was opened last."""
         current = self._current
         assert current is not None, "one was opened"
         order = self.state_at(current.cursor.epoch, current.cursor.share.samples_after(0)) | {
@@ -590,9 +593,9 @@ class Loader(Feed, Iterated):
         return replace(stats, ready=stats.ready / max(1, stats.batches), bad_records=len(self._bad))
 
     def close(self) -> None:
-        """Stop the workers. A loader that is iterated again starts new ones.
+        """Stop the workers, from any thread. A loader that is iterated again starts new ones.
 
-        Safe from any thread. Workers that another thread is about to start at this moment are not stopped.
+        Workers that another thread is starting at this moment are not stopped.
         """
         self.end_iteration(CLOSED)
         executor, self._executor = self._executor, None
@@ -628,8 +631,8 @@ class Loader(Feed, Iterated):
         current = self._current
         return self._next if current is None else (current.cursor.epoch, current.samples)
 
-    def _make_decoder(self, sources: Sequence[Source]) -> None:
-        """Decode samples of these sources from now on. Raises OptionError where the options do not fit them."""
+    def _make_decoder(self, sources: Sequence[SampleSource]) -> None:
+        """Decode samples of these sources from now on. Raises OptionError if the options do not fit them."""
         decoder = self._decoder = BatchDecoder(sources, self.options, self._workers.threads)
         columns = self.columns = decoder.columns
         self.pipeline = decoder.decoders[0].pipelines[0]
@@ -640,7 +643,7 @@ class Loader(Feed, Iterated):
         self.pixels = frozenset(column.name for column in columns.pooled)
 
     def _take(self, sampler: Sampler) -> None:
-        """Give the samples of `sampler` from now on: a mixture has the classes and draws of its training."""
+        """Take the samples of `sampler` from now on: a mixture has the classes and draws of its training."""
         if sampler.sources is not self.sources:
             self._make_decoder(sampler.sources)
             executor, self._executor = self._executor, None
@@ -663,10 +666,9 @@ class Loader(Feed, Iterated):
         self._handed = None
 
     def _count(self, batch: DecodedBatch, asked: float, ready: int) -> None:
-        """Count a batch that is handed out now; it was asked for at `asked` by `perf_counter`, when `ready` were there.
+        """Count a batch that is handed out now; it was asked for at `asked`, when `ready` batches were there.
 
-        Raises:
-            RecordError: it has one bad record too many.
+        Raises RecordError if it has one bad record too many.
         """
         now, stats = perf_counter(), self._stats
         self._first_asked = self._first_asked or asked
@@ -694,7 +696,7 @@ class Loader(Feed, Iterated):
             _logger.warning("bad record skipped, %d of at most %d: %s", len(self._bad), most, record.message)
 
     def _open_executor(self) -> Executor:
-        """Return the workers, and start them where there are none."""
+        """Return the workers, and start them if there are none."""
         if self._executor is not None and not self._executor.closed:
             return self._executor
         lanes = self._sampler.stream(self.world).lanes // self.world.size
@@ -719,7 +721,7 @@ class Loader(Feed, Iterated):
         return self._executor
 
     def _open_next(self, executor: Executor, ahead: bool = False) -> "EpochPrefetch":
-        """Return the next epoch: for one iterator alone, or `ahead` of all, so that batches of it can be prepared."""
+        """Return the next epoch: for one iterator, or `ahead` of all, to prepare batches of it."""
         found = self._ahead
         if found is None or found.executor is not executor or found.cursor.epoch != self._next[0]:
             found = EpochPrefetch(self._sampler.cursor(self.world, *self._next), executor)
@@ -730,8 +732,8 @@ class Loader(Feed, Iterated):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place behind a batch: epoch, samples of the whole world, and batches that are left of the epoch."""
+class EpochPlace:
+    """The place behind a batch: epoch, samples of the whole world, and batches left of the epoch."""
 
     epoch: int
     samples: int
@@ -739,16 +741,11 @@ class Place:
 
 
 class EpochIterator(Iterator[Batch]):
-    """The batches of one epoch, or with `repeat` of all that follow. Closing is safe from any thread.
+    """The batches of one epoch, or with `repeat` of all that follow. Any thread may close it.
 
     Leaving it early needs no `close`. The loader moves on to the next epoch when this one begins: with its first batch.
-    Then an earlier iteration ends.
-
-    Args:
-        loader: whose epoch it is.
-        ahead: True for an iteration that takes batches ahead of its loop: it has ended earlier ones with `lead`, and
-            says itself what it hands out.
-        as_dict: True for batches as dicts of the loader's columns, whatever its form.
+    Then an earlier iteration ends. An iteration `ahead` of its loop has ended it already with `lead`, and says itself
+    what it hands out. With `as_dict` batches are dicts of columns, whatever the loader's form.
     """
 
     _begun = False
@@ -762,23 +759,23 @@ class EpochIterator(Iterator[Batch]):
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the last batch is of."""
+        """Number of the last batch's epoch."""
         return self._prefetch.cursor.epoch
 
     def __len__(self) -> int:
-        """Return the batches that are left of the epoch."""
+        """Return the number of batches left of the epoch."""
         return self._prefetch.left
 
     @property
     def was_moved(self) -> bool:
-        """True once the loader was moved, or another iteration was begun, and this one cannot go on."""
+        """True once the loader was moved, or another iteration was begun, and this one cannot continue."""
         return self._prefetch.closed in (SUPERSEDED, REPLACED)
 
     def continue_after(self, epoch: int) -> None:
-        """Make the loader's next iteration the one after `epoch`, of which was the last batch that is used.
+        """Make the loader's next iteration the one after `epoch`, the epoch of the last batch that was used.
 
-        With `repeat` the batches taken since may be of later epochs. They count for nothing, unless the loader was
-        moved meanwhile, or another iteration was begun.
+        With `repeat` the batches taken since may be of later epochs. They do not count, unless the loader was moved
+        meanwhile, or another iteration was begun.
         """
         loader = self._loader
         if loader.options.repeat and loader._current is self._prefetch and self.epoch != epoch:
@@ -796,14 +793,14 @@ class EpochIterator(Iterator[Batch]):
             prefetch = self._begin()
         asked = perf_counter()
         try:
-            # Until shards are staged each record is a request: few batches at first.
+            # Until shards are staged each record is a request: only a few batches at first.
             ahead = loader._prefetch
             if loader._is_staged:
                 ahead = min(ahead, _FIRST_AHEAD + 2 * prefetch.returned)
             room = prefetch.submit(ahead + 1)
             if room > 0 and loader._next == (prefetch.cursor.epoch + 1, 0):
                 # With the same workers: another thread may just have closed the loader, and new ones would stay.
-                with suppress(OptionError):  # a mixture cannot read that epoch any more, and says so when it is asked
+                with suppress(OptionError):  # a mixture cannot read that epoch any more, and says so in its turn
                     loader._open_next(prefetch.executor, ahead=True).submit(room)
             futures = prefetch.futures
             # Batches that can be handed out at once.
@@ -819,12 +816,12 @@ class EpochIterator(Iterator[Batch]):
             ) from None
         except BaseException:
             prefetch.close()
-            loader._ahead = None  # it may have stopped half-way in a batch
+            loader._ahead = None  # it may have stopped in the middle of a batch
             raise
         prefetch.returned += 1
         prefetch.left -= 1
         if loader._is_staged and prefetch.returned % prefetch.cursor.due_every == 1 % prefetch.cursor.due_every:
-            # Not before: whole shards would take the network from the records of the first batch.
+            # Not earlier: whole shards would take the network from the records of the first batch.
             prefetch.executor.fetch(prefetch.cursor.due_shards(prefetch.returned - 1))
         packaged: Batch = self._form.package(batch.arrays)
         return packaged
@@ -837,8 +834,7 @@ class EpochIterator(Iterator[Batch]):
             loader._handed = None
         if loader._next[0] != prefetch.cursor.epoch:  # another iteration, opened as early as this one, has begun it
             prefetch.close()
-            self._prefetch = loader._open_next(prefetch.executor)
-            prefetch = self._prefetch
+            prefetch = self._prefetch = loader._open_next(prefetch.executor)
         loader._current = prefetch
         if not self._begun:
             self._begun, loader.uncounted = True, ""
@@ -865,21 +861,21 @@ class EpochIterator(Iterator[Batch]):
 class EpochPrefetch:
     """Batches of an epoch that are in work, in their order.
 
-    It refers to an executor, but not to the loader, which refers to it: with a cycle, a loader that is dropped would
-    keep its workers until the garbage collector comes by.
+    It refers to an executor, but not to the loader, which refers to it: with a cycle, a dropped loader would keep its
+    workers until the next garbage collection.
     """
 
     def __init__(self, cursor: Cursor, executor: Executor) -> None:
         self.cursor, self.executor = cursor, executor
         self.futures: deque[BatchFuture] = deque()
         self.begun = False
-        self.returned, self.left = 0, len(cursor.share)  # batches that the training loop has, and those it has not yet
+        self.returned, self.left = 0, len(cursor.share)  # batches that the training loop has, and those to come
         self.closed = ""  # or why
         self._requests = cursor.requests()
 
     @property
     def samples(self) -> int:
-        """Samples of the epoch that the whole world has had."""
+        """Number of samples of the epoch that the whole world has had."""
         return self.cursor.share.samples_after(self.returned)
 
     def submit(self, batches: int) -> int:

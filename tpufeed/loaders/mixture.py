@@ -37,7 +37,7 @@ class ClassList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         names: names of the classes.
-        owners: the root of the source of each class (see `Source`) if they were joined by "offset"; else empty.
+        owners: the root of the source of each class (see `TrainedSource`) if they were joined by "offset"; else empty.
     """
 
     names: tuple[str, ...] = ()
@@ -68,21 +68,20 @@ class JoinedClasses:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SampleSource:
     """A split of a dataset that a loader draws samples from.
 
     Attributes:
         dataset: the dataset.
         split: the name of the split.
         classes: its classes in a mixture; None outside of one.
-        root: number of the source in the mixture's training, the same for its later versions: its order and its ops
-            have their own random numbers. 0 outside of a mixture.
+        salt: distinguishes its random numbers from those of a mixture's other sources, see `salt_of`.
     """
 
     dataset: Dataset
     split: str
     classes: JoinedClasses | None = None
-    root: int = 0
+    salt: int = 0
 
     @property
     def entry(self) -> Split:
@@ -91,7 +90,7 @@ class Source:
 
     def epoch_orders(self, options: "LoaderOptions", lanes: int) -> Callable[[int], EpochOrder]:
         """Return a function that gives the order of an epoch, and keeps those of the last few."""
-        seed, shuffle = draws_seed(options.seed, self.root), options.shuffle
+        seed, shuffle = options.seed ^ self.salt, options.shuffle
         records = [[shard.records for shard in variant.shards] for variant in self.entry.variants]
         return lru_cache(_KEPT_ORDERS)(
             lambda epoch: EpochOrder(records[epoch % len(records)], seed, epoch, lanes, shuffle)
@@ -103,13 +102,13 @@ class Source:
         return mask_secrets(self.dataset.url)
 
 
-def draws_seed(seed: int, root: int) -> int:
-    """Return the seed of a source's order and of its ops; the first source of a training has the loader's own.
+def salt_of(root: int) -> int:
+    """Return the salt of a source's order and ops by its number in the training, which its later versions keep.
 
-    Otherwise sources of equal shards would have one order, and equal ids the same crops.
+    Sources of equal shards would otherwise have one order, and equal ids the same crops. The first source has the
+    random numbers that it has alone.
     """
-    salt = hashlib.blake2b(b"source %d" % root, digest_size=7).digest() if root else b""
-    return seed ^ int.from_bytes(salt, "little")
+    return int.from_bytes(hashlib.blake2b(b"source %d" % root, digest_size=7).digest(), "little") if root else 0
 
 
 class Mixture:
@@ -154,7 +153,7 @@ class Mixture:
         self.weights = _check_weights(weights)
         self.stop, self.seed, self.classes, self.reweight = stop, seed, classes, reweight
 
-    def open(self, split: str) -> tuple[Source, ...]:
+    def open(self, split: str) -> tuple[SampleSource, ...]:
         """Open the split of each source, several at a time.
 
         Raises:
@@ -165,7 +164,7 @@ class Mixture:
             datasets = executor.map(
                 lambda each: each if isinstance(each, Dataset) else open_dataset(each), self.weights
             )
-        seen, found = dict[str, str](), list[Source]()
+        seen, found = dict[str, str](), list[SampleSource]()
         for dataset in datasets:
             if not dataset.split(split).records:
                 raise OptionError(f"{mask_secrets(dataset.url)}: split {split!r} is empty; leave it out of the mixture")
@@ -174,7 +173,7 @@ class Mixture:
                 twice = f"{url} is named twice" if url == other else f"{url} and {other} hold the same samples"
                 raise OptionError(f"{twice}; name one of them, with the weight of both")
             seen[dataset.content_digest] = dataset.url
-            found.append(Source(dataset, split))
+            found.append(SampleSource(dataset, split))
         return tuple(found)
 
     def __repr__(self) -> str:
@@ -223,7 +222,7 @@ def label_of(source: str | Dataset) -> str:
     return f"{mask_secrets(source.url)} version {source.number}"
 
 
-def check_sources(sources: Sequence[Source]) -> None:
+def check_sources(sources: Sequence[SampleSource]) -> None:
     """Raise ObjectChangedError if a dataset was rebuilt since it was opened.
 
     Raises ShardError or StoreError if the index of a local dataset does not fit its manifest: a forged manifest may
@@ -249,7 +248,7 @@ def join_classes(
     Args:
         datasets: the datasets; those without labels have no classes.
         join: as in `Mixture`. New classes come last.
-        roots: root of each dataset, as in `Source`.
+        roots: root of each dataset, as in `TrainedSource`.
         known: classes of earlier parts of the training.
 
     Raises:

@@ -20,7 +20,7 @@ from tpufeed.loaders.batch import Decoder, warn_of_flips
 from tpufeed.loaders.columns import SAMPLE
 from tpufeed.loaders.executor import make_stage
 from tpufeed.loaders.feed import DatasetLike
-from tpufeed.loaders.mixture import Mixture, Source
+from tpufeed.loaders.mixture import Mixture, SampleSource
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.registry import open_store
 from tpufeed.storage.stage import ShardStage
@@ -120,7 +120,7 @@ class SplitSamples:
         self, dataset: Dataset, split: str, options: LoaderOptions, decode: bool = True, workers: int = 1
     ) -> None:
         self.dataset, self._split, self._options, self._workers = dataset, split, options, workers
-        self.decoder = Decoder(Source(dataset, split), options, encoded=not decode)
+        self.decoder = Decoder(SampleSource(dataset, split), options, encoded=not decode)
         self.columns = self.decoder.columns
         self.names = self.columns.names
         self._variants = dataset.split(split).variants

@@ -12,7 +12,7 @@ from tpufeed.dataset.order import Ints, Places, Share, World, check_lanes, defau
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
 from tpufeed.loaders.batch import BatchRequest
-from tpufeed.loaders.mixture import ClassList, Mixture, Source, join_classes
+from tpufeed.loaders.mixture import ClassList, Mixture, SampleSource, join_classes, salt_of
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.training import (
     LAST,
@@ -65,7 +65,7 @@ class DatasetStream:
 
     first, at_once = 0, 1024
 
-    def __init__(self, source: Source, options: LoaderOptions, lanes: int) -> None:
+    def __init__(self, source: SampleSource, options: LoaderOptions, lanes: int) -> None:
         self.lanes, self.records, self.due_again = lanes, source.entry.records, source.entry.records
         self._variants = len(source.entry.variants)
         self._order = source.epoch_orders(options, lanes)
@@ -151,7 +151,7 @@ class Sampler:
         OptionError: the split is empty; two sources are the same; the classes cannot be joined.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[SampleSource, ...]
     shares: tuple[float, ...]
 
     def __init__(
@@ -160,7 +160,7 @@ class Sampler:
         split: str,
         options: LoaderOptions,
         training: Training | None = None,
-        sources: Sequence[Source] = (),
+        sources: Sequence[SampleSource] = (),
     ) -> None:
         self._given, self._split, self._options = given, split, options
         self._stream: Stream | None = None
@@ -170,12 +170,12 @@ class Sampler:
             numbers = {each.digest: each.root for each in training.sources}
             roots = [numbers[source.dataset.content_digest] for source in found]
             classes, tables = join_classes([source.dataset for source in found], given.classes, roots, training.classes)
-            joined = zip(found, tables, roots, strict=True)
-            self.sources = tuple(replace(source, classes=table, root=root) for source, table, root in joined)
+            joined = zip(found, tables, map(salt_of, roots), strict=True)
+            self.sources = tuple(replace(source, classes=table, salt=salt) for source, table, salt in joined)
             total = math.fsum(given.weights.values())
             self.shares = tuple(weight / total for weight in given.weights.values())
         else:
-            source, classes = Source(given, split), ClassList(given.manifest.class_names)
+            source, classes = SampleSource(given, split), ClassList(given.manifest.class_names)
             if not source.entry.records:
                 raise OptionError(f"{source.label}: split {split!r} is empty")
             training = training or Training(lanes=options.lanes)
@@ -293,8 +293,8 @@ class Sampler:
     def continued(self, training: Training) -> "Sampler":
         """Return the sampler that continues a training. It has this one's `sources` if nothing changes in them."""
         found = Sampler(self._given, self._split, self._options, training, self.sources)
-        roots = [[source.root for source in sampler.sources] for sampler in (self, found)]
-        if found.training.classes == self.training.classes and roots[0] == roots[1]:
+        salts = [[source.salt for source in sampler.sources] for sampler in (self, found)]
+        if found.training.classes == self.training.classes and salts[0] == salts[1]:
             found.sources = self.sources
         return found
 

@@ -15,7 +15,7 @@ from tpufeed.dataset.order import Ints, Places, Share
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import DatasetNotFoundError, OptionError, mask_secrets
 from tpufeed.loaders.batch import group_rows
-from tpufeed.loaders.mixture import ClassList, JoinBy, Mixture, Source
+from tpufeed.loaders.mixture import ClassList, JoinBy, Mixture, SampleSource
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
 
@@ -153,7 +153,7 @@ class Training:
     begun: int = 0
     samples: int = 0
 
-    def drawing(self, present: Sequence[Source], mixture: Mixture, other: "Training") -> "Training":
+    def drawing(self, present: Sequence[SampleSource], mixture: Mixture, other: "Training") -> "Training":
         """Return the training that continues from its place with the present sources and their weights in `mixture`.
 
         It replaces `other`, which began with the mixture. Raises OptionError if it is of other weights or sources, and
@@ -246,7 +246,7 @@ class Training:
         return msgspec.json.encode(_Stored(self.sources, phases, self.classes, self.join, self.seed)).decode()
 
 
-def begin_training(present: Sequence[Source], mixture: Mixture, options: LoaderOptions) -> Training:
+def begin_training(present: Sequence[SampleSource], mixture: Mixture, options: LoaderOptions) -> Training:
     """Return the training that begins with a mixture, whose sources are `present`."""
     sources = tuple(_trained(source, root, 0) for root, source in enumerate(present))
     phase = Phase(0, whole_shares(list(mixture.weights.values())))
@@ -254,7 +254,7 @@ def begin_training(present: Sequence[Source], mixture: Mixture, options: LoaderO
     return Training(sources, (phase,), seed, mixture.classes, lanes=options.lanes)
 
 
-def _trained(source: Source, root: int, epoch: int) -> TrainedSource:
+def _trained(source: SampleSource, root: int, epoch: int) -> TrainedSource:
     return TrainedSource(source.dataset.content_digest, source.label, source.entry.records, root, epoch)
 
 
@@ -318,7 +318,7 @@ class MixtureStream:
     at_once = 8192  # each source and epoch that they meet costs a look-up in its order
 
     def __init__(
-        self, training: Training, sources: Sequence[Source], options: LoaderOptions, lanes: int, longest: bool
+        self, training: Training, sources: Sequence[SampleSource], options: LoaderOptions, lanes: int, longest: bool
     ) -> None:
         for source in sources:
             records = source.entry.records

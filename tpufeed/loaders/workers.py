@@ -36,7 +36,7 @@ from tpufeed.loaders.executor import (
     ThreadFuture,
     WorkerConfig,
 )
-from tpufeed.loaders.mixture import JoinedClasses, Source, check_sources
+from tpufeed.loaders.mixture import JoinedClasses, SampleSource, check_sources
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.processes.numa import Node
 from tpufeed.storage.registry import open_store
@@ -57,7 +57,7 @@ _ADVICE: dict[int | None, str] = {
 
 _Begun: TypeAlias = queue.SimpleQueue[tuple[int, ThreadFuture | Exception] | None]
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
-# Of each source manifest, URL of the dataset, version of the manifest's file, split, classes and root. `prepare`
+# Of each source manifest, URL of the dataset, version of the manifest's file, split, classes and salt. `prepare`
 # leaves them to the forks, each of which opens its own store.
 _sources: list[tuple[Manifest, str, str, str, JoinedClasses | None, int]] = []
 
@@ -103,7 +103,7 @@ class ProcessExecutor:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[SampleSource],
         config: WorkerConfig,
         processes: int,
         pool: BufferPool,
@@ -235,7 +235,7 @@ class ProcessFuture:
         executor.listen(timeout_seconds)
 
 
-def _start_server(sources: Sequence[Source], config: WorkerConfig) -> ForkServer:
+def _start_server(sources: Sequence[SampleSource], config: WorkerConfig) -> ForkServer:
     """Start the process that forks the workers. Raises ObjectChangedError as `check_sources` does."""
     check_sources(sources)
     # Pixels are copied past the cache, as another process reads them next. glibc does that above a size that suits one
@@ -248,7 +248,7 @@ def _start_server(sources: Sequence[Source], config: WorkerConfig) -> ForkServer
     parts = list[tuple[bytes, str, str, str, JoinedClasses | None, int]]()
     for source in sources:
         found, manifest = source.dataset, msgspec.msgpack.encode(source.dataset.manifest)
-        parts.append((manifest, found.url, found.version, source.split, source.classes, source.root))
+        parts.append((manifest, found.url, found.version, source.split, source.classes, source.salt))
     patience = config.options.timeout_seconds
     return ForkServer(
         _ENTRY, _PREPARE, parts, descriptors=[config.file], variables=variables, patience_seconds=patience
@@ -333,8 +333,8 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
             os.sched_setaffinity(0, config.cores)  # the threads started below inherit it
     try:
         sources = [
-            Source(Dataset(open_store(url, follow=False), manifest, version), split, classes, root)
-            for manifest, url, version, split, classes, root in _sources
+            SampleSource(Dataset(open_store(url, follow=False), manifest, version), split, classes, salt)
+            for manifest, url, version, split, classes, salt in _sources
         ]
         decoder = BatchDecoder(sources, config.options, config.threads)
         executor = ThreadExecutor(sources, config, decoder)

@@ -160,7 +160,7 @@ class StreamSource:
             if iterator is None:
                 iterator = self._iterator = self._move(*place)
             self._place = None  # until the batch is there
-            arrays: dict[str, Any] = next(iterator)
+            arrays: Any = next(iterator)
             self._loader.began = epoch, start  # also of an iteration that goes on in its middle
             self._place = epoch, start, place[2] + 1
             tensors = [self._tensor(name, arrays[name]) for name in self._loader.form.names]
