@@ -11,7 +11,6 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import OptionError
-from tpufeed.loaders.buffers import BufferLayout, BufferPool
 from tpufeed.measure.machine import describe, machine
 from tpufeed.processes.numa import Node, describe_nodes, find_nodes, place_workers
 
@@ -94,17 +93,6 @@ def test_workers_are_dealt_by_cores_and_ranks_keep_to_their_chips(tmp_path):
     assert place_workers(nodes, 1) == []  # one process would leave the other node's cores idle
     one_sided = [nodes[0]._replace(chips=tuple(range(8))), nodes[1]._replace(chips=())]
     assert [placed(28, rank, 2, one_sided) for rank in range(2)] == [[28, 0], [0, 28]]
-
-
-def test_memory_goes_back_to_the_node_whose_worker_has_written_it():
-    pool = BufferPool(BufferLayout([("image", "uint8", (4096,))]), shared=True)
-    try:
-        numbers = {node: pool.take(node).memory.number for node in (0, 1)}
-        assert numbers[0] != numbers[1]
-        for _ in range(3):
-            assert {node: pool.take(node).memory.number for node in (1, 0)} == numbers
-    finally:
-        pool.close()
 
 
 @pytest.fixture
