@@ -1,4 +1,4 @@
-"""Memory and threads of Loader: whose they are, and that they go."""
+"""Threads and open shards of Loader: whose they are, and that they go."""
 
 import gc
 import os
@@ -46,9 +46,6 @@ def no_thread_stays():
 
 def make(url, **options):
     return tpufeed.Loader(url, **{"batch_size": 10, "threads": THREADS} | options)
-
-
-# Memory
 
 
 # Threads
