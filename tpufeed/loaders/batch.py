@@ -93,7 +93,7 @@ class BadRecord:
 
 
 class Cost(NamedTuple):
-    """What some rows took, of all threads together, and the boxes that were dropped.
+    """Time and bytes that some rows took in all threads together, and the boxes that were dropped.
 
     Attributes:
         read_seconds: time to read records, verify their CRCs, and copy raw images.

@@ -91,7 +91,7 @@ class Sample:
 
     @cached_property
     def geometry(self) -> Geometry:
-        """Where each pixel of the result lies in the stored image."""
+        """Place of each pixel of the result in the stored image."""
         return self.find_geometry()
 
     @property
@@ -225,7 +225,7 @@ def iter_flip_warnings(specs: Iterable[FeatureSpec | None], ops: Sequence[Op]) -
 
 
 class Field(Protocol):
-    """What fills one column that a loader was asked for, or several."""
+    """Writes the values of a sample to one column that a loader was asked for, or to several."""
 
     columns: tuple[Column, ...]
     moves: bool  # True if it needs to know where the pixels went

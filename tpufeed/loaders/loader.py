@@ -116,6 +116,10 @@ class Loader(Feed, Iterated):
     time: when another begins, an earlier one of this loader or of its feeds raises LoaderError. One thread at a time
     iterates; any thread may close. Pickles and copies are loaders at the same place, without the workers.
 
+    Each rank reads its own samples. Before the first batch of an iteration for torch, XLA or JAX all ranks compare what
+    they are about to iterate: if they differ, or one cannot begin, all raise the same LoaderError. A `world` given by
+    hand is not compared.
+
     Args:
         url: a dataset's path or URL, an open dataset, or a `tpufeed.Mixture` of several.
         split: the part of the dataset to read.
@@ -247,7 +251,7 @@ class Loader(Feed, Iterated):
 
     @property
     def label(self) -> str:
-        """What is read, for messages: the URL of the dataset without secrets, or the mixture in words."""
+        """The dataset's URL without secrets, or the mixture in words, for messages."""
         return self._sampler.label
 
     @property
@@ -336,12 +340,9 @@ class Loader(Feed, Iterated):
         arrays. `to_device` puts batches on a device ahead of need.
 
         Each rank of torch.distributed, torch_xla or JAX reads its own samples: neither you nor Lightning or Accelerate
-        wrap anything in a DistributedSampler. Before an iteration's first batch the ranks of torch.distributed compare
-        what they are about to iterate, and if they differ, all raise the same LoaderError. A `world` given by hand is
-        not compared.
+        wrap anything in a DistributedSampler. The ranks of torch.distributed compare before the first batch.
 
-        Raises:
-            MissingExtraError: torch is not installed.
+        Raises MissingExtraError if torch is not installed.
         """
         from tpufeed.loaders.torch.loader import TorchFeed
 
@@ -351,9 +352,8 @@ class Loader(Feed, Iterated):
     def to_device(self, device: Any = None, *, device_prefetch: Count = 2) -> "TorchDeviceFeed":
         """Return the batches on a torch device, the next few already there while a step runs. Needs torch 2.7 or later.
 
-        They are the batches of `to_torch`, and ranks compare as there. `stats()` is a `DeviceStats`. The first batch is
-        fetched in the caller's thread, where frameworks may be started and processes forked; the others in a thread
-        that ends with the loop, however that is left.
+        They are the batches of `to_torch`. `stats()` is a `DeviceStats`. The first batch is fetched in the caller's
+        thread, where frameworks may be started and processes forked; the others in a thread that ends with the loop.
 
         Args:
             device: torch's name of the device, "tpu" with TorchTPU; by default the accelerator, if there is one, else
@@ -378,16 +378,14 @@ class Loader(Feed, Iterated):
         image is uint8 (batch, height, width, 3), label int64 (batch,), on the device; see `to_device_float` for what a
         model needs. Strings stay on the host. `stats()` is a `DeviceStats`.
 
-        Inside `torch_xla.launch` each rank reads its own samples: the world is torch_xla's. Before the first batch of
-        an epoch all ranks compare what they are about to iterate: if they differ, or one cannot begin, all raise the
-        same LoaderError. A `world` given by hand is not compared.
+        Inside `torch_xla.launch` the world is torch_xla's.
 
         Args:
             device: device of the batches; by default `torch_xla.device()` of the thread that iterates.
             sharding: under SPMD, a `ShardingSpec` for each column by name, None for a column that every device holds
                 whole; or one spec for all, fitted to the rank of each tensor.
             device_prefetch: batches on the device ahead of the one in use; each takes device memory.
-            check_ranks: False for a feed that only some of the ranks iterate.
+            check_ranks: False for a feed that only some of the ranks iterate: they do not compare.
 
         Raises:
             MissingExtraError: torch_xla is not installed.
@@ -407,9 +405,8 @@ class Loader(Feed, Iterated):
         model needs. `stats()` is a `DeviceStats`.
 
         Each process reads the rows that its devices hold; processes that hold the same rows, as along a model axis, are
-        one rank and read the same samples. Before an iteration's first batch the processes compare what they will
-        iterate, and if they differ, all raise the same LoaderError. A `world` given by hand is not compared, and says
-        which samples are read: the shape of an array still follows from the sharding.
+        one rank and read the same samples. A `world` given by hand says which samples are read; the shape of an array
+        still follows from the sharding.
 
         Args:
             sharding: sharding of the images: a `NamedSharding`, of which labels take the part that they have axes for;

@@ -1,4 +1,4 @@
-"""What a loader draws samples from: a dataset, or several mixed in exact shares, with joined classes."""
+"""Sources that a loader draws samples from: a dataset, or several mixed in exact shares, with joined classes."""
 
 import hashlib
 import math
@@ -98,7 +98,7 @@ class SampleSource:
 
     @property
     def label(self) -> str:
-        """Its URL without secrets, for messages."""
+        """The dataset's URL without secrets, for messages."""
         return mask_secrets(self.dataset.url)
 
 

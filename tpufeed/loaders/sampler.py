@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +30,11 @@ _logger = logging.getLogger(__name__)
 _MOST_LANES = 1 << 16  # or one per sample, or the default of a larger world: each takes memory
 
 
-class Stream(Protocol):
+class DatasetStream:
     """The endless sequence of a training's samples, the same for every number of ranks. For one thread.
+
+    These are the epochs of one dataset, end to end: each has all of its samples, in its own order. `MixtureStream` has
+    the samples of several datasets, and the same attributes and methods.
 
     Attributes:
         lanes: lanes of the order.
@@ -41,28 +44,6 @@ class Stream(Protocol):
         due_again: number of samples after which shards are due that `due_shards` did not name before.
     """
 
-    lanes: int
-    records: int
-    first: int
-    at_once: int
-    due_again: int
-
-    def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints | None, Ints | int, Places]:
-        """Return source, its epoch and place of the sample at each position of an epoch, which begins at `begun`.
-
-        As in `BatchRequest`, source None and a single epoch are those of all positions.
-        """
-
-    def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
-        """Return (source, variant, shards) that lanes read next, to the end of each source's next epoch.
-
-        Shards that are due first come first; those that are due `horizon` samples from here or later are left out.
-        """
-
-
-class DatasetStream:
-    """The epochs of one dataset, end to end: each has all of its samples, in its own order. See `Stream`."""
-
     first, at_once = 0, 1024
 
     def __init__(self, source: SampleSource, options: LoaderOptions, lanes: int) -> None:
@@ -71,9 +52,18 @@ class DatasetStream:
         self._order = source.epoch_orders(options, lanes)
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[None, int, Places]:
+        """Return source, its epoch and place of the sample at each position of an epoch, which begins at `begun`.
+
+        As in `BatchRequest`, source None and a single epoch are those of all positions.
+        """
         return None, epoch, self._order(epoch).places_at(positions)
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
+        """Return (source, variant, shards) that lanes read next, to the end of each source's next epoch.
+
+        Shards that are due first come first. A mixture leaves out those that are due `horizon` samples from here or
+        later.
+        """
         epoch, done = divmod(position, self.records)
         now, following = self._order(epoch).due_shards(lanes, done), self._order(epoch + 1).due_shards(lanes)
         return [(0, epoch % self._variants, now), (0, (epoch + 1) % self._variants, following)]
@@ -90,7 +80,7 @@ class Cursor:
         epoch: the number of the epoch.
     """
 
-    stream: Stream
+    stream: DatasetStream | MixtureStream
     begun: int
     share: Share
     epoch: int
@@ -163,7 +153,7 @@ class Sampler:
         sources: Sequence[SampleSource] = (),
     ) -> None:
         self._given, self._split, self._options = given, split, options
-        self._stream: Stream | None = None
+        self._stream: DatasetStream | MixtureStream | None = None
         if isinstance(given, Mixture):
             found = sources or given.open(split)
             training = training or begin_training(found, given, options)
@@ -184,10 +174,10 @@ class Sampler:
 
     @property
     def label(self) -> str:
-        """What is read, for messages: the dataset's URL without secrets, or the mixture in words."""
+        """The dataset's URL without secrets, or the mixture in words, for messages."""
         return repr(self._given) if isinstance(self._given, Mixture) else self.sources[0].label
 
-    def stream(self, world: World) -> Stream:
+    def stream(self, world: World) -> DatasetStream | MixtureStream:
         """Return all samples: in lanes that were given or loaded, else the default for the world that asks first.
 
         Raises OptionError if the lanes are too many, or cannot be dealt to the ranks.

@@ -128,7 +128,7 @@ class TrainedSource(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 @dataclass(frozen=True)
 class Training:
-    """What a training has drawn from since it began, and where in its stream an epoch begins.
+    """A training: what it has drawn from since it began, and where in its stream an epoch begins.
 
     Attributes:
         sources: all sources that a mixture has had. Those that it has no more keep their numbers.
@@ -302,7 +302,7 @@ def decode_training(state: Mapping[str, Any], lanes: int) -> Training:
 
 
 class MixtureStream:
-    """The samples of several datasets, drawn in exact shares. See `Stream`.
+    """The samples of several datasets, drawn in exact shares. See `DatasetStream`.
 
     Args:
         training: its sources and phases.
