@@ -511,6 +511,10 @@ class Loader(Feed, Iterated):
         """Return the next epoch for an iteration that leads, and says itself what it has handed out."""
         return EpochIterator(self, ahead=True, as_dict=as_dict)
 
+    def iterate_dicts(self) -> "EpochIterator":
+        """Return the next epoch as dicts of columns, whatever the loader's form."""
+        return EpochIterator(self, as_dict=True)
+
     def lead(self, iteration: Iteration | None) -> None:
         """Make an iteration the newest, and end earlier ones. None: it takes nothing ahead of its loop."""
         self.end_iteration(REPLACED)

@@ -8,19 +8,21 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.loaders.batch import Array
 from tpufeed.loaders.feed import ENDLESS
-from tpufeed.loaders.loader import EpochIterator, Loader
 
 try:
     import tensorflow as tf
 except ImportError as error:
     raise MissingExtraError("TensorFlow", "tf") from error
+
+if TYPE_CHECKING:
+    from tpufeed.loaders.loader import EpochIterator, Loader
 
 _logger = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class HandedEpoch:
             return tf.nest.map_structure(tf.identity, batch)
 
 
-def stream_dataset(loader: Loader, handed: HandedEpoch | None) -> Any:
+def stream_dataset(loader: "Loader", handed: HandedEpoch | None) -> Any:
     """Return the epochs of a loader as a `tf.data.Dataset`, one an iteration.
 
     What an iterator of it has to remember is within the graph: where its iteration began, and how many batches it has
@@ -92,7 +94,7 @@ def _with_length(places: Any, batches: int | None) -> Any:
     return endless if batches is None else endless.take(batches)
 
 
-def place_identity(loader: Loader) -> int:
+def place_identity(loader: "Loader") -> int:
     """Return what a place in an iteration depends on: where it is equal, a checkpoint of one goes on in the other."""
     order = loader.state_at(0, 0) | {
         "batch_size": loader.batch_size,
@@ -105,7 +107,7 @@ def place_identity(loader: Loader) -> int:
 class StreamSource:
     """Hands the epochs of a loader to a graph. TensorFlow calls it from its own threads."""
 
-    def __init__(self, loader: Loader, handed: HandedEpoch | None) -> None:
+    def __init__(self, loader: "Loader", handed: HandedEpoch | None) -> None:
         self.was_placed = loader.is_placed  # and does not begin at its start
         self._loader = loader
         self._handed = handed
@@ -121,7 +123,7 @@ class StreamSource:
         self.dtypes = [*map(self._dtype, loader.form.names), *([] if handed is None else [tf.int64])]
 
     @property
-    def loader(self) -> Loader:
+    def loader(self) -> "Loader":
         """The loader that reads and decodes. Raises LoaderError when the dataset was dropped."""
         if self._closed:
             raise LoaderError(_DROPPED)
@@ -139,10 +141,10 @@ class StreamSource:
                 self._iterator.close()
                 if self._handed is not None and (last := int(self._handed.last())) >= 0:
                     self._iterator.continue_after(last)
-            self._iterator = EpochIterator(self._loader, as_dict=True)
+            self._iterator = self._loader.iterate_dicts()
             if self._next not in (None, self._loader.state_dict()):
                 self._loader.load_state_dict(self._next)
-                self._iterator = EpochIterator(self._loader, as_dict=True)
+                self._iterator = self._loader.iterate_dicts()
             self._next, self._identity = None, place_identity(self._loader)
             state = self._loader.state_dict()
             batches = ENDLESS if self._loader.options.repeat else len(self._iterator)
@@ -210,7 +212,7 @@ class StreamSource:
         epoch[0].set_shape(())
         return batch, epoch[0]
 
-    def _move(self, epoch: int, start: int, batch: int) -> EpochIterator:
+    def _move(self, epoch: int, start: int, batch: int) -> "EpochIterator":
         """Go on elsewhere: an iterator was restored from a checkpoint, or another iteration came between."""
         self._moves += 1
         if self._moves == _MANY_MOVES:
@@ -219,7 +221,7 @@ class StreamSource:
                 "dataset for each"
             )
         self._loader.load_state_dict(self._loader.state_at(*self._loader.place_after(epoch, start, batch)))
-        return EpochIterator(self._loader, as_dict=True)
+        return self._loader.iterate_dicts()
 
     @contextmanager
     def _call(self) -> Iterator[None]:
