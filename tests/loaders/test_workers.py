@@ -205,7 +205,7 @@ def test_a_server_that_fails_to_prepare_is_an_error_that_says_why(cache_url, mon
 def test_workers_that_send_half_a_message_are_an_error(cache_url, monkeypatch):
     monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:send_half_of_what_is_to_be_sent")
     with (
-        make(cache_url, timeout_seconds=2) as loader,
+        make(cache_url, timeout_seconds=6) as loader,
         pytest.raises(
             LoaderError, match=r"worker process of the loader \(pid \d+\) ended in the middle of a message; "
         ),

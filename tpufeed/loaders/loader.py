@@ -442,13 +442,11 @@ class Loader(Feed, Iterated):
         iterator's place. TensorFlow takes batches ahead of the loop, so `state_dict(batches=n)` is the loop's place
         after `n` batches of the newest iteration. For Keras' `fit` see `keras_state`.
 
-        With `direct` TensorFlow reads the shards, gs:// by its own client, and decodes and augments them in a graph
-        without Python: for a tf.data service, and for hosts without room for a stage. It has the ops that TensorFlow
-        has; each sample has draws of the same distributions, which repeat by seed, epoch and sample. Ranks have equal
-        shares, and the order differs in each run. If a shard is missing, or has another size than the manifest says,
-        TensorFlow's error names it; for damage, and images that cannot be decoded, shard and record. Nothing is
-        counted, so `state_dict()` and `stats()` raise OptionError. TensorFlow takes settings for gs:// when it is
-        imported: let tpufeed do that, or heed the warning that it logs.
+        With `direct` TensorFlow reads the shards, gs:// by its own client, in an order that differs in each run, for a
+        tf.data service and for hosts without room for a stage. It has the ops that TensorFlow has, with draws of the
+        same distributions, which repeat by seed, epoch and sample. Nothing is counted, so `state_dict()` and `stats()`
+        raise OptionError. TensorFlow takes settings for gs:// when it is imported: let tpufeed do that, or heed the
+        warning that it logs. docs/tfdata.md compares the ways.
 
         Args:
             direct: True has TensorFlow read, decode and augment, in a graph without Python.
@@ -456,10 +454,9 @@ class Loader(Feed, Iterated):
                 `state_dict()` is the loop's place.
             service: address of a tf.data service's dispatcher, "grpc://host:port". Implies `direct`. Processes that
                 train together name a job, "grpc://host:port/run-1", and each sample comes to one of them.
-            sharding: what each worker of the service reads: "dynamic", the default, deals parts of shards to the
-                workers that have time (a sample comes once an epoch, or never if a worker dies), "file" gives each
-                worker a fixed share of the parts (the dispatcher has to know the workers' addresses), and with "off"
-                each reads everything.
+            sharding: what each worker of the service reads: parts of shards as it has time ("dynamic", the default: a
+                sample comes once an epoch, or never if a worker dies), a fixed share of the parts ("file": the
+                dispatcher has to know the workers' addresses), or everything ("off").
 
         Raises:
             MissingExtraError: TensorFlow is not installed.
@@ -474,16 +471,15 @@ class Loader(Feed, Iterated):
     def to_keras(self, *, class_weight: Mapping[int, float] | None = None) -> Any:
         """Return batches for `fit`, `evaluate` and `predict` of Keras 3, on any of its backends.
 
-        On TensorFlow it is the `tf.data.Dataset` of `to_tf`, on JAX, torch and Keras' other backends a
-        `keras.utils.PyDataset` of numpy arrays, for which TensorFlow need not be installed. Both give `(image, label)`:
-        uint8 of shape (batch, height, width, 3) and int64 of shape (batch,), or the image alone if there are no labels.
-        With a mask, which `remainder="pad"` and `max_bad_records` add, float32 sample weights of shape (batch,) come
-        third: 0 for padding, else 1, so that padding counts in no loss and in no weighted metric.
+        On TensorFlow it is the `tf.data.Dataset` of `to_tf`, on Keras' other backends a `keras.utils.PyDataset` of
+        numpy arrays, which does not need TensorFlow. Both give `(image, label)`: uint8 of shape (batch, height, width,
+        3) and int64 of shape (batch,), or the image alone if there are no labels. With a mask, which `remainder="pad"`
+        and `max_bad_records` add, float32 sample weights of shape (batch,) come third: 0 for padding, else 1, so that
+        padding counts in no loss and in no weighted metric.
 
-        Each epoch of `fit` is the next one of the dataset, with another order, other random numbers and, in a cache,
-        the next variant; so is each call of `evaluate` and `predict`, even if it takes only some steps. The batch that
-        Keras takes to build a model comes once more. With `repeat=True` give `steps_per_epoch` to `fit`. `keras_state`
-        keeps the place of a `fit`.
+        Each epoch of `fit` is the next one of the dataset; so is each call of `evaluate` and `predict`, even if it
+        takes only some steps. The batch that Keras takes to build a model comes once more. With `repeat=True` give
+        `steps_per_epoch` to `fit`. `keras_state` keeps the place of a `fit`.
 
         Args:
             class_weight: the weight of each class by its id; other classes have 1, and padding stays at 0. Keras' own
