@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
@@ -180,16 +180,12 @@ class ThreadExecutor:
 
 def make_stage(remote: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> ShardStage | None:
     """Return the stage that remote datasets share; None if the options want none. `connections` as in `ShardStage`."""
-    folder, budget, stores = options.stage_dir, options.stage_bytes, [dataset.shards for dataset in remote]
+    folder, budget = options.stage_dir, options.stage_bytes
     if budget == 0:
         return None
-    return ShardStage(
-        stores[0],
-        None if folder is None else Path(folder),
-        None if budget is None else int(budget),
-        connections,
-        others={store.url: store for store in stores},
-    )
+    parent, budget_bytes = None if folder is None else Path(folder), None if budget is None else int(budget)
+    stores = {dataset.shards.url: dataset.shards for dataset in remote}
+    return ShardStage(remote[0].shards, parent, budget_bytes, connections, others=stores)
 
 
 def pick_staged(
@@ -243,7 +239,8 @@ class ThreadFuture:
         """
         deadline = time.monotonic() + timeout_seconds
         chunk: Future[list[Cost]] | None
-        error = failed = cast(BaseException | None, None)
+        error: BaseException | None
+        failed: BaseException | None = None
         try:
             # All chunks, also after a failure: until each is done, memory of the batch is written to. (`futures.wait`
             # would never hear of chunks that are cancelled.)

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tpufeed.dataset.order import Remainder
+from tpufeed.dataset.order import Remainder, World
 from tpufeed.errors import OptionError
 from tpufeed.images.protocols import Op, Ops
-from tpufeed.loaders.world import WorldLike, to_world
 from tpufeed.options import Count, Names, Number, Whole, above, at_least, between, check_fields
 from tpufeed.storage.store import parse_size
 
@@ -27,7 +26,7 @@ class LoaderOptions:
     shuffle: bool = True
     seed: Whole = 0
     remainder: Remainder = "drop"
-    world: WorldLike | None = None
+    world: World | None = None
     lanes: Count | None = None
     processes: Number | None = None
     threads: Count | None = None
@@ -47,8 +46,6 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.world is not None:
-            to_world(self.world)
         if self.stage_bytes is not None and self.stage_bytes != 0:
             object.__setattr__(self, "stage_bytes", parse_size(self.stage_bytes))
         if self.columns is not None and not len(self.columns):
