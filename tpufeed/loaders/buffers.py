@@ -50,7 +50,7 @@ class Memory(NamedTuple):
     """Memory of a batch in a mapping.
 
     Attributes:
-        number: its place in the pool's file, counted in buffers.
+        number: its place in the pool's file, counted in buffers; 0 without a file.
         map: the mapping.
         start: its first byte in the mapping.
         stop: the byte behind its last one.
@@ -99,8 +99,7 @@ class BufferPool:
     def __init__(self, layout: BufferLayout, kept: int = _KEPT, shared: bool = False) -> None:
         self._layout, self._stride, self._kept = layout, layout.stride, kept
         self._type = ctypes.c_ubyte * layout.stride
-        self._made = 0
-        self._owner = os.getpid()
+        self._made, self._owner = 0, os.getpid()  # buffers in the file
         # Unused buffers: those with pages by the NUMA node of these, and those in the file without pages.
         self._free: defaultdict[int, deque[Memory]] = defaultdict(deque)
         self._empty: deque[Memory] = deque()
@@ -118,7 +117,17 @@ class BufferPool:
                 memory = take_unused()
                 break
         else:
-            memory = self._make()
+            if self.file is None:
+                mapping = mmap.mmap(-1, self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                if hasattr(mmap, "MADV_HUGEPAGE"):
+                    mapping.madvise(mmap.MADV_HUGEPAGE)
+                memory = Memory(0, mapping, 0, self._stride)
+            else:  # several buffers at once, of which the others are free
+                segment = segment_of(self._made)
+                os.ftruncate(self.file, segment.stop * self._stride)
+                memory, *others = map_segment(self.file, segment, self._stride)
+                self._made = segment.stop
+                self._empty.extend(others)
         owner = self._type.from_buffer(memory.map, memory.start)
         weakref.finalize(owner, self._give, memory, node).atexit = False
         return Buffer(memory, self._layout.views(owner))
@@ -130,22 +139,6 @@ class BufferPool:
             self.file, self._kept = None, 0
             self._free.clear()
             self._empty.clear()
-
-    def _make(self) -> Memory:
-        """Map new memory. A shared pool maps several buffers at once; the others are free."""
-        number = self._made
-        if self.file is None:
-            memory = mmap.mmap(-1, self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            self._made += 1
-            return Memory(number, memory, 0, self._stride)
-        segment = segment_of(number)
-        os.ftruncate(self.file, segment.stop * self._stride)
-        first, *others = map_segment(self.file, segment, self._stride)
-        self._made = segment.stop
-        self._empty.extend(others)
-        return first
 
     def _give(self, memory: Memory, node: int) -> None:
         """Take memory back. Finalizers call this, in any thread and at any moment."""

@@ -414,11 +414,6 @@ class Columns:
     names: tuple[str, ...]
     mask: str
 
-    @property
-    def moves(self) -> bool:
-        """True if a field needs to know where the pixels went."""
-        return any(field.moves for field in self.fields)
-
 
 def resolve_columns(
     manifest: Manifest, options: "LoaderOptions", sizes: Sequence[tuple[int, int] | None], mixed: bool = False

@@ -129,7 +129,7 @@ class SplitSamples:
         self._admission: ShardAdmission | None = None
         self._opening = threading.Lock()  # several threads that begin together make one stage
         ops = (op for pipeline in self.decoder.pipelines for op in pipeline.ops)
-        moves = bool(self.columns.images) or self.columns.moves
+        moves = bool(self.columns.images) or any(field.moves for field in self.columns.fields)
         self.draws = moves and any(op.draws for op in ops)
         self.changes_by_epoch = self.draws or (moves and len(self._variants) > 1)
 
