@@ -116,8 +116,11 @@ class Sample:
         if spec.name in self._arrays:
             items = self._arrays[spec.name]
             return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
-        if len(spec.keys) > 1:
-            return self._object_boxes(spec)
+        if len(spec.keys) > 1:  # TensorFlow's Object Detection API; in pixels of the image as the ops see it
+            height, width = self.geometry.source
+            (image,) = self.features[self.specs[schema.ENCODED].key].values
+            shares = read_boxes(self.features, spec, image, self.upright, self.where)
+            return (shares * (width, height, width, height)).astype(np.float32)
         found, each = self.values(spec), spec.each if spec.shape is None else spec.shape[1:]
         if spec.is_raw:
             data = b"" if not len(found) else found[0]
@@ -132,13 +135,6 @@ class Sample:
         if spec.name == schema.LABEL and self.classes is not None:
             items = self.classes.join(items, self.where)
         return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
-
-    def _object_boxes(self, spec: FeatureSpec) -> Array:
-        """Return boxes of TensorFlow's Object Detection API, in pixels of the image as the ops see it."""
-        height, width = self.geometry.source
-        (image,) = self.features[self.specs[schema.ENCODED].key].values
-        shares = read_boxes(self.features, spec, image, self.upright, self.where)
-        return (shares * (width, height, width, height)).astype(np.float32)
 
     def boxes(self, spec: FeatureSpec) -> npt.NDArray[np.float32]:
         """Return the boxes that are left, in pixels of the result."""

@@ -91,7 +91,7 @@ class MetricsLogger:
         self._read()  # a loader that counts nothing says so here, and not in the middle of a training
         targets = to if isinstance(to, list | tuple) else [to]
         self._targets = [send for each in targets for send in self._open(each)]
-        self._failed, self._defined = set[int](), set[int]()
+        self._failed = set[int]()
         self._step = self._reported = 0
         self._last: _Point | None = None
 
@@ -215,9 +215,27 @@ class MetricsLogger:
         elif hasattr(to, "add_scalar"):
             yield lambda figures, step: [to.add_scalar(name, value, step) for name, value in figures.items()]
         elif hasattr(to, "as_default") and module == "tensorflow":
-            yield lambda figures, step: _write_summary(to, figures, step)
+
+            def write(figures: Mapping[str, float], step: int) -> None:
+                import tensorflow as tf
+
+                with to.as_default():
+                    for name, value in figures.items():
+                        tf.summary.scalar(name, value, step)
+
+            yield write
         elif hasattr(to, "define_metric") and hasattr(to, "log"):
-            yield lambda figures, step: self._log_to_run(to, figures, step)
+            # With their own steps: the run's other figures may come at other steps, and its step never goes back.
+            own_step, is_defined = self._prefix + _STEP, False
+
+            def log(figures: Mapping[str, float], step: int) -> None:
+                nonlocal is_defined
+                if not is_defined:  # not earlier: the module wandb can do it only after its init()
+                    to.define_metric(f"{self._prefix}*", step_metric=own_step)
+                    is_defined = True
+                to.log({**figures, own_step: step})
+
+            yield log
         elif hasattr(to, "log_metrics"):
             yield lambda figures, step: to.log_metrics(figures, step=step)
         elif callable(to) and not isinstance(to, type):
@@ -227,13 +245,6 @@ class MetricsLogger:
                 "MetricsLogger logs to a SummaryWriter, a run of Weights & Biases, mlflow, a CollectorRegistry of "
                 f"prometheus_client, or a function of (metrics, step), not to {to!r:.100}"
             )
-
-    def _log_to_run(self, run: Any, figures: Mapping[str, float], step: int) -> None:
-        # With their own steps: the run's other figures may come at other steps, and its step never goes back.
-        if id(run) not in self._defined:  # not earlier: the module wandb can do it only after its init()
-            run.define_metric(f"{self._prefix}*", step_metric=self._prefix + _STEP)
-            self._defined.add(id(run))
-        run.log({**figures, self._prefix + _STEP: step})
 
     def _read(self) -> "_Point":
         return _Point(perf_counter(), *_split_stats(self._loader.stats()))
@@ -307,11 +318,3 @@ def _split_stats(stats: Any) -> tuple[float, LoaderStats | None]:
         raise OptionError(f"MetricsLogger takes a loader whose stats() is a LoaderStats or a DeviceStats, not a {kind}")
     host = stats.host if isinstance(stats, DeviceStats) else stats
     return stats.wait_seconds, host if isinstance(host, LoaderStats) else None
-
-
-def _write_summary(writer: Any, figures: Mapping[str, float], step: int) -> None:
-    import tensorflow as tf
-
-    with writer.as_default():
-        for name, value in figures.items():
-            tf.summary.scalar(name, value, step)

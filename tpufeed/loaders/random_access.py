@@ -242,7 +242,16 @@ class ShardAdmission:
                 self._ask(reader, missing)
             if not self._warned and self._refused >= max(_JUDGED_RECORDS, self._served // 16):
                 self._warned = True
-                self._warn()
+                shards, read = self._variants[variant].shards, self._served + self._refused
+                requests = sum(shard.records for shard in shards) * self._refused // read
+                budget, total = self.stage.budget_bytes, self._total_bytes
+                _logger.warning(
+                    f"{mask_secrets(self._where)}: its samples are asked for in an order that the stage cannot follow. "
+                    f"{self._refused} of {read} came by requests of their own, as the stage holds "
+                    f"{100 * budget // max(1, total)} % of the shards ({budget:,} of {total:,} bytes); so an epoch "
+                    f"takes about {requests:,} requests, where {len(shards):,} shards could be fetched whole. Give the "
+                    f"DataLoader sampler=tpufeed.LaneSampler(dataset), or stage_bytes of {total:,} or more"
+                )
 
     def _ask(self, reader: Reader, missing: dict[RemoteShard, int]) -> None:
         """Fetch the missing shards that pay."""
@@ -265,16 +274,3 @@ class ShardAdmission:
         if self._wanted.keys() != before:
             # The index first: without it each shard that is opened costs one more request.
             self.stage.fetch([*reader.due(()), *self._wanted])
-
-    def _warn(self) -> None:
-        read = self._served + self._refused
-        shards = self._variants[self._variant].shards
-        requests = sum(shard.records for shard in shards) * self._refused // read
-        budget, total = self.stage.budget_bytes, self._total_bytes
-        _logger.warning(
-            f"{mask_secrets(self._where)}: its samples are asked for in an order that the stage cannot follow. "
-            f"{self._refused} of {read} came by requests of their own, as the stage holds "
-            f"{100 * budget // max(1, total)} % of the shards ({budget:,} of {total:,} bytes); so an epoch takes about "
-            f"{requests:,} requests, where {len(shards):,} shards could be fetched whole. Give the DataLoader "
-            f"sampler=tpufeed.LaneSampler(dataset), or stage_bytes of {total:,} or more"
-        )
