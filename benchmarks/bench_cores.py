@@ -96,7 +96,7 @@ def make(folder: Path) -> None:
 
 def answer(_: Any, connection: Connection) -> None:
     """A worker process that fills nothing: it answers with a batch's columns, all but the pixels."""
-    from tpufeed.loaders.batch import DecodedBatch
+    from tpufeed.loaders.batch import Cost, DecodedBatch
     from tpufeed.loaders.workers import Decode, Reply
 
     try:
@@ -105,7 +105,7 @@ def answer(_: Any, connection: Connection) -> None:
             if isinstance(order, Decode):
                 request = order.request
                 columns = {"sample": request.places.sample, "mask": request.mask, "label": np.zeros(BATCH, np.int64)}
-                connection.send(Reply(order.number, DecodedBatch(columns, (), 0.0, 0.0, 0, 0)))
+                connection.send(Reply(order.number, DecodedBatch(columns, (), Cost(0.0, 0.0, 0, 0), 0)))
     except (EOFError, ConnectionError):
         return
 

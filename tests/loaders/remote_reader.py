@@ -1,4 +1,4 @@
-"""Run by test_stream_remote.py: epochs of a dataset in a bucket, written down as (sample, CRC of its pixels).
+"""Run by test_executor_remote.py: epochs of a dataset in a bucket, written down as (sample, CRC of its pixels).
 
 Ends when its standard input does. remote_reader.py URL STAGE EPOCHS
 """

@@ -21,7 +21,7 @@ from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.loaders.batch import Decoder
-from tpufeed.loaders.mixture import Source
+from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
 
 SAMPLES, BATCH, SEED = 70, OPTIONS["batch_size"], OPTIONS["seed"]
@@ -105,7 +105,7 @@ def pixels(stored, ops, request):
             return held.pixels
         dataset = open_dataset(url)
         options = LoaderOptions(ops=ops if source == "dataset" else None, seed=SEED)
-        (pipeline,) = Decoder(Source(dataset, "train"), options).pipelines
+        (pipeline,) = Decoder(SampleSource(dataset, "train"), options).pipelines
         shape, drawn = dataset.manifest.tensor_shape, pipeline.draw(epoch, np.arange(SAMPLES))
         draws = [[op[sample] for op in drawn] for sample in range(SAMPLES)]
         if shape is None:

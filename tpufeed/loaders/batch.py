@@ -1,6 +1,6 @@
 """Decode records into the rows of a batch, in any number of threads.
 
-A thread holds the GIL for some 20 us a JPEG and 10 us a raw image; the rest of the work runs in parallel.
+A thread holds the GIL for some 20 us per JPEG and 10 us per raw image; the rest of the work runs in parallel.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
@@ -29,12 +29,11 @@ from tpufeed.images.mending import seen_size
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
-from tpufeed.loaders.buffers import ArraySpec, Memory
+from tpufeed.loaders.buffers import BufferLayout, Memory
 from tpufeed.loaders.columns import (
     IMAGE,
     SAMPLE,
     SOURCE,
-    Column,
     Columns,
     Items,
     Picture,
@@ -44,7 +43,7 @@ from tpufeed.loaders.columns import (
     resolve_columns,
 )
 from tpufeed.loaders.joint import JointPipeline
-from tpufeed.loaders.mixture import Source, draws_seed
+from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
 from tpufeed.tfrecord.example import decode_arrays
@@ -55,7 +54,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 _logger = logging.getLogger(__name__)
 # Chunks of fewer rows cost more to hand over than they gain; larger ones leave threads without work.
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
-_thread = threading.local()  # has the scratch memory, one for all decoders
+_thread = threading.local()  # holds scratch memory for all decoders
 _ADVICE = "To skip some, give max_bad_records=N; tpufeed verify lists all damage"
 FIX_SIZE = (
     "pass for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation "
@@ -65,7 +64,7 @@ _NO_SIZE = f"its images may differ in size and none of the ops fixes one; {FIX_S
 
 
 def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
-    """Return for each source and epoch that occur together (source, epoch, rows), in rising order."""
+    """Return (source, epoch, rows) for each pair of source and epoch that occurs, in rising order."""
     keys = source * (1 << 40) + epoch
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
@@ -74,9 +73,9 @@ def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
 
 
 class BatchRequest(NamedTuple):
-    """A batch to be made: where its samples lie, and in which epoch; the mask is False where a slot is padding.
+    """A batch to be made: the places of its samples, and their epoch; the mask is False for padding.
 
-    In a mixture `epoch` and `source` are arrays, with the number of each sample's source and the epoch of that.
+    In a mixture `epoch` and `source` are arrays: the number of each sample's source, and the epoch of that source.
     """
 
     epoch: int | Ints
@@ -87,10 +86,26 @@ class BatchRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was skipped: `where` is its source, variant, shard and number, `message` says what is wrong."""
+    """A record that was skipped: `where` is its source, variant, shard and number; `message` says what is wrong."""
 
     where: tuple[int, int, int, int]
     message: str
+
+
+class Cost(NamedTuple):
+    """Time and bytes that some rows took in all threads together, and the boxes that were dropped.
+
+    Attributes:
+        read_seconds: time to read records, verify their CRCs, and copy raw images.
+        decode_seconds: time of decoding and ops.
+        read_bytes: bytes of records.
+        dropped_boxes: boxes of which crops have left too little.
+    """
+
+    read_seconds: float
+    decode_seconds: float
+    read_bytes: int
+    dropped_boxes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +113,21 @@ class DecodedBatch:
     """A batch, and what it took.
 
     Attributes:
-        arrays: its columns by name, also sample and mask where the loader was not asked for them.
+        arrays: its columns by name, also sample and mask if the loader was not asked for them.
         bad: records that were skipped.
-        read_seconds: of all threads together, reading and verifying records; of raw images copying them, too.
-        decode_seconds: of all threads together, decoding and ops.
-        read_bytes: of records.
-        dropped_boxes: boxes that crops have left too little of.
-        requested_records: those of remote shards that were read by requests, as their shards were not staged.
+        cost: sum over its rows.
+        requested_records: records of remote shards that were read by requests, as their shards were not staged.
     """
 
     arrays: dict[str, Array]
     bad: tuple[BadRecord, ...]
-    read_seconds: float
-    decode_seconds: float
-    read_bytes: int
-    dropped_boxes: int
-    requested_records: int = 0
+    cost: Cost
+    requested_records: int
 
 
 @dataclass(slots=True)
 class JobPart:
-    """The samples of a batch that are of one source and epoch, the row of each in rising order, and their draws."""
+    """The samples of a batch from one source and epoch, their rows in rising order, and their draws."""
 
     source: int
     epoch: int
@@ -140,35 +149,26 @@ class BatchJob:
     unmapped: Memory | None = None
 
 
-class Cost(NamedTuple):
-    """Time and bytes that some rows took, and the boxes that were dropped; see `DecodedBatch`."""
-
-    read_seconds: float
-    decode_seconds: float
-    read_bytes: int
-    dropped_boxes: int
-
-
 class BatchDecoder:
     """Decodes batches; shared by all threads, each of which takes one of `chunks` at a time.
 
     Attributes:
-        decoders: of each source; all of them make the same columns.
+        decoders: the decoder of each source; all of them make the same columns.
         columns: the columns of a batch.
-        pooled: the arrays of pixels, which lie in the memory of the loader's pool.
+        layout: places of the columns of pixels in a buffer of the loader's pool.
         chunks: the rows of a batch as ranges `(start, stop)`.
 
     Raises:
-        OptionError: a source does not fit the options, or two of them would make columns of other names or types.
+        OptionError: a source does not fit the options, or sources differ in the names or types of their columns.
     """
 
-    def __init__(self, sources: Sequence[Source], options: LoaderOptions, threads: int) -> None:
+    def __init__(self, sources: Sequence[SampleSource], options: LoaderOptions, threads: int) -> None:
         alone = len(sources) == 1
         self.decoders = [Decoder(sources[0], options, batched=True)] if alone else _make_alike(sources, options)
         self.columns = self.decoders[0].columns
         size, pooled = options.batch_size, self.columns.pooled
-        self.pooled = tuple(ArraySpec(each.name, each.dtype, (size, *each.shape)) for each in pooled)
-        self._others = [column for column in self.columns if column not in pooled]
+        self.layout = BufferLayout((each.name, each.dtype, (size, *each.shape)) for each in pooled)
+        self._others = [column for column in self.columns.every if column not in pooled]
         step = max(_FEWEST_ROWS, min(_MOST_ROWS, -(-size // threads)))
         self.chunks = [(start, min(start + step, size)) for start in range(0, size, step)]
         self._skips = options.max_bad_records > 0
@@ -176,12 +176,9 @@ class BatchDecoder:
     def begin(
         self, request: BatchRequest, open_reader: Callable[[int, int], tuple[int, Reader]], pixels: dict[str, Array]
     ) -> BatchJob:
-        """Return the job of a batch, in the memory of `pooled`.
+        """Return the job of a batch, whose pixels go to the arrays `pixels` of a buffer.
 
-        Args:
-            request: what is to be decoded.
-            open_reader: returns the variant that an epoch of a source reads, and its reader.
-            pixels: arrays of `pooled`.
+        `open_reader` returns the variant that an epoch of a source reads, and its reader.
         """
         places, size = request.places, len(request.mask)
         arrays: dict[str, Array] = {each.name: np.empty((size, *each.shape), each.dtype) for each in self._others}
@@ -201,7 +198,7 @@ class BatchDecoder:
         return job
 
     def decode(self, job: BatchJob, number: int) -> list[Cost]:
-        """Decode one of `chunks`. Raises RecordError for a bad record, unless such records are skipped."""
+        """Decode chunk number `number`. Raises RecordError for a bad record, unless such records are skipped."""
         if job.unmapped is not None:
             for _ in job.unmapped.make_pages(number, len(self.chunks)):
                 pass
@@ -218,17 +215,16 @@ class BatchDecoder:
             except RecordError as error:
                 if not self._skips:
                     raise RecordError(f"{error}. {_ADVICE}") from error
-                if len(rows) > 1:  # one by one in this loop, which finds the bad ones and decodes the others
+                if len(rows) > 1:  # this loop then takes them one by one: it finds the bad ones, and decodes the others
                     spans += [(part, at, at + 1) for at in range(first, last)]
                 else:
                     job.bad[rows[0]] = BadRecord((part.source, part.variant, *places[0]), str(error))
         return costs
 
     def finish(self, job: BatchJob, costs: Iterable[Iterable[Cost]]) -> DecodedBatch:
-        """Return the batch when all of its rows are done. A bad row repeats the good one before it, masked.
+        """Return the batch when all rows are done. A bad row repeats the good one before it, masked.
 
-        Raises:
-            RecordError: no row is good.
+        Raises RecordError if no row is good.
         """
         bad = sorted(job.bad.items())
         if bad:
@@ -241,7 +237,7 @@ class BatchDecoder:
                     values[row] = False if name == self.columns.mask else values[repeated]
         total = Cost(*map(sum, zip(*itertools.chain.from_iterable(costs), strict=True)))
         requested = sum(part.reader.take_requested() for part in job.parts)
-        return DecodedBatch(job.arrays, tuple(record for _, record in bad), *total, requested)
+        return DecodedBatch(job.arrays, tuple(record for _, record in bad), total, requested)
 
 
 class Decoder:
@@ -249,23 +245,25 @@ class Decoder:
 
     Args:
         source: the dataset of the samples.
-        options: `ops` or `views`, `seed`, `columns` and what says how these are batched.
-        batched: rows are arrays, so that images of one size are needed.
-        encoded: leave images as their encoded bytes.
+        options: `ops` or `views`, `seed`, `columns` and how these are batched.
+        batched: True if rows are arrays, so that images need one size.
+        encoded: True to leave images as their encoded bytes.
 
     Attributes:
-        pipelines: the ops of each view of an image, with its seed; one where there are no views.
-        sizes: (height, width) of each view's images; None where they differ from sample to sample.
+        pipelines: the ops of each view of an image, with its seed; a single pipeline without views.
+        sizes: (height, width) of each view's images; None if they differ from sample to sample.
         columns: what samples are decoded to.
         specs: the features of the dataset by name.
 
     Raises:
-        OptionError: ops that are none, or those that the manifest names cannot be taken; columns that do not fit.
+        OptionError: something is no op; an op that the manifest names is not allowed; columns do not fit.
     """
 
-    def __init__(self, source: Source, options: LoaderOptions, *, batched: bool = False, encoded: bool = False) -> None:
+    def __init__(
+        self, source: SampleSource, options: LoaderOptions, *, batched: bool = False, encoded: bool = False
+    ) -> None:
         self._url, self._classes, self._encoded = source.dataset.url, source.classes, encoded
-        manifest, seed = source.dataset.manifest, draws_seed(options.seed, source.root)
+        manifest, seed = source.dataset.manifest, options.seed ^ source.salt
         if encoded:
             if options.ops is not None or options.views is not None:
                 raise OptionError(
@@ -296,21 +294,21 @@ class Decoder:
         self._min_visibility = float(options.min_visibility)
         self.specs = {spec.name: spec for spec in manifest.features}
         ints = fixed_ints(manifest.features)
-        # What another tool has called height and width may be of another image, or of this one as people see it.
+        # Another tool's height and width may be those of another image, or of this one as people see it.
         is_adopted = manifest.options.get("command") == "adopt"
         has_size = not is_adopted and {HEIGHT, WIDTH} <= set(ints)
         self._size_at = (ints.index(HEIGHT), ints.index(WIDTH)) if has_size else None
         self._pictures = [each for each in self.columns.fields if isinstance(each, Picture)]
         self._fields = [each for each in self.columns.fields if not isinstance(each, Picture)]
         one_view, images = len(self.pipelines) == 1, self.columns.images
-        # The column of images where nothing else is to be decoded, and one view of each: nearly always.
+        # The column of images if there is one view of each, and nothing else to decode: nearly always.
         self._alone = images[0].name if images and one_view and not self.columns.fields and not encoded else None
         self._is_copied = bool(self._shape and images and one_view and not self.pipelines[0].ops)
         custom = next((op for op in self.pipelines[0].ops if isinstance(op, Custom) and op.sample), None)
         self._joint = None if custom is None else self._cut_at(custom)
 
     def _cut_at(self, custom: Custom) -> JointPipeline | None:
-        """Return the pipeline for ops of the user's that change whole samples; None where there is none to change."""
+        """Return the pipeline for a user's ops that change whole samples; None if no column moves with the pixels."""
         moving = {each.columns[0].name: each.spec for each in self._fields if each.moves and each.spec is not None}
         moving = {spec.of: self.specs[spec.of] for spec in moving.values() if isinstance(spec.of, str)} | moving
         if not moving:
@@ -331,16 +329,16 @@ class Decoder:
         """Decode the samples at `places`, (shard, record), into a row of every column.
 
         Args:
-            reader: of the variant.
-            places: where they lie.
+            reader: the reader of the variant.
+            places: the places of the samples.
             draws: `[view][op][sample]`.
-            rows: arrays, or lists where sizes differ.
-            at: the row of each sample; a range where these adjoin.
+            rows: arrays, or lists if sizes differ.
+            at: the row of each sample; a range if rows adjoin.
 
         Raises:
-            RecordError: one is damaged, or its image does not decode; names shard and record, and where the framing is
-                damaged the byte.
-            OpError: one of the ops failed; names shard and record.
+            RecordError: a record is damaged, or its image does not decode; names shard and record, and the byte if the
+                framing is damaged.
+            OpError: an op failed; names shard and record.
             ShardError: a shard is not the manifest's.
         """
         begun, columns, layout, dropped = perf_counter(), self.columns, reader.layout, 0
@@ -388,7 +386,7 @@ class Decoder:
     def _parse(
         self, payload: memoryview, where: str, image: memoryview, ints: Sequence[int], draws: Sequence[Draws]
     ) -> Sample:
-        """Return all of a record's features, with where the ops of the first view put its pixels."""
+        """Return all features of a record, and how the ops of the first view move its pixels."""
 
         def find_geometry() -> Any:
             if self._shape is not None:
@@ -405,11 +403,10 @@ class Decoder:
     def _decode_fields(self, sample: Sample, image: memoryview, draws: Sequence[Draws], rows: Rows, row: int) -> int:
         """Decode all fields of a sample; return the number of boxes that were dropped.
 
-        Raises:
-            ImageError, RecordError, OpError: the sample is damaged, or does not fit its row.
+        Raises ImageError, RecordError or OpError if the sample is damaged, or does not fit its row.
         """
         if self._joint is not None:
-            # Copied: the first ops may fix no size, so that they leave a view of scratch.
+            # A copy: the first ops may fix no size, and then they leave a view of scratch.
             pixels, sample = self._joint.run(
                 lambda ops, drawn: ops.run_stored(image, self._shape, drawn, None, _scratch).copy(), sample, draws
             )
@@ -444,14 +441,14 @@ class Decoder:
             made = [ops.run_stored(image, self._shape, drawn, out, _scratch) for ops, drawn, out in each]
         for (name, place), pixels in zip(self.columns.views, made, strict=True):
             target = rows[name]
-            if isinstance(target, list):  # copied, as it may be a view of the shard, or of scratch
+            if isinstance(target, list):  # a copy, as pixels may be a view of the shard, or of scratch
                 if place is None:
                     target[row] = pixels.copy()
                 else:
                     target[row] = [*(target[row] or ()), pixels.copy()]
 
     def _copier(self, start: int, rows: Rows, at: Sequence[int]) -> Callable[[int, memoryview], None] | None:
-        """Return what copies pixels from byte `start` of a payload to a row; None for rows that are lists.
+        """Return a function that copies pixels from byte `start` of a payload to a row; None if rows are lists.
 
         The reader calls it before it verifies the payload's CRC, which then finds the bytes in the processor's cache.
         """
@@ -470,7 +467,7 @@ class Decoder:
 
 
 def _scratch(size: int) -> Pixels:
-    """Return memory of this thread to decode into: fresh memory would cost page faults for each image."""
+    """Return memory of this thread to decode into: fresh memory would cost page faults per image."""
     scratch: Pixels | None = getattr(_thread, "scratch", None)
     if scratch is None or size > len(scratch):
         scratch = _thread.scratch = make_scratch(size)
@@ -478,62 +475,53 @@ def _scratch(size: int) -> Pixels:
 
 
 def warn_of_flips(decoders: Iterable[Decoder]) -> None:
-    """Log a warning of each column asked for whose keypoints would not keep their names."""
+    """Log a warning for each column of keypoints that would not keep their names."""
     for decoder in decoders:
         specs = [each.spec for each in decoder.columns.fields]
         for warning in iter_flip_warnings(specs, decoder.pipelines[0].ops):
             _logger.warning("%s: %s", decoder._url, warning)
 
 
-def _make_alike(sources: Sequence[Source], options: LoaderOptions) -> list[Decoder]:
+def _make_alike(sources: Sequence[SampleSource], options: LoaderOptions) -> list[Decoder]:
     """Return a decoder of each source of a mixture: lists that differ in length have room for the longest of all."""
     labelled = all(source.dataset.manifest.labelled for source in sources)
     if options.columns is None or options.columns == "default":
         own = [IMAGE, *(["label"] if labelled else []), *([SAMPLE] if options.columns is None else [])]
         options = replace(options, columns=own)
-    for tries_left in (1, 0):
-        decoders, padded = list[Decoder](), dict[str, int]()
+
+    def make(options: LoaderOptions) -> Iterator[Decoder]:
         for source in sources:
             try:
-                decoders.append(Decoder(source, options, batched=True))
+                yield Decoder(source, options, batched=True)
             except OptionError as error:
                 where = "" if source.dataset.url in str(error) else f"{source.label}: "
                 raise OptionError(f"{where}{error}. All sources of a mixture have the columns asked for") from error
-        first = {column.name: column for column in decoders[0].columns}
-        for source, decoder in zip(sources[1:], decoders[1:], strict=True):
-            found = {column.name: column for column in decoder.columns}
-            for name in {**first, **found}:
-                if first.get(name) == found.get(name):
-                    continue
-                # The list whose own column, lengths or visibility this is, as each source has it.
-                of = next((each.columns[0].name for each in _lists_of(name, decoders) if each is not None), name)
-                lists = [each.columns[0].shape[0] for each in _lists_of(of, decoders) if each is not None]
-                if not tries_left or len(lists) < len(decoders):
-                    raise OptionError(_differing(of, sources[0], first.get(of), source, found.get(of)))
-                padded[of] = max(lists)
-        if not padded:
-            return decoders
-        options = replace(options, pad={**padded, **(options.pad or {})})
-    raise AssertionError("the second try returns or raises")
 
-
-def _lists_of(name: str, decoders: Sequence[Decoder]) -> list[Items | None]:
-    """Return for each source the list that makes a column; None where something else does, as a tensor."""
-    found = list[Items | None]()
+    decoders, lists = list(make(options)), list[dict[str, Items]]()
     for decoder in decoders:
         items = (each for each in decoder.columns.fields if isinstance(each, Items))
-        lists = (each for each in items if decoder.specs[each.spec.name].shape is None)  # also if all are of one length
-        found.append(next((each for each in lists if name in [column.name for column in each.columns]), None))
-    return found
-
-
-def _differing(name: str, first: Source, column: Column | None, other: Source, found: Column | None) -> str:
-    said = ["missing" if each is None else f"{each.dtype} {each.shape}" for each in (column, found)]
-    ops = "give ops that end in one size, or " if column is not None and column.dtype == "uint8" else ""
-    return (
-        f"the column {name!r} is {said[0]} in {first.label} and {said[1]} in {other.label}; a batch needs one shape "
-        f"and type: {ops}leave the column out of columns="
-    )
+        # Lists by what the dataset says, even if all of its own are of one length.
+        lists.append({each.columns[0].name: each for each in items if decoder.specs[each.spec.name].shape is None})
+    padded = {
+        name: max(found[name].columns[0].shape[0] for found in lists)
+        for name in lists[0]
+        if all(name in found for found in lists) and len({found[name].columns for found in lists}) > 1
+    }
+    if padded:
+        decoders = list(make(replace(options, pad={**padded, **(options.pad or {})})))
+    first = {column.name: column for column in decoders[0].columns.every}
+    for source, decoder in zip(sources[1:], decoders[1:], strict=True):
+        found = {column.name: column for column in decoder.columns.every}
+        for name in {**first, **found}:
+            here, there = first.get(name), found.get(name)
+            if here != there:
+                said = ["missing" if each is None else f"{each.dtype} {each.shape}" for each in (here, there)]
+                ops = "give ops that end in one size, or " if here is not None and here.dtype == "uint8" else ""
+                raise OptionError(
+                    f"the column {name!r} is {said[0]} in {sources[0].label} and {said[1]} in {source.label}; a batch "
+                    f"needs one shape and type: {ops}leave the column out of columns="
+                )
+    return decoders
 
 
 def _own_ops(dataset: Dataset) -> Sequence[Op]:

@@ -6,7 +6,7 @@ import mmap
 import os
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,45 +20,40 @@ Array: TypeAlias = npt.NDArray[Any]
 _KEPT = 8
 _FIRST_SEGMENT = 8  # buffers
 _MADV_POPULATE_READ = 22  # linux/mman.h, from Linux 5.14 on; Python's mmap has no name for it
+_PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
 _AT_ONCE_BYTES = 4 << 20  # 2 ms, for which Python's `madvise` holds the GIL
 
 
-class ArraySpec(NamedTuple):
-    """One array of a batch: its name, its dtype and its shape with the rows."""
+class BufferLayout:
+    """Places of the arrays of pixels in a buffer, each at a page: frameworks share only memory that begins at one.
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    Args:
+        arrays: (name, dtype, shape with the rows) of each.
 
-    @property
-    def bytes(self) -> int:
-        """Memory of the array, in whole pages: frameworks share only what begins at one."""
-        size = math.prod(self.shape) * np.dtype(self.dtype).itemsize
-        return -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    Attributes:
+        stride: bytes from one buffer of a pool to the next; a batch without pixels takes one page, too.
+    """
 
+    def __init__(self, arrays: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
+        self._places, end = list[tuple[str, str, tuple[int, ...], int]](), 0
+        for name, dtype, shape in arrays:
+            self._places.append((name, dtype, shape, end))
+            end += -(-math.prod(shape) * np.dtype(dtype).itemsize // _PAGE_BYTES) * _PAGE_BYTES
+        self.stride = end or _PAGE_BYTES
 
-def stride_of(specs: Sequence[ArraySpec]) -> int:
-    """Return the bytes from one buffer of a pool to the next; a batch without pixels has one page, too."""
-    return sum(spec.bytes for spec in specs) or mmap.ALLOCATIONGRANULARITY
-
-
-def views(owner: Any, specs: Sequence[ArraySpec], start: int = 0) -> dict[str, Array]:
-    """Return arrays that lie one behind the other in a buffer."""
-    arrays = {}
-    for spec in specs:
-        arrays[spec.name] = np.ndarray(spec.shape, spec.dtype, owner, start)
-        start += spec.bytes
-    return arrays
+    def views(self, owner: Any, start: int = 0) -> dict[str, Array]:
+        """Return the arrays of the buffer that begins at byte `start` of `owner`."""
+        return {name: np.ndarray(shape, dtype, owner, start + at) for name, dtype, shape, at in self._places}
 
 
 class Memory(NamedTuple):
     """Memory of a batch in a mapping.
 
     Attributes:
-        number: its place in the pool's file, in buffers.
+        number: its place in the pool's file, counted in buffers; 0 without a file.
         map: the mapping.
-        start: its first byte there.
-        stop: behind its last one.
+        start: its first byte in the mapping.
+        stop: the byte behind its last one.
     """
 
     number: int
@@ -67,11 +62,11 @@ class Memory(NamedTuple):
     stop: int
 
     def make_pages(self, part: int = 0, parts: int = 1) -> Iterator[None]:
-        """Make and map the pages of one of so many equal parts, 4 MB at each step; contents stay.
+        """Make and map the pages of part number `part` of `parts` equal ones, 4 MB per step; contents stay.
 
-        Storing faults at each page, also where another process has made it. Reading maps 16 of those a fault: a batch
-        of 154 MB in 12 ms in place of 60. Pages that nobody has made take 60 ms either way. (Written through the file
-        instead they take 45, but the kernel lets one process at a time write to a file.)
+        A store faults at each page, even if another process has made it. A read maps 16 of these per fault: a batch of
+        154 MB takes 12 ms instead of 60. Pages that nobody has made take 60 ms either way. (Written through the file
+        they take 45, but the kernel lets only one process at a time write to a file.)
         """
         pages = (self.stop - self.start) // mmap.PAGESIZE
         start, stop = (self.start + pages * edge // parts * mmap.PAGESIZE for edge in (part, part + 1))
@@ -82,35 +77,32 @@ class Memory(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """The memory of a batch's pixels, and these by column."""
+    """Memory of a batch's pixels, and the arrays in it by column."""
 
     memory: Memory
     arrays: dict[str, Array]
 
 
 class BufferPool:
-    """Page-aligned arrays of a batch. Fresh memory costs a page fault for every 4 kB, more than the copy.
+    """Buffers for the pixels of batches. Fresh memory costs a page fault for every 4 kB, more than the copy.
 
-    A batch's memory comes back when nothing refers to it any more: no view, no tensor that shares it. A finalizer on
-    the root owner says so exactly (a weak reference to the array would not: frameworks keep only the root). A consumer
-    that keeps batches makes the pool allocate; `take` never waits.
+    A buffer comes back when nothing refers to it any more: no view, no tensor that shares it. A finalizer on the root
+    owner says so exactly (a weak reference to the array would not: frameworks keep only the root). A consumer that
+    keeps batches makes the pool allocate; `take` never waits.
 
     Args:
-        specs: the arrays of a batch.
-        kept: unused ones whose memory is kept.
-        shared: in memory that other processes can map: `file` is then its descriptor.
+        layout: the arrays of a batch.
+        kept: unused buffers whose memory is kept.
+        shared: True for memory that other processes can map; `file` is its descriptor.
     """
 
-    def __init__(self, specs: Sequence[ArraySpec], kept: int = _KEPT, shared: bool = False) -> None:
-        self._specs = specs
-        self._kept = kept
-        self._stride = stride_of(specs)
-        self._type = ctypes.c_ubyte * self._stride
-        self._made = 0
-        self._owner = os.getpid()
-        # Unused, with their pages, by the NUMA node on which these are.
+    def __init__(self, layout: BufferLayout, kept: int = _KEPT, shared: bool = False) -> None:
+        self._layout, self._stride, self._kept = layout, layout.stride, kept
+        self._type = ctypes.c_ubyte * layout.stride
+        self._made, self._owner = 0, os.getpid()  # buffers in the file
+        # Unused buffers: those with pages by the NUMA node of these, and those in the file without pages.
         self._free: defaultdict[int, deque[Memory]] = defaultdict(deque)
-        self._empty: deque[Memory] = deque()  # unused, in the file, without pages
+        self._empty: deque[Memory] = deque()
         self._shared = shared
         self.file: int | None = None
         if shared:
@@ -118,17 +110,27 @@ class BufferPool:
             self.file = os.memfd_create("tpufeed-batches")
 
     def take(self, node: int = 0) -> Buffer:
-        """Return arrays with arbitrary contents, for a worker on this NUMA node. One thread at a time."""
-        # Not `if self._free`: a finalizer or `close` may come by between the look and the taking.
+        """Return a buffer with arbitrary contents, for a worker on this NUMA node. One thread at a time."""
+        # Not `if self._free`: a finalizer or `close` may come by between the check and the pop.
         for take_unused in (self._free[node].pop, self._empty.popleft):
             with suppress(IndexError):
                 memory = take_unused()
                 break
         else:
-            memory = self._make()
+            if self.file is None:
+                mapping = mmap.mmap(-1, self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                if hasattr(mmap, "MADV_HUGEPAGE"):
+                    mapping.madvise(mmap.MADV_HUGEPAGE)
+                memory = Memory(0, mapping, 0, self._stride)
+            else:  # several buffers at once, of which the others are free
+                segment = segment_of(self._made)
+                os.ftruncate(self.file, segment.stop * self._stride)
+                memory, *others = map_segment(self.file, segment, self._stride)
+                self._made = segment.stop
+                self._empty.extend(others)
         owner = self._type.from_buffer(memory.map, memory.start)
         weakref.finalize(owner, self._give, memory, node).atexit = False
-        return Buffer(memory, views(owner, self._specs))
+        return Buffer(memory, self._layout.views(owner))
 
     def close(self) -> None:
         """Close the file; arrays that are in use stay."""
@@ -137,23 +139,6 @@ class BufferPool:
             self.file, self._kept = None, 0
             self._free.clear()
             self._empty.clear()
-
-    def _make(self) -> Memory:
-        """Map new memory; of a shared pool several buffers at once, of which the others are free."""
-        number = self._made
-        if self.file is None:
-            memory = mmap.mmap(-1, self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            self._made += 1
-            return Memory(number, memory, 0, self._stride)
-        segment, stride = segment_of(number), self._stride
-        os.ftruncate(self.file, segment.stop * stride)
-        shared = map_segment(self.file, segment, stride)
-        self._made = segment.stop
-        first, *others = (place_in(shared, each, stride) for each in segment)
-        self._empty.extend(others)
-        return first
 
     def _give(self, memory: Memory, node: int) -> None:
         """Take memory back. Finalizers call this, in any thread and at any moment."""
@@ -169,33 +154,26 @@ class BufferPool:
 class MappedBuffers:
     """The buffers of another process' shared pool."""
 
-    def __init__(self, file: int, specs: Sequence[ArraySpec]) -> None:
-        self._file = file
-        self._specs = specs
-        self._stride = stride_of(specs)
-        self._segments: dict[int, mmap.mmap] = {}
+    def __init__(self, file: int, layout: BufferLayout) -> None:
+        self._file, self._layout = file, layout
+        self._segments: dict[int, list[Memory]] = {}
         self._met: set[int] = set()  # buffers whose pages this process has mapped
 
     def take(self, number: int) -> tuple[Buffer, bool]:
         """Return the buffer at this place, and whether this process has mapped its pages."""
-        segment, stride = segment_of(number), self._stride
+        segment, stride = segment_of(number), self._layout.stride
         if segment.start not in self._segments:
             self._segments[segment.start] = map_segment(self._file, segment, stride)
-        memory = place_in(self._segments[segment.start], number, stride)
-        mapped = number in self._met and not self._is_empty(number * stride)
+        memory, mapped = self._segments[segment.start][number - segment.start], False
+        if number in self._met:
+            with suppress(OSError):  # there are no pages from this buffer to the file's end: the pool has dropped them
+                mapped = os.lseek(self._file, number * stride, os.SEEK_DATA) < (number + 1) * stride
         self._met.add(number)
-        return Buffer(memory, views(memory.map, self._specs, memory.start)), mapped
-
-    def _is_empty(self, start: int) -> bool:
-        """Return whether the buffer at this byte of the file has no pages any more."""
-        try:
-            return os.lseek(self._file, start, os.SEEK_DATA) >= start + self._stride
-        except OSError:  # no pages from there to the file's end
-            return True
+        return Buffer(memory, self._layout.views(memory.map, memory.start)), mapped
 
 
 def segment_of(number: int) -> range:
-    """Return the buffers that are mapped together with this one: 8, and then as many again as there are.
+    """Return the buffers that are mapped together with this one: the first 8; later as many again as there are.
 
     Each mapping holds a descriptor, and a process that keeps a thousand batches may have no more than that.
     """
@@ -205,12 +183,7 @@ def segment_of(number: int) -> range:
     return range(start, 2 * start)
 
 
-def place_in(segment: mmap.mmap, number: int, stride: int) -> Memory:
-    """Return where a buffer lies in the mapping of its segment."""
-    start = (number - segment_of(number).start) * stride
-    return Memory(number, segment, start, start + stride)
-
-
-def map_segment(file: int, segment: range, stride: int) -> mmap.mmap:
+def map_segment(file: int, segment: range, stride: int) -> list[Memory]:
     """Map these buffers of a pool's file."""
-    return mmap.mmap(file, len(segment) * stride, mmap.MAP_SHARED, offset=segment.start * stride)
+    shared = mmap.mmap(file, len(segment) * stride, mmap.MAP_SHARED, offset=segment.start * stride)
+    return [Memory(number, shared, at * stride, (at + 1) * stride) for at, number in enumerate(segment)]

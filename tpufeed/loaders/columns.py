@@ -1,9 +1,8 @@
-"""Columns of a batch: which ones a loader was asked for, their shapes, and how a record fills a row of them."""
+"""Columns of a batch: the ones that a loader was asked for, their shapes, and how a record fills a row of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -31,7 +30,7 @@ Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 Rows: TypeAlias = Mapping[str, Array] | Mapping[str, list[Any]]  # a batch's arrays, or a list for each column
 
 IMAGE, SAMPLE, SOURCE, WINDOW = "image", "sample", "source", "window"
-_OWN_NAMES = frozenset({IMAGE, SAMPLE})  # what loaders make; no feature can be asked for by these
+_OWN_NAMES = frozenset({IMAGE, SAMPLE})  # columns that loaders make; no feature has these names
 _FEATURE_OF_NAME = {
     "label": schema.LABEL,
     "text": schema.TEXT,
@@ -42,7 +41,7 @@ _FEATURE_OF_NAME = {
     "filename": schema.FILENAME,
 }
 _TEXTS = ("bytes", "string")
-_NO_CLASS = -1  # what fills a list of labels: 0 is a class
+_NO_CLASS = -1  # pads a list of labels: 0 is a class
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -53,57 +52,47 @@ class Column(msgspec.Struct, frozen=True):
     shape: tuple[int, ...] = ()
 
 
+@dataclass
 class Sample:
-    """A parsed record, while a row is filled from it. Where its pixels go is found out when a column asks for it.
+    """A parsed record, while a row is filled from it. `geometry` is found when a column first asks for it.
 
-    Args:
-        features: of the record by their keys; numbers as arrays.
+    Attributes:
+        features: the features of the record by their keys; numbers as arrays.
         where: the record's name, for errors.
         specs: the dataset's features by name.
         find_geometry: tells what the ops do to the image.
-        min_visibility: of a box's area, below which it is dropped.
-        classes: of a mixture, into whose ids labels are turned.
-        upright: the image is turned by its EXIF orientation before the ops see it.
-
-    Attributes:
-        dropped: boxes that were dropped.
+        min_visibility: share of a box's area below which it is dropped.
+        classes: the classes of a mixture, into whose ids labels are turned.
+        upright: True if the image is turned by its EXIF orientation before the ops see it.
+        dropped: number of boxes that were dropped.
     """
 
-    def __init__(  # noqa: PLR0913  # what is known of a record and of its dataset
-        self,
-        features: Mapping[str, Feature],
-        where: str,
-        specs: Mapping[str, FeatureSpec],
-        find_geometry: Callable[[], Geometry],
-        min_visibility: float,
-        classes: "JoinedClasses | None" = None,
-        *,
-        upright: bool,
-    ) -> None:
-        self.where, self.dropped, self._upright = where, 0, upright
-        self._features, self._specs = features, specs
-        self._find_geometry, self._min_visibility, self.classes = find_geometry, min_visibility, classes
-        self._boxes: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = {}
-        self._arrays: Mapping[str, Array] = {}
-        self._whole: Geometry | None = None
+    features: Mapping[str, Feature]
+    where: str
+    specs: Mapping[str, FeatureSpec]
+    find_geometry: Callable[[], Geometry]
+    min_visibility: float
+    classes: "JoinedClasses | None" = None
+    upright: bool = field(kw_only=True)
+    dropped: int = 0
+    _whole: Geometry | None = None
+    _arrays: Mapping[str, Array] = field(default_factory=dict)
+    _boxes: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = field(default_factory=dict)
 
     def behind(self, find_geometry: Callable[[], Geometry], whole: Geometry, arrays: Mapping[str, Array]) -> "Sample":
-        """Return the sample as some of the ops have left it, for those behind them.
+        """Return the sample as some of the ops have left it, for the ops behind them.
 
         Args:
             find_geometry: tells what the next ops do to the image.
             whole: what all ops do.
             arrays: moving columns by the names of features, in pixels of the image; the others are as they are stored.
         """
-        sample = copy(self)
-        sample.__dict__.pop("geometry", None)
-        sample._find_geometry, sample._whole, sample._arrays, sample._boxes = find_geometry, whole, arrays, {}
-        return sample
+        return replace(self, find_geometry=find_geometry, _whole=whole, _arrays=arrays, _boxes={})
 
     @cached_property
     def geometry(self) -> Geometry:
-        """Where each pixel of the result lies in the stored image."""
-        return self._find_geometry()
+        """Place of each pixel of the result in the stored image."""
+        return self.find_geometry()
 
     @property
     def window(self) -> tuple[float, float, float, float]:
@@ -111,9 +100,9 @@ class Sample:
         return (self._whole or self.geometry).bounds()
 
     def values(self, spec: FeatureSpec) -> Any:
-        """Return a feature's values. Raises RecordError where it holds another kind of list."""
-        feature = self._features.get(spec.key)
-        if feature is None or not len(feature.values):  # of any kind: it says no type
+        """Return a feature's values. Raises RecordError if it holds another kind of list."""
+        feature = self.features.get(spec.key)
+        if feature is None or not len(feature.values):  # an empty list has no type
             return np.empty(0, np.int64)
         if feature.kind != spec.stored_kind:
             raise RecordError(f"{self.where}: {spec.key} holds {feature.kind}, not {spec.dtype}")
@@ -122,13 +111,16 @@ class Sample:
     def items(self, spec: FeatureSpec) -> Array:
         """Return the numbers of a list or tensor, of shape (items, *shape of an item).
 
-        Those of boxes that the crop drops are left out; labels are ids of the mixture's classes. Raises RecordError.
+        Items of boxes that the crop drops are left out; labels are ids of the mixture's classes. Raises RecordError.
         """
         if spec.name in self._arrays:
             items = self._arrays[spec.name]
             return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
-        if len(spec.keys) > 1:
-            return self._object_boxes(spec)
+        if len(spec.keys) > 1:  # TensorFlow's Object Detection API; in pixels of the image as the ops see it
+            height, width = self.geometry.source
+            (image,) = self.features[self.specs[schema.ENCODED].key].values
+            shares = read_boxes(self.features, spec, image, self.upright, self.where)
+            return (shares * (width, height, width, height)).astype(np.float32)
         found, each = self.values(spec), spec.each if spec.shape is None else spec.shape[1:]
         if spec.is_raw:
             data = b"" if not len(found) else found[0]
@@ -144,13 +136,6 @@ class Sample:
             items = self.classes.join(items, self.where)
         return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
 
-    def _object_boxes(self, spec: FeatureSpec) -> Array:
-        """Boxes of TensorFlow's Object Detection API, in pixels of the image as the ops see it."""
-        height, width = self.geometry.source
-        (image,) = self._features[self._specs[schema.ENCODED].key].values
-        shares = read_boxes(self._features, spec, image, self._upright, self.where)
-        return (shares * (width, height, width, height)).astype(np.float32)
-
     def boxes(self, spec: FeatureSpec) -> npt.NDArray[np.float32]:
         """Return the boxes that are left, in pixels of the result."""
         return self._move(spec)[0]
@@ -158,7 +143,7 @@ class Sample:
     def points(self, spec: FeatureSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
         """Return points in pixels of the result, and which of them it shows.
 
-        Those of each pair are swapped if the result is a mirror image. Raises RecordError.
+        The points of each pair are swapped if the result is a mirror image. Raises RecordError.
         """
         stored = self.items(spec)
         moved, visible = self.geometry.move_points(stored.reshape(-1, stored.shape[-1]))
@@ -191,14 +176,14 @@ class Sample:
 
     def _kept(self, spec: FeatureSpec, items: int) -> npt.NDArray[np.bool_]:
         """Return which items belong to boxes that are left. Raises RecordError."""
-        kept = self._move(self._specs[str(spec.of)])[1]
+        kept = self._move(self.specs[str(spec.of)])[1]
         if len(kept) != items:
             raise RecordError(f"{self.where}: {spec.key} has {items} items for {len(kept)} boxes in {spec.of}")
         return kept
 
     def _move(self, spec: FeatureSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
         if spec.name not in self._boxes:
-            moved, kept = self.geometry.move_boxes(self.items(spec), self._min_visibility)
+            moved, kept = self.geometry.move_boxes(self.items(spec), self.min_visibility)
             self._boxes[spec.name] = moved[kept], kept
             self.dropped += len(kept) - int(kept.sum())
         return self._boxes[spec.name]
@@ -236,10 +221,10 @@ def iter_flip_warnings(specs: Iterable[FeatureSpec | None], ops: Sequence[Op]) -
 
 
 class Field(Protocol):
-    """One thing that a loader was asked for, which fills one column or several."""
+    """Writes the values of a sample to one column that a loader was asked for, or to several."""
 
     columns: tuple[Column, ...]
-    moves: bool  # it needs to know where the pixels went
+    moves: bool  # True if it needs to know where the pixels went
 
     @property
     def spec(self) -> FeatureSpec | None:
@@ -250,10 +235,10 @@ class Field(Protocol):
 
 
 class Scalar:
-    """One value a sample.
+    """One value per sample.
 
     Attributes:
-        position: its place among the integers of the fixed layout; None where the record must be parsed.
+        position: its place among the integers of the fixed layout; None if the record must be parsed.
     """
 
     moves = False
@@ -277,30 +262,29 @@ class Scalar:
         if isinstance(value, memoryview):
             value = str(value, "utf-8") if self.spec.dtype == "string" else bytes(value)
         elif isinstance(value, np.integer):
-            value = int(value)  # where rows are lists
+            value = int(value)  # rows may be lists
         rows[column.name][row] = value
 
 
 class Items:
-    """A tensor, or a list that is padded to a static length, with its own length beside.
+    """A tensor, or a list that is padded to a static length, with its own length in the next column.
 
     Boxes and points are in pixels of the result: boxes clipped, and dropped with what belongs to them if nothing is
-    left of them; beside points there is which of them the result shows.
+    left of them; a column of points is followed by one that says which of them the result shows.
 
     Args:
-        name: of the column.
+        name: name of the column.
         spec: the feature.
         most: the static length of a list; None for a tensor of a fixed shape.
-        truncate: longer lists are cut; else they are an error.
-        padding: what stands behind a list's items.
-        counted: a list has a column of its lengths.
+        truncate: True to cut longer lists; else they are an error.
+        padding: the value behind a list's items.
+        counted: True for a column of the list's lengths.
     """
 
     def __init__(
         self, name: str, spec: FeatureSpec, most: int | None, truncate: bool, padding: float, counted: bool
     ) -> None:
-        self.spec, self.most, self._truncate, self._padding = spec, most, truncate, padding
-        self._counted = counted
+        self.spec, self.most, self._truncate, self._padding, self._counted = spec, most, truncate, padding, counted
         self.moves = spec.kind in ("boxes", "keypoints") or isinstance(spec.of, str)
         shape = spec.shape or () if most is None else (most, *spec.each)
         lengths = (Column(f"{name}_length", "int32"),) if counted else ()
@@ -324,12 +308,11 @@ class Items:
                     f"{sample.where}: {column.name} has {len(items)} items, and the batch has room for {self.most}; "
                     f"give pad={{{name!r}: {len(items)}}}, or truncate=[{name!r}]"
                 )
-            items = items[: self.most]
             padded = np.full(column.shape, self._padding, column.dtype)
-            padded[: len(items)] = items
+            padded[: len(items)] = items[: self.most]
             rows[column.name][row] = padded
             if self._counted:
-                rows[self.columns[1].name][row] = len(items)
+                rows[self.columns[1].name][row] = min(len(items), self.most)
         if visible is not None:
             seen = np.zeros(self.columns[-1].shape, np.bool_)
             seen[: len(visible)] = visible[: len(seen)]
@@ -337,7 +320,7 @@ class Items:
 
 
 class MultiHot:
-    """The labels of a sample as one float for each class, 1 for its own."""
+    """The labels of a sample as a float per class, 1 for its own classes."""
 
     def __init__(self, spec: FeatureSpec, classes: int) -> None:
         self.spec, self.moves = spec, isinstance(spec.of, str)
@@ -364,10 +347,9 @@ class Mask:
 
     def put(self, sample: Sample, rows: Rows, row: int) -> None:
         target = rows[self.columns[0].name]
+        made = sample.mask(self.spec, self.fill_value, None if isinstance(target, list) else target[row])
         if isinstance(target, list):
-            target[row] = sample.mask(self.spec, self.fill_value)
-        else:
-            sample.mask(self.spec, self.fill_value, target[row])
+            target[row] = made
 
 
 class Picture:
@@ -392,13 +374,13 @@ class WindowField:
 
 @dataclass(frozen=True, slots=True)
 class BatchForm:
-    """Form of a batch as it is handed over: a dict or tuple of columns, or an array alone where there is but one."""
+    """Form in which a batch is handed over: a dict or tuple of columns, or an array alone if there is only one."""
 
     names: tuple[str, ...]
     as_dict: bool
 
     def package(self, arrays: Mapping[str, Any]) -> Any:
-        """Return the batch as the training loop gets it."""
+        """Return the batch for the training loop."""
         if self.as_dict:
             return {name: arrays[name] for name in self.names}
         return arrays[self.names[0]] if len(self.names) == 1 else tuple(arrays[name] for name in self.names)
@@ -409,17 +391,17 @@ class Columns:
     """The columns of a loader's batches.
 
     Attributes:
-        own: the number of the source in a mixture, where it is asked for.
-        images: those of the views of the image, in the order of the views' sizes; none where no image is asked for.
-        views: of each view of the image the column, and its place there; None for the place of a single one.
-        scalars: fields that stand at fixed places: a record need not be parsed for them.
-        fields: all others, but images and `sample`.
+        every: all columns but `sample` and the mask.
+        images: the columns of the views of the image, in the order of the views' sizes; empty if not asked for.
+        views: for each view of the image its column, and its place there; None for the place of a single view.
+        scalars: fields at fixed places: a record need not be parsed for them.
+        fields: all other fields, without images and `sample`.
         pooled: the columns of pixels, which take most of a batch's memory.
-        names: of all columns, in the order in which they are handed over.
+        names: the names of all columns, in the order in which they are handed over.
         mask: the name of the column that is False for padding.
     """
 
-    own: tuple[Column, ...]
+    every: tuple[Column, ...]
     images: tuple[Column, ...]
     views: tuple[tuple[str, int | None], ...]
     scalars: tuple[Scalar, ...]
@@ -428,32 +410,20 @@ class Columns:
     names: tuple[str, ...]
     mask: str
 
-    @property
-    def moves(self) -> bool:
-        """True where a field asks where the pixels went."""
-        return any(field.moves for field in self.fields)
-
-    def __iter__(self) -> Iterator[Column]:
-        """Yield all columns but `sample` and the mask."""
-        yield from self.own
-        yield from self.images
-        for field in (*self.scalars, *self.fields):
-            yield from field.columns
-
 
 def resolve_columns(
     manifest: Manifest, options: "LoaderOptions", sizes: Sequence[tuple[int, int] | None], mixed: bool = False
 ) -> Columns:
-    """Return the columns of a loader.
+    """Return the columns of a loader, or of one source of a mixture.
 
     Args:
-        manifest: of the dataset.
-        options: `columns` and what says how they are batched.
-        sizes: (height, width) of each view's images; None where they differ from sample to sample.
-        mixed: the dataset is one of several.
+        manifest: the dataset's manifest.
+        options: `columns` and how they are batched.
+        sizes: (height, width) of each view's images; None if they differ from sample to sample.
+        mixed: True if the dataset is one of several.
 
     Raises:
-        OptionError: the dataset does not have a column, or it cannot be batched as the options say.
+        OptionError: the dataset does not have a column, or the options cannot batch it.
     """
     asked: Sequence[str] = options.columns or ()
     if options.columns is None or options.columns == "default":
@@ -495,13 +465,14 @@ def resolve_columns(
         )
     mask = "sample_mask" if any(feature.name == "mask" for feature in manifest.features) else "mask"
     own = (Column(SOURCE, "int32"),) if mixed and SOURCE in names else ()
+    every = (*own, *images, *(column for field in (*scalars, *fields) for column in field.columns))
     masks = (column for field in fields if isinstance(field, Mask | Picture) for column in field.columns)
     pooled = (*images, *masks)
-    return Columns(own, tuple(images), tuple(views), tuple(scalars), tuple(fields), pooled, tuple(names), mask)
+    return Columns(every, tuple(images), tuple(views), tuple(scalars), tuple(fields), pooled, tuple(names), mask)
 
 
 def _lay_out_views(sizes: Sequence[tuple[int, int] | None]) -> tuple[list[Column], list[tuple[str, int | None]]]:
-    """Return the columns of several views of the image, one for each of their sizes, and `Columns.views`."""
+    """Return the columns of several views of the image, one for each size, and `Columns.views`."""
     counts, taken, views = Counter(sizes), Counter[str](), list[tuple[str, int | None]]()
     columns = list[Column]()
     for (height, width), count in counts.items():  # type: ignore[misc]  # each view fixes a size
@@ -515,8 +486,8 @@ def _lay_out_views(sizes: Sequence[tuple[int, int] | None]) -> tuple[list[Column
 
 
 def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
-    """Raises OptionError for a value that the column's type does not hold."""
-    # A cache of JPEGs or PNGs says of masks and depth that they are bytes.
+    """Raise OptionError for a value that the column's type does not hold."""
+    # In a cache of JPEGs or PNGs the manifest calls masks and depth bytes.
     held = {"mask": "uint8", "depth": "int32"}.get(str(spec.kind), spec.dtype)
     dtype = np.dtype("O" if held in _TEXTS else held)
     if dtype.kind == "O":
@@ -533,7 +504,7 @@ def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Finder:
-    """Finds what makes a column that was asked for."""
+    """Finds the field of a column that was asked for."""
 
     manifest: Manifest
     options: "LoaderOptions"
@@ -542,7 +513,10 @@ class _Finder:
     features: Mapping[str, FeatureSpec]
 
     def find(self, name: str) -> Field | Picture:
-        """A feature of exactly this name goes before what it is short for, except for labels. Raises OptionError."""
+        """Return the field: a feature of this very name, except for labels, else what the name is short for.
+
+        Raises OptionError.
+        """
         features, manifest, options = self.features, self.manifest, self.options
         short = _FEATURE_OF_NAME.get(name, name)
         wanted = name if name in features and (name != "label" or not manifest.labelled) else short
@@ -579,7 +553,7 @@ class _Finder:
         is_adopted = self.manifest.options.get("command") == "adopt"
         owner = spec.of if isinstance(spec.of, str) else None
         pad, counted_by, counting = options.pad or {}, name, spec
-        if owner is not None and owner in self.asked:  # `boxes_length` counts it, so it has the room of the boxes
+        if owner is not None and owner in self.asked:  # `boxes_length` counts these items, so they have the boxes' room
             counted_by, counting = owner, self.features[owner]
         lengths = None if isinstance(counting.lengths, msgspec.UnsetType) else counting.lengths
         given = pad.get(counted_by)
@@ -589,17 +563,16 @@ class _Finder:
                 f"pad gives {name!r} room for {pad[name]} items, and there is one for each box in {counted_by!r}: give "
                 f"pad={{{counted_by!r}: {pad[name]}}} alone"
             )
-        # A list of at most one value is a value that may be missing, but for labels and what belongs to boxes.
+        # A list of at most one value is a value that may be missing, except for labels and what belongs to boxes.
         if spec.shape is None and not spec.each and given is None and not owner and spec.name != schema.LABEL:
-            if is_adopted and lengths is None:  # a record that has not one value may be skipped
-                return Scalar(name, spec, None, fill)
-            if lengths is not None and lengths[1] <= 1 and lengths[0] == 0:  # some samples lack the value
-                if fill is None and not is_adopted:
-                    raise OptionError(
-                        f"the column {name!r} cannot be batched: some samples have no value in it; give what stands "
-                        f"for it, like fill={{{name!r}: {0 if spec.dtype not in _TEXTS else ''!r}}}, or leave it out "
-                        "of columns="
-                    )
+            lacks = lengths is not None and lengths[1] <= 1 and lengths[0] == 0  # some samples lack the value
+            if lacks and fill is None and not is_adopted:
+                raise OptionError(
+                    f"the column {name!r} cannot be batched: some samples have no value in it; give what stands for "
+                    f"it, like fill={{{name!r}: {0 if spec.dtype not in _TEXTS else ''!r}}}, or leave it out of "
+                    "columns="
+                )
+            if lacks or (is_adopted and lengths is None):  # an adopted record without its value may be skipped
                 return Scalar(name, spec, None, fill)
         if spec.dtype in _TEXTS:
             raise OptionError(
@@ -607,18 +580,17 @@ class _Finder:
                 f"{spec.dtype}[]). Leave it out of columns=, or store one text a sample"
             )
         truncate = options.truncate if isinstance(options.truncate, bool) else counted_by in options.truncate
-        most: int | None = None  # of a tensor
-        if spec.shape is not None:
-            pass
-        elif given is None and lengths is None:
-            raise OptionError(
-                f"the dataset does not say how long the lists of {name!r} are; give the length of a batch's, like "
-                f"pad={{{counted_by!r}: 64}}"
-            )
-        elif given is None and lengths is not None and lengths[0] == lengths[1] > 0 and not owner and not is_boxes:
-            spec = msgspec.structs.replace(spec, shape=(lengths[1], *spec.each), lengths=msgspec.UNSET)  # all are equal
-        else:
-            most = given if given is not None else max(1, lengths[1] if lengths else 1)
+        most = given if spec.shape is None else None
+        if spec.shape is None and given is None:
+            if lengths is None:
+                raise OptionError(
+                    f"the dataset does not say how long the lists of {name!r} are; give the length of a batch's, like "
+                    f"pad={{{counted_by!r}: 64}}"
+                )
+            if lengths[0] == lengths[1] > 0 and not owner and not is_boxes:  # all are equal
+                spec = msgspec.structs.replace(spec, shape=(lengths[1], *spec.each), lengths=msgspec.UNSET)
+            else:
+                most = max(1, lengths[1])
         padding: float = _NO_CLASS if spec.name == schema.LABEL else 0
         if fill is not None and not isinstance(fill, str):  # numpy's numbers, too
             padding = fill

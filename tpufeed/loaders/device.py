@@ -1,7 +1,6 @@
-"""The base of feeds that put batches on a device ahead of need.
+"""The base of feeds that put batches on a device ahead of need: how ranks meet, batches are prefetched, and all ends.
 
-A framework adds a folder with a feed that derives from `DeviceFeed` and opens `Transfer`s. Ranks, prefetching and
-closing stand here.
+A framework adds a folder with a feed that derives from `DeviceFeed` and opens `Transfer`s.
 """
 
 import logging
@@ -11,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +28,6 @@ Exchange = Callable[[EpochSpec], Sequence[EpochSpec]]
 
 
 @dataclass(slots=True)
-class Crossing:
-    """Counts of a feed's way to its device; one thread adds to each field."""
-
-    batches: int = 0
-    wait_seconds: float = 0.0
-    transfer_seconds: float = 0.0
-    transfer_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceStats:
     """Counts of a feed since it was made; take the difference of two for a part of a run.
 
@@ -48,38 +37,35 @@ class DeviceStats:
             within `next`.
         transfer_seconds: seconds of a host thread that sending batches took.
         transfer_bytes: bytes sent by this process.
-        host: the host loader's `stats()`, whose waits are those of that thread; None where it has none.
+        host: the host loader's `stats()`, whose waits are those of that thread; None if it has none.
     """
 
-    batches: int
-    wait_seconds: float
-    transfer_seconds: float
-    transfer_bytes: int
-    host: Any
+    batches: int = 0
+    wait_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    transfer_bytes: int = 0
+    host: Any = None
 
 
 class Transfer(ABC):
     """The batches of one iteration and how they get to the device.
 
     Attributes:
-        batches: of the loader.
-        close: gives up a batch that another thread waits for; None where the source cannot.
-        spec: what ranks compare before they begin; None where they do not.
+        batches: the loader's batches.
+        close: gives up a batch that another thread waits for; None if the source cannot.
+        spec: what ranks compare before they begin; None if they do not.
+        thread: the thread that prefetches.
     """
 
     batches: Iterator[Any]
     close: Callable[[], None] | None = None
     spec: EpochSpec | None = None
-    thread = 0  # that prefetches
+    thread = 0
     _ended = False
-
-    def next_batch(self) -> Any:
-        """Return the next batch of the source; raises StopIteration at the end."""
-        return next(self.batches)
 
     @abstractmethod
     def send(self, batch: Any) -> tuple[Any, int]:
-        """Send a batch: what `receive` takes, and the bytes sent. Called in one thread at a time."""
+        """Send a batch; return what `receive` takes, and the bytes sent. Called in one thread at a time."""
 
     def receive(self, sent: Any) -> Any:
         """Return the batch for the training loop, in its thread."""
@@ -95,14 +81,14 @@ class Transfer(ABC):
         # Until the batch is sent: fetches that were queued before an exception then find the end, not a broken source.
         self._ended = True
         try:
-            batch = self.next_batch()
+            batch = next(self.batches)
         except StopIteration:
             return None
         place = feed.loader.taken()
         begin = perf_counter()
         sent, size = self.send(batch)
-        feed.crossing.transfer_seconds += perf_counter() - begin
-        feed.crossing.transfer_bytes += size
+        feed._counts.transfer_seconds += perf_counter() - begin
+        feed._counts.transfer_bytes += size
         self._ended = False
         return sent, place
 
@@ -115,8 +101,8 @@ class Transfer(ABC):
 class DeviceFeed(StatelessFeed, ABC):
     """A feed whose batches are on a device ahead of need. One thread at a time iterates.
 
-    The loader is ahead of the training loop by what is prefetched, with `repeat` maybe by an epoch or more. So it is
-    told the place of each batch that is handed out.
+    The loader is ahead of the training loop by what is prefetched, with `repeat` maybe by an epoch or more. So the feed
+    tells it the place of each batch that is handed out.
 
     Args:
         loader: gives batches on the host: a `Loader`, or a `ForeignLoader`.
@@ -128,23 +114,23 @@ class DeviceFeed(StatelessFeed, ABC):
     def __init__(self, loader: Any, device_prefetch: int) -> None:
         super().__init__(loader)
         self.device_prefetch = device_prefetch
-        self.crossing = Crossing()
+        self._counts = DeviceStats()  # without those of the host; one thread adds to each field
 
     @abstractmethod
     def open_transfer(self) -> Transfer:
         """Open the loader's next epoch, in the thread of the training loop: processes may be forked here."""
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return what ranks exchange specs by, and the number of this one; None where they do not compare."""
+        """Return how ranks exchange specs, and the number of this one; None if they do not compare."""
         return None
 
     @property
     def host(self) -> "Loader | None":
-        """The loader of numpy batches; None where it is not of tpufeed."""
+        """The loader of numpy batches; None for a loader that is not tpufeed's."""
         return loader_of(self)
 
     def __iter__(self) -> "DeviceIterator":
-        """The next epoch, and with `repeat` all that follow.
+        """Return the next epoch, and with `repeat` all that follow.
 
         The epoch begins with its first batch, and an earlier iteration ends then: frameworks call `iter` only to see
         whether they can.
@@ -153,17 +139,17 @@ class DeviceFeed(StatelessFeed, ABC):
 
     def stats(self) -> DeviceStats:
         """Return what the way to the device has taken so far, and what the training loop waited for."""
-        return DeviceStats(**asdict(self.crossing), host=self.loader.stats())
+        return replace(self._counts, host=self.loader.stats())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "crossing": Crossing()}
+        return {**super().__getstate__(), "_counts": DeviceStats()}
 
 
 class DeviceIterator(Iterator[Any]):
     """One iteration of a `DeviceFeed`. Leaving it early needs no `close`, which any thread may call.
 
-    The first batch is fetched and sent in the thread of the training loop, where ranks meet, processes are forked and
-    frameworks start; the others in a thread of the iteration, `device_prefetch` of them ahead.
+    The first batch is fetched and sent in the thread of the training loop: there ranks meet, processes are forked and
+    frameworks start. The others come from a thread of the iteration, `device_prefetch` of them ahead.
     """
 
     def __init__(self, feed: DeviceFeed) -> None:
@@ -185,15 +171,15 @@ class DeviceIterator(Iterator[Any]):
                 self._transfer.before_step()
             begin = perf_counter()
             fetched = self._fetch_first() if self._executor is None else self._ahead.popleft().result()
-            feed.crossing.wait_seconds += perf_counter() - begin
+            feed._counts.wait_seconds += perf_counter() - begin
             transfer, executor = self._transfer, self._executor
-            if fetched is None or transfer is None or executor is None:  # the end, or another thread has closed it
+            if fetched is None or transfer is None or executor is None:  # at the end, or closed by another thread
                 raise StopIteration
             while len(self._ahead) < feed.device_prefetch:
                 self._ahead.append(executor.submit(transfer.fetch_ahead, feed))  # without a reference to `self`
             sent, place = fetched
             feed.loader.hand_out(place)
-            feed.crossing.batches += 1
+            feed._counts.batches += 1
             return transfer.receive(sent)
         except BaseException as error:
             why = self._why  # another thread has closed it meanwhile
@@ -203,11 +189,11 @@ class DeviceIterator(Iterator[Any]):
             raise
 
     def __del__(self) -> None:
-        if threading is not None:  # at the end of the interpreter modules are gone, and threads are over
+        if threading is not None:  # at the interpreter's end modules are gone, and so are threads
             self.close()
 
     def close(self, why: str = "") -> None:
-        """End the thread, after the batch that it is at; those ahead are dropped. The next `next` raises `why`."""
+        """End the thread, after the batch that it is at, and drop batches ahead. The next `next` raises `why`."""
         if self._closed:
             return
         # Before the transfer is closed: that wakes a loop in another thread, which looks here for what to raise.
@@ -221,7 +207,7 @@ class DeviceIterator(Iterator[Any]):
             return
         executor.shutdown(wait=False, cancel_futures=True)
         if transfer is not None and transfer.thread == threading.get_ident():
-            return  # the garbage collector came by in that very thread, which cannot wait for itself
+            return  # the garbage collector runs in that very thread, which cannot wait for itself
         running = wait_for_futures([future for future in ahead if not future.cancelled()], _CLOSE_SECONDS).not_done
         if running:
             _LOGGER.warning(
@@ -231,7 +217,7 @@ class DeviceIterator(Iterator[Any]):
             executor.shutdown()
 
     def _fetch_first(self) -> tuple[Any, Any] | None:
-        """Begin the iteration: the first batch, once all ranks have theirs."""
+        """Begin the iteration, and return its first batch once all ranks have theirs."""
         feed = self._feed
         feed.loader.lead(self)
         found = feed.find_exchange()

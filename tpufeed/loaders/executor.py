@@ -1,7 +1,7 @@
-"""Decode batches in threads of this process, several at a time; and how many threads and processes a loader takes.
+"""Decode batches in threads of this process, several at a time; and plan how many threads and processes a loader takes.
 
-One thread submits and takes results; closing an executor is safe from any thread. What does the same in worker
-processes, each of which has a `ThreadExecutor`, is in `workers`.
+One thread submits and takes results; any thread may close an executor. `workers` does the same in worker processes,
+each of which has a `ThreadExecutor`.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
 from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, Cost, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool
-from tpufeed.loaders.mixture import Source
+from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
@@ -39,19 +39,19 @@ CLOSED_MEANWHILE = "the loader was closed while a batch was waited for"
 _FEWEST_STAGED = 32  # shards that may be open
 _MOST_OPEN = 4096  # of all sources of a mixture together
 _ENVIRONMENT = "TPUFEED_PROCESSES"
-# Threads of one process meet at the GIL, processes cost memory: 8 MB each, 16 where they read from object storage.
-_CORES_A_PROCESS = 4
-# Beside other programs the system gives a core to each thread in turn, and two threads a core get twice as much of it:
-# at a load of 6 on 2 cores 1.6 times the images. Alone they cost nothing where decoding, which holds no GIL, is long;
-# from small images they cost 3 to 8 % (docs/decisions, two threads a core).
-_THREADS_A_CORE, _LONG_DECODE_BYTES = 2, 48 << 10
+# Threads of one process meet at the GIL; processes cost memory: 8 MB each, 16 if they read from object storage.
+_CORES_PER_PROCESS = 4
+# Beside other programs the system gives a core to each thread in turn, and two threads per core get twice as much of
+# it: at a load of 6 on 2 cores 1.6 times the images. Alone they cost nothing if decoding, which holds no GIL, is long;
+# with small images they cost 3 to 8 % (docs/decisions, two threads a core).
+_THREADS_PER_CORE, _LONG_DECODE_BYTES = 2, 48 << 10
 
 # (source, variant, numbers of shards), the first ones due first.
 DueShards: TypeAlias = Sequence[tuple[int, int, Sequence[int]]]
 
 
 class BatchTimeout(Exception):  # internal: loaders raise LoaderError
-    """A batch is not there after the time that it has."""
+    """A batch is not there in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class WorkerConfig:
     """Configuration of the workers that decode batches.
 
     Attributes:
-        shares: of the samples that each source gives.
-        options: those of the loader.
-        threads: that decode.
-        lanes: of the order, that are read at a time.
-        file: descriptor of the batches' memory, where that is shared.
-        cores: of the NUMA node that a worker process keeps to; none where it may run on all.
+        shares: the share of the samples that each source gives.
+        options: the loader's options.
+        threads: threads that decode.
+        lanes: lanes of the order that are read at a time.
+        file: descriptor of the batches' memory if that is shared.
+        cores: cores of the NUMA node that a worker process keeps to; empty if it may run on all.
     """
 
     shares: tuple[float, ...]
@@ -78,37 +78,28 @@ class WorkerConfig:
 class ThreadExecutor:
     """Decodes batches in threads of this process, which start with the first batch.
 
-    Epoch e of a source reads variant e modulo their number.
-
-    Args:
-        sources: what to read.
-        config: how.
-        decoder: of these sources.
-        pool: memory for pixels, where `submit` is given none.
+    Epoch e of a source reads variant e modulo their number. The pool has memory for pixels if `submit` is given none.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[SampleSource],
         config: WorkerConfig,
         decoder: BatchDecoder,
         pool: BufferPool | None = None,
     ) -> None:
-        self._closed = False
-        self._owner = os.getpid()
-        self._sources = sources
+        self._closed, self._owner = False, os.getpid()
+        self._sources, self._decoder, self._pool = sources, decoder, pool
         self._variants = [len(source.entry.variants) for source in sources]
-        self._decoder = decoder
-        self._pool = pool
         self._readers: dict[tuple[int, int], Reader] = {}  # by source and variant
         self._requests = ThreadPoolExecutor(AT_ONCE, "tpufeed-read") if len(sources) > 1 else None
-        self._newest = [0] * len(sources)  # epoch of each source, of the batches that were taken
+        self._newest = [0] * len(sources)  # epoch that each source has come to in the batches taken
         self._remote = {number: each.dataset for number, each in enumerate(sources) if each.dataset.is_remote}
         self._stage = make_stage([*self._remote.values()], config.options) if self._remote else None
         self._staged = frozenset[int]()
         if self._stage is not None:
             self._staged = pick_staged(sources, config.shares, config.lanes, self._stage.budget_bytes)
-        # Twice the lanes: a shard for each lane that is read now, and one for each that batches ahead have come to.
+        # Twice the lanes: for each lane the shard that is read now, and the one that batches ahead have come to.
         wanted = max(OPEN_SHARDS if self._stage is None else _FEWEST_STAGED, 2 * config.lanes)
         self._open_shards = wanted if len(sources) == 1 else max(1, min(wanted, _MOST_OPEN // len(sources)))
         self._name = f"tpufeed-decode-{id(self):x}"
@@ -116,23 +107,22 @@ class ThreadExecutor:
 
     @property
     def closed(self) -> bool:
-        """True where it decodes nothing any more: also in a fork of its process, which has none of the threads."""
+        """True if it decodes nothing any more, also in a fork of its process, which has none of the threads."""
         return self._closed or os.getpid() != self._owner
 
     def submit(self, request: BatchRequest, given: Buffer | None = None, mapped: bool = True) -> "ThreadFuture":
-        """Begin a batch. The pages of memory that is not `mapped` yet are made by the threads that decode it.
+        """Begin a batch. If its memory is not `mapped` yet, the threads that decode it make the pages.
 
-        Raises LoaderError where the executor was closed.
+        Raises LoaderError if the executor was closed.
         """
         if given is None:
             assert self._pool is not None, "one of the two is given"
             given = self._pool.take()
         job = self._decoder.begin(request, self._open_reader, given.arrays)
         job.unmapped = None if mapped else given.memory
+        numbers = range(len(self._decoder.chunks))
         try:
-            chunks = [
-                self._threads.submit(self._decoder.decode, job, number) for number in range(len(self._decoder.chunks))
-            ]
+            return ThreadFuture(self, job, [self._threads.submit(self._decoder.decode, job, each) for each in numbers])
         except RuntimeError as error:
             # `shutdown` in another thread raises the same kind of error.
             if self._closed:
@@ -140,7 +130,6 @@ class ThreadExecutor:
             if limit := limit_reached(error):
                 raise LoaderError(limit) from error
             raise
-        return ThreadFuture(self, job, chunks)
 
     def fetch(self, due: DueShards) -> None:
         """Have these shards staged. Returns at once."""
@@ -152,9 +141,9 @@ class ThreadExecutor:
             self._stage.fetch(shards)
 
     def close(self, wait: bool = True) -> None:
-        """Stop. Batches in work fail. With `wait=False` threads are not waited for, as one may hang."""
+        """Stop; batches in work fail. `wait=False` does not wait for threads, as one may hang."""
         self._closed = True
-        # The garbage collector may come by in one of the threads themselves.
+        # The garbage collector may run in one of the threads themselves.
         wait = wait and not threading.current_thread().name.startswith(self._name)
         self._threads.shutdown(wait=wait, cancel_futures=True)
         for reader in list(self._readers.values()):  # another thread may open one
@@ -177,7 +166,7 @@ class ThreadExecutor:
     def _release_older(self, number: int, epoch: int) -> None:
         """Let go of the remote shards of other variants, now that a source has come to another epoch.
 
-        The lanes of a mixture do not come to it at the same time: the epoch before is kept as well.
+        The lanes of a mixture do not come to it at the same time: it keeps the epoch before, too.
         """
         if len(self._sources) > 1 and epoch < self._newest[number]:
             return
@@ -190,39 +179,29 @@ class ThreadExecutor:
 
 
 def make_stage(remote: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> ShardStage | None:
-    """Return the one stage of remote datasets; None where the options want none. `connections` as in `ShardStage`."""
-    folder, budget, stores = options.stage_dir, options.stage_bytes, [dataset.shards for dataset in remote]
+    """Return the stage that remote datasets share; None if the options want none. `connections` as in `ShardStage`."""
+    folder, budget = options.stage_dir, options.stage_bytes
     if budget == 0:
         return None
-    return ShardStage(
-        stores[0],
-        None if folder is None else Path(folder),
-        None if budget is None else int(budget),
-        connections,
-        others={store.url: store for store in stores},
-    )
+    parent, budget_bytes = None if folder is None else Path(folder), None if budget is None else int(budget)
+    stores = {dataset.shards.url: dataset.shards for dataset in remote}
+    return ShardStage(remote[0].shards, parent, budget_bytes, connections, others=stores)
 
 
-def pick_staged(sources: Sequence[Source], shares: Sequence[float], lanes: int, budget_bytes: int) -> frozenset[int]:
+def pick_staged(
+    sources: Sequence[SampleSource], shares: Sequence[float], lanes: int, budget_bytes: int
+) -> frozenset[int]:
     """Return the sources of a mixture whose shards are fetched whole; records of the others come by ranges.
 
-    A rank reads one shard of each source in each of its lanes at a time, and those of a source that is rarely due
-    would fill the stage for hours. Where the sources do not fit it together, those go first that give the most samples
-    for the bytes they hold, until they hold half of it: the other half is for the shards that are due next.
-
-    Args:
-        sources: of the mixture.
-        shares: of the samples that each gives.
-        lanes: of this rank.
-        budget_bytes: of the stage.
+    A rank reads one shard of each source in each of its `lanes` at a time, and shards of a source that is rarely due
+    would fill the stage for hours. If the stage has no room for all sources, those come first that give the most
+    samples for the bytes they hold, until they hold half of it: the other half is for the shards that are due next.
     """
     sizes = [sum(shard.bytes for shard in source.entry.variants[0].shards) for source in sources]
     if sum(sizes) <= budget_bytes:
         return frozenset(range(len(sources)))
-    held = [
-        min(size, lanes * size // max(1, len(source.entry.variants[0].shards)))
-        for source, size in zip(sources, sizes, strict=True)
-    ]
+    counts = (max(1, len(source.entry.variants[0].shards)) for source in sources)
+    held = [min(size, lanes * size // count) for size, count in zip(sizes, counts, strict=True)]
     remote = [number for number, source in enumerate(sources) if source.dataset.is_remote]
     picked, taken = set[int](), 0
     for number in sorted(remote, key=lambda number: -shares[number] / max(1, held[number])):
@@ -242,7 +221,7 @@ class ThreadFuture:
     chunks: Sequence[Future[list[Cost]]]
 
     def done(self) -> bool:
-        """Return true where the batch is there, or has failed."""
+        """Return True if the batch is there, or has failed."""
         return all(chunk.done() for chunk in self.chunks)
 
     def cancel(self) -> None:
@@ -254,21 +233,34 @@ class ThreadFuture:
         """Return the batch.
 
         Raises:
-            BatchTimeout: it is not there after so long.
+            BatchTimeout: it is not there in time.
             LoaderError: the executor was closed, or a worker process died.
             TpufeedError: what the batch failed with.
         """
+        deadline = time.monotonic() + timeout_seconds
+        chunk: Future[list[Cost]] | None
+        error: BaseException | None
+        failed: BaseException | None = None
         try:
-            failed = self._first_failure(time.monotonic() + timeout_seconds)
+            # All chunks, also after a failure: until each is done, memory of the batch is written to. (`futures.wait`
+            # would never hear of chunks that are cancelled.)
+            for chunk in self.chunks:
+                try:
+                    error = chunk.exception(min(threading.TIMEOUT_MAX, max(0.0, deadline - time.monotonic())))
+                except CancelledError:
+                    error = LoaderError(CLOSED_MEANWHILE)
+                except TimeoutError:
+                    raise BatchTimeout from None
+                if error is not None and failed is None:
+                    failed = error
+                    self.cancel()
             if failed is not None:
                 raise failed
             costs = [*map(Future.result, self.chunks)]
-        except CancelledError:
-            raise LoaderError(CLOSED_MEANWHILE) from None
         finally:
             # Cycles: an exception's traceback holds this frame, and the future the exception. They would keep the
             # loader's threads until the garbage collector comes by.
-            self.chunks, failed = (), None
+            self.chunks, chunk, error, failed = (), None, None, None
         executor = self.executor
         batch = executor._decoder.finish(self.job, costs)
         for part in self.job.parts:
@@ -277,31 +269,12 @@ class ThreadFuture:
                 executor._release_older(part.source, part.epoch)
         return batch
 
-    def _first_failure(self, deadline: float) -> BaseException | None:
-        """Return the batch's first failure, when all its rows are done: until then its memory is written to.
-
-        A function of its own, so that its variables are gone when the failure is raised: see `result`. Raises
-        BatchTimeout. `futures.wait` would never hear of chunks that are cancelled.
-        """
-        first: BaseException | None = None
-        for chunk in self.chunks:
-            try:
-                error = chunk.exception(min(threading.TIMEOUT_MAX, max(0.0, deadline - time.monotonic())))
-            except CancelledError:
-                error = CancelledError()  # that one's traceback holds this frame, which would hold it: a cycle again
-            except TimeoutError:
-                raise BatchTimeout from None
-            if error is not None and first is None:
-                first = error
-                self.cancel()
-        return first
-
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """`threads` in each of so many processes; 0 are those of this process alone.
+    """`threads` in each of `processes` worker processes; 0 processes stands for threads of this process.
 
-    `nodes` has the NUMA node of each process, or nothing where they may run on all.
+    `nodes` has the NUMA node of each process; it is empty if they may run on all nodes.
     """
 
     processes: int
@@ -310,10 +283,9 @@ class Workers:
 
 
 def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers:
-    """Return the numbers that the options say, or that fit the cores of this rank.
+    """Return the numbers from the options, or those that fit the cores of this rank.
 
-    Raises:
-        OptionError: processes are asked for, and they cannot have one of the datasets or an op.
+    Raises OptionError if the options ask for processes, and these cannot have one of the datasets or an op.
     """
     # The ranks of this host, as torchrun and others say, or `torch_xla.launch`.
     environment = os.environ.get
@@ -326,7 +298,7 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
         if not text.isdecimal():
             raise OptionError(f"{_ENVIRONMENT} in the environment is a number of processes, not {shown(text)}")
         wanted = int(text)
-    processes = min(cores, max(_CORES_A_PROCESS, cores // _CORES_A_PROCESS)) if wanted is None else int(wanted)
+    processes = min(cores, max(_CORES_PER_PROCESS, cores // _CORES_PER_PROCESS)) if wanted is None else int(wanted)
     obstacle = _obstacle(datasets, options) if processes else ""
     if obstacle and options.processes:
         raise OptionError(f"{obstacle}. Worker processes cannot have that; give processes=0 instead of {processes}")
@@ -335,7 +307,7 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
         processes = 0
     threads = max(1, cores // max(1, processes))
     if processes and all(_decodes_long(dataset) for dataset in datasets):
-        threads *= _THREADS_A_CORE
+        threads *= _THREADS_PER_CORE
     nodes = list[Node]()
     if processes and options.numa == "auto" and (ranks == 1 or rank.isdecimal()):  # else all ranks would take one node
         number = int(rank) % ranks if rank.isdecimal() else 0
@@ -351,7 +323,7 @@ def _decodes_long(dataset: Dataset) -> bool:
 
 
 def _obstacle(datasets: Sequence[Dataset], options: LoaderOptions) -> str:
-    """Return why worker processes cannot have a dataset or an op, or an empty text."""
+    """Return why worker processes cannot have a dataset or an op; "" if they can."""
     for url in (url for dataset in datasets for url in (dataset.url, dataset.shards.url)):
         if url_scheme(url) == "memory":
             return f"{url} is memory of this process"

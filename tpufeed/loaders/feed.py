@@ -23,7 +23,7 @@ SUPERSEDED = (
 
 
 class StatelessFeed:
-    """Epochs of batches that a loader gives, without states: those of a user's own loader that keeps none.
+    """Epochs of batches from a loader, without states: a user's own loader may keep none.
 
     Pickles and copies are feeds of a loader of their own, at the same place and without what is prefetched.
 
@@ -38,13 +38,13 @@ class StatelessFeed:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, of a mixture the joined ones; a label is a place among them."""
+        """Names of the classes; those of a mixture are joined. A label is a place among them."""
         names: tuple[str, ...] = self.loader.class_names
         return names
 
     @property
     def batch_size(self) -> Any:
-        """Samples in a batch of one rank; None if a loader of the user's does not say."""
+        """Samples in a batch of one rank; None if a user's own loader does not say."""
         return self.loader.batch_size
 
     def __len__(self) -> int:
@@ -52,10 +52,10 @@ class StatelessFeed:
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch number `epoch`, from its start. One that is under way cannot go on.
+        """Make the next iteration epoch number `epoch`, from its start. One that is under way cannot continue.
 
-        If that epoch is next anyhow, the place in it that a loaded state says stays: training loops name each epoch
-        before they iterate it, also one that they continue.
+        If that epoch is next anyway, a loaded state's place in it stays: training loops name each epoch before they
+        iterate it, also one that they continue.
         """
         self.loader.set_epoch(epoch)
 
@@ -81,12 +81,12 @@ class StatelessFeed:
 
 
 class Feed(StatelessFeed):
-    """Epochs of batches that a loader gives, in the form of one framework, or of numpy."""
+    """Epochs of batches from a loader, in the form of one framework, or of numpy."""
 
     def state_dict(self) -> Any:
         """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data.
 
-        Any feed of any loader made alike continues from it. It is empty if a loader of the user's keeps none.
+        Any feed of any loader made alike continues from it. It is empty if a user's own loader keeps no state.
         """
         return self.loader.state_dict()
 
@@ -110,8 +110,8 @@ class Iteration(Protocol):
 class Iterated:
     """A loader that feeds take batches from, one iteration at a time: the newest leads."""
 
-    _ahead_of_loop: "weakref.ref[Iteration] | None" = None  # weakly, so that one that is dropped ends itself
-    _handed: Any = None  # the place of its loop; None if nothing is taken ahead of that
+    _ahead_of_loop: "weakref.ref[Iteration] | None" = None  # weak, so that a dropped iteration ends itself
+    _handed: Any = None  # place of its loop; None if nothing is taken ahead of it
 
     def end_iteration(self, why: str) -> None:
         """End the iteration that takes batches ahead of its loop, if there is one; its loop is told why."""
@@ -126,11 +126,11 @@ class Iterated:
         return self._ahead_of_loop is not None and self._ahead_of_loop() is not None
 
     def hand_out(self, place: Any) -> None:
-        """Let the place of the training loop be behind a batch that was taken, as `taken` then said."""
+        """Move the place of the training loop behind a batch that was taken: `place` is what `taken` returned then."""
         self._handed = place
 
 
 def loader_of(feed: Any) -> "Loader | None":
-    """Return the tpufeed loader behind a feed, or a loader itself; None for loaders of the user's."""
+    """Return the tpufeed loader behind a feed, or a loader itself; None for a user's own loader."""
     loader = feed.loader if isinstance(feed, StatelessFeed) and not isinstance(feed, Iterated) else feed
     return loader if isinstance(loader, Feed) else None  # type: ignore[return-value]  # the one feed without another

@@ -1,4 +1,4 @@
-"""Loaders of the user's, on a device ahead of need: a torch DataLoader, a list."""
+"""A user's own loader, such as a torch DataLoader or a list, on a device ahead of need."""
 
 import weakref
 from collections.abc import Iterable, Mapping
@@ -22,34 +22,33 @@ def device_loader(
     sharding: Any = None,
     check_ranks: bool = True,
 ) -> Any:
-    """The batches of `loader` on `device`, the next few already there while a step runs.
+    """Return the batches of `loader` on `device`, the next few already there while a step runs.
 
-    Iterates `loader` again for each `for`, and in order. What it raises is raised in the loop, after the batches before
-    it. The first batch is fetched in the caller's thread, where frameworks may be started and processes forked; the
-    others in a thread that ends with the loop, however that is left. Beginning another loop ends an earlier one. A
-    state counts what the training loop was handed, and `stats()` is a `DeviceStats`. Of a `tpufeed.Loader` it is what
-    `to_device` or `to_xla` returns.
+    Each `for` iterates `loader` again, in order. The loop raises what `loader` raises, after the batches before it. The
+    first batch is fetched in the caller's thread, where frameworks may be started and processes forked; the others in a
+    thread that ends with the loop, however that is left. A new loop ends an earlier one. A state counts what the
+    training loop was handed, and `stats()` is a `DeviceStats`. For a `tpufeed.Loader` this is `to_device` or `to_xla`.
 
-    On a torch device, with torch 2.7 or later, `dataset`, `sampler` and all else that `loader` has is there as well. On
-    an XLA device it is an `MpDeviceLoader`, and arrays of numbers are sent, too. Inside `torch_xla.launch` all ranks
-    compare before the first batch of an epoch what they are about to iterate: where they differ, or one cannot begin,
-    all raise the same LoaderError. The loader itself deals samples to ranks.
+    On a torch device, with torch 2.7 or later, the result also has `dataset`, `sampler` and all else that `loader` has.
+    On an XLA device it is an `MpDeviceLoader`, and arrays of numbers are sent, too. Inside `torch_xla.launch` all ranks
+    compare before the first batch of an epoch what they are about to iterate: if they differ, or one cannot begin, all
+    raise the same LoaderError. The loader itself deals samples to ranks.
 
     Args:
         loader: a loader of tensors, also within tuples, lists and dicts: a DataLoader, a list, a `tpufeed.Loader`.
             Whatever is not a tensor stays as it is.
-        device: as torch names it, "tpu" with TorchTPU; by default the accelerator that there is, else the CPU. "xla" is
-            torch_xla's device of the thread that iterates.
+        device: torch's name of the device, "tpu" with TorchTPU; by default the accelerator, if there is one, else the
+            CPU. "xla" is torch_xla's device of the thread that iterates.
         device_prefetch: batches on the device ahead of the one in use; each takes device memory.
-        sharding: for XLA devices under SPMD, a `ShardingSpec` for each column by name, None for one that every device
-            holds whole; or one spec for all, fitted to the rank of each tensor. Columns of batches that are tuples
-            take the names in their order.
+        sharding: for XLA devices under SPMD, a `ShardingSpec` for each column by name, None for a column that every
+            device holds whole; or one spec for all, fitted to the rank of each tensor. If batches are tuples, the names
+            are those of their columns in order.
         check_ranks: False for a loader on an XLA device that only some of the ranks iterate.
 
     Raises:
         MissingExtraError: torch is not installed, torch_tpu for "tpu", or torch_xla for "xla".
         UsageError: tensorflow was imported before torch_xla.
-        OptionError: options that do not fit; or for "tpu" torch_tpu finds none, or is not Google's package.
+        OptionError: options that do not fit; or for "tpu" torch_tpu finds no TPU, or is not Google's package.
     """
     from tpufeed.loaders.torch.device import ForeignDeviceFeed, StatefulTorchDeviceFeed, TorchDeviceFeed
 
@@ -72,7 +71,7 @@ def device_loader(
 
 
 class ForeignLoader(Iterated):
-    """A loader of the user's, in the place of tpufeed's: a torch DataLoader, a list. It keeps states and epochs or not.
+    """A user's own loader instead of tpufeed's. It may keep states and epochs, or not.
 
     Args:
         source: gives batches on the host, again for each `for`.
@@ -104,9 +103,9 @@ class ForeignLoader(Iterated):
         return self.source.state_dict() if hasattr(self.source, "state_dict") else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the source, or where that does not number its epochs its dataset and sampler.
+        """Tell the source; if that does not number its epochs, its dataset and sampler.
 
-        Straight after `load_state_dict` the rest of that state's epoch stays the rest.
+        Straight after `load_state_dict` the rest of that state's epoch stays next.
         """
         if self._resuming and self.source.state_dict().get("epoch") == epoch:
             return
@@ -122,7 +121,7 @@ class ForeignLoader(Iterated):
             getattr(part, "set_epoch", lambda _: None)(epoch)
 
     def state_dict(self) -> Any:
-        """Return the source's state behind the batch that was handed out last, or else as it is now."""
+        """Return the source's state behind the batch that was handed out last, or its state now."""
         state = self.taken() if self._handed is None else self._handed
         return dict(state) if isinstance(state, Mapping) else {} if state is None else state
 
@@ -143,12 +142,12 @@ class ForeignLoader(Iterated):
         return stats() if callable(stats) else None
 
     def close(self) -> None:
-        """End the open iteration, and close the source where it can be."""
+        """End the open iteration, and close the source if it has `close`."""
         self.end_iteration(CLOSED)
         getattr(self.source, "close", lambda: None)()
 
     def __repr__(self) -> str:
-        """Return the source, which may be ahead, and the training loop's place once it was handed a batch."""
+        """Return the source, which may be ahead, and the training loop's place once it has a batch."""
         place = self._handed if isinstance(self._handed, Mapping) else {}
         said = [f"{name}={place[name]}" for name in ("epoch", "samples") if name in place]
         return ", ".join([repr(self.source), *said])

@@ -1,7 +1,7 @@
-"""Ops of the user's that change a whole sample: image, masks, boxes and points in one call.
+"""A user's ops that change a whole sample: image, masks, boxes and points in one call.
 
-Around such an op a sample is held as arrays: what the ops before it made, and what it returned, which the ops behind it
-begin with.
+Around such an op a sample is held as arrays: those that the ops before it made, and those that it returned for the ops
+behind it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +24,9 @@ class JointPipeline:
 
     Args:
         pipeline: all of the ops.
-        specs: by the names that functions know them by, the moving columns that are asked for: masks, boxes,
-            keypoints, and what belongs to boxes.
-        fields: all that are asked for; those of masks say what stands beyond the image.
+        specs: the moving columns that were asked for, by the names that functions use: masks, boxes, keypoints, and
+            what belongs to boxes.
+        fields: all fields that were asked for; those of masks have the fill beyond the image.
     """
 
     def __init__(self, pipeline: Pipeline, specs: Mapping[str, FeatureSpec], fields: Sequence[Field]) -> None:
@@ -42,18 +42,17 @@ class JointPipeline:
     def run(
         self, run_first: Callable[[Pipeline, Sequence[Draws]], Pixels], sample: Sample, draws: Sequence[Draws]
     ) -> tuple[Pixels, Sample]:
-        """Return the image after all ops, and the sample as those behind the last whole-sample op move it.
+        """Return the image after all ops, and the sample as the ops behind the last whole-sample op move it.
 
         Args:
             run_first: decodes the image and runs the first part over it.
-            sample: as it is stored.
-            draws: one entry an op.
+            sample: the sample as it is stored.
+            draws: one entry per op.
 
         Raises:
             ImageError, RecordError, OpError: the sample is damaged, or an op failed.
         """
-        pixels, arrays = None, dict[str, Any]()
-        whole = sample.geometry
+        pixels, arrays, whole = None, dict[str, Any](), sample.geometry
         size = whole.source
         for at, part, custom in self._parts:
             drawn = draws[at]
@@ -63,20 +62,16 @@ class JointPipeline:
                 break
             moved = {name: self._materialise(name, spec, sample) for name, spec in self._specs.items()}
             changed = custom.apply_sample({IMAGE: np.ascontiguousarray(pixels), **moved}, draws[at.stop])
-            self._check_counts(custom, changed)
+            for name, spec in self._specs.items():  # the record is not at fault
+                if isinstance(spec.of, str) and len(changed[name]) != len(changed[spec.of]):
+                    raise OpError(
+                        f"{custom} returned {len(changed[name])} items of {name!r} for {len(changed[spec.of])} boxes "
+                        f"in {spec.of!r}: return one for each box"
+                    )
             pixels, size = changed.pop(IMAGE), pixels.shape[:2]
             arrays = {self._specs[name].name: values for name, values in changed.items()}
         assert pixels is not None, "there is a part at least"
         return pixels, sample
-
-    def _check_counts(self, custom: Custom, changed: Mapping[str, Any]) -> None:
-        """Raise OpError where a function gave more or fewer items than boxes: the record is not at fault."""
-        for name, spec in self._specs.items():
-            if isinstance(spec.of, str) and len(changed[name]) != len(changed[spec.of]):
-                raise OpError(
-                    f"{custom} returned {len(changed[name])} items of {name!r} for {len(changed[spec.of])} boxes in "
-                    f"{spec.of!r}: return one for each box"
-                )
 
     def _materialise(self, name: str, spec: FeatureSpec, sample: Sample) -> Any:
         if spec.kind in ("mask", "depth"):

@@ -1,4 +1,4 @@
-"""The framework-free loader: numpy batches in an exact order, decoded straight into the batch's memory."""
+"""The loader: numpy batches in an exact order, decoded straight into their memory. Adapters give them to frameworks."""
 
 import logging
 import weakref
@@ -18,12 +18,12 @@ from tpufeed.dataset.order import Remainder, World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
 from tpufeed.images.protocols import Op
-from tpufeed.loaders.batch import Array, BatchDecoder, BatchRequest, DecodedBatch, warn_of_flips
-from tpufeed.loaders.buffers import BufferPool, stride_of
+from tpufeed.loaders.batch import BatchDecoder, DecodedBatch, warn_of_flips
+from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.feed import REPLACED, SUPERSEDED, DatasetLike, Feed, Iterated, Iteration
-from tpufeed.loaders.mixture import Mixture, Source
+from tpufeed.loaders.mixture import Mixture, SampleSource
 from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sampler import Cursor, Sampler
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_READING = dict.fromkeys(LoaderOptions.__slots__, "give it to tpufeed.Loader")  # what adapters are no place for
+_READING = dict.fromkeys(LoaderOptions.__slots__, "give it to tpufeed.Loader")  # options that adapters do not take
 _ADAPTING = {
     "device": "give it to to_device() or to_xla()",
     "sharding": "give it to to_jax(), to_xla() or to_tf()",
@@ -55,8 +55,8 @@ _ADAPTING = {
     "class_weight": "give it to to_keras()",
 }
 
-_FEWEST_AHEAD, _AHEAD_A_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
-_FIRST_AHEAD = 4  # batches, of an epoch whose shards may have to come first
+_FEWEST_AHEAD, _AHEAD_PER_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
+_FIRST_AHEAD = 4  # batches of an epoch whose shards may have to be fetched first
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,26 +64,25 @@ class LoaderStats:
     """Metrics of a loader since it was made; take the difference of two for a part of a run.
 
     Attributes:
-        seconds: since the first batch was asked for, until the last one was handed out.
-        wait_seconds: of these, how long the consumer waited for batches; `wait_seconds / seconds` is its idle share.
+        seconds: from the request of the first batch until the last one was handed out.
+        wait_seconds: part of them that the consumer waited for batches; `wait_seconds / seconds` is its idle share.
         waits: batches that were not ready when they were asked for.
-        batches: handed out.
-        samples: in them, padding among these.
-        ready: batches that were ready when one was asked for, on average: `prefetch` and more of a loader that never
-            holds up its consumer, 0 of one that always does.
-        read_seconds: of all decoding threads together, reading records and verifying their CRCs; of raw images copying
-            them, too.
-        decode_seconds: of all decoding threads together, decoding and ops.
-        read_bytes: of records.
-        bad_records: different ones that were skipped.
-        requested_records: of remote datasets, those that were read by requests of their own, as their shards were not
-            staged.
+        batches: batches handed out.
+        samples: samples in them, with padding.
+        ready: mean number of batches that were ready when one was asked for: `prefetch` or more if the loader never
+            holds up its consumer, 0 if it always does.
+        read_seconds: time of all decoding threads together for reading records and verifying their CRCs, and for
+            copying raw images.
+        decode_seconds: time of all decoding threads together for decoding and ops.
+        read_bytes: bytes of records.
+        bad_records: different records that were skipped.
+        requested_records: remote records that were read by requests of their own, as their shards were not staged.
         dropped_boxes: boxes of which crops have left nothing, or less than `min_visibility`.
-        processes: that decode; 0 where threads of this process do.
-        threads: that decode, of all processes together.
-        nodes: (NUMA node, processes that keep to it); empty where they may run on all.
-        prefetch: batches that are prepared ahead, at the most.
-        buffer_bytes: what they take.
+        processes: processes that decode; 0 if threads of this process do.
+        threads: decoding threads of all processes together.
+        nodes: (NUMA node, processes that keep to it); empty if they may run on all nodes.
+        prefetch: most batches that are prepared ahead.
+        buffer_bytes: memory of these batches.
     """
 
     seconds: float = 0.0
@@ -110,65 +109,69 @@ class Loader(Feed, Iterated):
 
     `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), C-contiguous, label int64
     of shape (batch,). The next `for` is the next epoch, with another order, other crops and, in a cache, the next
-    variant. The memory of a batch is its receiver's for as long as any array refers to it.
+    variant. You own a batch: its memory is reused only after the last reference is gone.
 
     All options of reading are here. `to_torch`, `to_device`, `to_xla`, `to_jax`, `to_tf` and `to_keras` give the same
-    batches to a framework. The place is this loader's, so any of them goes on from any other. One iteration runs at a
-    time: when another begins, an earlier one of this loader, or of a feed made of it, raises LoaderError. One thread at
-    a time iterates; closing is safe from any. Pickles and copies are loaders at the same place, without the workers.
+    batches to a framework. They share this loader's place, so each continues from any other. One iteration runs at a
+    time: when another begins, an earlier one of this loader or of its feeds raises LoaderError. One thread at a time
+    iterates; any thread may close. Pickles and copies are loaders at the same place, without the workers.
+
+    Each rank reads its own samples. Before the first batch of an iteration for torch, XLA or JAX all ranks compare what
+    they are about to iterate: if they differ, or one cannot begin, all raise the same LoaderError. A `world` given by
+    hand is not compared.
 
     Args:
-        url: a dataset, at a path or a URL; one that is open; or a `tpufeed.Mixture` of several.
-        split: which part of it.
+        url: a dataset's path or URL, an open dataset, or a `tpufeed.Mixture` of several.
+        split: the part of the dataset to read.
         batch_size: samples in a batch of one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
             come out equal in size. None: the `final` ops of a cache, or no op.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
             width, filename, text, or the name of a feature; of a mixture also source, the number of the sample's
-            dataset in it. By default ("image", "label"), or images alone where the
-            dataset has no labels. None: a dict of image, label and sample. Without image no image is decoded, and no
-            op is needed.
+            dataset in it. By default ("image", "label"), or images alone if the dataset has no labels. None: a dict of
+            image, label and sample. Without image no image is decoded, and no op is needed.
         shuffle: False reads in the dataset's own order.
         seed: seed of the order and of the ops.
-        remainder: what becomes of a last batch that is not full on every rank: "drop" drops it, "pad" fills it up and
+        remainder: what happens to a last batch that is not full on every rank: "drop" drops it, "pad" fills it up and
             adds a bool mask as the last column, "repeat" fills it with other samples.
         world: (rank, size), or a `tf.distribute.InputContext`; by default what the framework that takes the batches
-            says, with the first one.
+            says when the first one is asked for.
         lanes: lanes of the order (docs/order.md), a multiple of the world's size.
         processes: worker processes that decode, so that decoding and the training loop do not share a GIL. 0 decodes
-            in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one a core up to 4
-            cores, 4 up to 16 cores, and then one for 4 cores. A `memory://` dataset, and ops that `__main__` defines,
-            need 0.
-        threads: threads that decode in each process; by default all processes together have one for each core of this
-            rank, and two where images are encoded and of more than 48 KB on average.
-        prefetch: batches prepared ahead on the host, also of the next epoch; by default 2 a process and at least 4, but
-            at most 4 GB.
-        repeat: True makes one iteration endless: each epoch follows the last one. `len` stays that of an epoch.
-        max_bad_records: number of different damaged or undecodable records that are skipped, each with a warning: a
-            good sample of the batch takes its place, and a bool mask in the last column is False there. One more raises
+            in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one per core up to 4
+            cores, 4 up to 16 cores, and beyond that one per 4 cores. A `memory://` dataset, and ops that `__main__`
+            defines, need 0.
+        threads: decoding threads of each process; by default one per core of this rank over all processes, and two per
+            core if images are encoded and larger than 48 KB on average.
+        prefetch: batches prepared ahead on the host, also of the next epoch; by default 2 per process and at least 4,
+            but at most 4 GB.
+        repeat: True makes one iteration endless: epoch follows epoch. `len` stays that of an epoch.
+        max_bad_records: number of different damaged or undecodable records to skip, each with a warning: a good sample
+            of the batch takes its place, and a bool mask in the last column is False there. One more raises
             RecordError.
         timeout_seconds: seconds to wait for a batch before LoaderError says that a drive or an op hangs. Hanging worker
             processes are killed; a hanging thread of `processes=0` cannot be, and keeps the program from ending.
-        numa: on a host of several NUMA nodes "auto" keeps each worker process, and the memory of its batches, to one
-            node: dealt to all nodes, or where a host has several ranks to the nodes of the rank's TPU chips. "off"
-            leaves that to the system.
+        numa: on a host with several NUMA nodes "auto" keeps each worker process, and the memory of its batches, to one
+            node: of all nodes, or if the host has several ranks, of the nodes of this rank's TPU chips. "off" leaves
+            that to the system.
         stage_dir: folder for verified copies of remote shards, shared by all processes of this host; by default the
-            environment variable TPUFEED_STAGE_DIR, else /dev/shm where it has room, else the user's cache folder.
+            environment variable TPUFEED_STAGE_DIR, else /dev/shm if it has room, else the user's cache folder.
         stage_bytes: size of all copies there, as "64GB" or a number; by default half of the free space. 0 reads remote
             records by ranges only. A dataset that fits is read from the store in its first epoch only.
         pad: static lengths of columns with lists of several lengths, like {"boxes": 64}; by default the longest of the
             dataset. `<name>_length`, int32 (batch,), is the next column. docs/samples.md shows every kind of column.
-        truncate: True, or the columns whose longer lists are cut to that; else they are an error.
-        fill: by column what stands for a missing value, behind the items of a list (0, and -1 for labels), or beyond
-            the image in a mask (0).
-        label_format: of lists of labels: "ids" as they are, or "multi_hot" for float32 (batch, classes).
-        min_visibility: boxes of which a crop leaves a smaller share of the area are dropped, with what belongs to
-            them, and counted in `stats()`. Those with no area left always are.
-        views: in place of ops, lists of ops, each for a crop of its own of every image, `(ops, 2)` for two: image is
-            then (batch, views, height, width, 3), or a column for each size, like image_224 and image_96.
+        truncate: True, or the columns whose longer lists are cut to that length; other longer lists are an error.
+        fill: by column the value that replaces a missing one, pads a list (0, and -1 for labels), or fills a mask
+            beyond the image (0).
+        label_format: form of lists of labels: "ids" as they are, or "multi_hot" for float32 (batch, classes).
+        min_visibility: share of a box's area below which a crop drops the box, with what belongs to it; `stats()`
+            counts them. Boxes with no area left are always dropped.
+        views: multi-crop: several lists of ops instead of `ops`; each makes its own crop of every image, and `(ops, 2)`
+            makes two. image is then (batch, views, height, width, 3), or one column per size, like image_224 and
+            image_96.
 
     Attributes:
-        options: as given, checked.
+        options: the options, checked.
         form: the names of a batch's columns, and how they are handed over.
         columns: what fills them.
         pipeline: the ops of the image, or of its first view, with their seed.
@@ -220,13 +223,12 @@ class Loader(Feed, Iterated):
         datasets = [source.dataset for source in self._sampler.sources]
         self._workers = plan_workers(datasets, options)
         self._executor: Executor | None = None
-        # Whether shards are fetched into a stage.
-        self._stages = options.stage_bytes != 0 and any(dataset.is_remote for dataset in datasets)
+        self._is_staged = options.stage_bytes != 0 and any(dataset.is_remote for dataset in datasets)
         self._make_decoder(self._sampler.sources)
         if self.columns.fields:
             warn_of_flips(self._decoder.decoders)
-        batch_bytes = stride_of(self._decoder.pooled)
-        wanted = max(_FEWEST_AHEAD, _AHEAD_A_PROCESS * self._workers.processes)
+        batch_bytes = self._decoder.layout.stride
+        wanted = max(_FEWEST_AHEAD, _AHEAD_PER_PROCESS * self._workers.processes)
         self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
         self._stats = LoaderStats(
             processes=self._workers.processes,
@@ -235,25 +237,25 @@ class Loader(Feed, Iterated):
             prefetch=self._prefetch,
             buffer_bytes=self._prefetch * batch_bytes,
         )
-        self._first_asked = 0.0  # when the first batch was
+        self._first_asked = 0.0  # when the first batch was asked for
         self._bad: set[tuple[int, ...]] = set()  # records that were skipped
-        self._world = thread_world() if options.world is None else None
+        self._world = thread_world() if world is None else to_world(world)
         self._find_world: Callable[[], World] = find_world
-        self.moved_by: weakref.ref[Any] | None = None  # what `keras_state` moves: the newest feed for Keras
+        self.moved_by: weakref.ref[Any] | None = None  # the newest feed for Keras, which `keras_state` moves
         self._next = 0, 0  # epoch and samples at which the next iteration begins
         self.began = 0, 0  # those at which the newest one began
         self.uncounted = ""  # why there is no place and no count: TensorFlow's own graph reads
-        self._current: EpochPrefetch | None = None  # of the iteration that was opened or begun last
-        self._opened = WeakSet[EpochPrefetch]()  # of all iterations that somebody has
-        self._ahead: EpochPrefetch | None = None  # of the next epoch, when batches of it are prepared already
+        self._current: EpochPrefetch | None = None  # that of the iteration that was opened or begun last
+        self._opened = WeakSet[EpochPrefetch]()  # those of all iterations in use
+        self._ahead: EpochPrefetch | None = None  # that of the next epoch, if its batches are prepared already
 
     @property
     def label(self) -> str:
-        """What is read, for messages: the URL of the dataset without secrets, or the mixture in words."""
+        """The dataset's URL without secrets, or the mixture in words, for messages."""
         return self._sampler.label
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[SampleSource, ...]:
         """The datasets that samples are drawn from: one, or those of a mixture."""
         return self._sampler.sources
 
@@ -283,23 +285,22 @@ class Loader(Feed, Iterated):
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """(height, width, channels) of every image, or (views, height, width, channels); () where none is asked for."""
+        """(height, width, channels) of every image, or (views, height, width, channels); () without images."""
         return next((column.shape for column in self.columns.images), ())
 
     @property
     def world(self) -> World:
-        """World of this loader and its rank, found out when it is first asked for."""
+        """World of this loader and its rank, looked up at the first use."""
         if self._world is None:
-            given = self.options.world
-            self._world = self._find_world() if given is None else to_world(given)
+            self._world = self._find_world()
         return self._world
 
     def find_world_by(self, find: Callable[[], World]) -> None:
-        """Have a framework say what the world is, unless that is given or was found out before."""
+        """Have a framework say what the world is, unless it was given or looked up before."""
         self._find_world = find
 
     def check_world(self, find: Callable[[], World], whose: str, advice: str = "") -> None:
-        """Find the world, or raise OptionError where another one was found before. One given by hand stays."""
+        """Find the world; raise OptionError if another one was found before. A world given by hand stays."""
         if self.options.world is not None:
             return
         if self._world is None:
@@ -314,7 +315,7 @@ class Loader(Feed, Iterated):
 
     @property
     def lanes(self) -> int:
-        """Lanes of the order: as given or loaded, else the default for the world."""
+        """Lanes of the order: given, loaded, or the default for the world."""
         return self._sampler.stream(self.world).lanes
 
     def __len__(self) -> int:
@@ -325,9 +326,9 @@ class Loader(Feed, Iterated):
         return len(self._sampler.share(self.world, samples))
 
     def __iter__(self) -> "EpochIterator":
-        """Return the next epoch, and with `repeat` all that follow.
+        """Return the next epoch, from its start or a state's place, and with `repeat` all that follow.
 
-        It begins at its start, or where a state says. An epoch that is not begun stays the next one.
+        An epoch that is not begun stays the next one.
         """
         return EpochIterator(self)
 
@@ -338,13 +339,10 @@ class Loader(Feed, Iterated):
         image is uint8 of shape (batch, height, width, 3), contiguous, label int64 of shape (batch,); strings stay numpy
         arrays. `to_device` puts batches on a device ahead of need.
 
-        Each rank of torch.distributed, torch_xla or JAX reads its own samples: nothing is to be wrapped in a
-        DistributedSampler, by Lightning or Accelerate neither. Before an iteration's first batch the ranks of
-        torch.distributed compare what they are about to iterate, and all raise the same LoaderError where they differ.
-        A `world` given by hand is not compared.
+        Each rank of torch.distributed, torch_xla or JAX reads its own samples: neither you nor Lightning or Accelerate
+        wrap anything in a DistributedSampler. The ranks of torch.distributed compare before the first batch.
 
-        Raises:
-            MissingExtraError: torch is not installed.
+        Raises MissingExtraError if torch is not installed.
         """
         from tpufeed.loaders.torch.loader import TorchFeed
 
@@ -354,18 +352,17 @@ class Loader(Feed, Iterated):
     def to_device(self, device: Any = None, *, device_prefetch: Count = 2) -> "TorchDeviceFeed":
         """Return the batches on a torch device, the next few already there while a step runs. Needs torch 2.7 or later.
 
-        They are those of `to_torch`, whose ranks they compare. `stats()` is a `DeviceStats`. The first batch is fetched
-        in the caller's thread, where frameworks may be started and processes forked; the others in a thread that ends
-        with the loop, however that is left.
+        They are the batches of `to_torch`. `stats()` is a `DeviceStats`. The first batch is fetched in the caller's
+        thread, where frameworks may be started and processes forked; the others in a thread that ends with the loop.
 
         Args:
-            device: as torch names it, "tpu" with TorchTPU; by default the accelerator that there is, else the CPU. XLA
-                devices are for `to_xla`.
+            device: torch's name of the device, "tpu" with TorchTPU; by default the accelerator, if there is one, else
+                the CPU. XLA devices are for `to_xla`.
             device_prefetch: batches on the device ahead of the one in use; each takes device memory.
 
         Raises:
             MissingExtraError: torch is not installed, or torch_tpu for "tpu".
-            OptionError: device_prefetch is not at least 1; or for "tpu" torch_tpu finds none, or is not Google's
+            OptionError: device_prefetch is not at least 1; or for "tpu" torch_tpu finds no TPU, or is not Google's
                 package.
         """
         from tpufeed.loaders.torch.device import TorchDeviceFeed
@@ -381,21 +378,19 @@ class Loader(Feed, Iterated):
         image is uint8 (batch, height, width, 3), label int64 (batch,), on the device; see `to_device_float` for what a
         model needs. Strings stay on the host. `stats()` is a `DeviceStats`.
 
-        Inside `torch_xla.launch` each rank reads its own samples: the world is torch_xla's. Before the first batch of
-        an epoch all ranks compare what they are about to iterate: where they differ, or one cannot begin, all raise the
-        same LoaderError. A `world` given by hand is not compared.
+        Inside `torch_xla.launch` the world is torch_xla's.
 
         Args:
             device: device of the batches; by default `torch_xla.device()` of the thread that iterates.
-            sharding: under SPMD, a `ShardingSpec` for each column by name, None for one that every device holds whole;
-                or one spec for all, fitted to the rank of each tensor.
+            sharding: under SPMD, a `ShardingSpec` for each column by name, None for a column that every device holds
+                whole; or one spec for all, fitted to the rank of each tensor.
             device_prefetch: batches on the device ahead of the one in use; each takes device memory.
-            check_ranks: False for a feed that only some of the ranks iterate.
+            check_ranks: False for a feed that only some of the ranks iterate: they do not compare.
 
         Raises:
             MissingExtraError: torch_xla is not installed.
             UsageError: tensorflow was imported before torch_xla.
-            OptionError: options that do not fit. What depends on the ranks says so with the first batch.
+            OptionError: options that do not fit; with the first batch if that depends on the ranks.
         """
         from tpufeed.loaders.xla.loader import XlaFeed
 
@@ -405,24 +400,23 @@ class Loader(Feed, Iterated):
     def to_jax(self, sharding: Any = None, *, device_prefetch: Count = 2) -> "JaxFeed":
         """Return the batches as global `jax.Array`s, the next few already on the devices while a step runs.
 
-        image is uint8 (rows, height, width, 3), label int32 (rows,), or int64 where JAX is told to have that; strings
-        stay numpy arrays of this process' rows. `rows` is `batch_size` times the ranks. See `to_device_float` for what
-        a model needs. `stats()` is a `DeviceStats`.
+        image is uint8 (rows, height, width, 3), label int32 (rows,), or int64 if JAX is told to use that; strings stay
+        numpy arrays of this process' rows. `rows` is `batch_size` times the ranks. See `to_device_float` for what a
+        model needs. `stats()` is a `DeviceStats`.
 
-        Each process reads the rows that its devices hold; processes that hold the same ones, as those along a model
-        axis, are one rank and read the same samples. Before an iteration's first batch the processes compare what they
-        will iterate, and all raise the same LoaderError where they differ. A `world` given by hand is not compared, and
-        says which samples are read: the shape of an array still follows from the sharding.
+        Each process reads the rows that its devices hold; processes that hold the same rows, as along a model axis, are
+        one rank and read the same samples. A `world` given by hand says which samples are read; the shape of an array
+        still follows from the sharding.
 
         Args:
-            sharding: of the images: a `NamedSharding`, of which labels take the part that they have axes for; or a
-                `Mesh`, over whose first axis rows are split. By default the mesh that `jax.set_mesh` has set when an
-                iteration begins, else all devices of all processes in a mesh of one axis, "data".
+            sharding: sharding of the images: a `NamedSharding`, of which labels take the part that they have axes for;
+                or a `Mesh`, over whose first axis rows are split. By default the mesh that `jax.set_mesh` has set when
+                an iteration begins, else all devices of all processes in a mesh of one axis, "data".
             device_prefetch: batches on the devices ahead of the one in use; each takes device memory.
 
         Raises:
             MissingExtraError: JAX is not installed.
-            OptionError: what is no sharding; one that does not fit the batch says so with the first one.
+            OptionError: it is no sharding; or with the first batch, it does not fit that.
         """
         from tpufeed.loaders.jax.loader import JaxFeed
 
@@ -441,31 +435,28 @@ class Loader(Feed, Iterated):
 
         Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,); `columns` gives others. Every
         new iteration is the next epoch, so Keras' `fit` sees other crops, and in a cache the next variant, each epoch;
-        with `repeat` one iteration never ends. It begins where `load_state_dict` said.
+        with `repeat` one iteration never ends. It begins at the place that `load_state_dict` was given.
 
-        By default tpufeed's own workers read and decode, and their batches are handed over without copying: the order
-        is the loader's, remote shards are read once and checked, and an iterator's place can be saved and restored by
-        `tf.train.Checkpoint`. TensorFlow takes batches ahead of the loop, so `state_dict(batches=n)` says where the
-        loop is after `n` batches of the newest iteration. For Keras' `fit` see `keras_state`.
+        By default tpufeed's own workers read and decode, and TensorFlow gets their batches without a copy: the order is
+        the loader's, remote shards are read once and checked, and `tf.train.Checkpoint` saves and restores an
+        iterator's place. TensorFlow takes batches ahead of the loop, so `state_dict(batches=n)` is the loop's place
+        after `n` batches of the newest iteration. For Keras' `fit` see `keras_state`.
 
-        With `direct` TensorFlow reads the shards, gs:// by its own client, and decodes and augments them in a graph
-        without Python: fit for a tf.data service, and for hosts without room for a stage. It has the ops that
-        TensorFlow has; each sample has draws of the same distributions, which repeat by seed, epoch and sample. Shares
-        of ranks are of equal size, and the order is another in each run. Of a shard that is missing, or has another
-        size than the manifest says, TensorFlow's error gives the name; damage, and images that cannot be decoded, name
-        shard and record. Nothing is counted, so `state_dict()` and `stats()` raise OptionError. TensorFlow takes
-        settings for gs:// when it is imported: let tpufeed do that, or heed the warning that it logs.
+        With `direct` TensorFlow reads the shards, gs:// by its own client, in an order that differs in each run, for a
+        tf.data service and for hosts without room for a stage. It has the ops that TensorFlow has, with draws of the
+        same distributions, which repeat by seed, epoch and sample. Nothing is counted, so `state_dict()` and `stats()`
+        raise OptionError. TensorFlow takes settings for gs:// when it is imported: let tpufeed do that, or heed the
+        warning that it logs. docs/tfdata.md compares the ways.
 
         Args:
             direct: True has TensorFlow read, decode and augment, in a graph without Python.
             deterministic: True gives the order and pixels of the loader, and takes no batch ahead of the training loop:
-                `state_dict()` says where that is.
+                `state_dict()` is the loop's place.
             service: address of a tf.data service's dispatcher, "grpc://host:port". Implies `direct`. Processes that
                 train together name a job, "grpc://host:port/run-1", and each sample comes to one of them.
-            sharding: what each worker of the service reads: "dynamic", the default, deals parts of shards to the
-                workers that have time (a sample comes once an epoch, or never where a worker dies), "file" gives each
-                worker a fixed share of the parts (the dispatcher has to know the workers' addresses), and with "off"
-                each reads everything.
+            sharding: what each worker of the service reads: parts of shards as it has time ("dynamic", the default: a
+                sample comes once an epoch, or never if a worker dies), a fixed share of the parts ("file": the
+                dispatcher has to know the workers' addresses), or everything ("off").
 
         Raises:
             MissingExtraError: TensorFlow is not installed.
@@ -480,20 +471,19 @@ class Loader(Feed, Iterated):
     def to_keras(self, *, class_weight: Mapping[int, float] | None = None) -> Any:
         """Return batches for `fit`, `evaluate` and `predict` of Keras 3, on any of its backends.
 
-        On TensorFlow it is the `tf.data.Dataset` of `to_tf`, on JAX, torch and Keras' other backends a
-        `keras.utils.PyDataset` of numpy arrays, for which TensorFlow need not be installed. Both give `(image, label)`:
-        uint8 of shape (batch, height, width, 3) and int64 of shape (batch,), or the image alone where there are no
-        labels. With a mask, which `remainder="pad"` and `max_bad_records` add, float32 sample weights of shape (batch,)
-        come third: 0 for padding, else 1, so that padding counts in no loss and in no weighted metric.
+        On TensorFlow it is the `tf.data.Dataset` of `to_tf`, on Keras' other backends a `keras.utils.PyDataset` of
+        numpy arrays, which does not need TensorFlow. Both give `(image, label)`: uint8 of shape (batch, height, width,
+        3) and int64 of shape (batch,), or the image alone if there are no labels. With a mask, which `remainder="pad"`
+        and `max_bad_records` add, float32 sample weights of shape (batch,) come third: 0 for padding, else 1, so that
+        padding counts in no loss and in no weighted metric.
 
-        Each epoch of `fit` is the next one of the dataset, with another order, other random numbers and, in a cache,
-        the next variant; so is that of each call of `evaluate` and `predict`, also if it takes only some steps. The
-        batch that Keras takes to build a model is given once more. With `repeat=True` give `steps_per_epoch` to `fit`.
-        `keras_state` keeps the place of a `fit`.
+        Each epoch of `fit` is the next one of the dataset; so is each call of `evaluate` and `predict`, even if it
+        takes only some steps. The batch that Keras takes to build a model comes once more. With `repeat=True` give
+        `steps_per_epoch` to `fit`. `keras_state` keeps the place of a `fit`.
 
         Args:
-            class_weight: the weight of each class by its id; other classes have 1. Samples are weighed by it, and
-                padding stays at 0. Keras' own `class_weight` cannot be given together with a mask.
+            class_weight: the weight of each class by its id; other classes have 1, and padding stays at 0. Keras' own
+                `class_weight` cannot be given together with a mask.
 
         Raises:
             MissingExtraError: Keras is not installed.
@@ -513,37 +503,45 @@ class Loader(Feed, Iterated):
         else:
             self._supersede([opened for opened in self._opened if opened.begun])
 
-    def iterate_ahead(self) -> "EpochIterator":
+    def iterate_ahead(self, *, as_dict: bool = False) -> "EpochIterator":
         """Return the next epoch for an iteration that leads, and says itself what it has handed out."""
-        return EpochIterator(self, ahead=True)
+        return EpochIterator(self, ahead=True, as_dict=as_dict)
+
+    def iterate_dicts(self) -> "EpochIterator":
+        """Return the next epoch as dicts of columns, whatever the loader's form."""
+        return EpochIterator(self, as_dict=True)
 
     def lead(self, iteration: Iteration | None) -> None:
-        """Let an iteration be the newest, and end earlier ones. None: one that takes nothing ahead of its loop."""
+        """Make an iteration the newest, and end earlier ones. None: it takes nothing ahead of its loop."""
         self.end_iteration(REPLACED)
         for opened in self._opened:
             if opened.begun:
                 opened.close(REPLACED)
-        # With `repeat` batches that were taken ahead may be of a later epoch. They count for nothing.
+        # With `repeat` batches that were taken ahead may be of a later epoch. They do not count.
         if self.options.repeat and self._handed is not None and self._next[0] != self._handed.epoch + 1:
             self.set_epoch(self._handed.epoch + 1)
         self._ahead_of_loop = None if iteration is None else weakref.ref(iteration)
 
-    def taken(self) -> "Place":
-        """Return the place behind the batch that the newest iteration has taken, which `hand_out` is told of later."""
+    def taken(self) -> "EpochPlace":
+        """Return the place behind the batch that the newest iteration has taken, for a later `hand_out`."""
         current = self._current
         assert current is not None, "one was opened"
-        return Place(current.cursor.epoch, current.samples, current.left)
+        return EpochPlace(current.cursor.epoch, current.samples, current.left)
 
     def start_prefetch(self) -> None:
-        """Prepare the first batches of the next epoch, which does not begin with that."""
-        self._open_next(self._open_executor(), ahead=True).submit(self._prefetch)
+        """Prepare the first batches of the next epoch, without beginning it."""
+        try:
+            self._open_next(self._open_executor(), ahead=True).submit(self._prefetch)
+        except BaseException:
+            self._ahead = None  # it may have stopped in the middle of a batch
+            raise
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data.
 
         Args:
-            batches: that it has had of the newest iteration, if a framework prefetches on its own, as TensorFlow does
-                unless `to_tf` is told to be deterministic.
+            batches: number of batches that it has had of the newest iteration, if a framework prefetches by itself, as
+                TensorFlow does without `to_tf(deterministic=True)`.
         """
         if self.uncounted:
             raise OptionError(self.uncounted)
@@ -575,7 +573,7 @@ class Loader(Feed, Iterated):
         self._move(sampler.training.epoch, sampler.training.samples)
 
     def epoch_spec(self) -> EpochSpec:
-        """Return what all ranks have to agree on before they begin the epoch that was opened last."""
+        """Return what all ranks must agree on before they begin the epoch that was opened last."""
         current = self._current
         assert current is not None, "one was opened"
         order = self.state_at(current.cursor.epoch, current.cursor.share.samples_after(0)) | {
@@ -592,9 +590,9 @@ class Loader(Feed, Iterated):
         return replace(stats, ready=stats.ready / max(1, stats.batches), bad_records=len(self._bad))
 
     def close(self) -> None:
-        """Stop the workers. A loader that is iterated again starts new ones.
+        """Stop the workers, from any thread. A loader that is iterated again starts new ones.
 
-        Safe from any thread. Workers that another thread is about to start at this moment are not stopped.
+        Workers that another thread is starting at this moment are not stopped.
         """
         self.end_iteration(CLOSED)
         executor, self._executor = self._executor, None
@@ -630,19 +628,19 @@ class Loader(Feed, Iterated):
         current = self._current
         return self._next if current is None else (current.cursor.epoch, current.samples)
 
-    def _make_decoder(self, sources: Sequence[Source]) -> None:
-        """Decode samples of these sources from now on. Raises OptionError where the options do not fit them."""
+    def _make_decoder(self, sources: Sequence[SampleSource]) -> None:
+        """Decode samples of these sources from now on. Raises OptionError if the options do not fit them."""
         decoder = self._decoder = BatchDecoder(sources, self.options, self._workers.threads)
         columns = self.columns = decoder.columns
         self.pipeline = decoder.decoders[0].pipelines[0]
         masked = self.options.remainder == "pad" or self.options.max_bad_records > 0
         self.form = BatchForm((*columns.names, *((columns.mask,) if masked else ())), self.options.columns is None)
-        own = [*columns, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]
+        own = [*columns.every, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]
         self._columns: dict[str, Column] = {column.name: column for column in own}
         self.pixels = frozenset(column.name for column in columns.pooled)
 
     def _take(self, sampler: Sampler) -> None:
-        """Give the samples of `sampler` from now on: a mixture has the classes and draws of its training."""
+        """Take the samples of `sampler` from now on: a mixture has the classes and draws of its training."""
         if sampler.sources is not self.sources:
             self._make_decoder(sampler.sources)
             executor, self._executor = self._executor, None
@@ -665,10 +663,9 @@ class Loader(Feed, Iterated):
         self._handed = None
 
     def _count(self, batch: DecodedBatch, asked: float, ready: int) -> None:
-        """Count a batch that is handed out now; it was asked for at `asked` by `perf_counter`, when `ready` were there.
+        """Count a batch that is handed out now; it was asked for at `asked`, when `ready` batches were there.
 
-        Raises:
-            RecordError: it has one bad record too many.
+        Raises RecordError if it has one bad record too many.
         """
         now, stats = perf_counter(), self._stats
         self._first_asked = self._first_asked or asked
@@ -678,11 +675,11 @@ class Loader(Feed, Iterated):
         stats.waits += not ready
         stats.batches += 1
         stats.samples += len(next(iter(batch.arrays.values())))
-        stats.read_seconds += batch.read_seconds
-        stats.decode_seconds += batch.decode_seconds
-        stats.read_bytes += batch.read_bytes
+        stats.read_seconds += batch.cost.read_seconds
+        stats.decode_seconds += batch.cost.decode_seconds
+        stats.read_bytes += batch.cost.read_bytes
+        stats.dropped_boxes += batch.cost.dropped_boxes
         stats.requested_records += batch.requested_records
-        stats.dropped_boxes += batch.dropped_boxes
         for record in batch.bad:
             if record.where in self._bad:
                 continue
@@ -696,17 +693,17 @@ class Loader(Feed, Iterated):
             _logger.warning("bad record skipped, %d of at most %d: %s", len(self._bad), most, record.message)
 
     def _open_executor(self) -> Executor:
-        """Return the workers, and start them where there are none."""
+        """Return the workers, and start them if there are none."""
         if self._executor is not None and not self._executor.closed:
             return self._executor
         lanes = self._sampler.stream(self.world).lanes // self.world.size
         processes, threads = self._workers.processes, self._workers.threads
         try:
-            pool = BufferPool(self._decoder.pooled, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
+            pool = BufferPool(self._decoder.layout, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
             sources, nodes = self._sampler.sources, self._workers.nodes
             config = WorkerConfig(self._sampler.shares, self.options, threads, lanes, pool.file)
             if processes:
-                self._executor = ProcessExecutor(sources, config, processes, pool, self._stages, nodes)
+                self._executor = ProcessExecutor(sources, config, processes, pool, self._is_staged, nodes)
             else:
                 self._executor = ThreadExecutor(sources, config, self._decoder, pool)
         except TimeoutError as error:
@@ -721,7 +718,7 @@ class Loader(Feed, Iterated):
         return self._executor
 
     def _open_next(self, executor: Executor, ahead: bool = False) -> "EpochPrefetch":
-        """Return the next epoch: for one iterator alone, or `ahead` of all, so that batches of it can be prepared."""
+        """Return the next epoch: for one iterator, or `ahead` of all, to prepare batches of it."""
         found = self._ahead
         if found is None or found.executor is not executor or found.cursor.epoch != self._next[0]:
             found = EpochPrefetch(self._sampler.cursor(self.world, *self._next), executor)
@@ -732,8 +729,8 @@ class Loader(Feed, Iterated):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place behind a batch: epoch, samples of the whole world, and batches that are left of the epoch."""
+class EpochPlace:
+    """The place behind a batch: epoch, samples of the whole world, and batches left of the epoch."""
 
     epoch: int
     samples: int
@@ -741,50 +738,47 @@ class Place:
 
 
 class EpochIterator(Iterator[Batch]):
-    """The batches of one epoch, or with `repeat` of all that follow. Closing is safe from any thread.
+    """The batches of one epoch, or with `repeat` of all that follow. Any thread may close it.
 
     Leaving it early needs no `close`. The loader moves on to the next epoch when this one begins: with its first batch.
-    Then an earlier iteration ends. One that is `ahead` of its loop has done so, and says itself what it hands out.
+    Then an earlier iteration ends. An iteration `ahead` of its loop has ended it already with `lead`, and says itself
+    what it hands out. With `as_dict` batches are dicts of columns, whatever the loader's form.
     """
 
     _begun = False
 
-    def __init__(self, loader: Loader, ahead: bool = False) -> None:
+    def __init__(self, loader: Loader, *, ahead: bool = False, as_dict: bool = False) -> None:
         self._loader, self._leads = loader, ahead
+        self._form = replace(loader.form, as_dict=True) if as_dict else loader.form
         self._prefetch = loader._open_next(loader._open_executor())
         if ahead or loader._ahead_of_loop is None:
             loader._current = self._prefetch
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the last batch is of."""
+        """Number of the last batch's epoch."""
         return self._prefetch.cursor.epoch
 
     def __len__(self) -> int:
-        """Return the batches that are left of the epoch."""
+        """Return the number of batches left of the epoch."""
         return self._prefetch.left
 
     @property
     def was_moved(self) -> bool:
-        """True once the loader was moved, or another iteration was begun, and this one cannot go on."""
+        """True once the loader was moved, or another iteration was begun, and this one cannot continue."""
         return self._prefetch.closed in (SUPERSEDED, REPLACED)
 
     def continue_after(self, epoch: int) -> None:
-        """Make the loader's next iteration the one after `epoch`, of which was the last batch that is used.
+        """Make the loader's next iteration the one after `epoch`, the epoch of the last batch that was used.
 
-        With `repeat` the batches taken since may be of later epochs. They count for nothing, unless the loader was
-        moved meanwhile, or another iteration was begun.
+        With `repeat` the batches taken since may be of later epochs. They do not count, unless the loader was moved
+        meanwhile, or another iteration was begun.
         """
         loader = self._loader
         if loader.options.repeat and loader._current is self._prefetch and self.epoch != epoch:
             loader.set_epoch(epoch + 1)
 
     def __next__(self) -> Batch:
-        batch: Batch = self._loader.form.package(self.next_arrays())
-        return batch
-
-    def next_arrays(self) -> dict[str, Array]:
-        """Return the next batch as its columns by name. Raises StopIteration at the end, as `next` does."""
         loader, prefetch = self._loader, self._prefetch
         if not prefetch.left and not loader.options.repeat:
             raise StopIteration
@@ -796,14 +790,14 @@ class EpochIterator(Iterator[Batch]):
             prefetch = self._begin()
         asked = perf_counter()
         try:
-            # Until shards are staged each record is a request: few batches at first.
+            # Until shards are staged each record is a request: only a few batches at first.
             ahead = loader._prefetch
-            if loader._stages:
+            if loader._is_staged:
                 ahead = min(ahead, _FIRST_AHEAD + 2 * prefetch.returned)
             room = prefetch.submit(ahead + 1)
             if room > 0 and loader._next == (prefetch.cursor.epoch + 1, 0):
                 # With the same workers: another thread may just have closed the loader, and new ones would stay.
-                with suppress(OptionError):  # a mixture cannot read that epoch any more, and says so when it is asked
+                with suppress(OptionError):  # a mixture cannot read that epoch any more, and says so in its turn
                     loader._open_next(prefetch.executor, ahead=True).submit(room)
             futures = prefetch.futures
             # Batches that can be handed out at once.
@@ -819,13 +813,15 @@ class EpochIterator(Iterator[Batch]):
             ) from None
         except BaseException:
             prefetch.close()
-            loader._ahead = None  # it may have stopped half-way in a batch
+            loader._ahead = None  # it may have stopped in the middle of a batch
             raise
         prefetch.returned += 1
-        if loader._stages and prefetch.returned % prefetch.cursor.due_every == 1 % prefetch.cursor.due_every:
-            # Not before: whole shards would take the network from the records of the first batch.
+        prefetch.left -= 1
+        if loader._is_staged and prefetch.returned % prefetch.cursor.due_every == 1 % prefetch.cursor.due_every:
+            # Not earlier: whole shards would take the network from the records of the first batch.
             prefetch.executor.fetch(prefetch.cursor.due_shards(prefetch.returned - 1))
-        return batch.arrays
+        packaged: Batch = self._form.package(batch.arrays)
+        return packaged
 
     def _begin(self) -> "EpochPrefetch":
         """Begin the epoch: from now on the loader's next iteration is the one after it."""
@@ -835,8 +831,7 @@ class EpochIterator(Iterator[Batch]):
             loader._handed = None
         if loader._next[0] != prefetch.cursor.epoch:  # another iteration, opened as early as this one, has begun it
             prefetch.close()
-            self._prefetch = loader._open_next(prefetch.executor)
-            prefetch = self._prefetch
+            prefetch = self._prefetch = loader._open_next(prefetch.executor)
         loader._current = prefetch
         if not self._begun:
             self._begun, loader.uncounted = True, ""
@@ -863,38 +858,27 @@ class EpochIterator(Iterator[Batch]):
 class EpochPrefetch:
     """Batches of an epoch that are in work, in their order.
 
-    It refers to an executor, but not to the loader, which refers to it: with a cycle, a loader that is dropped would
-    keep its workers until the garbage collector comes by.
+    It refers to an executor, but not to the loader, which refers to it: with a cycle, a dropped loader would keep its
+    workers until the next garbage collection.
     """
 
     def __init__(self, cursor: Cursor, executor: Executor) -> None:
-        self.cursor = cursor
-        self.executor = executor
+        self.cursor, self.executor = cursor, executor
         self.futures: deque[BatchFuture] = deque()
-        self.batches = len(cursor.share)  # of the epoch, from the cursor on
         self.begun = False
-        self.returned = 0  # batches that the training loop has
+        self.returned, self.left = 0, len(cursor.share)  # batches that the training loop has, and those to come
         self.closed = ""  # or why
-        self._planned: deque[BatchRequest] = deque()
-        self._submitted = 0
-
-    @property
-    def left(self) -> int:
-        """Batches that the training loop does not have yet."""
-        return self.batches - self.returned
+        self._requests = cursor.requests()
 
     @property
     def samples(self) -> int:
-        """Samples of the epoch that the whole world has had."""
+        """Number of samples of the epoch that the whole world has had."""
         return self.cursor.share.samples_after(self.returned)
 
     def submit(self, batches: int) -> int:
         """Have `batches` batches in work; return how many of these the epoch does not have."""
-        while len(self.futures) < batches and self._submitted < self.batches:
-            if not self._planned:
-                self._planned.extend(self.cursor.requests(self._submitted))
-            self.futures.append(self.executor.submit(self._planned.popleft()))
-            self._submitted += 1
+        while len(self.futures) < batches and (request := next(self._requests, None)) is not None:
+            self.futures.append(self.executor.submit(request))
         return batches - len(self.futures)
 
     def close(self, why: str = CLOSED) -> None:

@@ -1,11 +1,11 @@
-"""Report how a training is fed, while it runs: to TensorBoard, Weights & Biases, MLflow, Prometheus or any function."""
+"""Report while a training runs how it is fed: to TensorBoard, Weights & Biases, MLflow, Prometheus or any function."""
 
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceStats
@@ -13,9 +13,6 @@ from tpufeed.loaders.feed import loader_of
 from tpufeed.loaders.loader import LoaderStats
 from tpufeed.loaders.world import find_world
 from tpufeed.options import Count, above, checked
-
-if TYPE_CHECKING:
-    from tpufeed.loaders.loader import Loader
 
 _logger = logging.getLogger(__name__)
 
@@ -37,35 +34,35 @@ _COUNTERS = (
 class MetricsLogger:
     """Logs figures of a loader every few steps of a training.
 
-    Call `step()` after each step of a loop of your own; `keras()`, `lightning()` and `hugging_face()` return callbacks
-    that do. Figures are of the steps since the last report, and of this process:
+    Call `step()` after each step of your own loop; `keras()`, `lightning()` and `hugging_face()` return callbacks that
+    do. Figures are for the steps since the last report, and for this process:
 
-    - `images_per_second`: samples handed to the training loop, in a second;
+    - `images_per_second`: samples handed to the training loop per second;
     - `wait_ms`: milliseconds that a step waited for its batch;
     - `idle_percent`: share of the time in which the training loop waited for batches;
-    - `read_mb_per_second`: megabytes of records that were read;
-    - `staged_percent`: share of the records that came from the stage, and not by requests of their own; of remote
-      datasets alone;
+    - `read_mb_per_second`: megabytes of records read per second;
+    - `staged_percent`: share of the records that came from the stage, and not by requests of their own; for remote
+      datasets only;
     - `bad_records`: different damaged records that were skipped since the loader was made.
 
     A loader with a `tf.data.Dataset` waits in TensorFlow's threads, which take batches ahead: there `wait_ms` and
-    `idle_percent` may be more than the training waits.
+    `idle_percent` may be higher than what the training waits.
 
     Args:
-        loader: of tpufeed, or anything with `stats()` as these have.
-        to: where to: a `SummaryWriter` of torch or tensorboardX, one of `tf.summary`, a run of Weights & Biases,
+        loader: a loader or feed of tpufeed, or anything whose `stats()` returns the same.
+        to: the target: a `SummaryWriter` of torch or tensorboardX, one of `tf.summary`, a run of Weights & Biases,
             `mlflow` or another object with `log_metrics(metrics, step=)`, a `CollectorRegistry` of prometheus_client,
-            or a function `to(metrics, step)`; or a list of these. What fails is logged once as a warning, and the
-            training goes on. A registry gets counters at once, which are read whenever it is scraped.
-        every_steps: steps between two reports; 50 where `every_seconds` is not given either.
-        every_seconds: seconds between two reports, in place of steps.
-        prefix: before the names of figures, but for Prometheus, whose names begin with `tpufeed_`.
-        all_ranks: have every process report; by default only rank 0 does. A registry is each process' own, has the
-            counters of one loader at a time, and does not keep that loader alive.
+            or a function `to(metrics, step)`; or a list of these. A failure is logged once as a warning, and the
+            training continues. A registry gets counters at once, which are read whenever it is scraped.
+        every_steps: steps between two reports; 50 if `every_seconds` is not given either.
+        every_seconds: seconds between two reports, instead of steps.
+        prefix: prefix of the figures' names; names for Prometheus begin with `tpufeed_` instead.
+        all_ranks: True to have every process report; by default only rank 0 does. A registry belongs to its process,
+            has the counters of one loader at a time, and does not keep that loader alive.
 
     Raises:
-        OptionError: a loader without `stats()`, a target that is none of these, or a registry that has the counters of
-            another loader.
+        OptionError: the loader has no `stats()`, a target is none of these, or a registry has the counters of another
+            loader.
     """
 
     @checked()
@@ -81,8 +78,7 @@ class MetricsLogger:
     ) -> None:
         if not callable(getattr(loader, "stats", None)):
             raise OptionError(
-                f"MetricsLogger takes a loader with stats(), such as tpufeed.Loader, not "
-                f"{type(loader).__name__}. "
+                f"MetricsLogger takes a loader with stats(), such as tpufeed.Loader, not {type(loader).__name__}. "
                 "tpufeed.device_loader counts for a DataLoader how long its batches are waited for"
             )
         if every_seconds is None:
@@ -91,20 +87,19 @@ class MetricsLogger:
             raise OptionError(f"give either every_seconds={every_seconds:g} or every_steps={every_steps}, not both")
         self._loader, self._prefix, self._all_ranks = loader, prefix, all_ranks
         self._every, self._seconds = every_steps or 1, every_seconds or 0.0
-        self._host = find_host(loader)
-        self._read()  # a loader that counts nothing says so here, and not in the midst of a training
-        self._targets = [
-            target for each in (to if isinstance(to, list | tuple) else [to]) for target in self._open(each)
-        ]
-        self._failed, self._defined = set[int](), set[int]()
+        self._host = loader_of(loader) or loader_of(getattr(loader, "_loader", None))  # also that of a StepClock
+        self._read()  # a loader that counts nothing says so here, and not in the middle of a training
+        targets = to if isinstance(to, list | tuple) else [to]
+        self._targets = [send for each in targets for send in self._open(each)]
+        self._failed = set[int]()
         self._step = self._reported = 0
         self._last: _Point | None = None
 
     def step(self, number: int | None = None) -> None:
-        """Count a step of the training, and report where it is time to.
+        """Count a step of the training, and report if it is time to.
 
         Args:
-            number: of the step, where the training has numbers of its own; they may skip some. Where they go back, as
+            number: number of the step, if the training has its own numbers; it may skip some. If numbers go back, as
                 after a checkpoint was restored, the figures begin again there.
         """
         self._step = self._step + 1 if number is None else number
@@ -116,7 +111,7 @@ class MetricsLogger:
             self.report()
 
     def report(self) -> dict[str, float]:
-        """Report now, and return the figures with their names; none before the second step."""
+        """Report now, and return the figures by name; none before the second step."""
         last, steps = self._last, self._step - self._reported
         if last is None or steps < 1:
             return {}
@@ -148,13 +143,13 @@ class MetricsLogger:
                 self.begun: int | None = None  # step at which the epoch begins
 
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                if self.begun is None:  # only now: callbacks behind this one may have restored the optimizer
+                if self.begun is None:  # only now: later callbacks may have restored the optimizer
                     optimizer = self.model.optimizer
                     self.begun = 0 if optimizer is None else int(keras.ops.convert_to_numpy(optimizer.iterations))
                 self.done = 0
 
             def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-                # Keras says the first of the steps that it executes together, which may go on behind the epoch's end.
+                # Keras gives the first of the steps that it executes together, which may go past the epoch's end.
                 self.advance(batch)
                 self.done = min(batch + self.model.steps_per_execution, self.params["steps"] or 1 << 62)
 
@@ -190,7 +185,7 @@ class MetricsLogger:
         return Callback()
 
     def hugging_face(self) -> Any:
-        """Return a callback for the Trainer of Hugging Face. Raises OptionError where transformers is not installed."""
+        """Return a callback for the Trainer of Hugging Face. Raises OptionError if transformers is not installed."""
         try:
             from transformers import TrainerCallback
         except ImportError as error:
@@ -208,21 +203,39 @@ class MetricsLogger:
 
     @cached_property
     def _rank(self) -> int:
-        """Number of this process, also where each of them has a loader of a world of its own."""
+        """Number of this process, also if the loader of each process has its own world."""
         world = None if self._host is None else self._host.world
         return find_world().rank if world is None or world.size == 1 else world.rank
 
     def _open(self, to: Any) -> Iterator[_Send]:
-        """Yield what sends figures to a target, or nothing where the target asks for them."""
+        """Yield the function that sends figures to a target; none if the target asks for them."""
         module = type(to).__module__.partition(".")[0]
         if hasattr(to, "register") and hasattr(to, "collect"):
             _register(to, _Collector(weakref.ref(self._loader)))
         elif hasattr(to, "add_scalar"):
             yield lambda figures, step: [to.add_scalar(name, value, step) for name, value in figures.items()]
         elif hasattr(to, "as_default") and module == "tensorflow":
-            yield lambda figures, step: _write_summary(to, figures, step)
+
+            def write(figures: Mapping[str, float], step: int) -> None:
+                import tensorflow as tf
+
+                with to.as_default():
+                    for name, value in figures.items():
+                        tf.summary.scalar(name, value, step)
+
+            yield write
         elif hasattr(to, "define_metric") and hasattr(to, "log"):
-            yield lambda figures, step: self._log_to_run(to, figures, step)
+            # With their own steps: the run's other figures may come at other steps, and its step never goes back.
+            own_step, is_defined = self._prefix + _STEP, False
+
+            def log(figures: Mapping[str, float], step: int) -> None:
+                nonlocal is_defined
+                if not is_defined:  # not earlier: the module wandb can do it only after its init()
+                    to.define_metric(f"{self._prefix}*", step_metric=own_step)
+                    is_defined = True
+                to.log({**figures, own_step: step})
+
+            yield log
         elif hasattr(to, "log_metrics"):
             yield lambda figures, step: to.log_metrics(figures, step=step)
         elif callable(to) and not isinstance(to, type):
@@ -233,15 +246,8 @@ class MetricsLogger:
                 f"prometheus_client, or a function of (metrics, step), not to {to!r:.100}"
             )
 
-    def _log_to_run(self, run: Any, figures: Mapping[str, float], step: int) -> None:
-        # Steps of its own: the run's other figures may come at other steps, and its step never goes back.
-        if id(run) not in self._defined:  # not before: the module wandb can only after its init()
-            run.define_metric(f"{self._prefix}*", step_metric=self._prefix + _STEP)
-            self._defined.add(id(run))
-        run.log({**figures, self._prefix + _STEP: step})
-
     def _read(self) -> "_Point":
-        return _Point(perf_counter(), *split_stats(self._loader.stats()))
+        return _Point(perf_counter(), *_split_stats(self._loader.stats()))
 
     def _compare(self, last: "_Point", now: "_Point", steps: int) -> dict[str, float]:
         seconds, waited = now.at - last.at, now.wait_seconds - last.wait_seconds
@@ -270,7 +276,7 @@ class _Collector:
         self.loader = loader
 
     def describe(self) -> Iterable[Any]:
-        """Return the counters without values: a registry asks for names when this is registered."""
+        """Return the counters without values: a registry asks for their names at once."""
         return self._counters(dict.fromkeys((field for _, field, _ in _COUNTERS), 0.0))
 
     def collect(self) -> Iterable[Any]:
@@ -278,7 +284,7 @@ class _Collector:
         loader = self.loader()
         if loader is None:
             return []
-        wait_seconds, host = split_stats(loader.stats())
+        wait_seconds, host = _split_stats(loader.stats())
         values = {} if host is None else {field: getattr(host, field) for _, field, _ in _COUNTERS}
         return self._counters(values | {"wait_seconds": wait_seconds})
 
@@ -291,8 +297,8 @@ class _Collector:
 
 
 def _register(registry: Any, collector: _Collector) -> None:
-    """Register, in the place of a collector whose loader is gone. Raises OptionError where there is another loader."""
-    # Not when the loader goes: that may be in the midst of a call of the registry, whose lock is not reentrant.
+    """Register, and replace a collector whose loader is gone. Raises OptionError if there is another loader."""
+    # Not when the loader goes: that may be during a call of the registry, whose lock is not reentrant.
     older = getattr(registry, "_names_to_collectors", {}).get(_COUNTERS[0][0])
     if isinstance(older, _Collector) and older.loader() is None:
         registry.unregister(older)
@@ -305,25 +311,10 @@ def _register(registry: Any, collector: _Collector) -> None:
         ) from error
 
 
-def split_stats(stats: Any) -> tuple[float, LoaderStats | None]:
-    """Return the seconds that the training loop waited, and the stats of the loader on the host, where there is one."""
-    if isinstance(stats, DeviceStats):
-        return stats.wait_seconds, stats.host if isinstance(stats.host, LoaderStats) else None
-    if isinstance(stats, LoaderStats):
-        return stats.wait_seconds, stats
-    raise OptionError(
-        f"MetricsLogger takes a loader whose stats() is a LoaderStats or a DeviceStats, not a {type(stats).__name__}"
-    )
-
-
-def find_host(loader: Any) -> "Loader | None":
-    """Return the tpufeed loader behind a feed, also that of a StepClock; None where there is none."""
-    return loader_of(loader) or loader_of(getattr(loader, "_loader", None))
-
-
-def _write_summary(writer: Any, figures: Mapping[str, float], step: int) -> None:
-    import tensorflow as tf
-
-    with writer.as_default():
-        for name, value in figures.items():
-            tf.summary.scalar(name, value, step)
+def _split_stats(stats: Any) -> tuple[float, LoaderStats | None]:
+    """Return the seconds that the training loop waited, and the stats of the loader on the host if there is one."""
+    if not isinstance(stats, LoaderStats | DeviceStats):
+        kind = type(stats).__name__
+        raise OptionError(f"MetricsLogger takes a loader whose stats() is a LoaderStats or a DeviceStats, not a {kind}")
+    host = stats.host if isinstance(stats, DeviceStats) else stats
+    return stats.wait_seconds, host if isinstance(host, LoaderStats) else None

@@ -1,13 +1,14 @@
-"""What a loader draws samples from: a dataset, or several mixed in exact shares, with their classes joined."""
+"""Sources that a loader draws samples from: a dataset, or several mixed in exact shares, with joined classes."""
 
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -19,12 +20,15 @@ from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.errors import OptionError, RecordError, mask_secrets
 from tpufeed.options import Whole, checked, is_number
 
+if TYPE_CHECKING:
+    from tpufeed.loaders.options import LoaderOptions
+
 JoinBy = Literal["by_name", "offset", "as_is"]
 Stop = Literal["shortest", "longest", "never"]
 
-KEPT_ORDERS = 3  # epochs of a source that lanes are in at the same time
+_KEPT_ORDERS = 3  # epochs of a source that lanes are in at the same time
 _OPENED_AT_ONCE = 16
-_LEAST_WEIGHT = 2.0**-26  # of all: a block would have more than 67 million numbers
+_LEAST_WEIGHT = 2.0**-26  # share of all: a block would have more than 67 million numbers
 _WEIGHTED = re.compile(r"(.+?)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)(?:,|$)", re.DOTALL)
 
 
@@ -32,8 +36,8 @@ class ClassList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Classes of a mixture: a label is a place among `names`.
 
     Attributes:
-        names: of the classes.
-        owners: joined by "offset" the root of the source of each, see `Source`; else empty.
+        names: names of the classes.
+        owners: the root of the source of each class (see `TrainedSource`) if they were joined by "offset"; else empty.
     """
 
     names: tuple[str, ...] = ()
@@ -45,15 +49,15 @@ class JoinedClasses:
     """Classes of a mixture as one of its sources knows them.
 
     Attributes:
-        names: of all sources' classes.
-        ids: for each id of the source that of the mixture, int64; None where these are equal.
+        names: names of all sources' classes.
+        ids: the mixture's id for each id of the source, int64; None if these are equal.
     """
 
     names: tuple[str, ...]
     ids: Ints | None
 
     def join(self, labels: Any, where: str) -> Ints:
-        """Return the ids in the mixture of some labels of the source. Raises RecordError for one of no class."""
+        """Return the mixture's ids of labels of the source. Raises RecordError for a label that is no class."""
         found = np.asarray(labels, np.int64)
         if self.ids is None:
             return found
@@ -64,47 +68,47 @@ class JoinedClasses:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SampleSource:
     """A split of a dataset that a loader draws samples from.
 
     Attributes:
         dataset: the dataset.
-        split: its name.
-        classes: what its classes are in a mixture; None outside of one.
-        root: which source of the mixture's training it is, a later version of it included: its order and its ops have
-            random numbers of their own. 0 outside of a mixture.
+        split: the name of the split.
+        classes: its classes in a mixture; None outside of one.
+        salt: distinguishes its random numbers from those of a mixture's other sources, see `salt_of`.
     """
 
     dataset: Dataset
     split: str
     classes: JoinedClasses | None = None
-    root: int = 0
+    salt: int = 0
 
     @property
     def entry(self) -> Split:
         """The split in the manifest."""
         return self.dataset.split(self.split)
 
-    def epoch_order(self, seed: int, lanes: int, shuffle: bool, epoch: int) -> EpochOrder:
-        """Return the order of one of its epochs; `seed` is the loader's."""
-        variant = self.entry.variants[epoch % len(self.entry.variants)]
-        records = [shard.records for shard in variant.shards]
-        return EpochOrder(records, draws_seed(seed, self.root), epoch, lanes, shuffle)
+    def epoch_orders(self, options: "LoaderOptions", lanes: int) -> Callable[[int], EpochOrder]:
+        """Return a function that gives the order of an epoch, and keeps those of the last few."""
+        seed, shuffle = options.seed ^ self.salt, options.shuffle
+        records = [[shard.records for shard in variant.shards] for variant in self.entry.variants]
+        return lru_cache(_KEPT_ORDERS)(
+            lambda epoch: EpochOrder(records[epoch % len(records)], seed, epoch, lanes, shuffle)
+        )
 
     @property
     def label(self) -> str:
-        """Its URL without secrets, for messages."""
+        """The dataset's URL without secrets, for messages."""
         return mask_secrets(self.dataset.url)
 
 
-def draws_seed(seed: int, root: int) -> int:
-    """The seed of a source's order and of its ops; the first source of a training has the loader's own.
+def salt_of(root: int) -> int:
+    """Return the salt of a source's order and ops by its number in the training, which its later versions keep.
 
-    Sources of equal shards would else have one order, and equal ids the same crops.
+    Sources of equal shards would otherwise have one order, and equal ids the same crops. The first source has the
+    random numbers that it has alone.
     """
-    if not root:
-        return seed
-    return seed ^ int.from_bytes(hashlib.blake2b(b"source %d" % root, digest_size=7).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(b"source %d" % root, digest_size=7).digest(), "little") if root else 0
 
 
 class Mixture:
@@ -120,20 +124,20 @@ class Mixture:
 
     Args:
         weights: for each dataset a number above 0; they need not add up to 1. A dataset is a path, a URL, or what
-            `tpufeed.open_dataset` returns: a version of its own, or with `grown=True` one that goes on from a state of
+            `tpufeed.open_dataset` returns: a certain version, or with `grown=True` one that continues from a state of
             an older version.
         stop: an epoch of the loader ends when the first source is used up ("shortest"), or when each was read once
             ("longest"; the others continue with their next epochs meanwhile). The next epoch begins with the sample
             after the last one that was given: nothing is left out. "never" makes one iteration endless, as
             `repeat=True` does.
-        seed: of the draws of sources; by default the loader's.
-        classes: how the sources' classes become one list, `loader.class_names`: "by_name" gives classes of one name one
-            id, "offset" keeps the classes of different sources apart, "as_is" takes ids as they are. Ids do not change
+        seed: seed of the draws of sources; by default the loader's.
+        classes: how the sources' classes become one list, `loader.class_names`: "by_name" gives equal names one id,
+            "offset" keeps the classes of different sources apart, "as_is" takes ids as they are. Ids do not change
             while a training continues from its states: new classes come last.
         reweight: True lets a loader continue from a state that was saved with other weights or sources.
 
     Raises:
-        OptionError: a weight that is not a positive number, or an unknown value of an option.
+        OptionError: a weight is not a positive number, or an option has an unknown value.
     """
 
     @checked()
@@ -149,18 +153,18 @@ class Mixture:
         self.weights = _check_weights(weights)
         self.stop, self.seed, self.classes, self.reweight = stop, seed, classes, reweight
 
-    def open(self, split: str) -> tuple[Source, ...]:
+    def open(self, split: str) -> tuple[SampleSource, ...]:
         """Open the split of each source, several at a time.
 
         Raises:
-            DatasetNotFoundError, ManifestError: one of them is no dataset that can be read.
-            OptionError: one has no samples in the split; two are the same dataset.
+            DatasetNotFoundError, ManifestError: a source is no dataset that can be read.
+            OptionError: a source has no samples in the split; two are the same dataset.
         """
         with ThreadPoolExecutor(_OPENED_AT_ONCE, "tpufeed-open") as executor:
             datasets = executor.map(
-                lambda given: given if isinstance(given, Dataset) else open_dataset(given), self.weights
+                lambda each: each if isinstance(each, Dataset) else open_dataset(each), self.weights
             )
-        seen, found = dict[str, str](), list[Source]()
+        seen, found = dict[str, str](), list[SampleSource]()
         for dataset in datasets:
             if not dataset.split(split).records:
                 raise OptionError(f"{mask_secrets(dataset.url)}: split {split!r} is empty; leave it out of the mixture")
@@ -169,7 +173,7 @@ class Mixture:
                 twice = f"{url} is named twice" if url == other else f"{url} and {other} hold the same samples"
                 raise OptionError(f"{twice}; name one of them, with the weight of both")
             seen[dataset.content_digest] = dataset.url
-            found.append(Source(dataset, split))
+            found.append(SampleSource(dataset, split))
         return tuple(found)
 
     def __repr__(self) -> str:
@@ -178,7 +182,7 @@ class Mixture:
 
 
 def parse_mixture(text: str) -> "str | Mixture":
-    """Return the mixture that "URL=0.7,URL=0.3" stands for; other text is one URL, and returned as it is."""
+    """Return the mixture of "URL=0.7,URL=0.3"; return other text, which is one URL, as it is."""
     found = list(_WEIGHTED.finditer(text))
     if len(found) < 2 or "".join(match.group() for match in found) != text:
         return text
@@ -212,25 +216,24 @@ def _check_weights(weights: Mapping[str | Path | Dataset, float]) -> dict[str | 
 
 
 def label_of(source: str | Dataset) -> str:
-    """Return a source of a mixture in words: its URL without secrets, and the version of one that is open."""
+    """Return a source of a mixture in words: its URL without secrets, and the version if it is open."""
     if isinstance(source, str):
         return mask_secrets(source)
     return f"{mask_secrets(source.url)} version {source.number}"
 
 
-def check_sources(sources: Sequence[Source]) -> None:
-    """Raise ObjectChangedError where a dataset was built anew since it was opened.
+def check_sources(sources: Sequence[SampleSource]) -> None:
+    """Raise ObjectChangedError if a dataset was rebuilt since it was opened.
 
-    Raises:
-        ShardError, StoreError: the index of a folder's dataset does not fit its manifest. A forged one may count any
-            number of records, and an order of so many takes memory.
+    Raises ShardError or StoreError if the index of a local dataset does not fit its manifest: a forged manifest may
+    count any number of records, and their order would take memory.
     """
     remote = list[Dataset]()
     for source in sources:
         source.dataset.check_current()
         if not source.dataset.is_remote:
             Index(source.dataset.store, source.dataset.split(source.split).variants[0]).offsets([])
-        if not source.dataset.version:  # the check above has nothing to go by
+        if not source.dataset.version:  # the check above could not tell
             remote.append(source.dataset)
     if remote:
         with ThreadPoolExecutor(_OPENED_AT_ONCE, "tpufeed-open") as executor:
@@ -240,18 +243,17 @@ def check_sources(sources: Sequence[Source]) -> None:
 def join_classes(
     datasets: Sequence[Dataset], join: JoinBy, roots: Sequence[int], known: ClassList
 ) -> tuple[ClassList, list[JoinedClasses]]:
-    """Join the classes of several datasets with those that a training knows already, whose ids stay.
+    """Join the classes of a mixture's datasets with those that a training knows already, whose ids stay.
 
     Args:
-        datasets: of the mixture; those without labels have no classes.
-        join: "by_name" gives classes of one name one id; "offset" keeps those of different sources apart, also where
-            names are equal; "as_is" takes ids as they are. New classes come last.
-        roots: of each dataset, as in `Source`.
+        datasets: the datasets; those without labels have no classes.
+        join: as in `Mixture`. New classes come last.
+        roots: root of each dataset, as in `TrainedSource`.
         known: classes of earlier parts of the training.
 
     Raises:
-        OptionError: a dataset has labels without names, which only "as_is" takes; as they are, two datasets have
-            different names for one id.
+        OptionError: a dataset has labels without names, which only "as_is" takes; or two datasets have different names
+            for one id, which "as_is" does not take.
     """
     names, owners, tables = list(known.names), list(known.owners), list[Ints | None]()
     places, owner = {name: place for place, name in enumerate(names)}, ["the state"] * len(names)

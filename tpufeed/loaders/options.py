@@ -1,14 +1,13 @@
-"""Options of reading, checked once."""
+"""The options of reading, checked once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tpufeed.dataset.order import Remainder
+from tpufeed.dataset.order import Remainder, World
 from tpufeed.errors import OptionError
 from tpufeed.images.protocols import Op, Ops
-from tpufeed.loaders.world import WorldLike, to_world
 from tpufeed.options import Count, Names, Number, Whole, above, at_least, between, check_fields, parse_size
 
 LabelFormat = Literal["ids", "multi_hot"]
@@ -18,7 +17,7 @@ _VIEWS_FORM = "lists of ops, each for a crop of its own, like [[RandomResizedCro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """Options of reading, checked; `Loader` explains them."""
+    """The options of `Loader`, which explains them, checked."""
 
     batch_size: Count = 128
     ops: Ops | None = None
@@ -26,7 +25,7 @@ class LoaderOptions:
     shuffle: bool = True
     seed: Whole = 0
     remainder: Remainder = "drop"
-    world: WorldLike | None = None
+    world: World | None = None
     lanes: Count | None = None
     processes: Number | None = None
     threads: Count | None = None
@@ -46,8 +45,6 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.world is not None:
-            to_world(self.world)
         if self.stage_bytes is not None and self.stage_bytes != 0:
             object.__setattr__(self, "stage_bytes", parse_size(self.stage_bytes))
         if self.columns is not None and not len(self.columns):
@@ -62,7 +59,7 @@ class LoaderOptions:
 
     @property
     def view_ops(self) -> tuple[Sequence[Op], ...]:
-        """The ops of each view: `(ops, 2)` are two; none where `views` was not given."""
+        """The ops of each view; `(ops, 2)` stands for two views. Empty if `views` was not given."""
         found: list[Sequence[Op]] = []
         for view in () if self.views is None else self.views:
             if isinstance(view, tuple) and len(view) == 2 and isinstance(view[1], int):

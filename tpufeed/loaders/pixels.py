@@ -1,4 +1,4 @@
-"""Images on their device, in whatever framework they are: as floats, and mixed by MixUp and CutMix."""
+"""Images on their device, in any framework: as floats, and mixed by MixUp and CutMix."""
 
 import importlib
 import re
@@ -25,16 +25,17 @@ def to_device_float(
     dtype: Any = None,
     layout: Literal["NCHW", "NHWC"] | None = None,
 ) -> Any:
-    """uint8 NHWC images, on their device, as normalised floats: a quarter of the bytes of float32 had to cross to it.
+    """Return uint8 NHWC images as normalised floats, on their device: only a quarter of float32's bytes cross to it.
 
-    `(image / 255 - mean) / std`, computed in float32. In a jitted or traced step the compiler makes one pass of it and
-    what reads the images; sharded arrays stay so.
+    `(image / 255 - mean) / std`, computed in float32. In a jitted or traced step the compiler fuses this with what
+    reads the images; sharded arrays stay sharded.
 
     Args:
         images: uint8 of shape (batch, height, width, channels): a tensor of torch or TensorFlow, or an array of JAX.
-        mean: of each channel, for values in [0, 1]; likewise std.
-        dtype: of the result, of the framework; by default its bfloat16.
-        layout: of the result; by default what models of the framework take: "NCHW" in torch, "NHWC" in the others.
+        mean: mean of each channel, for values in [0, 1].
+        std: standard deviation of each channel, likewise.
+        dtype: the framework's dtype of the result; by default its bfloat16.
+        layout: layout of the result; by default "NCHW" in torch, "NHWC" in the others, as their models take it.
 
     Raises:
         OptionError: images, or parameters, of another kind.
@@ -65,26 +66,25 @@ def to_device_float(
 def mixup(images: Any, labels: Any, *, seed: Any, alpha: float = 1.0, classes: int | None = None) -> tuple[Any, Any]:
     """Blend each image with the one before it in the batch, and their labels by the same share, on their device.
 
-    MixUp as torchvision's v2.MixUp has it (Zhang et al. 2018, https://arxiv.org/abs/1710.09412): `share` is drawn from
-    Beta(alpha, alpha) once a batch; images become `share * images + (1 - share) * rolled`, and so do one-hot labels.
+    MixUp as in torchvision's v2.MixUp (Zhang et al. 2018, https://arxiv.org/abs/1710.09412): `share` is drawn from
+    Beta(alpha, alpha) once per batch; images become `share * images + (1 - share) * rolled`, and so do one-hot labels.
 
-    It is for training: a loader's padding would be mixed into the images next to it, so read with `remainder="drop"`.
+    For training: a loader's padding would be mixed into the images next to it, so read with `remainder="drop"`.
 
     Args:
-        images: of shape (batch, height, width, channels), or channels first: a tensor of torch or TensorFlow, or an
-            array of JAX. uint8 stays uint8, rounded; floats keep their type. Arrays of JAX
-            stay sharded as they are.
-        labels: of the same framework: ids (batch,), or floats (batch, classes) as `label_format="multi_hot"` gives
-            them. An id that is none of the classes becomes a row of zeros.
-        seed: equal ones give equal draws in every framework, so give what should change them, like `(7, step)`:
-            the same in all processes that share a global array of JAX, and one's own, like `(7, rank, step)`, in ranks
+        images: images of shape (batch, height, width, channels), or channels first: a tensor of torch or TensorFlow, or
+            an array of JAX, which stays sharded. uint8 stays uint8, rounded; floats keep their type.
+        labels: labels of the same framework: ids (batch,), or floats (batch, classes) as `label_format="multi_hot"`
+            gives them. An id that is no class becomes a row of zeros.
+        seed: equal seeds give equal draws in every framework, so include what should change them, like `(7, step)`: the
+            same in all processes that share a global array of JAX, but with the rank, like `(7, rank, step)`, in ranks
             of torch. In a step that is compiled with its seed as a parameter: a key of `jax.random`, or an int tensor
-            (2,) of TensorFlow, with draws of their own.
+            (2,) of TensorFlow, which have other draws.
         alpha: above 0; 0.2 is usual for ImageNet, and 1 is uniform.
-        classes: how many there are, where labels are ids.
+        classes: number of classes, if labels are ids.
 
     Returns:
-        Images as they came, and labels float32 of shape (batch, classes).
+        Images of the same shape and type, and labels float32 of shape (batch, classes).
 
     Raises:
         OptionError: images, labels or parameters of another kind.
@@ -95,10 +95,9 @@ def mixup(images: Any, labels: Any, *, seed: Any, alpha: float = 1.0, classes: i
 def cutmix(images: Any, labels: Any, *, seed: Any, alpha: float = 1.0, classes: int | None = None) -> tuple[Any, Any]:
     """Put a box of the image before it in the batch into each image, and mix their labels by its area, on their device.
 
-    CutMix as torchvision's v2.CutMix has it (Yun et al. 2019, https://arxiv.org/abs/1905.04899): the box has
-    `1 - share` of the area, with `share` from Beta(alpha, alpha), around a uniform centre; what of it lies beyond the
-    image is cut off, and the labels' share follows. See `mixup` for the parameters; images are channels last, and their
-    height and width are known.
+    CutMix as in torchvision's v2.CutMix (Yun et al. 2019, https://arxiv.org/abs/1905.04899): the box has `1 - share` of
+    the area, with `share` from Beta(alpha, alpha), around a uniform centre; its part beyond the image is cut off, and
+    the labels' share follows. See `mixup` for the parameters; images are channels last, of known height and width.
     """
     return _mix(images, labels, seed, alpha, classes, cut=True)
 
@@ -128,18 +127,22 @@ def _mix(images: Any, labels: Any, seed: Any, alpha: float, classes: int | None,
             )
         draws = np.random.default_rng([purpose, *([seed] if isinstance(seed, int | np.integer) else seed)])
         share, box = _plan(np, (draws.beta(alpha, alpha), *draws.random(2)), shape if cut else None)
-        # As data: constants would compile a step anew for each batch.
+        # As data: constants would have a step compiled again for each batch.
         share, *box = file.send(np.array([share, *box], np.float32), images)
     else:
         share, box = _plan(file.ARRAYS, file.draw(seed, float(alpha), purpose), shape if cut else None)
-    mixed = (
-        file.ARRAYS.where(_inside(file, images, box), file.roll(images), images) if cut else file.blend(images, share)
-    )
+    if cut:
+        top, bottom, left, right = box
+        rows, columns = file.count(images.shape[1], images)[:, None, None], file.count(images.shape[2], images)[:, None]
+        inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)  # (height, width, 1)
+        mixed = file.ARRAYS.where(inside, file.roll(images), images)
+    else:
+        mixed = file.blend(images, share)
     return mixed, file.blend(file.one_hot(labels, classes), share)
 
 
 def _plan(arrays: Any, drawn: Sequence[Any], shape: tuple[Any, ...] | None) -> tuple[Any, list[Any]]:
-    """Return what an image keeps of itself; and of images of a shape the box: top, bottom, left and right."""
+    """Return the share that an image keeps of itself; for images of `shape` also the box: top, bottom, left, right."""
     share, x, y = drawn
     if shape is None:
         return share, []
@@ -149,13 +152,6 @@ def _plan(arrays: Any, drawn: Sequence[Any], shape: tuple[Any, ...] | None) -> t
         box += [arrays.maximum(centre - reach, 0.0), arrays.minimum(centre + reach, float(side))]
     top, bottom, left, right = box
     return 1.0 - (bottom - top) * (right - left) / (shape[1] * shape[2]), box
-
-
-def _inside(file: Any, images: Any, box: Sequence[Any]) -> Any:
-    """Bools (height, width, 1)."""
-    top, bottom, left, right = box
-    rows, columns = file.count(images.shape[1], images)[:, None, None], file.count(images.shape[2], images)[:, None]
-    return (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
 
 
 def _file_of(name: str, value: Any) -> ModuleType:
@@ -168,7 +164,7 @@ def _file_of(name: str, value: Any) -> ModuleType:
 
 
 def _shape_of(value: Any) -> tuple[Any, ...]:
-    """The sides, None for one that is not known within `tf.function`; () where not even their number is."""
+    """Return the sides, None for a side that `tf.function` does not know; () if it does not even know their number."""
     try:
         return tuple(value.shape)
     except ValueError:

@@ -20,7 +20,7 @@ from tpufeed.loaders.batch import Decoder, warn_of_flips
 from tpufeed.loaders.columns import SAMPLE
 from tpufeed.loaders.executor import make_stage
 from tpufeed.loaders.feed import DatasetLike
-from tpufeed.loaders.mixture import Mixture, Source
+from tpufeed.loaders.mixture import Mixture, SampleSource
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.stage_folder import RemoteShard
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 _FIRST_SHARDS = 32  # twice the lanes of a host
 _FEWEST_OPEN = 4
 _STALE_TOUCHES = 64
-_JUDGED_RECORDS = 256  # that were refused, before a warning judges the order
+_JUDGED_RECORDS = 256  # refused records before a warning judges the order
 _CONNECTIONS = 16  # of all workers of a rank together; each has 8 MiB
 
 
@@ -39,24 +39,18 @@ class PortableSamples:
     """The samples of a split by number, for a process and all processes that get a copy of this.
 
     A pickle holds neither the manifest nor the index: a process that unpickles it opens the dataset itself, and refuses
-    another one in its place. A forked process opens it as well, and shares no connection, lock or thread with its
-    parent. Thread-safe.
-
-    Args:
-        url: the dataset.
-        split: which part of it.
-        options: as in `SplitSamples`.
-        decode: as in `SplitSamples`.
+    another dataset at that URL. A forked process opens it as well, and shares no connection, lock or thread with its
+    parent. Thread-safe. For the arguments see `SplitSamples`.
 
     Attributes:
-        url: of the dataset.
-        split: its name.
-        options: as given.
+        url: the dataset's URL.
+        split: the name of the split.
+        options: the options as given.
         records: number of samples.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: options that do not fit it.
+        OptionError: the options do not fit the dataset.
     """
 
     def __init__(self, url: DatasetLike, split: str, options: LoaderOptions, decode: bool = True) -> None:
@@ -73,17 +67,17 @@ class PortableSamples:
 
     @property
     def content_digest(self) -> str:
-        """The digest of the dataset's content."""
+        """Digest of the dataset's content."""
         return self._digest if self._dataset is None else self._dataset.content_digest
 
     def open(self, workers: int = 1) -> "SplitSamples":
-        """Return what this process reads with. `workers` processes share its stage and samples.
+        """Return the samples for this process. `workers` processes share its stage and samples.
 
         Raises:
-            ObjectChangedError: another dataset is in the place of this one.
-            DatasetNotFoundError, ManifestError: there is none that can be read.
+            ObjectChangedError: there is another dataset now.
+            DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         """
-        # The process first: after a fork another thread may be about to replace what the parent had.
+        # The process first: after a fork another thread may be about to replace the parent's.
         if self._process == os.getpid() and (opened := self._opened) is not None:
             return opened
         if self._process != os.getpid():  # a thread of the parent may have held the lock
@@ -93,77 +87,68 @@ class PortableSamples:
                 if self._dataset is None:
                     # Not while unpickling: a worker that fails there dies without saying why.
                     self._dataset = reopen_dataset(self.url, self._digest, self._version)
-                else:  # forked: the manifest stays in memory that both have
+                else:  # forked: the manifest stays in memory that both share
                     self._dataset = replace(self._dataset, store=open_store(self.url, follow=False))
                 self._opened = SplitSamples(self._dataset, self.split, self.options, self._decode, workers)
             return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without what a process must open for itself."""
-        return self.__dict__ | {
-            "_digest": self.content_digest,
-            "_dataset": None,
-            "_opened": None,
-            "_process": 0,
-            "_opening": None,
-        }
+        """Return the state without what each process must open itself."""
+        own = {"_dataset": None, "_opened": None, "_process": 0, "_opening": None}
+        return self.__dict__ | own | {"_digest": self.content_digest}
 
 
 class SplitSamples:
     """Samples of a split by number, for one process: it must not be carried across a fork.
 
     Args:
-        dataset: what to read.
-        split: which part of it.
-        options: those of an order and of batches are left out of account.
+        dataset: the dataset to read.
+        split: the part to read.
+        options: a loader's options; those of an order and of batches are ignored.
         decode: False leaves images as their encoded bytes.
-        workers: processes that share this one's stage and samples.
+        workers: number of processes that share this one's stage and samples.
 
     Attributes:
         draws: True if ops draw random numbers for a sample.
-        changes_by_epoch: True where a sample differs in the next epoch.
+        changes_by_epoch: True if a sample differs in the next epoch.
 
     Raises:
-        OptionError: options that do not fit the dataset.
+        OptionError: the options do not fit the dataset.
     """
 
     def __init__(
         self, dataset: Dataset, split: str, options: LoaderOptions, decode: bool = True, workers: int = 1
     ) -> None:
-        self.dataset = dataset
-        source = Source(dataset, split)
-        self.decoder = Decoder(source, options, encoded=not decode)
+        self.dataset, self._split, self._options, self._workers = dataset, split, options, workers
+        self.decoder = Decoder(SampleSource(dataset, split), options, encoded=not decode)
         self.columns = self.decoder.columns
         self.names = self.columns.names
-        self._split = split
         self._variants = dataset.split(split).variants
         self._starts = np.cumsum([0, *(shard.records for shard in self._variants[0].shards)])
         self._readers: dict[int, Reader] = {}
-        self._options = options
-        self._workers = workers
         self._admission: ShardAdmission | None = None
         self._opening = threading.Lock()  # several threads that begin together make one stage
         ops = (op for pipeline in self.decoder.pipelines for op in pipeline.ops)
-        moves = bool(self.columns.images) or self.columns.moves
+        moves = bool(self.columns.images) or any(field.moves for field in self.columns.fields)
         self.draws = moves and any(op.draws for op in ops)
         self.changes_by_epoch = self.draws or (moves and len(self._variants) > 1)
 
     def read(
         self, samples: npt.NDArray[np.int64], epoch: int, numbers: npt.NDArray[np.int64] | int = 0
     ) -> dict[str, Sequence[Any]]:
-        """Return the columns of these samples as they are in `epoch`, a value for each: arrays, ints, floats and texts.
+        """Return the columns of these samples in `epoch`, a value for each sample: arrays, ints, floats and texts.
 
-        An image is uint8 (height, width, 3), its bytes with `decode=False`; of several views of one size (views,
-        height, width, 3). Thread-safe.
+        An image is uint8 (height, width, 3), with several views of one size (views, height, width, 3), or its bytes
+        with `decode=False`. Thread-safe.
 
         Args:
             samples: their ids within the split.
-            epoch: its number, of which random numbers and the variant are.
-            numbers: for each sample 0 for the random numbers that all loaders draw for it; each other number of at
-                least 0 gives it other ones.
+            epoch: number of the epoch, which decides random numbers and the variant.
+            numbers: for each sample 0 for the random numbers that all loaders draw for it; each higher number gives it
+                other ones.
 
         Raises:
-            RecordError: one is damaged, or its image does not decode.
+            RecordError: a record is damaged, or its image does not decode.
         """
         variant = epoch % len(self._variants)
         reader = self._readers.get(variant)
@@ -172,7 +157,7 @@ class SplitSamples:
                 reader = self._readers.get(variant) or self._open(variant)
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
-        rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns}
+        rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns.every}
         drawn = samples + numbers * self._starts[-1]  # ids that no other sample has
         draws = [pipeline.draw(epoch, drawn) for pipeline in self.decoder.pipelines]
         self.decoder.decode(reader, places, draws, rows, range(len(samples)))
@@ -202,43 +187,38 @@ class SplitSamples:
 class ShardAdmission:
     """Fetches the shards of a split that samples are read from into the stage, if that pays. Thread-safe.
 
-    Where a variant fits into the stage, each of its shards is fetched once. Where it does not, a shard fetched for a
-    sample in a random order would push out another one, and be pushed out before it has served a second. So fetching
-    has to pay for itself: beyond the first few shards no more bytes are fetched than twice what the copies have served.
-    Orders that read shard by shard earn that; others go on by ranges, and a warning says so once.
+    If a variant fits into the stage, each of its shards is fetched once. If not, a shard fetched for a sample in a
+    random order would push out another one, and be pushed out before it has served a second sample. So fetching has to
+    pay for itself: beyond the first few shards no more bytes are fetched than twice what the copies have served. Orders
+    that read shard by shard earn that; others continue by ranges, and a warning says so once.
 
     Args:
-        stage: of the store that holds the shards.
-        variants: of the split.
-        where: names the split in the warning.
+        stage: stage of the store that holds the shards.
+        variants: variants of the split.
+        where: name of the split in the warning.
     """
 
     def __init__(self, stage: ShardStage, variants: Sequence[Variant], where: str) -> None:
-        self.stage = stage
-        self._variants = variants
-        self._where = where
+        self.stage, self._variants, self._where = stage, variants, where
         self._total_bytes = max(sum(shard.bytes for shard in variant.shards) for variant in variants)
         self._mean_bytes = max(1, self._total_bytes // max(1, len(variants[0].shards)))
-        self._variant = 0
-        self._touches = 0
+        self._variant = self._touches = 0
         self._wanted: dict[RemoteShard, int] = {}  # and when they were last touched
-        self._served_bytes = 0
-        self._served, self._refused = 0, 0
-        self._warned = False
-        self._lock = threading.Lock()
+        self._served_bytes = self._served = self._refused = 0
+        self._warned, self._lock = False, threading.Lock()
 
     @property
     def most_open(self) -> int:
-        """Number of shards that a reader may keep open: those cannot make room for others."""
+        """Number of shards that a reader may keep open: open ones cannot make room for others."""
         held = len(self._variants[0].shards) if self._fits else self.stage.budget_bytes // self._mean_bytes // 2
         return max(_FEWEST_OPEN, held)
 
     @property
-    def _fits(self) -> bool:
+    def _fits(self) -> bool:  # no longer, if the stage finds its disk full
         return self._total_bytes <= self.stage.budget_bytes
 
     def touch(self, reader: Reader, variant: int, numbers: Iterable[int]) -> None:
-        """Note that `reader` has read records of these shards of a variant; each shard is named once a record."""
+        """Note that `reader` has read records of these shards of a variant; each shard is named once per record."""
         with self._lock:
             if variant != self._variant:
                 self._variant = variant
@@ -262,12 +242,20 @@ class ShardAdmission:
                 self._ask(reader, missing)
             if not self._warned and self._refused >= max(_JUDGED_RECORDS, self._served // 16):
                 self._warned = True
-                self._warn()
+                shards, read = self._variants[variant].shards, self._served + self._refused
+                requests = sum(shard.records for shard in shards) * self._refused // read
+                budget, total = self.stage.budget_bytes, self._total_bytes
+                _logger.warning(
+                    f"{mask_secrets(self._where)}: its samples are asked for in an order that the stage cannot follow. "
+                    f"{self._refused} of {read} came by requests of their own, as the stage holds "
+                    f"{100 * budget // max(1, total)} % of the shards ({budget:,} of {total:,} bytes); so an epoch "
+                    f"takes about {requests:,} requests, where {len(shards):,} shards could be fetched whole. Give the "
+                    f"DataLoader sampler=tpufeed.LaneSampler(dataset), or stage_bytes of {total:,} or more"
+                )
 
     def _ask(self, reader: Reader, missing: dict[RemoteShard, int]) -> None:
-        """Have those of the missing shards fetched that pay."""
-        before = set(self._wanted)
-        credit = None
+        """Fetch the missing shards that pay."""
+        before, credit = set(self._wanted), None
         if not self._fits:
             # A copy that others have read to its end must not be kept for this process.
             fresh = self._touches - _STALE_TOUCHES
@@ -284,18 +272,5 @@ class ShardAdmission:
             else:
                 self._refused += records
         if self._wanted.keys() != before:
-            # The index first: without it each shard that is opened costs a request more.
+            # The index first: without it each shard that is opened costs one more request.
             self.stage.fetch([*reader.due(()), *self._wanted])
-
-    def _warn(self) -> None:
-        read = self._served + self._refused
-        shards = self._variants[self._variant].shards
-        requests = sum(shard.records for shard in shards) * self._refused // read
-        budget, total = self.stage.budget_bytes, self._total_bytes
-        _logger.warning(
-            f"{mask_secrets(self._where)}: its samples are asked for in an order that the stage cannot follow. "
-            f"{self._refused} of {read} came by requests of their own, as the stage holds "
-            f"{100 * budget // max(1, total)} % of the shards ({budget:,} of {total:,} bytes); so an epoch takes about "
-            f"{requests:,} requests, where {len(shards):,} shards could be fetched whole. Give the DataLoader "
-            f"sampler=tpufeed.LaneSampler(dataset), or stage_bytes of {total:,} or more"
-        )

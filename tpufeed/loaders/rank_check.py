@@ -1,11 +1,11 @@
-"""Check that all ranks iterate the same epoch. Without this check a pod whose ranks disagree hangs."""
+"""Check that all ranks iterate the same epoch: a pod whose ranks disagree would hang."""
 
 import json
 import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Self, TypeVar
 
 from tpufeed.errors import LoaderError
@@ -21,10 +21,10 @@ class EpochSpec:
     """Epoch that a rank is about to iterate; picklable, and exchanged between all ranks.
 
     Attributes:
-        rank: whose it is.
-        batches: of the epoch.
-        batch_size: samples in a batch, or None where that is not known.
-        order: what has to be the same everywhere for the ranks' shares to fit together, as text; "" where unknown.
+        rank: number of the rank.
+        batches: batches of the epoch.
+        batch_size: samples in a batch, or None if unknown.
+        order: what must be equal on all ranks for their shares to fit together, as text; "" if unknown.
         error: why this rank cannot begin, or "".
     """
 
@@ -35,15 +35,15 @@ class EpochSpec:
     error: str = ""
 
     def packed(self, size: int | None = None) -> bytes:
-        """Return the spec as JSON, of just `size` bytes where that is given: texts that do not fit are cut.
+        """Return the spec as JSON, of exactly `size` bytes if given: texts that do not fit are cut.
 
-        Each text has a room of its own, so that equal texts stay equal whatever else the specs say.
+        Each text has its own room, so that equal texts stay equal whatever else the specs say.
         """
-        spec = self
-        if size is not None:
-            room = (size - _NUMBERS_BYTES) // 2
-            spec = replace(self, order=_cut(self.order, room), error=_cut(self.error, room))
-        return json.dumps(asdict(spec)).encode().ljust(size or 0)
+        if size is None:
+            return json.dumps(asdict(self)).encode()
+        room = (size - _NUMBERS_BYTES) // 2
+        spec = replace(self, order=_cut(self.order, room), error=_cut(self.error, room))
+        return json.dumps(asdict(spec)).encode().ljust(size)
 
     @classmethod
     def unpacked(cls, payload: bytes | str) -> Self:
@@ -56,13 +56,8 @@ def begin_together(
 ) -> Begun:
     """Return what `begin` gives with its spec, once all ranks have begun and agree.
 
-    Args:
-        exchange: returns the specs of all ranks; each rank calls it as often as the others.
-        rank: of this process.
-        begin: begins here.
-
-    Raises:
-        LoaderError: the same on every rank, where they would not take the same steps, or one cannot begin.
+    `exchange` returns the specs of all ranks; each rank calls it as often as the others. Raises the same LoaderError on
+    every rank if they would not take the same steps, or one cannot begin.
     """
     try:
         spec, begun = begin()
@@ -74,7 +69,7 @@ def begin_together(
 
 
 def check_specs(specs: Sequence[EpochSpec]) -> None:
-    """Raises LoaderError, the same on every rank, where the ranks would not take the same steps."""
+    """Raise LoaderError, the same on every rank, if the ranks would not take the same steps."""
     failed = dict[str, list[str]]()
     for spec in specs:
         if spec.error:
@@ -94,7 +89,7 @@ def check_specs(specs: Sequence[EpochSpec]) -> None:
 
 
 def _cut(text: str, most_bytes: int) -> str:
-    """Return a text that takes at most so many bytes of JSON as it is, else its start and a checksum of the whole."""
+    """Return the text if its JSON has at most `most_bytes`, else its start and a checksum of the whole."""
     cut, kept = text, len(text)
     while len(json.dumps(cut)) > most_bytes:
         kept //= 2
@@ -114,42 +109,31 @@ def _check(what: str, values: Sequence[tuple[int, str]], advice: str) -> None:
         )
 
 
-@dataclass(slots=True)
-class _Round:
-    """One exchange: it is over when all have been given everything."""
-
-    gate: threading.Barrier
-    payloads: dict[int, bytes] = field(default_factory=dict)
-
-
 class Rendezvous:
-    """Place where ranks that are threads of one process meet: torch_xla's CPU devices, whose collectives do not.
+    """Place where ranks that are threads of one process meet: collectives of torch_xla's CPU devices cannot do that.
 
-    They exchange payloads here in turn, as in a collective: the first call of each meets the first of the others.
-
-    Args:
-        patience_seconds: how long a rank waits for the others.
+    They exchange payloads in turn, as in a collective: the first call of each meets the first calls of the others.
+    `patience_seconds` is how long a rank waits for the others.
     """
 
     def __init__(self, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
-        self._open: _Round | None = None
+        self._gate = threading.Barrier(1)  # of the open exchange
+        self._payloads: dict[int, bytes] = {}  # of that exchange, by rank
 
     def exchange(self, payload: bytes, rank: int, size: int) -> list[bytes]:
-        """Return what every rank brought, by rank. Raises LoaderError where one does not come."""
+        """Return what every rank brought, by rank. Raises LoaderError if one does not come."""
         with self._lock:
-            round_ = self._open
-            if round_ is None or round_.gate.broken or round_.gate.parties != size:
-                round_ = self._open = _Round(threading.Barrier(size))
-            round_.payloads[rank] = payload
-            if len(round_.payloads) == size:
-                self._open = None
+            if self._gate.broken or self._gate.parties != size or len(self._payloads) == size:
+                self._gate, self._payloads = threading.Barrier(size), {}
+            gate, payloads = self._gate, self._payloads
+            payloads[rank] = payload
         try:
-            round_.gate.wait(self._patience_seconds)
+            gate.wait(self._patience_seconds)
         except threading.BrokenBarrierError:
             raise LoaderError(
-                f"of {size} ranks only {sorted(round_.payloads)} came to iterate within {self._patience_seconds:g} s; "
+                f"of {size} ranks only {sorted(payloads)} came to iterate within {self._patience_seconds:g} s; "
                 "iterate the loader on every rank, or give check_ranks=False to one that only some iterate"
             ) from None
-        return [round_.payloads[other] for other in range(size)]
+        return [payloads[other] for other in range(size)]

@@ -1,11 +1,10 @@
-"""Which samples a loader gives, in which order: the part of a loader that reads nothing."""
+"""The samples that a loader gives, and their order: the part of a loader that reads nothing."""
 
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from tpufeed.dataset.order import Ints, Places, Share, World, check_lanes, defau
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
 from tpufeed.loaders.batch import BatchRequest
-from tpufeed.loaders.mixture import KEPT_ORDERS, ClassList, Mixture, Source, join_classes
+from tpufeed.loaders.mixture import ClassList, Mixture, SampleSource, join_classes, salt_of
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.training import (
     LAST,
@@ -28,67 +27,46 @@ from tpufeed.loaders.training import (
 )
 
 _logger = logging.getLogger(__name__)
-_MOST_LANES = 1 << 16  # or one a sample, or the default of a larger world: each takes memory
-
-
-class Stream(Protocol):
-    """The endless sequence of a training's samples, the same for every number of ranks. For one thread.
-
-    Attributes:
-        lanes: of the order.
-        records: samples of an epoch.
-        first: the position from which on all samples are of sources that are still there.
-        at_once: how many samples to draw at once.
-        due_again: after how many samples shards are due that `due_shards` did not name before.
-    """
-
-    lanes: int
-    records: int
-    first: int
-    at_once: int
-    due_again: int
-
-    def begin_of(self, epoch: int, share: Share) -> int:
-        """Return the position at which an epoch of such shares begins. Raises OptionError if that is not known."""
-
-    def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints | None, Ints | int, Places]:
-        """Return for each position of an epoch, which begins at `begun`, source, epoch of that, and place of a sample.
-
-        As in `BatchRequest`, source None and one epoch are those of all positions.
-        """
-
-    def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
-        """Return (source, variant, shards) that lanes read next, the first ones due first.
-
-        That is to the end of each source's next epoch, but no shard that is due `horizon` samples from here or later.
-        """
+_MOST_LANES = 1 << 16  # or one per sample, or the default of a larger world: each takes memory
 
 
 class DatasetStream:
-    """The epochs of one dataset, end to end: each has all of its samples, in an order of its own. See `Stream`."""
+    """The endless sequence of a training's samples, the same for every number of ranks. For one thread.
+
+    These are the epochs of one dataset, end to end: each has all of its samples, in its own order. `MixtureStream` has
+    the samples of several datasets, and the same attributes and methods.
+
+    Attributes:
+        lanes: lanes of the order.
+        records: samples of an epoch.
+        first: the position from which on all samples are of sources that are still there.
+        at_once: number of samples to draw at once.
+        due_again: number of samples after which shards are due that `due_shards` did not name before.
+    """
 
     first, at_once = 0, 1024
 
-    def __init__(self, source: Source, options: LoaderOptions, lanes: int) -> None:
+    def __init__(self, source: SampleSource, options: LoaderOptions, lanes: int) -> None:
         self.lanes, self.records, self.due_again = lanes, source.entry.records, source.entry.records
         self._variants = len(source.entry.variants)
-        self._order = lru_cache(KEPT_ORDERS)(partial(source.epoch_order, options.seed, lanes, options.shuffle))
-
-    def begin_of(self, epoch: int, share: Share) -> int:
-        """Return the position at which an epoch begins."""
-        return epoch * self.records
+        self._order = source.epoch_orders(options, lanes)
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[None, int, Places]:
-        """Return None, the epoch, and the places of the samples."""
+        """Return source, its epoch and place of the sample at each position of an epoch, which begins at `begun`.
+
+        As in `BatchRequest`, source None and a single epoch are those of all positions.
+        """
         return None, epoch, self._order(epoch).places_at(positions)
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
-        """Return the shards of this epoch, and of the next one."""
-        epoch, samples = divmod(position, self.records)
-        return [
-            (0, number % self._variants, self._order(number).due_shards(lanes, done))
-            for number, done in ((epoch, samples), (epoch + 1, 0))
-        ]
+        """Return (source, variant, shards) that lanes read next, to the end of each source's next epoch.
+
+        Shards that are due first come first. A mixture leaves out those that are due `horizon` samples from here or
+        later.
+        """
+        epoch, done = divmod(position, self.records)
+        now, following = self._order(epoch).due_shards(lanes, done), self._order(epoch + 1).due_shards(lanes)
+        return [(0, epoch % self._variants, now), (0, (epoch + 1) % self._variants, following)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,41 +75,43 @@ class Cursor:
 
     Attributes:
         stream: all samples of the training.
-        begun: position there of the epoch's first sample.
+        begun: position of the epoch's first sample in the stream.
         share: this rank's batches of the epoch from the place on.
         epoch: the number of the epoch.
     """
 
-    stream: Stream
+    stream: DatasetStream | MixtureStream
     begun: int
     share: Share
     epoch: int
 
     @property
     def due_every(self) -> int:
-        """Batches after which shards are due that were not named before."""
+        """Number of batches after which shards are due that were not named before."""
         return -(-self.stream.due_again // self.share.global_batch)
 
-    def requests(self, first: int) -> Iterator[BatchRequest]:
-        """Plan the next few batches, beginning with number `first` from this place on.
+    def requests(self) -> Iterator[BatchRequest]:
+        """Plan the batches from this place to the end of the epoch, a few at a time.
 
-        Of one dataset that costs some 0.1 ms, and the first request of an epoch as long as its order takes to make.
+        For one dataset a few take some 0.1 ms; the first request of an epoch also makes the epoch's order.
         """
         share = self.share
-        stop = min(len(share), first + max(1, self.stream.at_once // share.batch_size))
-        positions, masks = zip(*map(share.positions, range(first, stop)), strict=True)
-        source, epoch, places = self.stream.draw(self.epoch, self.begun, np.concatenate(positions))
-        for batch, mask in enumerate(masks):
-            rows = slice(batch * share.batch_size, (batch + 1) * share.batch_size)
-            yield BatchRequest(
-                epoch if isinstance(epoch, int) else epoch[rows],
-                Places(*(column[rows] for column in places)),
-                mask,
-                None if source is None else source[rows],
-            )
+        numbers, size = range(len(share)), share.batch_size
+        at_once = max(1, self.stream.at_once // size)
+        for first in numbers[::at_once]:
+            positions, masks = zip(*map(share.positions, numbers[first : first + at_once]), strict=True)
+            source, epoch, places = self.stream.draw(self.epoch, self.begun, np.concatenate(positions))
+            for batch, mask in enumerate(masks):
+                rows = slice(batch * size, (batch + 1) * size)
+                yield BatchRequest(
+                    epoch if isinstance(epoch, int) else epoch[rows],
+                    Places(*(column[rows] for column in places)),
+                    mask,
+                    None if source is None else source[rows],
+                )
 
     def due_shards(self, batches: int = 0) -> list[tuple[int, int, list[int]]]:
-        """Return (source, variant, shards) that this rank reads after so many batches, up to the next epoch's end."""
+        """Return (source, variant, shards) that this rank reads after `batches` batches, to the next epoch's end."""
         world, done = self.share.world, self.share.samples_after(batches)
         lanes = range(world.rank, self.stream.lanes, world.size)
         return self.stream.due_shards(lanes, self.begun + done, max(0, 2 * self.share.records - done))
@@ -140,28 +120,28 @@ class Cursor:
 class Sampler:
     """The order of a training's samples, and its states. A dataset is a mixture of one.
 
-    What a dataset has of its own are its stream, whose epochs each have all of its samples, and a state that names it;
-    a mixture's state names all sources of the training. Every rank has the same sampler, and says its world with what
-    it asks. One that continues a training is another sampler. For one thread.
+    A single dataset differs in its stream, whose epochs each have all of its samples, and in its state, which names it;
+    a mixture's state names all sources of the training. Every rank has the same sampler, and gives its world with each
+    question. To continue a training, make another sampler. For one thread.
 
     Args:
         given: what to read.
-        split: which part of it.
-        options: of the loader.
-        training: that is continued; by default one that begins.
-        sources: those of a mixture if they are open already.
+        split: the part to read.
+        options: the loader's options.
+        training: the training to continue; by default a new one.
+        sources: sources of a mixture if they are open already.
 
     Attributes:
         sources: the datasets with their classes, in the order of the mixture's weights.
         shares: the share of the samples that each source gives.
-        training: what is drawn from, since when. It has the lanes once they are known.
+        training: what is drawn from, and since when. It has the lanes once they are known.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         OptionError: the split is empty; two sources are the same; the classes cannot be joined.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[SampleSource, ...]
     shares: tuple[float, ...]
 
     def __init__(
@@ -170,22 +150,22 @@ class Sampler:
         split: str,
         options: LoaderOptions,
         training: Training | None = None,
-        sources: Sequence[Source] = (),
+        sources: Sequence[SampleSource] = (),
     ) -> None:
         self._given, self._split, self._options = given, split, options
-        self._stream: Stream | None = None
+        self._stream: DatasetStream | MixtureStream | None = None
         if isinstance(given, Mixture):
             found = sources or given.open(split)
             training = training or begin_training(found, given, options)
             numbers = {each.digest: each.root for each in training.sources}
             roots = [numbers[source.dataset.content_digest] for source in found]
             classes, tables = join_classes([source.dataset for source in found], given.classes, roots, training.classes)
-            joined = zip(found, tables, roots, strict=True)
-            self.sources = tuple(replace(source, classes=table, root=root) for source, table, root in joined)
+            joined = zip(found, tables, map(salt_of, roots), strict=True)
+            self.sources = tuple(replace(source, classes=table, salt=salt) for source, table, salt in joined)
             total = math.fsum(given.weights.values())
             self.shares = tuple(weight / total for weight in given.weights.values())
         else:
-            source, classes = Source(given, split), ClassList(given.manifest.class_names)
+            source, classes = SampleSource(given, split), ClassList(given.manifest.class_names)
             if not source.entry.records:
                 raise OptionError(f"{source.label}: split {split!r} is empty")
             training = training or Training(lanes=options.lanes)
@@ -194,27 +174,26 @@ class Sampler:
 
     @property
     def label(self) -> str:
-        """What is read, for messages: the URL of the dataset without secrets, or the mixture in words."""
+        """The dataset's URL without secrets, or the mixture in words, for messages."""
         return repr(self._given) if isinstance(self._given, Mixture) else self.sources[0].label
 
-    def stream(self, world: World) -> Stream:
-        """Return all samples: in lanes as given or loaded, else by default for the world that asks first.
+    def stream(self, world: World) -> DatasetStream | MixtureStream:
+        """Return all samples: in lanes that were given or loaded, else the default for the world that asks first.
 
-        Raises:
-            OptionError: the lanes are too many, or cannot be dealt to the ranks.
+        Raises OptionError if the lanes are too many, or cannot be dealt to the ranks.
         """
         if self._stream is None:
-            training, options = self.training, self._options
-            lanes = training.lanes
+            options, lanes = self._options, self.training.lanes
             if lanes is None:
                 lanes = default_lanes(world) if options.shuffle else world.size
-                training = self.training = replace(training, lanes=lanes)
+                self.training = replace(self.training, lanes=lanes)
             else:
                 if lanes > (most := self._most_lanes(world)):
                     raise OptionError(f"lanes are at most {most} for the split {self._split!r}, not {lanes}")
                 check_lanes(lanes, world)
             if isinstance(self._given, Mixture):
-                self._stream = MixtureStream(training, self.sources, options, lanes, self._given.stop != "shortest")
+                longest = self._given.stop != "shortest"
+                self._stream = MixtureStream(self.training, self.sources, options, lanes, longest)
             else:
                 self._stream = DatasetStream(self.sources[0], options, lanes)
         return self._stream
@@ -222,9 +201,8 @@ class Sampler:
     def share(self, world: World, start: int = 0) -> Share:
         """Return the batches of a rank from place `start` of an epoch on. Raises OptionError if an epoch has none."""
         records, options = self.stream(world).records, self._options
-        share = Share(
-            records, options.batch_size, world, options.remainder, start, wraps=isinstance(self._given, Dataset)
-        )
+        wraps = isinstance(self._given, Dataset)
+        share = Share(records, options.batch_size, world, options.remainder, start, wraps=wraps)
         if not start and not len(share):
             most = share.records // world.size
             raise OptionError(
@@ -241,7 +219,8 @@ class Sampler:
             OptionError: it is not known where the epoch begins, or it has samples of a source that is no longer there.
         """
         stream, share = self.stream(world), self.share(world)
-        begun = stream.begin_of(epoch, share)
+        is_one = isinstance(self._given, Dataset)
+        begun = epoch * stream.records if is_one else self.training.begin_of(epoch, share)
         if begun + samples < stream.first:
             raise OptionError(
                 f"epoch {epoch} has samples of a source that was left out later, at sample {stream.first} of the "
@@ -256,15 +235,14 @@ class Sampler:
         if isinstance(self._given, Dataset):
             return state
         share = self.share(world)
-        begun = stream.begin_of(epoch, share)
+        begun = self.training.begin_of(epoch, share)
         return {**state, "mixture": self.training.text, "begun": begun, "epoch_samples": share.end}
 
     def resumed(self, state: Mapping[str, Any], world: World) -> "Sampler":
         """Return the sampler that continues from `state`: at `samples` of `epoch` of its training.
 
-        Raises:
-            OptionError: the state is of something else; or of an older version of a dataset, or of other weights or
-                sources, and `grown` or `reweight` do not allow that; or one of its numbers cannot be.
+        Raises OptionError if the state is of something else; or of an older version of a dataset, or of other weights
+        or sources, and `grown` or `reweight` do not allow that; or one of its numbers is impossible.
         """
         given = self._given
         if isinstance(given, Dataset):
@@ -298,15 +276,15 @@ class Sampler:
         return sampler
 
     def restarted(self, epoch: int) -> "Sampler":
-        """Return the sampler for an epoch that is read from its start, also if it was continued in its middle."""
+        """Return the sampler to read an epoch from its start, also if the training was continued in its middle."""
         training = self.training
         return self.continued(replace(training, samples=0)) if epoch == training.epoch and training.samples else self
 
     def continued(self, training: Training) -> "Sampler":
-        """Return the sampler that continues a training. Its `sources` are this one's if nothing changes in them."""
+        """Return the sampler that continues a training. It has this one's `sources` if nothing changes in them."""
         found = Sampler(self._given, self._split, self._options, training, self.sources)
-        roots = [[source.root for source in sampler.sources] for sampler in (self, found)]
-        if found.training.classes == self.training.classes and roots[0] == roots[1]:
+        salts = [[source.salt for source in sampler.sources] for sampler in (self, found)]
+        if found.training.classes == self.training.classes and salts[0] == salts[1]:
             found.sources = self.sources
         return found
 

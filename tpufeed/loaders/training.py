@@ -1,10 +1,10 @@
-"""The training that a state continues: what it has drawn from since it began, and the stream of a mixture's samples."""
+"""The training that a state continues: what it has drawn from since it began, and a mixture's stream of samples."""
 
 import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -15,18 +15,18 @@ from tpufeed.dataset.order import Ints, Places, Share
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import DatasetNotFoundError, OptionError, mask_secrets
 from tpufeed.loaders.batch import group_rows
-from tpufeed.loaders.mixture import KEPT_ORDERS, ClassList, JoinBy, Mixture, Source
+from tpufeed.loaders.mixture import ClassList, JoinBy, Mixture, SampleSource
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
 
 VERSION = 2  # of the order: 1 did not rotate shards
-LAST = 1 << 62  # number of an epoch, or of a sample in a stream
+LAST = 1 << 62  # highest number of an epoch, or of a sample in a stream
 
 
 def identity_of(dataset: Dataset | None, split: str, seed: int, shuffle: bool) -> dict[str, Any]:
-    """Return what a state and the loader that it is loaded into must have in common.
+    """Return what a state and the loader that takes it must have in common.
 
-    The dataset is None for a mixture, whose states say otherwise what it draws from.
+    The dataset is None for a mixture, whose states name its sources elsewhere.
     """
     content = {} if dataset is None else {"content_digest": dataset.content_digest}
     number = {} if dataset is None or dataset.number == 1 else {"dataset_version": dataset.number}
@@ -34,13 +34,13 @@ def identity_of(dataset: Dataset | None, split: str, seed: int, shuffle: bool) -
 
 
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner: str, url: str) -> None:
-    """Raise OptionError where a state is of another dataset, split, seed, order or version.
+    """Raise OptionError if a state is of another dataset, split, seed, order or version.
 
     Args:
-        state: the state to be loaded.
-        identity: of what it is loaded into.
-        owner: what that is, a loader or a sampler.
-        url: of its dataset.
+        state: the state to load.
+        identity: the identity of what takes it.
+        owner: "loader" or "sampler", for messages.
+        url: the URL of its dataset.
     """
     version = state.get("version")
     if version != VERSION:
@@ -62,12 +62,10 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner:
 
 
 def grow_state(state: Mapping[str, Any], dataset: Dataset) -> Mapping[str, Any]:
-    """Return a state as it is in this version of its dataset: one of an older version is moved to its next epoch.
+    """Return a state for this version of its dataset: a state of an older version moves to its next epoch.
 
-    An epoch of which no sample was given is still to come.
-
-    Raises:
-        OptionError: it is of an older version, and the dataset was not opened with `grown`.
+    An epoch of which no sample was given is still to come. Raises OptionError if the state is of an older version, and
+    the dataset was not opened with `grown`.
     """
     digest, past = state.get("content_digest"), dataset.manifest.past_digests
     if digest == dataset.content_digest or digest not in past:
@@ -80,7 +78,7 @@ def grow_state(state: Mapping[str, Any], dataset: Dataset) -> Mapping[str, Any]:
 
 
 def has_grown_since(dataset: Dataset, number: int) -> OptionError:
-    """Return what to raise for a state of an older version of a dataset, `number`."""
+    """Return the error for a state of an older version of a dataset, `number`."""
     url = mask_secrets(dataset.url)
     try:
         open_dataset(dataset.url, number)
@@ -95,7 +93,7 @@ def has_grown_since(dataset: Dataset, number: int) -> OptionError:
 
 
 def state_number(state: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    """Return a number of a state; checkpoints may hand it back as an array's element. Raises OptionError."""
+    """Return a number of a state; checkpoints may give it back as an array's element. Raises OptionError."""
     value = state.get(name)
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # anything but a whole number raises
@@ -110,11 +108,11 @@ class TrainedSource(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     """A dataset that a training draws from, or has drawn from.
 
     Attributes:
-        digest: of its content.
-        url: without secrets, for messages.
-        records: of its split.
-        root: number of the source, among all of the training, that it is a version of; its own if of none.
-        epoch: with which it began: after an older version of it the next one, else 0.
+        digest: digest of its content.
+        url: its URL without secrets, for messages.
+        records: samples of its split.
+        root: number of the training's source that it is a version of; its own number if there is none.
+        epoch: the epoch with which it began: after an older version the next one, else 0.
     """
 
     digest: str
@@ -130,19 +128,19 @@ class TrainedSource(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 @dataclass(frozen=True)
 class Training:
-    """What a training has drawn from since it began, and where in its stream an epoch begins.
+    """A training: what it has drawn from since it began, and where in its stream an epoch begins.
 
     Attributes:
-        sources: all that a mixture has had. Those that it has no more keep their numbers.
-        phases: shares of these, from a position of the stream on. Those of the present sources alone are above 0 in the
-            last one.
-        seed: of the draws of sources.
+        sources: all sources that a mixture has had. Those that it has no more keep their numbers.
+        phases: shares of these, from a position of the stream on. In the last phase only present sources have shares
+            above 0.
+        seed: seed of the draws of sources.
         join: how classes are joined.
-        classes: of all sources.
-        lanes: of the order; None if nobody has asked for them yet.
-        epoch: that begins at position `begun`.
-        begun: that position; of a dataset it follows from the epoch.
-        samples: of that epoch the first one that was read, if a state said so.
+        classes: classes of all sources.
+        lanes: lanes of the order; None until they are asked for.
+        epoch: the epoch that begins at position `begun`.
+        begun: that position; for a single dataset it follows from the epoch.
+        samples: number of the first sample of that epoch that is read, if a state said so.
     """
 
     sources: tuple[TrainedSource, ...] = ()
@@ -155,17 +153,11 @@ class Training:
     begun: int = 0
     samples: int = 0
 
-    def drawing(self, present: Sequence[Source], mixture: Mixture, other: "Training") -> "Training":
-        """Return the training that continues from its place with the present sources and weights.
+    def drawing(self, present: Sequence[SampleSource], mixture: Mixture, other: "Training") -> "Training":
+        """Return the training that continues from its place with the present sources and their weights in `mixture`.
 
-        Args:
-            present: sources of the mixture.
-            mixture: weighs them.
-            other: the training that it takes the place of, which began with the mixture.
-
-        Raises:
-            OptionError: it is of other weights or sources, and `reweight` does not allow that; or of other draws; or a
-                dataset has grown, and was not opened with `grown`.
+        It replaces `other`, which began with the mixture. Raises OptionError if it is of other weights or sources, and
+        `reweight` does not allow that; or of other draws; or a dataset has grown, and was not opened with `grown`.
         """
         for name, there, here in (("seed", self.seed, other.seed), ("classes", self.join, other.join)):
             if there != here:
@@ -210,7 +202,7 @@ class Training:
         return replace(self, sources=tuple(sources), phases=(*past_phases, new))
 
     def _other_weights(self, present: Mapping[str, tuple[str, float]]) -> OptionError:
-        """Return what to raise; `present` has digest and weight of each source by its label."""
+        """Return the error; `present` has digest and weight of each source by its label."""
         there = [(each, share) for each, share in zip(self.sources, self.phases[-1].shares, strict=True) if share]
         changed = [each.url for each, _ in there if each.url in present and each.digest != present[each.url][0]]
         total = math.fsum(weight for _, weight in present.values())
@@ -222,9 +214,31 @@ class Training:
             + "Give the mixture of the state, or Mixture(..., reweight=True) to continue from its place with this one"
         )
 
+    def begin_of(self, epoch: int, share: Share) -> int:
+        """Return the position at which an epoch of a mixture begins: behind the last sample of the one before it.
+
+        `share` has a rank's batches of a whole epoch. Raises OptionError if the epoch is before the one that the
+        training continued with, whose length was another; or too late.
+        """
+        if epoch == self.epoch:
+            return self.begun
+        if epoch > self.epoch:
+            end = self.begun + replace(share, start=self.samples).end
+            begin = end + (epoch - self.epoch - 1) * share.end
+        elif not epoch or self.begun == self.epoch * share.end:
+            begin = epoch * share.end
+        else:
+            raise OptionError(
+                f"where epoch {epoch} of this training began is not known, as epochs had another length before epoch "
+                f"{self.epoch}: other weights, batch size or ranks. Set epoch 0, or one from {self.epoch} on"
+            )
+        if begin > LAST:
+            raise OptionError(f"a mixture has no epoch {shown(epoch)}: its samples are numbered up to 2**62")
+        return begin
+
     @cached_property
     def text(self) -> str:
-        """The training as states hold it, without the place: text, which every checkpointer takes."""
+        """The training as states hold it, without its place: text, which every checkpointer takes."""
         phases = [
             (phase.first, [(number, share) for number, share in enumerate(phase.shares) if share])
             for phase in self.phases
@@ -232,7 +246,7 @@ class Training:
         return msgspec.json.encode(_Stored(self.sources, phases, self.classes, self.join, self.seed)).decode()
 
 
-def begin_training(present: Sequence[Source], mixture: Mixture, options: LoaderOptions) -> Training:
+def begin_training(present: Sequence[SampleSource], mixture: Mixture, options: LoaderOptions) -> Training:
     """Return the training that begins with a mixture, whose sources are `present`."""
     sources = tuple(_trained(source, root, 0) for root, source in enumerate(present))
     phase = Phase(0, whole_shares(list(mixture.weights.values())))
@@ -240,7 +254,7 @@ def begin_training(present: Sequence[Source], mixture: Mixture, options: LoaderO
     return Training(sources, (phase,), seed, mixture.classes, lanes=options.lanes)
 
 
-def _trained(source: Source, root: int, epoch: int) -> TrainedSource:
+def _trained(source: SampleSource, root: int, epoch: int) -> TrainedSource:
     return TrainedSource(source.dataset.content_digest, source.label, source.entry.records, root, epoch)
 
 
@@ -262,11 +276,9 @@ _STORED = msgspec.json.Decoder(_Stored)
 
 
 def decode_training(state: Mapping[str, Any], lanes: int) -> Training:
-    """Return the training of a mixture at the place that a state says. Raises OptionError if it cannot be.
+    """Return the training that a mixture's state holds as `Training.text`, at its place.
 
-    Args:
-        state: holds it as `Training.text`, with the place.
-        lanes: of the state.
+    Raises OptionError if it is impossible.
     """
     epoch, begun, samples = (state_number(state, name, 0, LAST) for name in ("epoch", "begun", "samples"))
     try:
@@ -290,14 +302,14 @@ def decode_training(state: Mapping[str, Any], lanes: int) -> Training:
 
 
 class MixtureStream:
-    """The samples of several datasets, drawn in exact shares: see `Stream`.
+    """The samples of several datasets, drawn in exact shares. See `DatasetStream`.
 
     Args:
         training: its sources and phases.
-        sources: those of them that are there.
-        options: of the loader.
-        lanes: of the order.
-        longest: an epoch ends when each source was read once, not when the first one is used up.
+        sources: those of its sources that are there.
+        options: the loader's options.
+        lanes: lanes of the order.
+        longest: True to end an epoch when each source was read once, False when the first one is used up.
 
     Raises:
         OptionError: a source has fewer samples than there are lanes.
@@ -306,7 +318,7 @@ class MixtureStream:
     at_once = 8192  # each source and epoch that they meet costs a look-up in its order
 
     def __init__(
-        self, training: Training, sources: Sequence[Source], options: LoaderOptions, lanes: int, longest: bool
+        self, training: Training, sources: Sequence[SampleSource], options: LoaderOptions, lanes: int, longest: bool
     ) -> None:
         for source in sources:
             records = source.entry.records
@@ -319,11 +331,8 @@ class MixtureStream:
         self.lanes, self._training = lanes, training
         self._draws = MixtureOrder(training.phases, lanes, training.seed)
         self._variants = [len(source.entry.variants) for source in sources]
-        self._orders = [
-            lru_cache(KEPT_ORDERS)(partial(source.epoch_order, options.seed, lanes, options.shuffle))
-            for source in sources
-        ]
-        # Among all of the training the number of each source that is there; and the other way round, -1 if it is not.
+        self._orders = [source.epoch_orders(options, lanes) for source in sources]
+        # The number of each present source among all of the training; and the other way round, -1 if it is not there.
         digests = [each.digest for each in training.sources]
         self._numbers = [digests.index(source.dataset.content_digest) for source in sources]
         self._members = np.full(len(digests), -1)
@@ -336,35 +345,7 @@ class MixtureStream:
         self.records = self._epoch_samples(longest)
         self.due_again = min(int(training.sources[each].records * SHARES / shares[each]) for each in self._numbers)
 
-    def begin_of(self, epoch: int, share: Share) -> int:
-        """Return the position at which an epoch begins: behind the last sample of the one before it.
-
-        Args:
-            epoch: its number.
-            share: of a whole epoch.
-
-        Raises:
-            OptionError: it is before the one that the training continued with, whose length was another; or too late.
-        """
-        training = self._training
-        if epoch == training.epoch:
-            return training.begun
-        if epoch > training.epoch:
-            end = training.begun + replace(share, start=training.samples).end
-            begin = end + (epoch - training.epoch - 1) * share.end
-        elif not epoch or training.begun == training.epoch * share.end:
-            begin = epoch * share.end
-        else:
-            raise OptionError(
-                f"where epoch {epoch} of this training began is not known, as epochs had another length before epoch "
-                f"{training.epoch}: other weights, batch size or ranks. Set epoch 0, or one from {training.epoch} on"
-            )
-        if begin > LAST:
-            raise OptionError(f"a mixture has no epoch {shown(epoch)}: its samples are numbered up to 2**62")
-        return begin
-
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints, Ints, Places]:
-        """Return for each position its source, the epoch of that, and the place of the sample."""
         at, lane = np.divmod(positions + begun, self.lanes)
         drawn, number = np.empty_like(positions), np.empty_like(positions)
         for each in np.unique(lane).tolist():
@@ -393,7 +374,6 @@ class MixtureStream:
         return self.lanes * (max(ends) if longest else min(ends) - 1)
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
-        """Return the shards one by one."""
         due = list[tuple[float, int, int, int]]()
         given = {lane: self._draws.counts(lane, self._draws.number_at(lane, position)) for lane in lanes}
         now = [phase for phase in self._training.phases if phase.first <= position][-1]
@@ -414,5 +394,5 @@ class MixtureStream:
 
 
 def _is_through(wholes: Ints, longest: bool, counts: Ints) -> bool:
-    """Return true where each source was read once, or for the shortest where one has begun its next epoch."""
+    """Return True if each source was read once, or for the shortest if one has begun its next epoch."""
     return bool((counts >= wholes).all() if longest else (counts > wholes).any())

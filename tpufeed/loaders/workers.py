@@ -1,8 +1,7 @@
-"""Decode batches in worker processes, each with threads of its own.
+"""Decode batches in worker processes, each with its own threads: they and the training loop share no GIL.
 
-Neither they nor the training loop wait for the other's GIL. Their batches are decoded into shared memory without a
-name, which goes when the last process that maps it does; what crosses the sockets is where samples lie, and all columns
-but those of pixels. The loader's end comes first, then the workers' (`prepare` and `serve`).
+Pixels are decoded into shared memory without a name, which is freed with the last process that maps it; the places of
+samples and all other columns cross sockets. The loader's end comes first, then the workers' (`prepare` and `serve`).
 """
 
 import math
@@ -16,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import NamedTuple, TypeAlias
@@ -37,18 +36,18 @@ from tpufeed.loaders.executor import (
     ThreadFuture,
     WorkerConfig,
 )
-from tpufeed.loaders.mixture import JoinedClasses, Source, check_sources
+from tpufeed.loaders.mixture import JoinedClasses, SampleSource, check_sources
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.processes.numa import Node
 from tpufeed.storage.store import open_store
 
 _ENTRY, _PREPARE = "tpufeed.loaders.workers:serve", "tpufeed.loaders.workers:prepare"
 _LEAVE_SECONDS, _LEAVE_ANYWAY_SECONDS = 2.0, 10.0
-_LONGEST_WAIT_SECONDS = 1e6  # more than that the system's calls do not take
+_LONGEST_WAIT_SECONDS = 1e6  # the system's calls take no more
 _TUNABLES, _PAST_THE_CACHE = "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold"
 _BUG = "a worker process failed: "
 _CRASHED, _ENDED = "Did native code of an op of yours crash?", "Did an op of yours end it?"
-# By how a worker process has ended; None lives on, as one that waits for a server of NFS.
+# Advice by a worker's exit code; None if it lives on, as one that waits for an NFS server.
 _ADVICE: dict[int | None, str] = {
     -signal.SIGKILL: "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0",
     -signal.SIGBUS: "A file that it had mapped was cut, or its disk or mount (NFS, FUSE) is gone",
@@ -58,13 +57,13 @@ _ADVICE: dict[int | None, str] = {
 
 _Begun: TypeAlias = queue.SimpleQueue[tuple[int, ThreadFuture | Exception] | None]
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
-# What makes each source: manifest, URL of the dataset, version of the manifest's file, split, classes, root.
-# `prepare` leaves it to the forks, each of which opens a store of its own.
+# Of each source manifest, URL of the dataset, version of the manifest's file, split, classes and salt. `prepare`
+# leaves them to the forks, each of which opens its own store.
 _sources: list[tuple[Manifest, str, str, str, JoinedClasses | None, int]] = []
 
 
 class Decode(NamedTuple):
-    """Order to a worker: decode a batch, in buffer number `buffer`."""
+    """Order to a worker: decode a batch into buffer number `buffer`."""
 
     number: int
     buffer: int
@@ -96,36 +95,35 @@ class ProcessExecutor:
     Args:
         sources: what to read.
         config: how each worker decodes batches.
-        processes: how many decode.
+        processes: number of processes that decode.
         pool: shared memory for the pixels; the executor closes it.
-        stages: whether one more process stages remote shards.
-        nodes: the NUMA node of each that decodes; none where they may run on all.
+        is_staged: True to have one more process stage remote shards.
+        nodes: the NUMA node of each process that decodes; empty if they may run on all nodes.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[SampleSource],
         config: WorkerConfig,
         processes: int,
         pool: BufferPool,
-        stages: bool,
+        is_staged: bool,
         nodes: Sequence[Node] = (),
     ) -> None:
-        self._closed = False
+        self._closed, self._owner, self._pool = False, os.getpid(), pool
         self._hung_up = threading.Event()  # by us
-        self._owner = os.getpid()
-        self._pool = pool
-        # Reentrant, as `listen` runs the finalizer, which takes it again.
-        self._lock = threading.RLock()  # held while replies are waited for, so that no thread closes a socket meanwhile
+        # Held while replies are waited for, so that no thread closes a socket meanwhile. Reentrant, as `listen` runs
+        # the finalizer, which takes it again.
+        self._lock = threading.RLock()
         children: list[Child] = []  # the fork server first
         self._finalizer = weakref.finalize(self, _stop, children, pool, self._owner, self._hung_up, self._lock)
         self._workers: list[_Worker] = []
-        # No `selectors`: each one is a reference cycle, and would keep the workers' buffers after this has gone.
+        # No `selectors`: each is a reference cycle, and would keep the workers' buffers after this has gone.
         self._poll = select.poll()
         placed: list[Node | None] = [*nodes] or [None] * processes
         try:
             children.append(server := _start_server(sources, config))
-            for node in placed + [None] * stages:
+            for node in placed + [None] * is_staged:
                 worker = _Worker(server, config, node)
                 children.append(worker)
                 self._workers.append(worker)
@@ -135,17 +133,17 @@ class ProcessExecutor:
             raise
         self._by_descriptor = {worker.fileno(): worker for worker in self._workers}
         self._decoding = tuple(self._workers[:processes])
-        # The first batches' pages: this process makes them while it waits for workers to start. On a host of several
-        # nodes it does not, as pages lie on the node of who makes them.
+        # Pages of the first batches, which this process makes while it waits for workers to start. Not with several
+        # nodes: pages lie on the node of the process that makes them.
         self._pages: deque[Iterator[None]] | None = None if nodes else deque()
 
     @property
     def closed(self) -> bool:
-        """True where it decodes nothing any more: also in a fork, as sockets and buffers are its parent's."""
+        """True if it decodes nothing any more, also in a fork: sockets and buffers are its parent's."""
         return self._closed or os.getpid() != self._owner
 
     def submit(self, request: BatchRequest) -> "ProcessFuture":
-        """Begin a batch in the worker that has the fewest."""
+        """Begin a batch in the worker that has the fewest batches."""
         if self.closed:
             raise LoaderError(CLOSED)
         worker = min(self._decoding, key=lambda worker: len(worker.futures))
@@ -155,17 +153,17 @@ class ProcessExecutor:
         return worker.submit(request, buffer, self)
 
     def fetch(self, due: DueShards) -> None:
-        """Have the last worker stage these shards, if any worker does; the others open what is staged."""
-        with suppress(TimeoutError):  # it reads nothing: its socket is closed now, which `listen` finds out
+        """Have the last worker stage these shards if one does that; the others open what is staged."""
+        with suppress(TimeoutError):  # the worker reads nothing: its socket is closed now, as `listen` will find
             self._workers[-1].send(Fetch(due))
 
     def close(self, wait: bool = True) -> None:
-        """Stop. Batches in work fail, and processes that hang are killed, also with `wait=False`."""
+        """Stop; batches in work fail. Processes that hang are killed, also with `wait=False`."""
         if os.getpid() == self._owner:
             self._closed = True
             self._hung_up.set()
             for worker in self._workers:
-                # Before the lock is taken: this wakes the thread that listens, which has it.
+                # Not under the lock: this wakes the thread that listens, which holds it.
                 worker.hang_up()
             with self._lock:
                 self._finalizer()
@@ -199,25 +197,23 @@ class ProcessExecutor:
 class ProcessFuture:
     """A batch that a worker process decodes; its methods are those of `ThreadFuture`.
 
-    The worker refers to it until there is a reply, wanted or not: until then the buffer is the worker's. So it refers
-    to the executor weakly: with a cycle a loader that is dropped would keep its workers.
+    The worker refers to it until there is a reply, wanted or not: until then the worker owns the buffer. So it refers
+    to the executor weakly: with a cycle a dropped loader would keep its workers.
     """
 
     def __init__(self, number: int, buffer: Buffer, unwanted: deque[int], executor: ProcessExecutor) -> None:
         self.reply: DecodedBatch | Failure | None = None
-        self.buffer = buffer
-        self._number = number
-        self._unwanted = unwanted
+        self.buffer, self._number, self._unwanted = buffer, number, unwanted
         self._executor = weakref.ref(executor)
 
     def done(self) -> bool:
-        """Return true where the batch is there, or has failed."""
+        """Return True if the batch is there, or has failed."""
         if self.reply is None:
             self._listen(0.0)
         return self.reply is not None
 
     def cancel(self) -> None:
-        """Give the batch up, with the next order to its worker: any thread may come here, and must not write."""
+        """Give the batch up, with the next order to its worker: any thread may call this, and must not write."""
         self._unwanted.append(self._number)
 
     def result(self, timeout_seconds: float) -> DecodedBatch:
@@ -239,34 +235,33 @@ class ProcessFuture:
         executor.listen(timeout_seconds)
 
 
-def _start_server(sources: Sequence[Source], config: WorkerConfig) -> ForkServer:
+def _start_server(sources: Sequence[SampleSource], config: WorkerConfig) -> ForkServer:
     """Start the process that forks the workers. Raises ObjectChangedError as `check_sources` does."""
     check_sources(sources)
-    # Pixels are copied past the cache, as the next to read them is another process. glibc does so from a size on that
-    # is meant for one program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster
-    # (docs/decisions, loaders decode in worker processes).
+    # Pixels are copied past the cache, as another process reads them next. glibc does that above a size that suits one
+    # program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster (docs/decisions, loaders
+    # decode in worker processes).
     given, variables = os.environ.get(_TUNABLES, ""), dict[str, str]()
     if platform.machine() in ("x86_64", "AMD64") and _PAST_THE_CACHE not in given:
         variables = {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}
     assert config.file is not None, "worker processes share the batches' memory"
+    parts = list[tuple[bytes, str, str, str, JoinedClasses | None, int]]()
+    for source in sources:
+        found, manifest = source.dataset, msgspec.msgpack.encode(source.dataset.manifest)
+        parts.append((manifest, found.url, found.version, source.split, source.classes, source.salt))
     patience = config.options.timeout_seconds
-    parts = [
-        (msgspec.msgpack.encode(found.manifest), found.url, found.version, source.split, source.classes, source.root)
-        for source in sources
-        for found in (source.dataset,)
-    ]
     return ForkServer(
         _ENTRY, _PREPARE, parts, descriptors=[config.file], variables=variables, patience_seconds=patience
     )
 
 
 class _Worker(Fork):
-    """A worker process and the batches that it was asked for. One thread gives orders."""
+    """A worker process and the batches that it owes. One thread gives orders."""
 
     def __init__(self, server: ForkServer, config: WorkerConfig, node: Node | None) -> None:
         super().__init__(server, config.options.timeout_seconds)
         self.futures: dict[int, ProcessFuture] = {}
-        # Any thread appends, the one that gives orders pops: each is atomic in a deque, so this needs no lock.
+        # Any thread appends, the one that gives orders pops: both are atomic in a deque, so this needs no lock.
         self._unwanted: deque[int] = deque()
         self._last = 0
         self.node = 0 if node is None else node.number
@@ -285,7 +280,7 @@ class _Worker(Fork):
         return future
 
     def take_reply(self) -> None:
-        """Take in a reply. Raises LoaderError where the worker has died, and what it could not begin for."""
+        """Take in a reply. Raises LoaderError if the worker has died, or the error that kept it from beginning."""
         try:
             reply: Reply = self.receive()
         except ChildDiedError:
@@ -301,15 +296,11 @@ class _Worker(Fork):
 
 
 def _stop(
-    children: Sequence[Child],
-    pool: BufferPool,
-    owner: int,
-    hung_up: threading.Event,
-    lock: AbstractContextManager[bool],
+    children: Sequence[Child], pool: BufferPool, owner: int, hung_up: threading.Event, lock: threading.RLock
 ) -> None:
     """End the workers. At the interpreter's end a thread may still wait for a reply: closing would not wake it."""
     server, workers = children[:1], children[1:]
-    if os.getpid() != owner:  # a fork of it, whose workers these are not
+    if os.getpid() != owner:  # a fork, which does not own these workers
         pool.close()
         for child in children:
             child.close()
@@ -321,7 +312,7 @@ def _stop(
         pool.close()
         try:
             stop_all(workers, _LEAVE_SECONDS)
-        finally:  # also where Ctrl-C comes again
+        finally:  # also if Ctrl-C comes again
             stop_all(server, _LEAVE_SECONDS)
 
 
@@ -339,15 +330,15 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
     assert config.file is not None, "the loader shares its batches' memory"
     if config.cores:
         with suppress(OSError):  # cores may have been taken from this host, or its container, since they were counted
-            os.sched_setaffinity(0, config.cores)  # the threads that start below keep to them, too
+            os.sched_setaffinity(0, config.cores)  # the threads started below inherit it
     try:
         sources = [
-            Source(Dataset(open_store(url, follow=False), manifest, version), split, classes, root)
-            for manifest, url, version, split, classes, root in _sources
+            SampleSource(Dataset(open_store(url, follow=False), manifest, version), split, classes, salt)
+            for manifest, url, version, split, classes, salt in _sources
         ]
         decoder = BatchDecoder(sources, config.options, config.threads)
         executor = ThreadExecutor(sources, config, decoder)
-        buffers = MappedBuffers(config.file, decoder.pooled)
+        buffers = MappedBuffers(config.file, decoder.layout)
         begun: _Begun = queue.SimpleQueue()
         pending = dict[int, ThreadFuture]()
         threading.Thread(target=_reply, args=(connection, begun, pending, decoder), daemon=True).start()
@@ -382,8 +373,8 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
 
 
 def _reply(connection: Connection, begun: _Begun, pending: dict[int, ThreadFuture], decoder: BatchDecoder) -> None:
-    """Send batches as they are done, in the order in which they were asked for; the loader has the pixels."""
-    pooled = {spec.name for spec in decoder.pooled}
+    """Send batches in the order of their requests, without pixels, which the loader has in shared memory."""
+    pooled = {column.name for column in decoder.columns.pooled}
     try:
         for number, future in iter(begun.get, None):
             try:

@@ -1,7 +1,7 @@
 """Find this process among the ranks that share an epoch, and count the cores that share a batch.
 
-Ranks are asked for with the first batch, never at import. Nothing is imported or started for it: only a framework that
-the program has loaded can have made several ranks of it.
+That is done at the first batch, never at import, and imports or starts nothing: only a framework that the program has
+loaded can have made several ranks of it.
 """
 
 import json
@@ -18,13 +18,13 @@ _logger = logging.getLogger(__name__)
 
 WorldLike = World | tuple[int, int]
 
-_AXES = 4  # of a batch of images; an array of fewer would not fit every spec
+_AXES = 4  # axes of a batch of images; an array of fewer would not fit every spec
 _BY_HAND = "world=(rank, size)"
-_RANKS_THREAD = "torch_xla._internal.pjrt", "_thread_fn"  # in which torch_xla runs what was launched
+_RANKS_THREAD = "torch_xla._internal.pjrt", "_thread_fn"  # the function in which torch_xla runs a rank
 
 
 def to_world(world: Any) -> World:
-    """Return a world that was given by hand, maybe as (rank, size) or TensorFlow's InputContext. Raises OptionError."""
+    """Return a world given by hand, perhaps as (rank, size) or TensorFlow's InputContext. Raises OptionError."""
     if isinstance(world, World):
         return world
     if hasattr(world, "num_input_pipelines"):
@@ -37,15 +37,15 @@ def to_world(world: Any) -> World:
 
 
 def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
-    """Return what torch_xla, torch.distributed or JAX says, where it has several ranks; else alone.
+    """Return the world of torch_xla, torch.distributed or JAX if it has several ranks; else the world of one rank.
 
     Args:
-        by_hand: how the caller is told the world instead, for messages.
-        in_rank: this thread is known to be one of torch_xla's ranks.
+        by_hand: how a caller gives the world instead, for messages.
+        in_rank: True if this thread is known to be one of torch_xla's ranks.
 
     Raises:
         OptionError: frameworks have different numbers of ranks; or this process was launched as one of several ranks,
-            and the framework does not know it yet; or ranks are threads, and this is none of them.
+            and the framework does not know it yet; or ranks are threads, and this thread is none of them.
     """
     xla = _started_xla()
     if xla is not None and not in_rank and _ranks_are_threads(xla):
@@ -60,8 +60,8 @@ def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
             f"{said} ranks: which of them share the samples of an epoch cannot be told; make them agree, or give "
             f"{by_hand}"
         )
-    for world in worlds.values():
-        return world
+    if worlds:
+        return next(iter(worlds.values()))
     distributed, size = sys.modules.get("torch.distributed"), os.environ.get("WORLD_SIZE", "1")
     uninitialised = distributed is not None and distributed.is_available() and not distributed.is_initialized()
     if uninitialised and size not in ("", "0", "1"):
@@ -88,12 +88,10 @@ def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
 
 
 def thread_world(by_hand: str = _BY_HAND) -> World | None:
-    """Return the world of this thread where torch_xla's ranks are threads and this is one of them; else None.
+    """Return the world of this thread if torch_xla's ranks are threads, and this is one of them; else None.
 
-    Ask for it where a loader is made: the threads in which torch_xla iterates it later belong to no rank.
-
-    Raises:
-        OptionError: as `find_world` does.
+    Call it in the thread that makes a loader: the threads in which torch_xla iterates later belong to no rank. Raises
+    OptionError as `find_world` does.
     """
     # torch_xla takes any other thread for the rank of its first device.
     frames = (frame for frame, _ in walk_stack(None))
@@ -104,7 +102,7 @@ def thread_world(by_hand: str = _BY_HAND) -> World | None:
 
 
 def count_ranks() -> int:
-    """Count the ranks of this program that are processes; the forked workers of a DataLoader may ask, too."""
+    """Return the number of ranks of this program that are processes, also in a forked worker of a DataLoader."""
     xla = _started_xla()
     if xla is not None and _ranks_are_threads(xla):
         return 1
@@ -112,7 +110,7 @@ def count_ranks() -> int:
 
 
 def find_tf_world() -> World:
-    """Return what TF_CONFIG says, where it names several workers; else what `find_world` says."""
+    """Return the world of TF_CONFIG if it names several workers; else that of `find_world`."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return find_world()
@@ -139,12 +137,12 @@ def find_tf_world() -> World:
 
 
 def _worlds(xla: Any) -> dict[str, World]:
-    """Return this process' world by framework, where it has several ranks; where ranks are threads, this thread's."""
+    """Return the worlds with several ranks by framework: this process' or, if ranks are threads, this thread's."""
     worlds: dict[str, World] = {}
     # torch_xla comes first: its loaders compare its own world with that of a host loader.
     if xla is not None and xla.runtime.is_spmd():
         worlds["torch_xla"] = World(xla.runtime.process_index(), xla.runtime.process_count())
-    # Before ranks are launched, `world_size()` would remember for ever that there are none.
+    # Before ranks are launched, `world_size()` would remember forever that there are none.
     elif xla is not None and xla._XLAC._xla_get_replication_devices_count():
         worlds["torch_xla"] = World(xla.runtime.global_ordinal(), xla.runtime.world_size())
     distributed = sys.modules.get("torch.distributed")
@@ -168,28 +166,28 @@ def _ranks_are_threads(xla: Any) -> bool:
 
 
 def _started_xla() -> Any:
-    """Return torch_xla where its runtime is started. Any question starts it, and then it can launch no more."""
+    """Return torch_xla if its runtime is started, else None. Any question starts it, and then it can launch no more."""
     xla = sys.modules.get("torch_xla")
     library = getattr(xla, "_XLAC", None)
     return xla if library is not None and library._xla_runtime_is_initialized() else None
 
 
 def count_cores(world: Any) -> int:
-    """The number of cores that share one batch of a loader: `batch_size=16 * tpufeed.count_cores(strategy)`.
+    """Return the number of cores that share a batch of a loader: `batch_size=16 * tpufeed.count_cores(strategy)`.
 
     A TPU core works on tiles of 8 x 128 numbers and pads to them: its samples are best a multiple of 8, and 128 fill
-    the lanes of its matrix unit (https://cloud.google.com/tpu/docs/performance-guide). Kaggle's guide begins with 16 a
-    core (https://www.kaggle.com/docs/tpu), and raises the learning rate with the batch. Any size that fits the memory
-    works, if it is the same in every step.
+    the lanes of its matrix unit (https://cloud.google.com/tpu/docs/performance-guide). Kaggle's guide begins with 16
+    per core (https://www.kaggle.com/docs/tpu), and raises the learning rate with the batch. Any size that fits the
+    memory works, if it is the same in every step.
 
     Args:
         world: what the loader feeds.
 
             - a `tf.distribute.Strategy`: all replicas, as Keras' `fit` and `experimental_distribute_dataset` split the
-              global batch between them; on several hosts too, where each takes its part of it;
+              global batch between them, also on several hosts, each of which takes its part;
             - a `tf.distribute.InputContext`: 1, as `distribute_datasets_from_function` hands a batch to each replica;
             - a `jax.sharding.Mesh` or `Sharding` as `to_jax` takes them: the blocks of rows that this process
-              holds, a mesh's along its first axis; devices that hold copies of one block count as one core.
+              holds, those of a mesh along its first axis; devices with copies of one block count as one core.
 
     Raises:
         OptionError: `world` is none of these.

@@ -141,10 +141,10 @@ class StreamSource:
                 self._iterator.close()
                 if self._handed is not None and (last := int(self._handed.last())) >= 0:
                     self._iterator.continue_after(last)
-            self._iterator = iter(self._loader)
+            self._iterator = self._loader.iterate_dicts()
             if self._next not in (None, self._loader.state_dict()):
                 self._loader.load_state_dict(self._next)
-                self._iterator = iter(self._loader)
+                self._iterator = self._loader.iterate_dicts()
             self._next, self._identity = None, place_identity(self._loader)
             state = self._loader.state_dict()
             batches = ENDLESS if self._loader.options.repeat else len(self._iterator)
@@ -162,7 +162,7 @@ class StreamSource:
             if iterator is None:
                 iterator = self._iterator = self._move(*place)
             self._place = None  # until the batch is there
-            arrays = iterator.next_arrays()
+            arrays: Any = next(iterator)
             self._loader.began = epoch, start  # also of an iteration that goes on in its middle
             self._place = epoch, start, place[2] + 1
             tensors = [self._tensor(name, arrays[name]) for name in self._loader.form.names]
@@ -221,7 +221,7 @@ class StreamSource:
                 "dataset for each"
             )
         self._loader.load_state_dict(self._loader.state_at(*self._loader.place_after(epoch, start, batch)))
-        return iter(self._loader)
+        return self._loader.iterate_dicts()
 
     @contextmanager
     def _call(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""mixup and cutmix: torchvision's definitions, the same in every framework."""
+"""to_device_float, mixup and cutmix: torchvision's definitions, the same in every framework, and what is refused."""
 
 from functools import partial
 
@@ -11,13 +11,22 @@ import torch
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tpufeed import to_device_float
 from tpufeed.errors import OptionError
 from tpufeed.images import cutmix, mixup
 
 RANDOM = np.random.default_rng(0)
+
+
 IMAGES = RANDOM.integers(0, 256, (8, 12, 10, 3), np.uint8)
+
+
 LABELS = RANDOM.integers(0, 5, 8)
+
+
 HOT = np.eye(5, dtype=np.float32)[LABELS]
+
+
 MAKERS = {"torch": torch.from_numpy, "jax": jnp.asarray, "tf": tf.constant}
 
 
@@ -234,3 +243,28 @@ def test_what_cannot_be_mixed_is_refused(images, labels, options, said):
     labels = torch.from_numpy(labels) if isinstance(images, torch.Tensor) and isinstance(labels, np.ndarray) else labels
     with pytest.raises(OptionError, match=said):
         cutmix(images, labels, **{"seed": 0, "classes": 5, **options})
+
+
+ZEROS = jnp.zeros((2, 4, 4, 3), jnp.uint8)
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "message"),
+    [
+        (ZEROS, {"mean": 0.5}, r"mean and std have a number for each channel, those of std above 0; not 0\.5, "),
+        (ZEROS, {"std": (1, 0, 1)}, r"those of std above 0; not .*, \(1, 0, 1\)"),
+        (ZEROS, {"mean": (0.5,)}, r"uint8 with as many channels as mean \(1\) and std \(3\) have values"),
+        (ZEROS, {"dtype": np.int32}, "dtype is a float's, like the framework's bfloat16, not .*int32"),
+        (ZEROS, {"layout": "CHW"}, "layout is 'NCHW' or 'NHWC', not 'CHW'"),
+        (
+            np.zeros((2, 4, 4, 3), np.uint8),
+            {},
+            "a tensor of torch or TensorFlow, or an array of JAX, not ndarray of numpy",
+        ),
+        (ZEROS[0], {}, r"images have the shape \(batch, height, width, channels\), not \(4, 4, 3\)"),
+        (ZEROS.astype(jnp.float32), {}, "images are uint8 with as many channels .*, not float32 of 3"),
+    ],
+)
+def test_what_is_no_batch_of_images_or_does_not_fit_it(images, options, message):
+    with pytest.raises(OptionError, match=message):
+        to_device_float(images, **options)

@@ -1,0 +1,76 @@
+"""How many threads and processes a loader takes, and where they run."""
+
+import pytest
+
+import tpufeed
+from tpufeed.errors import OptionError
+from tpufeed.images import Custom
+from tpufeed.loaders.executor import Workers, plan_workers
+from tpufeed.loaders.options import LoaderOptions
+from tpufeed.processes.numa import Node
+
+
+def test_what_cannot_leave_this_process_is_decoded_in_it(cache_url, ops, monkeypatch):
+    monkeypatch.delenv("TPUFEED_PROCESSES")
+    dataset = tpufeed.open_dataset(cache_url)
+    assert plan_workers([dataset], LoaderOptions()).processes >= 1
+    monkeypatch.setattr(type(ops[0]), "__module__", "__main__")
+    given = LoaderOptions(ops=ops)
+    assert plan_workers([dataset], given).processes == 0
+    with pytest.raises(OptionError, match=r"RandomResizedCrop is of __main__.*; give processes=0 instead of 2"):
+        plan_workers([dataset], LoaderOptions(ops=ops, processes=2))
+    assert plan_workers([dataset], LoaderOptions(ops=[Custom("__main__:f")])).processes == 0
+    with pytest.raises(OptionError, match=r"cannot import __main__:f, .*; give processes=0 instead of 2"):
+        plan_workers([dataset], LoaderOptions(ops=[Custom("__main__:f")], processes=2))
+
+
+def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch):
+    dataset = tpufeed.open_dataset(cache_url)
+    for variable in ("TPUFEED_PROCESSES", "LOCAL_WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, cores, ranks, expected in (
+        ("LOCAL_WORLD_SIZE", 1, 1, (1, 1)),
+        ("LOCAL_WORLD_SIZE", 4, 1, (4, 1)),
+        ("PJRT_LOCAL_PROCESS_COUNT", 16, 1, (4, 4)),
+        ("PJRT_LOCAL_PROCESS_COUNT", 240, 4, (15, 4)),
+        ("LOCAL_WORLD_SIZE", 2, 4, (1, 1)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("tpufeed.loaders.executor.available_cores", lambda cores=cores: cores)
+            patch.setenv(variable, str(ranks))
+            found = plan_workers([dataset], LoaderOptions())
+            assert (found.processes, found.threads) == expected
+            assert plan_workers([dataset], LoaderOptions(processes=0)).threads == max(1, cores // ranks)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, [0, 1, 0, 1]),
+        ({"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}, [1, 1]),
+        ({"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}, [0, 0]),
+        ({"PJRT_LOCAL_PROCESS_COUNT": "2", "PJRT_LOCAL_PROCESS_RANK": "1"}, [1, 1]),
+        ({"LOCAL_WORLD_SIZE": "2"}, []),  # which rank this is is not known: both would take node 0
+    ],
+)
+def test_ranks_of_a_host_have_nodes_of_their_own(cache_url, monkeypatch, variables, expected):
+    for name in ("TPUFEED_PROCESSES", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "PJRT_LOCAL_PROCESS_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tpufeed.loaders.executor.find_nodes", lambda: [Node(0, (0, 1), ()), Node(1, (2, 3), ())])
+    monkeypatch.setattr("tpufeed.loaders.executor.available_cores", lambda: 4)
+    found = plan_workers([tpufeed.open_dataset(cache_url)], LoaderOptions())
+    assert [node.number for node in found.nodes] == expected
+
+
+def test_large_encoded_images_have_two_threads_a_core_in_worker_processes(cache_url, dataset_url, ops, monkeypatch):
+    raw, encoded = map(tpufeed.open_dataset, (cache_url, dataset_url))
+    monkeypatch.setattr("tpufeed.loaders.executor.available_cores", lambda: 16)
+    monkeypatch.delenv("TPUFEED_PROCESSES", raising=False)
+    assert plan_workers([encoded], LoaderOptions(ops=ops)) == Workers(4, 4)  # small ones
+    monkeypatch.setattr("tpufeed.loaders.executor._LONG_DECODE_BYTES", 100)
+    assert plan_workers([encoded], LoaderOptions(ops=ops)) == Workers(4, 8)
+    assert plan_workers([encoded], LoaderOptions(ops=ops, threads=3)) == Workers(4, 3)
+    assert plan_workers([encoded], LoaderOptions(ops=ops, processes=0)) == Workers(0, 16)
+    assert plan_workers([encoded, raw], LoaderOptions()) == plan_workers([raw], LoaderOptions()) == Workers(4, 4)
