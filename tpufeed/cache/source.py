@@ -267,7 +267,7 @@ class RawSource:
         def take(item: Item, data: Sequence[bytes]) -> tuple[bytes | Pixels, tuple[str, ...]]:
             return load_image(data[0], self.options.images, item.path)
 
-        for number, (item, taken) in enumerate(iter_taken(Files(header.base), task.inputs, take), task.first):
+        for number, (item, _, taken) in enumerate(iter_taken(Files(header.base), task.inputs, take), task.first):
             if isinstance(taken, ImageError):
                 yield Reject(item.path, taken.reason, str(taken))
                 continue

@@ -221,7 +221,7 @@ def drop_duplicates(inventory: "Inventory") -> None:
                 one = "SELECT item FROM inputs WHERE rowid = ?"
                 inputs = [inventory.identify(*inventory.query(one, (rows[place],)).fetchone()) for rows in unsure]
                 with closing(iter_taken(files, inputs, take)) as taken:
-                    refused = [isinstance(found, ImageError) for _, found in taken]
+                    refused = [isinstance(found, ImageError) for _, _, found in taken]
                 doubles = (rows for rows, is_refused in zip(unsure, refused, strict=True) if not is_refused)
                 yield from ((row,) for rows in doubles for row in rows[place + 1 :])
                 place += 1

@@ -74,10 +74,12 @@ def probe_images(inventory: Inventory, options: ShardOptions) -> Probe:
     inputs, start = inventory.sample(_PROBED_IMAGES), time.perf_counter()
     make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.to_dict())
     taken = list(iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes))
-    sizes = [(sum(file.bytes for file in item.files), size) for item, size in taken if not isinstance(size, ImageError)]
+    sizes = [
+        (sum(file.bytes for file in item.files), size) for item, _, size in taken if not isinstance(size, ImageError)
+    ]
     seconds = time.perf_counter() - start
     estimate = _fit(sizes) if options.sizes_differ else SizeEstimate()
-    rejects = [(item, wrong) for item, wrong in taken if isinstance(wrong, ImageError)]
+    rejects = [(item, wrong) for item, _, wrong in taken if isinstance(wrong, ImageError)]
     read = tuple(Reject(item.path, wrong.reason, str(wrong)) for item, wrong in rejects if item.problem is None)
     return Probe(estimate, seconds / max(1, len(inputs)), len(inputs), len(rejects), read)
 

@@ -181,20 +181,14 @@ class ShardContext(TaskContext):
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
         make = SampleMaker(header.features, header.class_names, self.policy, header.options)
         rewritten, added_bytes, unmarked = 0, 0, Counter[str]()
-        digests, last = bytearray(), UNREAD
-
-        def take(item: Item, data: Sequence[bytes]) -> StoredSample:
-            nonlocal last
-            last = image_digest(data[0])
-            return make(item, data)
-
-        with closing(iter_taken(files, task.inputs, take)) as inputs:
-            for item, sample in inputs:
-                digests += LEFT_OUT if item.duplicate_of else REJECTED if isinstance(sample, ImageError) else TAKEN
-                digests += bytes.fromhex(item.duplicate_of) or last
-                last = UNREAD
+        digests = bytearray()
+        with closing(iter_taken(files, task.inputs, make)) as inputs:
+            for item, data, sample in inputs:
                 if item.duplicate_of:
+                    digests += LEFT_OUT + bytes.fromhex(item.duplicate_of)
                     continue
+                digests += REJECTED if isinstance(sample, ImageError) else TAKEN
+                digests += image_digest(data[0]) if data else UNREAD
                 if isinstance(sample, ImageError):
                     output.reject(Reject(item.path, sample.reason, str(sample)))
                     continue
