@@ -41,12 +41,6 @@ def test_totals_by_split(make):
     assert inventory.splits == ("train", "val")
 
 
-def test_the_largest_record_is_that_of_the_estimate(make):
-    inventory = make([Item("long-name.jpg", 10, "1"), Item("b.jpg", 15, "1")])
-    assert inventory.largest(1.0, 100) == ("long-name.jpg", 123)
-    assert inventory.largest(2.0, 0) == ("b.jpg", 35)
-
-
 def test_a_file_spelt_in_two_ways_is_in_one_split_and_listed_twice(small_jpegs, take, tmp_path):
     (tmp_path / "flat").mkdir()
     for number, data in enumerate(small_jpegs):

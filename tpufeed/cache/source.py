@@ -262,7 +262,7 @@ class RawSource:
             yield Listing(samples, inventory.features, facts, inventory)
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
-        make = SampleMaker(header.features, header.class_names, self.options.images, header.options)
+        make = SampleMaker(header.features, header.class_names, self.options.images, self.options.box_format)
 
         def take(item: Item, data: Sequence[bytes]) -> tuple[bytes | Pixels, tuple[str, ...]]:
             return load_image(data[0], self.options.images, item.path)

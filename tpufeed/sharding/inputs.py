@@ -39,30 +39,23 @@ class Files:
         self._elsewhere: dict[str, Store] = {}
         self._rows: RowStore | None = None
 
-    def find_image(self, image: ImageRef) -> tuple[Store, Span]:
+    def find(self, image: ImageRef) -> tuple[Store, Span]:
         """Return the store of an image, and the bytes there."""
         if image.row is not None:
             self._rows = self._rows or RowStore(self.base)
             return self._rows, Span(name_row(image.file, image.row, image.leaf), 0, None, image.version)
-        store, name = self.find(image.file)
+        store, name, root = self.base, image.file, ""
+        if "://" in name:
+            scheme, _, rest = name.partition("://")
+            host, _, name = rest.lstrip("/").partition("/")
+            root = f"{scheme}://{'/' if rest.startswith('/') else ''}{host}"  # local:///folder
+        elif name.startswith("/"):
+            root, name = "/", name[1:]
+        if root:
+            store = self._elsewhere.get(root) or self._elsewhere.setdefault(root, open_store(root))
         # The length of a whole file tells whether it is the same.
         stop = image.offset + image.bytes if image.offset else None
         return store, Span(check_name(name), image.offset, stop, image.version)
-
-    def find(self, file: str) -> tuple[Store, str]:
-        """Return the store of a file and its name there."""
-        if "://" in file:
-            scheme, _, rest = file.partition("://")
-            host, _, name = rest.lstrip("/").partition("/")
-            root = f"{scheme}://{'/' if rest.startswith('/') else ''}{host}"  # local:///folder
-        elif file.startswith("/"):
-            root, name = "/", file[1:]
-        else:
-            return self.base, file
-        store = self._elsewhere.get(root)
-        if store is None:
-            store = self._elsewhere[root] = open_store(root)
-        return store, name
 
     @property
     def retries(self) -> int:
@@ -86,8 +79,8 @@ class Files:
     def _stat(self, file: str) -> ObjectInfo | TpufeedError | None:
         store = self.base
         try:
-            store, name = self.find(file)
-            return store.stat(name)
+            store, span = self.find(ImageRef(file, 0, ""))
+            return store.stat(span.name)
         except (UnavailableError, AccessError) as error:
             if is_web(store):
                 return ImageError(UNREACHABLE, str(error))
@@ -146,7 +139,7 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
             places.append(ImageError(*(item.problem or ("duplicate", item.duplicate_of))))
             continue
         try:
-            found = [files.find_image(file) for file in item.files]
+            found = [files.find(file) for file in item.files]
         except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
             places.append(ImageError("unreadable", str(error)))
         else:
@@ -168,7 +161,7 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
 
 def _read_again(files: Files, item: Item, data: list[bytes]) -> list[bytes] | ImageError:
     """Read the files of an input until their bytes are sure; `data` is the first reading."""
-    places = [files.find_image(file) for file in item.files]
+    places = [files.find(file) for file in item.files]
     stores = [store for store, _ in places]
     reads = itertools.chain(
         [data], (_check(item, stores, [read_span(*each) for each in places]) for _ in itertools.count())

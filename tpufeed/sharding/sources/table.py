@@ -21,7 +21,7 @@ from tpufeed.errors import (
     url_identity,
 )
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.options import Picture, ShardOptions
+from tpufeed.sharding.options import ImageColumn, ShardOptions
 from tpufeed.sharding.row_groups import parquet_errors
 from tpufeed.sharding.sources.source import Found, Place, Source, identity_of, listing, resolve
 from tpufeed.storage.reading import open_compared, open_object
@@ -70,7 +70,7 @@ class TableColumns:
         image: str | None,
         label: str,
         split: str | None,
-        pictures: Sequence[Picture] = (),
+        pictures: Sequence[ImageColumn] = (),
         expected: str = "a path",
     ) -> None:
         self._where, self._names, self.expected = where, names, expected
