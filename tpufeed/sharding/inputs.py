@@ -163,13 +163,12 @@ def _read_again(files: Files, item: Item, data: list[bytes]) -> list[bytes] | Im
     """Read the files of an input until their bytes are sure; `data` is the first reading."""
     places = [files.find(file) for file in item.files]
     stores = [store for store, _ in places]
-    reads = itertools.chain(
-        [data], (_check(item, stores, [read_span(*each) for each in places]) for _ in itertools.count())
-    )
+    again = (_check(item, stores, [read_span(*each) for each in places]) for _ in itertools.count())
+    reads = itertools.chain[list[bytes] | ImageError]([data], again)
     return settle(
         ", ".join(f"{store.url}/{span.name}, byte {span.start}" for store, span in places),
         lambda: next(reads),
-        identity=lambda found: found if isinstance(found, ImageError) else tuple(found),
+        identity=lambda found: () if isinstance(found, ImageError) else tuple(found),
         is_sure=lambda found: isinstance(found, ImageError),  # it has changed, or is gone
     )
 
