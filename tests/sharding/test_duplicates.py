@@ -25,7 +25,7 @@ from tpufeed.build.plan import Owner, iter_tasks, read_plan
 from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, PLAN, report_name
 from tpufeed.errors import DuplicateWriterError, ManifestError, OptionError, TooManyRejectsError
-from tpufeed.sharding.duplicates import _groups
+from tpufeed.sharding.duplicates import group_equal
 from tpufeed.sharding.recipe import SizeEstimate, cut
 from tpufeed.storage.local import LocalStore
 
@@ -406,7 +406,7 @@ def test_groups_are_those_of_equal_digests_with_a_new_one(numbers, first_new):
     """Number 0 stands for a file that was not read."""
     digests = np.zeros((len(numbers), 16), np.uint8)
     digests[:, 11] = numbers
-    places, starts = _groups(digests, first_new)
+    places, starts = group_equal(digests, first_new)
     groups = [each.tolist() for each in np.split(places, starts[1:])] if len(starts) else []
     expected = [[place for place, one in enumerate(numbers) if one == number] for number in sorted(set(numbers) - {0})]
     assert sorted(groups) == sorted(group for group in expected if len(group) > 1 and group[-1] >= first_new)

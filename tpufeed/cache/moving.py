@@ -41,13 +41,7 @@ def cached_spec(spec: FeatureSpec, options: CacheOptions, size: Size) -> Feature
 
 
 class Mover:
-    """Encodes what moves. Not for several threads.
-
-    Args:
-        source: the features of the source.
-        options: of the cache.
-        pipeline: the ops.
-    """
+    """Encodes features of the source that move. Not for several threads."""
 
     def __init__(self, source: Sequence[FeatureSpec], options: CacheOptions, pipeline: Pipeline) -> None:
         self._specs = {spec.name: spec for spec in source}
@@ -66,7 +60,7 @@ class Mover:
         Args:
             features: of the record, by their keys.
             where: name of the sample, for errors.
-            image: of the sample, encoded or uint8 pixels.
+            image: encoded, or uint8 pixels.
             draws: for each variant one entry per op.
 
         Raises:

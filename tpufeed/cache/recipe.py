@@ -86,7 +86,8 @@ class CacheRecipe(Recipe):
     ) -> None:
         origin = open_source(src, raw or ShardOptions(), allow_augmented)
         self.origin, self.options, self.source, self.stores = origin, options, origin.url, origin.stores
-        self.size = options.output_size(origin.size)
+        shape = None if origin.manifest is None else origin.manifest.tensor_shape
+        self.size = options.output_size(None if shape is None else shape[:2])
         # Every option that decides bytes, as it comes back from JSON.
         self.wanted = msgspec.json.decode(msgspec.json.encode({**origin.identity, **options.to_dict()}))
 
@@ -200,12 +201,7 @@ class CacheRecipe(Recipe):
             )
 
     def _probe(self, header: PlanHeader, samples: dict[str, int], first: Sequence[Task]) -> SampleProbe:
-        """Warm a few samples, and run each op of the first of them twice.
-
-        Args:
-            header: of the plan, without the numbers of shards.
-            samples: number of new samples of each split.
-            first: tasks of a few samples.
+        """Warm the samples of `first`, and run each op of the first of them twice.
 
         Raises:
             OpError: an op raises, returns what is no image of its size, or gives other pixels the second time; names op
@@ -213,8 +209,8 @@ class CacheRecipe(Recipe):
             OptionError: a shard would be smaller than a record.
         """
         source, options, (height, width) = self.origin, self.options, self.size
-        augment, seed = Augmenter(options, source, mends=False), source.draws_seed(options.seed)
-        ops, final = Pipeline(options.applied, seed), Pipeline(options.final or (), seed)
+        augment = Augmenter(options, source, mends=False)
+        ops, final = Pipeline(options.applied, augment.seed), Pipeline(options.final or (), augment.seed)
         lengths, moving, seconds = list[int](), list[int](), list[float]()
         begun = time.monotonic()
         for sample in (sample for task in first for sample in source.iter_samples(header, task)):

@@ -11,7 +11,8 @@ import numpy as np
 from tpufeed.build.commit import Reject
 from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.cache.moving import moves
-from tpufeed.cache.options import CacheOptions, Size
+from tpufeed.cache.options import CacheOptions
+from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import PLAN, check_split_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout, several_labels
@@ -53,7 +54,7 @@ class SourceSample(NamedTuple):
     Attributes:
         number: its id within the split, which its random numbers follow from.
         name: for messages.
-        image: encoded and plain; or uint8 RGB pixels. Upright, unless the source says `upright`.
+        image: encoded and plain; or uint8 RGB pixels. Upright, unless the manifest says otherwise.
         label: the id of its class, or None.
         rest: the features besides image, label, sizes and format, as encoded entries.
         odd: odd cases that a policy dealt with.
@@ -106,10 +107,9 @@ class DatasetSource:
         return self.dataset.store, self.dataset.shards
 
     @property
-    def size(self) -> Size | None:
-        """The (height, width) of all images; None if they differ."""
-        shape = self.dataset.manifest.tensor_shape
-        return None if shape is None else shape[:2]
+    def manifest(self) -> Manifest:
+        """What the dataset holds; None for raw images."""
+        return self.dataset.manifest
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -173,25 +173,11 @@ class DatasetSource:
             listed = parsed[keys[LABEL]].values if label is None and LABEL in keys and keys[LABEL] in parsed else ()
             yield SourceSample(number, name, pixels, label, rest, labels=tuple(map(int, listed)), moving=parsed)
 
-    @property
-    def features(self) -> tuple[FeatureSpec, ...]:
-        """The features of the samples."""
-        return self.dataset.manifest.features
-
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         """Return what this host sees of the files that a task needs, see `Job.reach`."""
         shards, store = self.dataset.split(task.split).variants[0].shards, self.dataset.shards
         found = [store.stat(shard.name) for shard in shards[:1]]
         return {f"{store.url.rstrip('/')}/{info.name}": info.version for info in found if info is not None}
-
-    def draws_seed(self, seed: int) -> int:
-        """Return the seed that ops over these samples draw with if the user's is `seed`."""
-        return self.dataset.manifest.draws_seed(seed)
-
-    @property
-    def upright(self) -> bool:
-        """True if encoded images have to be turned by their EXIF orientation."""
-        return self.dataset.manifest.upright
 
     @property
     def retries(self) -> int:
@@ -205,10 +191,8 @@ class RawSource:
 
     url: str
     options: ShardOptions
-    size: ClassVar[None] = None
+    manifest: ClassVar[None] = None
     facts: ClassVar[Mapping[str, Any]] = {}
-    features: ClassVar[tuple[FeatureSpec, ...]] = ()  # nothing of raw images moves with the crop
-    upright: ClassVar[bool] = False
     retries: ClassVar[int] = 0  # each task opens stores of its own
 
     @property
@@ -268,9 +252,6 @@ class RawSource:
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         return see_inputs(header, task)
-
-    def draws_seed(self, seed: int) -> int:
-        return seed
 
     @property
     def mends(self) -> bool:

@@ -74,11 +74,18 @@ class Augmenter:
         options: of the cache.
         source: gives the samples.
         mends: mend an encoded image that does not decode, if that is possible.
+
+    Attributes:
+        seed: of the random numbers of ops.
     """
 
     def __init__(self, options: CacheOptions, source: CacheSource, mends: bool) -> None:
-        self._pipeline = Pipeline(options.applied, source.draws_seed(options.seed), upright=source.upright)
-        self._mover, self._mends = Mover(source.features, options, self._pipeline), mends
+        manifest = source.manifest
+        self.seed = options.seed if manifest is None else manifest.draws_seed(options.seed)
+        self._pipeline = Pipeline(options.applied, self.seed, upright=manifest is not None and manifest.upright)
+        # Nothing of raw images moves with the crop.
+        self._mover = Mover(() if manifest is None else manifest.features, options, self._pipeline)
+        self._mends = mends
         self._variants = options.variants
         self._scratch = np.empty(0, np.uint8)
         self._outs: Sequence[Pixels | None] = [None] * options.variants

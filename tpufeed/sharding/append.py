@@ -127,7 +127,7 @@ class AppendRecipe(ShardRecipe):
                 f"{destination.url}"
             )
         self.standing = StandingDataset(base)
-        options = self.options = self._asked or options_of(base, self.source, self._given, self._unset)
+        options = self.options = self._asked or self._inherit(base)
         there, here = _deciding(base.manifest.options), _deciding(options.to_dict())
         self.different = {name: here.get(name) for name in {**there, **here} if there.get(name) != here.get(name)}
         if self.different and not self._allow_different:
@@ -139,55 +139,49 @@ class AppendRecipe(ShardRecipe):
         check_base(base)
         self.identity, self.warnings = options.to_dict() | follows(base), options.warnings
 
+    def _inherit(self, base: Dataset) -> ShardOptions:
+        """Return the options of the first build of a dataset for this source, as far as they hold for it.
+
+        Raises:
+            OptionError: the dataset was made of masks in a parallel folder, and no such folder is given; or there is no
+                such option to unset.
+        """
+        stored = base.manifest.options
+        given = {name: value for name, value in self._given.items() if value is not None}
+        left_out = {name.replace("-", "_") for name in self._unset}
+        if unknown := sorted(left_out - (ROLES.keys() - {"keeps_classes"})):
+            raise OptionError(f"there is no option {unknown[0]!r} to unset; the names are those that tpufeed.shard has")
+        if both := sorted(left_out & given.keys()):
+            raise OptionError(f"{both[0]} is given, and to be unset; leave out either")
+        is_of_coco = any(url.lower().endswith(COCO_SUFFIXES) for url in (self.source, str(stored.get("source"))))
+        places = {Role.PLACE, Role.COCO_PLACE} if is_of_coco else {Role.PLACE}
+        inherited = {name for name, role in ROLES.items() if role not in places} - left_out
+        options: dict[str, Any] = {
+            name: stored[name] for name in inherited - _STORED_OTHERWISE if stored.get(name) is not None
+        }
+        options["keeps_classes"] = "classes" in options
+        if "policy" in inherited:
+            options["policy"] = {name: stored[name] for name in POLICIES if name in stored}
+        if "shares" in inherited:
+            options["shares"] = stored.get("split")
+        if "shards" in inherited & stored.keys():  # the number was for all images
+            shards = [shard for split in base.manifest.splits.values() for shard in split.variants[0].shards]
+            options["shard_bytes"] = max(1, *(shard.bytes for shard in shards))
+        if "image_columns" in inherited & stored.keys():
+            options["image_columns"] = dict(each.split("=", 1) for each in stored["image_columns"])
+        if stored.get("masks") is not None and "masks" not in given.keys() | left_out:
+            raise OptionError(
+                f"{base.url} was made with masks in a folder parallel to its images ({stored['masks']}); say where "
+                "those of the new images lie: --masks DIR"
+            )
+        if "split_by" in given:
+            options["shares"] = None
+        return ShardOptions(**(options | given))
+
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan keeps the ids of classes, too."""
         check_class_names(self.standing.dataset, plan.header.class_names)
         super().check_joined(store, plan)
-
-
-def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequence[str] = ()) -> ShardOptions:
-    """Return the options of a dataset's first build for a further source.
-
-    Args:
-        base: the dataset.
-        source: the URL of the further source.
-        given: options that the user gives for it; None is no option.
-        unset: names of options of the first build that do not hold for it.
-
-    Raises:
-        OptionError: the dataset was made of masks in a parallel folder, and no such folder is given; or there is no
-            such option to unset.
-    """
-    stored, given = base.manifest.options, {name: value for name, value in given.items() if value is not None}
-    left_out = {name.replace("-", "_") for name in unset}
-    if unknown := sorted(left_out - (ROLES.keys() - {"keeps_classes"})):
-        raise OptionError(f"there is no option {unknown[0]!r} to unset; the names are those that tpufeed.shard has")
-    if both := sorted(left_out & given.keys()):
-        raise OptionError(f"{both[0]} is given, and to be unset; leave out either")
-    is_of_coco = any(url.lower().endswith(COCO_SUFFIXES) for url in (source, str(stored.get("source"))))
-    places = {Role.PLACE, Role.COCO_PLACE} if is_of_coco else {Role.PLACE}
-    inherited = {name for name, role in ROLES.items() if role not in places} - left_out
-    options: dict[str, Any] = {
-        name: stored[name] for name in inherited - _STORED_OTHERWISE if stored.get(name) is not None
-    }
-    options["keeps_classes"] = "classes" in options
-    if "policy" in inherited:
-        options["policy"] = {name: stored[name] for name in POLICIES if name in stored}
-    if "shares" in inherited:
-        options["shares"] = stored.get("split")
-    if "shards" in inherited & stored.keys():  # the number was for all images
-        shards = [shard for split in base.manifest.splits.values() for shard in split.variants[0].shards]
-        options["shard_bytes"] = max(1, *(shard.bytes for shard in shards))
-    if "image_columns" in inherited & stored.keys():
-        options["image_columns"] = dict(each.split("=", 1) for each in stored["image_columns"])
-    if stored.get("masks") is not None and "masks" not in given.keys() | left_out:
-        raise OptionError(
-            f"{base.url} was made with masks in a folder parallel to its images ({stored['masks']}); say where those "
-            "of the new images lie: --masks DIR"
-        )
-    if "split_by" in given:
-        options["shares"] = None
-    return ShardOptions(**(options | given))
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:

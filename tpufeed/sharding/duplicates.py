@@ -99,11 +99,13 @@ def report_duplicates(
 ) -> Duplicates | None:
     """Put the report of images that a build has taken or left out more than once; None if there are none.
 
+    Groups without a new image are left out.
+
     Args:
-        store: store of the build, which has put its digests.
-        plan: plan of the build.
+        store: of the build, which has put its digests.
+        plan: of the build.
         folder: for temporary files.
-        standing: the dataset that grows, as (folder, store) of each part; groups without a new image are left out.
+        standing: the dataset that grows, as (folder, store) of each part.
     """
     own = read_digests(store, plan.header.images)
     if own is None:
@@ -119,7 +121,7 @@ def report_duplicates(
     parts.append(_Part("", store, plan, own))
     # Zeros stand for rejects, which are equal to no image.
     every = np.concatenate([found.digests * (found.fates != REJECTED[0])[:, None] for *_, found in parts])
-    places, starts = _groups(every, len(every) - len(own.digests))
+    places, starts = group_equal(every, len(every) - len(own.digests))
     if not len(starts):
         return None
     tally, path, crc, size = _Tally(), folder / "duplicates", 0, 0
@@ -184,7 +186,7 @@ def _find_images(parts: Sequence[_Part], places: npt.NDArray[np.int64], records:
     return images
 
 
-def _groups(digests: npt.NDArray[np.uint8], first_new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def group_equal(digests: npt.NDArray[np.uint8], first_new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the places of equal digests, group after group, and where each group starts.
 
     A group has at least two places in rising order, the last of them new. Zeros stand for unread files.

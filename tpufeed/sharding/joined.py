@@ -36,13 +36,7 @@ def check_joined(
 ) -> None:
     """Check the plan at `store`, which another run has put there, against its source.
 
-    Args:
-        store: the destination.
-        plan: its plan.
-        source: the URL of the images.
-        options: tell which columns of a table hold paths, and where the masks of a folder are.
-        variants: the variants of a cache, or None for a dataset.
-        image: the feature that holds the image of a record.
+    `variants` are those of a cache, or None for a dataset; `image` is the feature that holds the image of a record.
 
     Raises:
         ManifestError: an input is not of the source, or contradicts the plan's header. No image was read.
@@ -131,10 +125,7 @@ def _not_among(base: str, files: Iterable[str]) -> _FindForeign:
 def _first_not(is_tar: Callable[[str], bool], folder: bool, masks: str | None = None) -> _FindForeign:
     """Find the first file that is neither in a tar right below the source nor, in a folder, an image or its mask.
 
-    Args:
-        is_tar: tells whether a name of the source is a tar.
-        folder: the source is a folder.
-        masks: the URL of the folder of masks.
+    `is_tar` tells whether a name is that of a tar of the source.
     """
 
     def is_own(item: Item) -> bool:

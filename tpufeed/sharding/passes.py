@@ -15,7 +15,7 @@ from tpufeed.build.item import decode_item
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, REJECTS
 from tpufeed.errors import ImageError
 from tpufeed.sharding.inputs import Files, iter_read, iter_taken
-from tpufeed.sharding.standing import StandingDataset, fate_of
+from tpufeed.sharding.standing import StandingDataset, fate_of, iter_known
 from tpufeed.sharding.worker import SampleMaker
 
 if TYPE_CHECKING:
@@ -71,9 +71,8 @@ def _list_known(inventory: "Inventory", standing: StandingDataset) -> None:
         "DROP TABLE IF EXISTS known; CREATE TABLE known(path TEXT, place TEXT, bytes INT, version TEXT, "
         "digest BLOB, outcome INT, fate TEXT);"
     )
-    known = standing.iter_known(inventory.base)
-    while chunk := list(itertools.islice(known, _AT_ONCE)):
-        inventory.database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?)", chunk)
+    for _, store in standing.parts:
+        inventory.database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?)", iter_known(store, inventory.base))
     taken, is_left_out = f"FROM known WHERE outcome = {TAKEN[0]}", f"outcome = {LEFT_OUT[0]}"
     if not inventory.query(f"SELECT 1 {taken} AND digest IS NULL LIMIT 1").fetchone():
         # The copy of an image that was rejected is not in the dataset either.

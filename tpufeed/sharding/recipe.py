@@ -76,12 +76,7 @@ def fit_sizes(probed: Sequence[tuple[Item, int | ImageError]]) -> SizeEstimate:
 
 
 class ShardRecipe(Recipe):
-    """Makes a dataset.
-
-    Args:
-        src: raw images: a path or URL.
-        options: of the build.
-    """
+    """Makes a dataset of the raw images at `src`, a path or URL."""
 
     kind, worker = KIND, "tpufeed.sharding.worker"
     standing: StandingDataset | None = None  # the dataset that grows
@@ -187,12 +182,7 @@ def plan_shards(
 ) -> Draft:
     """Plan a build: cut the inputs of each split, in the global order, into shards of nearly equal size.
 
-    Args:
-        inventory: of the inputs.
-        options: of the build.
-        estimate: of the sizes of records.
-        source: URL of the inputs.
-        identity: the options that the plan is known by.
+    The plan is known by `source`, the URL of the inputs, and `identity`, the options as plain data.
 
     Raises:
         OptionError: a shard would be smaller than its largest record, or names of shards would be ambiguous.
@@ -259,11 +249,13 @@ def plan_shards(
 def cut(
     inputs: Iterable[tuple[Item, int]], estimate: SizeEstimate, count: int, shards: int, total: float
 ) -> Iterator[list[Item]]:
-    """Yield runs of nearly equal size: an input belongs to the run in which the middle byte of its record falls.
+    """Yield a run of inputs for each shard, of nearly equal size.
+
+    An input belongs to the run in which the middle byte of its record falls. One that is left out as a duplicate makes
+    no record, and stays with the input before it.
 
     Args:
-        inputs: in their order, each with the bytes of its path and columns. One that is left out as a duplicate makes
-            no record, and stays with the input before it.
+        inputs: in their order, each with the bytes of its path and columns.
         estimate: of the sizes of records.
         count: number of inputs that make records.
         shards: number of runs.

@@ -119,13 +119,9 @@ class StandingDataset:
             if part.kind != "compact"
         ]
 
-    def iter_known(self, base: str) -> Iterator[Known]:
-        """Yield all inputs of the dataset, and those that its builds have rejected; `base` is the new source's."""
-        for _, store in self.parts:
-            yield from _iter_inputs(store, base)
 
-
-def _iter_inputs(store: Store, base: str) -> Iterator[Known]:
+def iter_known(store: Store, base: str) -> Iterator[Known]:
+    """Yield all inputs of a part of a dataset, rejects among them; `base` is that of the new source."""
     try:
         plan = read_plan(store)
     except ObjectNotFoundError:

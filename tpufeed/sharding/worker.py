@@ -52,13 +52,7 @@ class StoredSample(NamedTuple):
 
 
 class SampleMaker:
-    """Makes samples as a policy and a schema want them.
-
-    Args:
-        features: of the records.
-        class_names: names of the classes.
-        policy: how images are stored.
-        box_format: of boxes and keypoints in the source.
+    """Makes samples as a policy and a schema want them; `box_format` is that of the source.
 
     Attributes:
         labelled: samples have labels.
