@@ -34,7 +34,7 @@ def cached_spec(spec: FeatureSpec, options: CacheOptions, size: Size) -> Feature
         return msgspec.structs.replace(spec, shape=None, lengths=(0, most))
     if not spec.is_picture:
         return spec
-    if options.encode != "raw":
+    if options.encode != "raw":  # files, whose size a reader learns by decoding them
         return msgspec.structs.replace(spec, dtype="bytes", shape=())
     shape = (*size, 3) if spec.kind == "image" else size
     return msgspec.structs.replace(spec, dtype="int32" if spec.kind == "depth" else "uint8", shape=shape)

@@ -151,6 +151,7 @@ class DatasetSource:
         moving = {feature.name for feature in features[1:] if moves(feature)}
         own = {*fixed_ints(header.features), FORMAT, *moving}
         kept = {f.name: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
+        # Entries are copied as bytes, unless the source has other keys, or has some of them among its fixed numbers.
         as_stored = all(name == key and key not in layout.int_keys for name, key in kept.items())
         payloads = self.dataset.reader(task.split).iter_payloads(task.first, task.stop)
         for number, payload in enumerate(payloads, task.first):

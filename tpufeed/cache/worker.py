@@ -112,7 +112,7 @@ class Augmenter:
                 raise
             sample = sample._replace(image=mend(sample.image, error), odd=(*sample.odd, "damaged"))
             made = self._run(sample, draws)
-        if self._outs[0] is None:
+        if self._outs[0] is None:  # the sizes are known once there are images
             self._outs = [np.empty(pixels.shape, np.uint8) for pixels in made]
         return sample, made, self._mover.encode(sample.moving, sample.name, sample.image, draws)
 
@@ -126,6 +126,6 @@ class Augmenter:
             raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
 
     def _memory(self, size: int) -> Pixels:
-        if size > len(self._scratch):
+        if size > len(self._scratch):  # it only grows: fresh memory costs page faults
             self._scratch = make_scratch(size)
         return self._scratch[:size]

@@ -113,9 +113,8 @@ class ShardOptions:
 
     shares: str | Mapping[str, float] | None = None
     split_by: str | None = field(default=None, metadata=_READING)
-    image: str | None = field(
-        default=None, metadata={"role": Role.COCO_PLACE}
-    )  # a folder of images there, else a column or suffix
+    # A folder of images if the source is COCO's, else a column or a suffix.
+    image: str | None = field(default=None, metadata={"role": Role.COCO_PLACE})
     label: str = field(default="auto", metadata=_READING)
     classes: str | Path | Sequence[str] | None = None
     shard_bytes: str | int | None = field(default=None, metadata=_READING)
