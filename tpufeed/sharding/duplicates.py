@@ -47,7 +47,7 @@ class EqualImages(msgspec.Struct, frozen=True):
 _EQUAL_IMAGES = msgspec.json.Decoder(EqualImages)
 
 
-class _Part(NamedTuple):
+class _ComparedBuild(NamedTuple):
     """A build whose images are compared; `folder` is that of the version that it has added."""
 
     folder: str
@@ -111,14 +111,14 @@ def report_duplicates(
     if own is None:
         _logger.warning("duplicates are not counted: reports of some shards have no digests")
         return None
-    parts = list[_Part]()
+    parts = list[_ComparedBuild]()
     for name, part in standing:
         with suppress(ObjectNotFoundError):  # a part without plan or digests is not compared
             found = read_plan(part)
             digests = read_digests(part, found.header.images)
             if digests is not None:
-                parts.append(_Part(name, part, found, digests))
-    parts.append(_Part("", store, plan, own))
+                parts.append(_ComparedBuild(name, part, found, digests))
+    parts.append(_ComparedBuild("", store, plan, own))
     # Zeros stand for rejects, which are equal to no image.
     every = np.concatenate([found.digests * (found.fates != REJECTED[0])[:, None] for *_, found in parts])
     places, starts = group_equal(every, len(every) - len(own.digests))
@@ -164,7 +164,9 @@ def find_duplicates(dataset: Dataset) -> Duplicates | None:
     return tally.sum_up(dataset.store, {name: split.records for name, split in dataset.manifest.splits.items()})
 
 
-def _find_images(parts: Sequence[_Part], places: npt.NDArray[np.int64], records: Counter[str]) -> dict[int, SeenImage]:
+def _find_images(
+    parts: Sequence[_ComparedBuild], places: npt.NDArray[np.int64], records: Counter[str]
+) -> dict[int, SeenImage]:
     """Return the images at some places among the digests of all parts; `records` counts those of each split."""
     wanted, images, at = iter(np.sort(places).tolist()), dict[int, SeenImage](), 0
     due = next(wanted, None)
