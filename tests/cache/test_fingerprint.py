@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from tpufeed.cache.options import CacheOptions, fingerprint
-from tpufeed.errors import OptionError
 from tpufeed.images import Custom, HorizontalFlip, RandomCrop, RandomResizedCrop
 
 DIGEST = "0123456789abcdef0123456789abcdef"
@@ -92,8 +91,3 @@ def test_what_changes_no_bytes_leaves_the_fingerprint():
         ops=(RandomResizedCrop((224, 224)), HorizontalFlip(p=0.5))
     )
     assert fingerprint_of(size=224) == fingerprint_of(ops=None, final=None) == fingerprint_of(ops=[CROP, FLIP])
-
-
-def test_a_size_beside_ops_is_refused():
-    with pytest.raises(OptionError, match=r"give either a size, or ops"):
-        fingerprint_of(size=64, ops=[CROP])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tpufeed.build.item import Item
 from tpufeed.errors import SourceError
 from tpufeed.sharding.columns import ColumnTypes, decode_values, encode_values, flatten
-from tpufeed.sharding.inventory import encode_item
+from tpufeed.sharding.inventory import to_line
 from tpufeed.tfrecord.example import encode_entry
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -50,7 +50,10 @@ def features_of(rows):
     """Each row's features, by way of inventory and plan."""
     types = ColumnTypes()
     items = [Item("x", 1, "1", values=types.learn(row)[0]) for row in rows]
-    schema, listed = types.schema(), [msgspec.msgpack.decode(encode_item(item), type=Item) for item in items]
+    schema, listed = (
+        types.schema(),
+        [msgspec.msgpack.decode(to_line(item, 0, {"train": 1.0}, None)[-1], type=Item) for item in items],
+    )
     stored = [Item("x", 1, "1", columns=encode_values(item.values, schema)) for item in listed]
     through = [msgspec.json.decode(msgspec.json.encode(item), type=Item) for item in stored]
     return schema, [decode_values(item.columns, schema) for item in through]

@@ -25,8 +25,8 @@ from tpufeed.build.plan import Owner, iter_tasks, read_plan
 from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, PLAN, report_name
 from tpufeed.errors import DuplicateWriterError, ManifestError, OptionError, TooManyRejectsError
-from tpufeed.sharding.duplicates import _groups
-from tpufeed.sharding.recipe import cut
+from tpufeed.sharding.duplicates import group_equal
+from tpufeed.sharding.recipe import SizeEstimate, cut
 from tpufeed.storage.local import LocalStore
 
 SHARES = "train=0.7,val=0.3"
@@ -260,8 +260,8 @@ def test_inputs_that_make_no_record_leave_no_shard_empty(sizes, shards):
     """Size 0 is that of an input that is left out."""
     count = sum(size > 0 for size in sizes)
     shards = min(shards, count)
-    inputs = [(Item(str(number), size, ""), float(size)) for number, size in enumerate(sizes)]
-    runs = list(cut(inputs, count, shards, float(sum(sizes))))
+    inputs = [(Item(str(number), size, "", duplicate_of="" if size else "00"), 0) for number, size in enumerate(sizes)]
+    runs = list(cut(inputs, SizeEstimate(1.0, 0.0), count, shards, float(sum(sizes))))
     assert [item for run in runs for item in run] == [item for item, _ in inputs]
     assert len(runs) == shards
     assert all(any(item.bytes for item in run) for run in runs)
@@ -406,7 +406,7 @@ def test_groups_are_those_of_equal_digests_with_a_new_one(numbers, first_new):
     """Number 0 stands for a file that was not read."""
     digests = np.zeros((len(numbers), 16), np.uint8)
     digests[:, 11] = numbers
-    places, starts = _groups(digests, first_new)
+    places, starts = group_equal(digests, first_new)
     groups = [each.tolist() for each in np.split(places, starts[1:])] if len(starts) else []
     expected = [[place for place, one in enumerate(numbers) if one == number] for number in sorted(set(numbers) - {0})]
     assert sorted(groups) == sorted(group for group in expected if len(group) > 1 and group[-1] >= first_new)

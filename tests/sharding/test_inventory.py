@@ -1,5 +1,6 @@
 """All inputs of a build in a file, in an order that follows from their paths."""
 
+import hashlib
 import sqlite3
 import tempfile
 import tracemalloc
@@ -14,6 +15,9 @@ from tpufeed.build.item import Item
 from tpufeed.errors import BuildError, OptionError, SourceError
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.recipe import SizeEstimate, plan_shards
+
+ROWS = 6_000  # more than are taken from the source at once
 
 
 @pytest.fixture
@@ -39,12 +43,6 @@ def test_totals_by_split(make):
     assert inventory.count == 3
     assert inventory.totals == {"train": (2, 50, 6 + 6 + len('{"x": 1}')), "val": (1, 10, 5)}
     assert inventory.splits == ("train", "val")
-
-
-def test_the_largest_record_is_that_of_the_estimate(make):
-    inventory = make([Item("long-name.jpg", 10, "1"), Item("b.jpg", 15, "1")])
-    assert inventory.largest(1.0, 100) == ("long-name.jpg", 123)
-    assert inventory.largest(2.0, 0) == ("b.jpg", 35)
 
 
 def test_a_file_spelt_in_two_ways_is_in_one_split_and_listed_twice(small_jpegs, take, tmp_path):
@@ -148,3 +146,31 @@ def test_a_full_disk_for_temporary_files_is_named(photo_folder, monkeypatch, tmp
     with pytest.raises(BuildError, match=r"the list of inputs cannot be kept in .*disk is full.*TMPDIR"):
         tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
     assert not (tmp_path / "d").exists()
+
+
+@pytest.fixture
+def large(tmp_path):
+    """Rows of which every 100th comes twice."""
+    rows = [Item(f"class-{n % 7}/{n:05d}.jpg", n, "1", f"class-{n % 7}") for n in range(ROWS)]
+    source = Listed(rows + rows[::100])
+    with closing(Inventory(Path(tmp_path), source, ShardOptions())) as made:
+        yield made
+
+
+def test_inputs_come_in_the_order_of_their_keys(large):
+    paths = [item.path for item, _ in large.iter_inputs("train")]
+    keys = [hashlib.blake2b(f"0\0{path}".encode(), digest_size=16, person=b"order").digest() for path in paths]
+    assert len(paths) == ROWS + ROWS // 100
+    assert keys == sorted(keys)
+
+
+def test_a_plan_sorts_all_inputs_once(large):
+    """By key for the shards: the digest, for which they are sorted by path, is as old as the inventory."""
+    statements = []
+    large.database.set_trace_callback(statements.append)
+    draft = plan_shards(large, ShardOptions(), SizeEstimate(), "memory://s", {})
+    list(draft.tasks)
+    assert draft.header.listed_twice == ROWS // 100
+    whole = [statement for statement in statements if " ORDER BY " in statement and " LIMIT " not in statement]
+    sorts = [statement.partition(" ORDER BY ")[2].partition(",")[0] for statement in whole]
+    assert sorts == ["key"]

@@ -1,11 +1,13 @@
 """`warmup`: from a dataset, or raw images, to a cache."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from tpufeed.build.run import BuildResult, ProgressListener, run
 from tpufeed.cache.options import CacheOptions, Encoding, Seed, Variants
 from tpufeed.cache.recipe import CacheRecipe
+from tpufeed.cache.source import RAW_OPTIONS
 from tpufeed.engines.engine import Engine
 from tpufeed.images.decoding import MAX_PIXELS
 from tpufeed.images.policy import MaxPixels, MinSidePx, Quality
@@ -51,24 +53,25 @@ def warmup(  # noqa: PLR0913  # the public face
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
 ) -> BuildResult:
-    """Precompute the expensive part of an augmentation: a second dataset whose images are ready for the step.
+    """Precompute the expensive part of an augmentation: make a dataset whose images are ready for the step.
 
-    An interrupted call, made again with the same arguments, goes on where it stopped; a finished one is verified and
-    nothing is rewritten. Where `src` is a dataset that has grown since, only the samples that are new are warmed, and
-    become the next version of the cache.
+    The same call after an interruption continues where it stopped; a finished cache is verified, and nothing is
+    rewritten. If `src` is a dataset that has grown since, only the new samples are warmed, and become the next version
+    of the cache.
 
     Args:
         src: a dataset, or raw images as `tpufeed.shard` takes them: these are decoded once for all variants.
         dst: where the cache goes.
         size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`; 224 by default.
         ops: applied to every sample, with other random numbers in every variant.
-        final: ops that loaders apply live to what the cache holds, with other random numbers in every epoch. None of
-            the user's own: a loader imports nothing that a manifest names, and has to be given `ops=[...]`.
+        final: ops that loaders apply live to what the cache holds, with other random numbers in every epoch. Ops of
+            your own cannot be among them: a loader imports nothing that a manifest names, and has to be given
+            `ops=[...]`.
         variants: K; epoch e reads variant e mod K.
         encode: "raw" stores uint8 pixels, the others encode them.
-        quality: of JPEG and WebP, 1 to 100.
-        seed: of the random numbers.
-        shard_bytes: aim for shards of this size; None: 128 MB, and less where there would be fewer than 64 shards.
+        quality: quality of JPEG and WebP, 1 to 100.
+        seed: decides the random numbers.
+        shard_bytes: aim for shards of this size; None: 128 MB, or less if there would be fewer than 64 shards.
         shares: for raw images, as in `tpufeed.shard`; a dataset has its splits and labels.
         split_by: for raw images, too.
         image: for raw images, too.
@@ -77,11 +80,11 @@ def warmup(  # noqa: PLR0913  # the public face
         max_pixels: for raw images, too.
         min_side: for raw images, too.
         policy: for raw images, too.
-        max_rejects: fail where more samples than this cannot be taken, as in `tpufeed.shard`.
-        overwrite: remove another cache or dataset that stands at `dst`, or the beginnings of one.
+        max_rejects: fail if more samples than this are rejected, as in `tpufeed.shard`.
+        overwrite: remove another cache or dataset at `dst`, or the remains of a build.
         fsync: bring the shards to the disk before the manifest, as in `tpufeed.shard`.
-        allow_augmented: take a `src` that is itself a cache which random ops have augmented; of its variants the first
-            is read.
+        allow_augmented: take a `src` that is itself a cache which random ops have augmented; only its first variant is
+            read.
         workers: processes; all cores by default.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
@@ -90,28 +93,11 @@ def warmup(  # noqa: PLR0913  # the public face
         OptionError, SourceError, NoInputsError, DatasetNotFoundError, DatasetExistsError, DuplicateWriterError: nothing
             was changed.
         OpError: an op fails on one of the first samples, or gives other pixels when it is run again.
-        TooManyRejectsError, TaskError, BuildError: the work failed; what is done stays, and the same call goes on.
+        TooManyRejectsError, TaskError, BuildError: the work failed; what is done stays, and the same call continues.
     """
-    options = CacheOptions(
-        size=size,
-        ops=ops,
-        final=final,
-        variants=variants,
-        encode=encode,
-        quality=quality,
-        seed=seed,
-        shard_bytes=shard_bytes,
-    )
-    raw = ShardOptions(
-        shares=shares,
-        split_by=split_by,
-        image=image,
-        label=label,
-        classes=classes,
-        max_pixels=max_pixels,
-        min_side=min_side,
-        policy=policy,
-    )
+    given = locals()  # an option of `CacheOptions` or `ShardOptions` has its name here, too
+    options = CacheOptions(**{field.name: given[field.name] for field in fields(CacheOptions) if field.init})
+    raw = ShardOptions(**{name: given[name] for name in RAW_OPTIONS})
     return run(
         CacheRecipe(src, options, raw, allow_augmented),
         dst,

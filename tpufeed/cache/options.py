@@ -30,7 +30,7 @@ class CacheOptions:
 
     Attributes:
         applied: `ops`, or the default ops of `size`.
-        size_bytes: `shard_bytes` as a number; None: 128 MB, and less where there would be fewer than 64 shards, so that
+        size_bytes: `shard_bytes` as a number; None: 128 MB, or less if there would be fewer than 64 shards, so that
             many cores have work.
 
     Raises:
@@ -75,10 +75,10 @@ class CacheOptions:
         }
 
     def output_size(self, source_size: Size | None) -> Size:
-        """The size of all images of the cache, as (height, width).
+        """Return the size of all images of the cache, as (height, width).
 
         Raises:
-            OptionError: the ops leave images of different sizes, or are none that workers or loaders can run.
+            OptionError: the ops leave images of different sizes, or workers or loaders cannot run them.
         """
         final = self.final or ()
         size = Pipeline(self.applied, self.seed).output_size(source_size)
@@ -87,9 +87,9 @@ class CacheOptions:
                 "these ops leave images of different sizes; end with one that fixes the size, like "
                 "RandomResizedCrop(size=224) or Resize(256) and CenterCrop(224)"
             )
-        Pipeline(final, self.seed).output_size(size)  # raises where they are no ops
+        Pipeline(final, self.seed).output_size(size)  # raises if they are no ops
         for op in self.applied:
-            if isinstance(op, Custom) and op.obstacle:  # also where this process does all: another one may go on
+            if isinstance(op, Custom) and op.obstacle:  # even if this process does all: another may continue
                 raise OptionError(op.obstacle)
             if isinstance(op, Custom) and op.sample:
                 raise OptionError(f"{op} changes whole samples, which only loaders do: pass it to them, in ops=[...]")
@@ -106,7 +106,7 @@ class CacheOptions:
         """Return the manifest's entry for the cache; `identity` as for `fingerprint`."""
         return CacheInfo(
             source_digest=source_digest,
-            ops=tuple(identity["ops"]),  # as a reader of the manifest sees them: lists in place of tuples
+            ops=tuple(identity["ops"]),  # as a reader of the manifest sees them: with lists instead of tuples
             final=tuple(identity["final"]),
             encode=self.encode,
             shape=(*size, 3),
@@ -118,7 +118,7 @@ class CacheOptions:
 
 
 def fingerprint(source_digest: str, identity: Mapping[str, Any]) -> str:
-    """32 hexadecimal digits of what a cache holds: the same on every machine, for every process and Python version.
+    """Return 32 hexadecimal digits of what a cache holds, the same on every machine and in every Python version.
 
     Args:
         source_digest: the content digest of a dataset, or the digest of raw inputs.

@@ -1,4 +1,4 @@
-"""The recipe of `cache warmup`: a dataset, or raw images, become a cache, or the next version of one."""
+"""The recipe of `cache warmup`: make a cache of a dataset or of raw images, or the next version of a cache."""
 
 import itertools
 import secrets
@@ -6,21 +6,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from tpufeed.build.commit import find_finished, find_lost, is_stored, open_part
+from tpufeed.build.commit import Reject, find_finished, find_lost, is_stored, open_part
 from tpufeed.build.digests import Duplicates
 from tpufeed.build.plan import Plan, PlanHeader, Task, check_forged, differing_options, forged, read_plan
 from tpufeed.build.recipe import Draft, Recipe, SplitPreview
 from tpufeed.build.versions import follows, put_version
-from tpufeed.cache.moving import Mover, cached_spec, encode_pixels
+from tpufeed.cache.moving import cached_spec, encode_pixels
 from tpufeed.cache.options import CacheOptions, Size
-from tpufeed.cache.source import SOURCE_VERSION, CacheSource, Listing, RawSource, Sample, open_source
+from tpufeed.cache.source import SOURCE_VERSION, Listing, RawSource, open_source
 from tpufeed.cache.worker import Augmenter, CacheContext
 from tpufeed.dataset.manifest import GROWN_VERSION, CacheInfo, Manifest, Part
 from tpufeed.dataset.reader import Dataset
@@ -34,7 +34,7 @@ from tpufeed.errors import (
     OptionError,
     mask_secrets,
 )
-from tpufeed.images.decoding import Pixels, decode
+from tpufeed.images.decoding import decode
 from tpufeed.images.pipeline import Pipeline, check_deterministic
 from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.inventory import Inventory
@@ -50,8 +50,24 @@ _PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
 _PROBED_SECONDS = 1.0  # an op may take seconds an image
 
 
+class SampleProbe(NamedTuple):
+    """Result of warming a few samples.
+
+    Attributes:
+        shards: number of shards of each variant, by split.
+        record_bytes: mean size of a record.
+        seconds_a_sample: time that all variants of a sample take one core.
+        samples: number of samples that were tried.
+    """
+
+    shards: dict[str, int]
+    record_bytes: float
+    seconds_a_sample: float
+    samples: int
+
+
 class CacheRecipe(Recipe):
-    """A cache of its own, or the samples that are new in a source that has grown.
+    """Makes a cache, or adds the samples that are new in a source that has grown.
 
     Args:
         src: a dataset, or raw images: a path or URL.
@@ -70,12 +86,13 @@ class CacheRecipe(Recipe):
     ) -> None:
         origin = open_source(src, raw or ShardOptions(), allow_augmented)
         self.origin, self.options, self.source, self.stores = origin, options, origin.url, origin.stores
-        self.size = options.output_size(origin.size)
+        shape = None if origin.manifest is None else origin.manifest.tensor_shape
+        self.size = options.output_size(None if shape is None else shape[:2])
         # Every option that decides bytes, as it comes back from JSON.
         self.wanted = msgspec.json.decode(msgspec.json.encode({**origin.identity, **options.to_dict()}))
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
-        """Return the cache that stands, if it is this one; that of an earlier version of the source is to grow."""
+        """Return the cache at the destination, if it is this one; one of an earlier version of the source grows."""
         self.base, self.is_stale, self._is_behind = None, False, False
         self.before = dict[str, int]()  # samples of each split that the cache has
         self.identity = {**self.wanted, **self.origin.facts}
@@ -128,7 +145,7 @@ class CacheRecipe(Recipe):
         return None
 
     def _differences(self, present: Dataset) -> list[str]:
-        """Return what the cache at the destination has otherwise, as parts of a sentence; nothing if it is this one."""
+        """Return how the cache at the destination differs, as parts of a sentence; nothing if it is this one."""
         cache, stored = present.manifest.cache, _options_of(present)
         if cache is None:
             return ["a dataset that is no cache"]
@@ -140,7 +157,7 @@ class CacheRecipe(Recipe):
         return differing
 
     def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
-        """Note that the cache covers a version of its source that has the same samples, as that of a compaction."""
+        """Note that the cache covers a version of its source with the same samples, as a compaction makes one."""
         if not self._is_behind:
             return finished, None
         digest = self.origin.digest()
@@ -170,20 +187,64 @@ class CacheRecipe(Recipe):
         with self.origin.open_listing(self.options) as listing:
             samples, header = self._new(listing), self._header(listing)
             few = {name: min(count, _PROBED_SAMPLES) for name, count in samples.items()}
-            first = list(iter_ranges(few, dict.fromkeys(few, 1), listing.inventory, self.before))
-            probe = probe_samples(header, samples, first, self.origin, self.options, self.size)
-            variants, record_bytes = self.options.variants, probe.bytes / max(1, sum(samples.values()))
+            first = iter_ranges(few, dict.fromkeys(few, 1), listing.inventory, self.before)
+            probe, variants = self._probe(header, samples, list(first)), self.options.variants
             yield Draft(
                 header=msgspec.structs.replace(header, splits=probe.shards),
                 tasks=iter_ranges(samples, probe.shards, listing.inventory, self.before),
                 splits={
-                    name: SplitPreview(count, probe.shards[name] * variants, int(count * record_bytes))
+                    name: SplitPreview(count, probe.shards[name] * variants, int(count * variants * probe.record_bytes))
                     for name, count in samples.items()
                 },
                 probed=probe.samples,
                 probed_seconds=probe.seconds_a_sample,
                 fingerprint=self._cache_info(header).fingerprint,
             )
+
+    def _probe(self, header: PlanHeader, samples: dict[str, int], first: Sequence[Task]) -> SampleProbe:
+        """Warm the samples of `first`, and run each op of the first of them twice.
+
+        Raises:
+            OpError: an op raises, returns what is no image of its size, or gives other pixels the second time; names op
+                and sample.
+            OptionError: a shard would be smaller than a record.
+        """
+        source, options, (height, width) = self.origin, self.options, self.size
+        augment = Augmenter(options, source, mends=False)
+        ops, final = Pipeline(options.applied, augment.seed), Pipeline(options.final or (), augment.seed)
+        lengths, moving, seconds = list[int](), list[int](), list[float]()
+        begun = time.monotonic()
+        for sample in (sample for task in first for sample in source.iter_samples(header, task)):
+            if isinstance(sample, Reject):
+                continue
+            start = time.perf_counter()
+            try:
+                _, variants, moved = augment(sample)
+            except ImageError:
+                continue
+            moving += map(len, moved)
+            lengths += [len(encode_pixels(pixels, options)) for pixels in variants]
+            seconds.append(time.perf_counter() - start)
+            if len(seconds) <= _FIRST_SAMPLES:
+                stored = sample.image if isinstance(sample.image, np.ndarray) else decode(sample.image)
+                for pipeline, pixels in ((ops, stored), (final, variants[0])):
+                    draws = [op[0] for op in pipeline.draw(0, np.array([sample.number]))]
+                    try:
+                        check_deterministic(pipeline, pixels, draws)
+                    except OpError as error:
+                        raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
+            slow = len(seconds) >= _FIRST_SAMPLES and time.monotonic() - begun > _PROBED_SECONDS
+            if slow or len(seconds) >= _PROBED_SAMPLES:
+                break
+
+        def record_bytes(stop: int | None) -> float:
+            """Return the mean size of the first records. For raw pixels it is known, but for what moves."""
+            image = height * width * 3 if options.encode == "raw" else fmean(lengths[:stop] or [0])
+            return image + fmean(moving[:stop] or [0]) + _FEATURES_BYTES
+
+        # A plan must not depend on time, so it follows from the first samples alone.
+        shards = count_shards(samples, options, record_bytes(_FIRST_SAMPLES * options.variants))
+        return SampleProbe(shards, record_bytes(None), fmean(seconds or [0]), len(seconds))
 
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan is of the source, and of nothing else."""
@@ -234,7 +295,7 @@ def _options_of(present: Dataset) -> dict[str, Any]:
 
 
 def _is_sound(present: Dataset) -> bool:
-    """Return true where all files have their sizes and, up to 2 GB, their CRCs."""
+    """Return true if all files have their sizes and, up to 2 GB in all, their CRCs."""
     files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
     if find_lost(present.store, present.manifest) is not None:
         return False
@@ -242,98 +303,6 @@ def _is_sound(present: Dataset) -> bool:
         return True
     with ThreadPoolExecutor(available_cores(), "tpufeed-verify") as executor:
         return all(executor.map(lambda file: is_stored(present.store, file.name, file.bytes, file.crc32c), files))
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Result of warming a few samples.
-
-    Attributes:
-        shards: of each variant, by split.
-        bytes: of all variants together, about.
-        seconds_a_sample: that all variants take one core.
-        samples: tried.
-    """
-
-    shards: dict[str, int]
-    bytes: float
-    seconds_a_sample: float
-    samples: int
-
-
-def probe_samples(
-    header: PlanHeader,
-    samples: dict[str, int],
-    first: Sequence[Task],
-    source: CacheSource,
-    options: CacheOptions,
-    size: Size,
-) -> Probe:
-    """Warm a few samples, and run each op of the first of them twice.
-
-    Args:
-        header: of the plan, without the numbers of shards.
-        samples: of each split, to be warmed.
-        first: tasks of a few samples.
-        source: reads them.
-        options: of the cache.
-        size: of its images.
-
-    Raises:
-        OpError: an op raises, returns what is no image of its size, or gives other pixels the second time; names op
-            and sample.
-        OptionError: a shard would be smaller than a record.
-    """
-    seed = source.draws_seed(options.seed)
-    augment = Augmenter(options, seed, source.upright)
-    ops, final = Pipeline(options.applied, seed), Pipeline(options.final or (), seed)
-    mover, moving = Mover(source.features, options, augment.pipeline), list[int]()
-    lengths, seconds = list[int](), list[float]()
-    begun = time.monotonic()
-    tried = (sample for task in first for sample in source.iter_samples(header, task))
-    for sample in tried:
-        if not isinstance(sample, Sample):
-            continue
-        start = time.perf_counter()
-        try:
-            variants = augment(sample)
-            moved = (
-                mover.encode(sample.moving, sample.name, sample.image, augment.draws(sample.number)) if mover else []
-            )
-        except ImageError:
-            continue
-        moving += map(len, moved)
-        lengths += [len(encode_pixels(pixels, options)) for pixels in variants]
-        seconds.append(time.perf_counter() - start)
-        if len(seconds) <= _FIRST_SAMPLES:
-            pixels = sample.image if isinstance(sample.image, np.ndarray) else decode(sample.image)
-            _check_repeats(sample, ops, pixels)
-            _check_repeats(sample, final, variants[0])
-        slow = len(seconds) >= _FIRST_SAMPLES and time.monotonic() - begun > _PROBED_SECONDS
-        if slow or len(seconds) >= _PROBED_SAMPLES:
-            break
-    # What plans are cut by must be no matter of time: the mean of the first samples alone.
-    early = slice(_FIRST_SAMPLES * options.variants)
-    shards = count_shards(samples, options, record_size(options, size, _mean(lengths[early]), _mean(moving[early])))
-    total = record_size(options, size, _mean(lengths), _mean(moving)) * options.variants * sum(samples.values())
-    return Probe(shards, total, _mean(seconds), len(seconds))
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / max(1, len(numbers))
-
-
-def _check_repeats(sample: Sample, pipeline: Pipeline, pixels: Pixels) -> None:
-    draws = [op[0] for op in pipeline.draw(0, np.array([sample.number]))]
-    try:
-        check_deterministic(pipeline, pixels, draws)
-    except OpError as error:
-        raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
-
-
-def record_size(options: CacheOptions, size: Size, probed_bytes: float, moving_bytes: float) -> float:
-    """Bytes of a record: known for raw pixels, else those of the images that were probed; and those of what moves."""
-    return (size[0] * size[1] * 3 if options.encode == "raw" else probed_bytes) + moving_bytes + _FEATURES_BYTES
 
 
 def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes: float) -> dict[str, int]:
@@ -360,10 +329,10 @@ def iter_ranges(
     inventory: Inventory | None,
     before: Mapping[str, int],
 ) -> Iterator[Task]:
-    """Tasks of equally many samples: each is the range `[first, stop)` of a split, of raw images with their inputs.
+    """Yield tasks of equally many samples: each is the range `[first, stop)` of a split, with inputs for raw images.
 
-    A sample's id is its place in the global order, whether it is taken or not. In a cache that grows the first is the
-    one behind the samples of each split that came `before`.
+    The id of a sample is its place in the global order, whether it is taken or not. In a cache that grows, ids follow
+    on the samples of each split that came `before`.
     """
     number = 0
     for split, count in samples.items():
@@ -377,7 +346,7 @@ def iter_ranges(
 
 
 def cached_schema(features: Sequence[FeatureSpec], options: CacheOptions, size: Size) -> tuple[FeatureSpec, ...]:
-    """The features of a cache whose source has `features`."""
+    """Return the features of a cache whose source has `features`."""
     label = next((feature for feature in features if feature.name == LABEL), None)
     several = label.lengths if label is not None and label.shape is None else None
     own = record_schema(label is not None, several if isinstance(several, tuple) else None)

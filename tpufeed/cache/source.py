@@ -4,15 +4,15 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from tpufeed.build.commit import Reject
-from tpufeed.build.item import Item
 from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.cache.moving import moves
-from tpufeed.cache.options import CacheOptions, Size
+from tpufeed.cache.options import CacheOptions
+from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import PLAN, check_split_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout, several_labels
@@ -39,7 +39,7 @@ from tpufeed.tfrecord.layout import ScalarEntry
 if TYPE_CHECKING:
     from tpufeed.sharding.inventory import Inventory
 
-SOURCE_VERSION = "source_version"  # the version of the source that a cache covers, where that has grown
+SOURCE_VERSION = "source_version"  # the version of the source that a cache covers, if the source has grown
 RAW_OPTIONS = ("shares", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 _OF_SHARDS = frozenset(
     {"shard_bytes", "shards", "hosts", "seed", "check", "encode", "quality", "presize", "presize_mode"}
@@ -47,17 +47,17 @@ _OF_SHARDS = frozenset(
 _FILENAME_ENTRY = ScalarEntry(FILENAME, "bytes")
 
 
-class Sample(NamedTuple):
-    """One sample before its ops.
+class SourceSample(NamedTuple):
+    """A sample before its ops.
 
     Attributes:
         number: its id within the split, which its random numbers follow from.
         name: for messages.
-        image: encoded and plain; or uint8 RGB pixels. Upright, but where the source says `upright`.
-        label: the class's id, or None.
+        image: encoded and plain; or uint8 RGB pixels. Upright, unless the manifest says otherwise.
+        label: the id of its class, or None.
         rest: the features besides image, label, sizes and format, as encoded entries.
         odd: odd cases that a policy dealt with.
-        labels: ids of classes, of a sample that may have several.
+        labels: ids of classes, if samples may have several.
         moving: features that move with the crop, by their keys.
     """
 
@@ -68,7 +68,7 @@ class Sample(NamedTuple):
     rest: bytes
     odd: tuple[str, ...] = ()
     labels: tuple[int, ...] = ()
-    moving: Mapping[str, Feature] = {}  # none is ever changed
+    moving: Mapping[str, Feature] = {}  # never changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class Listing:
     """Contents of a source.
 
     Attributes:
-        samples: of each split.
+        samples: number of samples of each split.
         features: of the samples.
         facts: what the header of a plan says of the source.
-        inventory: of raw images; None of a dataset.
+        inventory: of raw images; None for a dataset.
     """
 
     samples: dict[str, int]
@@ -93,6 +93,7 @@ class DatasetSource:
     """The samples of a dataset. Small and picklable, like `RawSource`: it goes to every worker."""
 
     dataset: Dataset
+    mends: ClassVar[bool] = True  # JPEGs that fail
 
     @property
     def url(self) -> str:
@@ -105,10 +106,9 @@ class DatasetSource:
         return self.dataset.store, self.dataset.shards
 
     @property
-    def size(self) -> Size | None:
-        """The (height, width) of all images; None if they differ."""
-        shape = self.dataset.manifest.tensor_shape
-        return None if shape is None else shape[:2]
+    def manifest(self) -> Manifest:
+        """What the dataset holds; None for raw images."""
+        return self.dataset.manifest
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class DatasetSource:
         return self.dataset.content_digest
 
     def covered_by(self, cache: Dataset) -> dict[str, int] | None:
-        """The samples of each split that a cache of this source, or of an earlier version, has; None of another."""
+        """Return the samples of each split in a cache of this source, or of an earlier version; None for another."""
         covered = cache.manifest.cache
         return None if covered is None else self.dataset.manifest.records_of(covered.source_digest)
 
@@ -141,8 +141,8 @@ class DatasetSource:
         }
         yield Listing(samples, manifest.features, facts)
 
-    def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
-        """The samples of a task, in order. Header and task are those of the cache's plan."""
+    def iter_samples(self, header: PlanHeader, task: Task) -> Generator[SourceSample | Reject, None, None]:
+        """Yield the samples of a task, in order. Header and task are those of the cache's plan."""
         features = self.dataset.manifest.features
         layout, names = record_layout(features), fixed_ints(features)
         shape = self.dataset.manifest.tensor_shape
@@ -150,6 +150,7 @@ class DatasetSource:
         moving = {feature.name for feature in features[1:] if moves(feature)}
         own = {*fixed_ints(header.features), FORMAT, *moving}
         kept = {f.name: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
+        # Entries are copied as bytes, unless the source has other keys, or has some of them among its fixed numbers.
         as_stored = all(name == key and key not in layout.int_keys for name, key in kept.items())
         payloads = self.dataset.reader(task.split).iter_payloads(task.first, task.stop)
         for number, payload in enumerate(payloads, task.first):
@@ -166,16 +167,11 @@ class DatasetSource:
             rest = b"".join([entries[name] for name in kept if name in entries])  # in the schema's order
             name = _text(entries.get(FILENAME)) or f"sample {number}"
             if not moving and not several_labels(self.dataset.manifest.features):
-                yield Sample(number, name, pixels, label, rest)
+                yield SourceSample(number, name, pixels, label, rest)
                 continue
             parsed = decode_arrays(payload, name)
             listed = parsed[keys[LABEL]].values if label is None and LABEL in keys and keys[LABEL] in parsed else ()
-            yield Sample(number, name, pixels, label, rest, labels=tuple(map(int, listed)), moving=parsed)
-
-    @property
-    def features(self) -> tuple[FeatureSpec, ...]:
-        """The features of the samples."""
-        return self.dataset.manifest.features
+            yield SourceSample(number, name, pixels, label, rest, labels=tuple(map(int, listed)), moving=parsed)
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         """Return what this host sees of the files that a task needs, see `Job.reach`."""
@@ -183,51 +179,32 @@ class DatasetSource:
         found = [store.stat(shard.name) for shard in shards[:1]]
         return {f"{store.url.rstrip('/')}/{info.name}": info.version for info in found if info is not None}
 
-    def draws_seed(self, seed: int) -> int:
-        """The seed that ops over these samples draw with, where the user's is `seed`."""
-        return self.dataset.manifest.draws_seed(seed)
-
-    @property
-    def upright(self) -> bool:
-        """True where encoded images are to be turned by their EXIF orientation."""
-        return self.dataset.manifest.upright
-
-    @property
-    def mends(self) -> bool:
-        """True where JPEGs that fail are mended."""
-        return True
-
     @property
     def retries(self) -> int:
-        """Requests that this process made again, as far as it is known."""
+        """Number of requests that this process made again."""
         return self.dataset.shards.retries
 
 
 @dataclass(frozen=True, slots=True)
 class RawSource:
-    """Images as they lie in folders, tables or tars: sharded and warmed in one go."""
+    """Images in folders, tables or tars, which are warmed without a dataset between."""
 
     url: str
     options: ShardOptions
+    manifest: ClassVar[None] = None
+    facts: ClassVar[Mapping[str, Any]] = {}
+    retries: ClassVar[int] = 0  # each task opens stores of its own
 
     @property
     def stores(self) -> tuple[Store, ...]:
         return (open_store(self.url, follow=False),)
 
     @property
-    def size(self) -> None:
-        return None
-
-    @property
     def identity(self) -> dict[str, Any]:
         identity = {name: value for name, value in self.options.to_dict().items() if name not in _OF_SHARDS}
-        if self.options.split_shares is not None:  # whose order matters, and a dict's is none to JSON
+        if self.options.split_shares is not None:  # their order matters, and JSON has no order in a dict
             identity["split"] = list(self.options.split_shares.items())
         return identity
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {}
 
     def digest(self) -> str:
         from tpufeed.sharding.inventory import take_inventory  # workers need none of it
@@ -260,41 +237,25 @@ class RawSource:
             }
             yield Listing(samples, inventory.features, facts, inventory)
 
-    def iter_samples(self, header: PlanHeader, task: Task) -> Generator[Sample | Reject, None, None]:
-        make = SampleMaker(header.features, header.class_names, self.options.images, header.options)
-
-        def take(item: Item, data: Sequence[bytes]) -> tuple[bytes | Pixels, tuple[str, ...]]:
-            return load_image(data[0], self.options.images, item.path)
-
-        for number, (item, taken) in enumerate(iter_taken(Files(header.base), task.inputs, take), task.first):
+    def iter_samples(self, header: PlanHeader, task: Task) -> Generator[SourceSample | Reject, None, None]:
+        make = SampleMaker(header.features, header.class_names, self.options.images, self.options.box_format)
+        images = iter_taken(
+            Files(header.base), task.inputs, lambda item, data: load_image(data[0], self.options.images, item.path)
+        )
+        for number, (item, _, taken) in enumerate(images, task.first):
             if isinstance(taken, ImageError):
                 yield Reject(item.path, taken.reason, str(taken))
                 continue
             image, odd = taken
             label = item.label if make.labelled and not make.several_labels else None
-            yield Sample(number, item.path, image, label, encode_entries(make.features(item)), odd, item.labels)
-
-    @property
-    def features(self) -> tuple[FeatureSpec, ...]:
-        return ()  # of raw images nothing moves with the crop
+            yield SourceSample(number, item.path, image, label, encode_entries(make.features(item)), odd, item.labels)
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         return see_inputs(header, task)
 
-    def draws_seed(self, seed: int) -> int:
-        return seed
-
-    @property
-    def upright(self) -> bool:
-        return False
-
     @property
     def mends(self) -> bool:
         return self.options.images.damaged == "mend"
-
-    @property
-    def retries(self) -> int:
-        return 0  # each task opens stores of its own
 
 
 CacheSource = DatasetSource | RawSource
@@ -304,7 +265,7 @@ def open_source(src: str | Path, raw: ShardOptions, allow_augmented: bool) -> Ca
     """Open the dataset at `src`, or else the raw images, which `raw` describes.
 
     Raises:
-        OptionError: options for raw images, where there is a dataset; or an augmented cache that is not allowed.
+        OptionError: options for raw images are given, and there is a dataset; or an augmented cache is not allowed.
         DatasetNotFoundError: a dataset that is not finished.
     """
     store = open_store(src, follow=False)

@@ -1,4 +1,4 @@
-"""`append`: new images become the next version of a dataset."""
+"""`append`: add new images to a dataset, as its next version."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.storage.store import Store
 
-# What decides no bytes of records.
+# Entries of stored options that decide no bytes of records.
 _OF_SOURCE = {"command", "source"} | {name for name, role in ROLES.items() if role is not Role.RECORDS}
 _STORED_OTHERWISE = {"shares", "shards", "policy", "image_columns"}  # than they are given
 
@@ -43,32 +43,31 @@ def append(  # noqa: PLR0913  # the public face
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
 ) -> BuildResult:
-    """Add new images to a dataset that stands, as its next version. Nothing that stands is moved or written again.
+    """Add new images to a dataset, as its next version. Nothing that is there is moved or written again.
 
-    The images are stored as the dataset's are: all options are those of its first build, except for places of its
-    source (the folder of COCO's images, the folder of masks). Images that are in it already, of the same path with the
-    same bytes, are skipped and counted. An image that an earlier build has rejected is tried again, unless nothing has
-    changed that may have been the reason. Classes are known by their names, and new ones come behind the old ones, so
-    that ids stay. Readers that have opened a version go on with it.
+    The images are stored as those of the dataset: all options are those of its first build, except for places of its
+    source (the folder of COCO's images, the folder of masks). Images that are in the dataset already, of the same path
+    with the same bytes, are skipped and counted. An image that an earlier build has rejected is tried again, unless
+    nothing has changed that may have been the reason. Classes are known by their names, and new ones come behind the
+    old ones, so that ids stay. Readers that have opened a version keep it.
 
-    An interrupted call, made again with the same arguments, goes on where it stopped. Made again when it is done, it
-    finds nothing new.
+    The same call after an interruption continues where it stopped. When all is done, it finds nothing new.
 
     Args:
         src: a folder, table, tars or COCO's .json, as `tpufeed.shard` takes it; it may be the whole source that has
             grown.
         dst: the dataset.
-        image: what says how to read the new source where that is another than the dataset's first one; see
-            `tpufeed.shard`. COCO's folder of images is not taken from the first build.
-        label: the same.
-        split_by: the same.
-        masks: the folder of masks that is parallel to this source, where the dataset has such masks.
-        duplicates: of images that are in the dataset under another path, or twice among the new ones: see
-            `tpufeed.shard`; by default as the dataset's first build.
+        image: how to read the new source, if that differs from the dataset's first one; see `tpufeed.shard`. COCO's
+            folder of images is not taken from the first build.
+        label: as for `image`.
+        split_by: as for `image`.
+        masks: the folder of masks that is parallel to this source, if the dataset has such masks.
+        duplicates: what becomes of images that are in the dataset under another path, or twice among the new ones: see
+            `tpufeed.shard`; by default as in the dataset's first build.
         unset: options of the dataset's first build that do not hold for the new source, by the names that they have in
             `tpufeed.shard`, like ["image", "columns"]: as if that build had not been given them.
-        max_rejects: fail, and leave the dataset as it is, where more of the new images than this cannot be taken.
-        overwrite: discard what an append that was interrupted has left, in place of going on with it.
+        max_rejects: fail, and leave the dataset as it is, if more of the new images than this are rejected.
+        overwrite: discard what an interrupted append has left, instead of continuing it.
         fsync: bring the new shards to the disk before the manifest.
         workers: processes; all cores by default.
         engine: what runs the tasks, see `tpufeed.shard`.
@@ -94,13 +93,14 @@ def append(  # noqa: PLR0913  # the public face
 
 
 class AppendRecipe(ShardRecipe):
-    """The images of a source that a dataset does not have yet become its next version.
+    """Adds the images of a source that a dataset does not have yet, as its next version.
 
     Args:
         src: raw images: a path or URL.
-        options: of the build; None: those of the dataset, with `given` in their place and without `unset`.
-        allow_different: take options that decide bytes and are not the dataset's; of options that are the dataset's
-            own a user may choose some.
+        options: of the build; None: those of the dataset.
+        allow_different: take `options` that decide bytes and are not those of the dataset.
+        given: options that replace those of the dataset; None is no option.
+        unset: options of the dataset that do not hold for `src`.
     """
 
     grows_by = "append"
@@ -127,7 +127,7 @@ class AppendRecipe(ShardRecipe):
                 f"{destination.url}"
             )
         self.standing = StandingDataset(base)
-        options = self.options = self._asked or options_of(base, self.source, self._given, self._unset)
+        options = self.options = self._asked or self._inherit(base)
         there, here = _deciding(base.manifest.options), _deciding(options.to_dict())
         self.different = {name: here.get(name) for name in {**there, **here} if there.get(name) != here.get(name)}
         if self.different and not self._allow_different:
@@ -139,57 +139,49 @@ class AppendRecipe(ShardRecipe):
         check_base(base)
         self.identity, self.warnings = options.to_dict() | follows(base), options.warnings
 
+    def _inherit(self, base: Dataset) -> ShardOptions:
+        """Return the options of the first build of a dataset for this source, as far as they hold for it.
+
+        Raises:
+            OptionError: the dataset was made of masks in a parallel folder, and no such folder is given; or there is no
+                such option to unset.
+        """
+        stored = base.manifest.options
+        given = {name: value for name, value in self._given.items() if value is not None}
+        left_out = {name.replace("-", "_") for name in self._unset}
+        if unknown := sorted(left_out - (ROLES.keys() - {"keeps_classes"})):
+            raise OptionError(f"there is no option {unknown[0]!r} to unset; the names are those that tpufeed.shard has")
+        if both := sorted(left_out & given.keys()):
+            raise OptionError(f"{both[0]} is given, and to be unset; leave out either")
+        is_of_coco = any(url.lower().endswith(COCO_SUFFIXES) for url in (self.source, str(stored.get("source"))))
+        places = {Role.PLACE, Role.COCO_PLACE} if is_of_coco else {Role.PLACE}
+        inherited = {name for name, role in ROLES.items() if role not in places} - left_out
+        options: dict[str, Any] = {
+            name: stored[name] for name in inherited - _STORED_OTHERWISE if stored.get(name) is not None
+        }
+        options["keeps_classes"] = "classes" in options
+        if "policy" in inherited:
+            options["policy"] = {name: stored[name] for name in POLICIES if name in stored}
+        if "shares" in inherited:
+            options["shares"] = stored.get("split")
+        if "shards" in inherited & stored.keys():  # the number was for all images
+            shards = [shard for split in base.manifest.splits.values() for shard in split.variants[0].shards]
+            options["shard_bytes"] = max(1, *(shard.bytes for shard in shards))
+        if "image_columns" in inherited & stored.keys():
+            options["image_columns"] = dict(each.split("=", 1) for each in stored["image_columns"])
+        if stored.get("masks") is not None and "masks" not in given.keys() | left_out:
+            raise OptionError(
+                f"{base.url} was made with masks in a folder parallel to its images ({stored['masks']}); say where "
+                "those of the new images lie: --masks DIR"
+            )
+        if "split_by" in given:
+            options["shares"] = None
+        return ShardOptions(**(options | given))
+
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan keeps the ids of classes, too."""
         check_class_names(self.standing.dataset, plan.header.class_names)
         super().check_joined(store, plan)
-
-
-def options_of(base: Dataset, source: str, given: Mapping[str, Any], unset: Sequence[str] = ()) -> ShardOptions:
-    """Return the options of a dataset's first build for a further source.
-
-    Args:
-        base: the dataset.
-        source: the URL of the further source.
-        given: options that the user gives for it; None is none.
-        unset: names of those of the first build that do not hold for it.
-
-    Raises:
-        OptionError: the dataset was made of masks in a parallel folder, and none is given; or there is no such option
-            to unset.
-    """
-    stored, given = base.manifest.options, {name: value for name, value in given.items() if value is not None}
-    left_out = {name.replace("-", "_") for name in unset}
-    unknown = sorted(left_out - (ROLES.keys() - {"keeps_classes"}))
-    if unknown:
-        raise OptionError(f"there is no option {unknown[0]!r} to unset; the names are those that tpufeed.shard has")
-    both = sorted(left_out & given.keys())
-    if both:
-        raise OptionError(f"{both[0]} is given, and to be unset; leave out either")
-    is_of_coco = any(url.lower().endswith(COCO_SUFFIXES) for url in (source, str(stored.get("source"))))
-    places = {Role.PLACE, Role.COCO_PLACE} if is_of_coco else {Role.PLACE}
-    inherited = {name for name, role in ROLES.items() if role not in places} - left_out
-    options: dict[str, Any] = {
-        name: stored[name] for name in inherited - _STORED_OTHERWISE if stored.get(name) is not None
-    }
-    options["keeps_classes"] = "classes" in options
-    if "policy" in inherited:
-        options["policy"] = {name: stored[name] for name in POLICIES if name in stored}
-    if "shares" in inherited:
-        options["shares"] = stored.get("split")
-    if "shards" in inherited & stored.keys():  # a number for all images says nothing of how many there are for new ones
-        shards = [shard for split in base.manifest.splits.values() for shard in split.variants[0].shards]
-        options["shard_bytes"] = max(1, *(shard.bytes for shard in shards))
-    if "image_columns" in inherited & stored.keys():
-        options["image_columns"] = dict(each.split("=", 1) for each in stored["image_columns"])
-    if stored.get("masks") is not None and "masks" not in given.keys() | left_out:
-        raise OptionError(
-            f"{base.url} was made with masks in a folder parallel to its images ({stored['masks']}); say where those "
-            "of the new images lie: --masks DIR"
-        )
-    if "split_by" in given:
-        options["shares"] = None
-    return ShardOptions(**(options | given))
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Images that a dataset holds more than once: found by the digests of their files, and reported."""
+"""Find images that a dataset holds more than once, by the digests of their files, and report them."""
 
 import itertools
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,6 +47,15 @@ class EqualImages(msgspec.Struct, frozen=True):
 _EQUAL_IMAGES = msgspec.json.Decoder(EqualImages)
 
 
+class _ComparedBuild(NamedTuple):
+    """A build whose images are compared; `folder` is that of the version that it has added."""
+
+    folder: str
+    store: Store
+    plan: Plan
+    found: InputDigests
+
+
 class _Tally:
     """Sums the lines of a report."""
 
@@ -54,6 +64,7 @@ class _Tally:
         self.crossing, self.others = Counter[str](), defaultdict[str, set[str]](set)
 
     def add(self, group: EqualImages) -> None:
+        """Add a line."""
         kept = [image for image in group.images if not image.dropped]
         self.groups += 1
         self.images += max(0, len(kept) - 1)
@@ -69,7 +80,11 @@ class _Tally:
         """Return the sums; `records` are the images of each split."""
         if not self.groups:
             return None
-        training = _training_split(records)
+        # One split is trained on, by its name, else by its size; the others are measured.
+        mentioned = {split: splits_mentioned([split]) for split in records}
+        named = [split for split, words in mentioned.items() if "train" in words]
+        others = [split for split, words in mentioned.items() if not words]
+        training = max(named or others or records, key=records.__getitem__, default="")
         crossing = {
             split: Overlap(self.crossing[split], records.get(split, 0), tuple(sorted(self.others[split])))
             for split in sorted(self.crossing)
@@ -79,40 +94,34 @@ class _Tally:
         return Duplicates(self.groups, self.images, self.dropped, crossing, self.labels, report)
 
 
-def _training_split(records: dict[str, int]) -> str:
-    """Return the split that is trained on, by its name, else by its size; the others are measured."""
-    mentioned = {split: splits_mentioned([split]) for split in records}
-    named = [split for split, words in mentioned.items() if "train" in words]
-    others = [split for split, words in mentioned.items() if not words]
-    return max(named or others or records, key=records.__getitem__, default="")
-
-
 def report_duplicates(
     store: Store, plan: Plan, folder: Path, standing: Sequence[tuple[str, Store]] = ()
 ) -> Duplicates | None:
-    """Put the report of images that a build has taken or left out more than once; None where there are none.
+    """Put the report of images that a build has taken or left out more than once; None if there are none.
+
+    Groups without a new image are left out.
 
     Args:
-        store: of the build, whose digests stand already.
-        plan: of it.
+        store: of the build, which has put its digests.
+        plan: of the build.
         folder: for temporary files.
-        standing: the dataset that it appends to, as (folder, store) of each part; groups without a new image are left
-            out.
+        standing: the dataset that grows, as (folder, store) of each part.
     """
     own = read_digests(store, plan.header.images)
     if own is None:
         _logger.warning("duplicates are not counted: reports of some shards have no digests")
         return None
-    parts = list[_Part]()
+    parts = list[_ComparedBuild]()
     for name, part in standing:
         with suppress(ObjectNotFoundError):  # a part without plan or digests is not compared
             found = read_plan(part)
             digests = read_digests(part, found.header.images)
             if digests is not None:
-                parts.append(_Part(name, part, found, digests))
-    parts.append(_Part("", store, plan, own))
-    every = np.concatenate([part.digests for part in parts])
-    places, starts = _groups(every, len(every) - len(own.digests))
+                parts.append(_ComparedBuild(name, part, found, digests))
+    parts.append(_ComparedBuild("", store, plan, own))
+    # Zeros stand for rejects, which are equal to no image.
+    every = np.concatenate([found.digests * (found.fates != REJECTED[0])[:, None] for *_, found in parts])
+    places, starts = group_equal(every, len(every) - len(own.digests))
     if not len(starts):
         return None
     tally, path, crc, size = _Tally(), folder / "duplicates", 0, 0
@@ -141,7 +150,7 @@ def report_duplicates(
 
 
 def find_duplicates(dataset: Dataset) -> Duplicates | None:
-    """Return what the build of a dataset has reported; None where it has not, or the report cannot be read."""
+    """Return what the build of a dataset has reported; None if there is no report, or it cannot be read."""
     tally = _Tally()
     try:
         with open_object(dataset.store, DUPLICATES) as file:
@@ -155,47 +164,34 @@ def find_duplicates(dataset: Dataset) -> Duplicates | None:
     return tally.sum_up(dataset.store, {name: split.records for name, split in dataset.manifest.splits.items()})
 
 
-class _Part:
-    """A build whose images are compared."""
-
-    def __init__(self, folder: str, store: Store, plan: Plan, found: InputDigests) -> None:
-        self.folder, self.store, self.plan = folder, store, plan
-        self._is_rejected = found.fates == REJECTED[0]
-        self.digests = np.where(self._is_rejected[:, None], np.uint8(0), found.digests)  # a reject is no image's equal
-
-    def iter_images(self) -> Iterator[SeenImage | None]:
-        """Yield all inputs in the order of the digests; None for one that was rejected."""
-        names, rejected = self.plan.header.class_names, iter(self._is_rejected.tolist())
-        for task in iter_tasks(self.store, self.plan):
-            for item in task.inputs:
-                if next(rejected, True):
-                    yield None
-                    continue
-                labels = item.labels or ((item.label,) if item.label >= 0 else ())
-                label = ", ".join(names[each] for each in labels if each >= 0) or None
-                yield SeenImage(item.path, task.split, label, self.folder, bool(item.duplicate_of))
-
-
-def _find_images(parts: Sequence[_Part], places: npt.NDArray[np.int64], records: Counter[str]) -> dict[int, SeenImage]:
+def _find_images(
+    parts: Sequence[_ComparedBuild], places: npt.NDArray[np.int64], records: Counter[str]
+) -> dict[int, SeenImage]:
     """Return the images at some places among the digests of all parts; `records` counts those of each split."""
     wanted, images, at = iter(np.sort(places).tolist()), dict[int, SeenImage](), 0
     due = next(wanted, None)
-    for part in parts:
-        for image in part.iter_images():
-            if image is not None and not image.dropped:
-                records[image.split] += 1
-            if at == due:
+    for folder, store, plan, found in parts:
+        names, rejected = plan.header.class_names, iter((found.fates == REJECTED[0]).tolist())
+        for task in iter_tasks(store, plan):
+            for item in task.inputs:
+                is_image, is_due = not next(rejected, True), at == due
+                at += 1
+                if is_image and not item.duplicate_of:
+                    records[task.split] += 1
+                if not is_due:
+                    continue
                 due = next(wanted, None)
-                if image is not None:
-                    images[at] = image
-            at += 1
+                if is_image:
+                    labels = item.labels or ((item.label,) if item.label >= 0 else ())
+                    label = ", ".join(names[each] for each in labels if each >= 0) or None
+                    images[at - 1] = SeenImage(item.path, task.split, label, folder, bool(item.duplicate_of))
     return images
 
 
-def _groups(digests: npt.NDArray[np.uint8], first_new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def group_equal(digests: npt.NDArray[np.uint8], first_new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the places of equal digests, group after group, and where each group starts.
 
-    Groups have at least two, one of the new ones among them, in rising order; zeros stand for unread files.
+    A group has at least two places in rising order, the last of them new. Zeros stand for unread files.
     """
     words = np.ascontiguousarray(digests).view(np.uint64).reshape(-1, DIGEST_BYTES // 8)
     order = np.lexsort(words.T)  # a stable sort

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tpufeed.build.item import ImageRef, Item
 from tpufeed.errors import (
@@ -31,45 +31,38 @@ _SOUND = ("too_small", "unsupported", "bad_box")
 
 
 class Files:
-    """Finds files for one source. Thread-safe; stores of other places are opened once."""
+    """Finds the files of one source. Thread-safe; the store of each other place is opened once."""
 
     def __init__(self, base: str) -> None:
         self.base = open_store(base)
         self._elsewhere: dict[str, Store] = {}
         self._rows: RowStore | None = None
 
-    def find_image(self, image: ImageRef) -> tuple[Store, Span]:
-        """The store of an image, and the bytes there."""
+    def find(self, image: ImageRef) -> tuple[Store, Span]:
+        """Return the store of an image, and the bytes there."""
         if image.row is not None:
             self._rows = self._rows or RowStore(self.base)
             return self._rows, Span(name_row(image.file, image.row, image.leaf), 0, None, image.version)
-        store, name = self.find(image.file)
-        # Of a whole file the length tells whether it is the same.
+        store, name, root = self.base, image.file, ""
+        if "://" in name:
+            scheme, _, rest = name.partition("://")
+            host, _, name = rest.lstrip("/").partition("/")
+            root = f"{scheme}://{'/' if rest.startswith('/') else ''}{host}"  # local:///folder
+        elif name.startswith("/"):
+            root, name = "/", name[1:]
+        if root:
+            store = self._elsewhere.get(root) or self._elsewhere.setdefault(root, open_store(root))
+        # The length of a whole file tells whether it is the same.
         stop = image.offset + image.bytes if image.offset else None
         return store, Span(check_name(name), image.offset, stop, image.version)
 
-    def find(self, file: str) -> tuple[Store, str]:
-        """The store of a file and its name there."""
-        if "://" in file:
-            scheme, _, rest = file.partition("://")
-            host, _, name = rest.lstrip("/").partition("/")
-            root = f"{scheme}://{'/' if rest.startswith('/') else ''}{host}"  # local:///folder
-        elif file.startswith("/"):
-            root, name = "/", file[1:]
-        else:
-            return self.base, file
-        store = self._elsewhere.get(root)
-        if store is None:
-            store = self._elsewhere[root] = open_store(root)
-        return store, name
-
     @property
     def retries(self) -> int:
-        """Requests that were made again."""
+        """Number of requests that were made again."""
         return sum(store.retries for store in (self.base, *self._elsewhere.values()))
 
     def stats(self, files: list[str]) -> list[ObjectInfo | TpufeedError | None]:
-        """Return what each file is now, or why that is unknown; many remote files are asked for at once.
+        """Return what each file is now, or why nobody can tell; many remote files are asked for at once.
 
         A web URL whose server refuses, or does not answer, is an ImageError: other rows have other servers.
 
@@ -85,8 +78,8 @@ class Files:
     def _stat(self, file: str) -> ObjectInfo | TpufeedError | None:
         store = self.base
         try:
-            store, name = self.find(file)
-            return store.stat(name)
+            store, span = self.find(ImageRef(file, 0, ""))
+            return store.stat(span.name)
         except (UnavailableError, AccessError) as error:
             if is_web(store):
                 return ImageError(UNREACHABLE, str(error))
@@ -101,38 +94,39 @@ class Files:
 
 def iter_taken(
     files: Files, inputs: Sequence[Item], take: Callable[[Item, Sequence[bytes]], T]
-) -> Generator[tuple[Item, T | ImageError], None, None]:
-    """Each input with what `take(input, the bytes of its files)` makes of it, or with why it cannot be taken.
+) -> Generator[tuple[Item, list[bytes], T | ImageError], None, None]:
+    """Yield each input, the bytes of its files, and what `take` makes of both or why the input cannot be taken.
 
-    What looks damaged is read again: it is rejected for bytes that came twice.
+    The bytes are those that `take` has got last; there are none if it was not called.
+
+    An image that looks damaged is read again: it is rejected only if the same bytes come twice.
 
     Raises:
         BuildError: there is not enough memory for an image.
         UnavailableError, AccessError: a store does not answer, refuses, or gives other bytes each time. No image is
             rejected for that.
     """
-
-    def try_to_take(item: Item, data: Sequence[bytes] | ImageError) -> T | ImageError:
-        try:
-            return data if isinstance(data, ImageError) else take(item, data)
-        except ImageError as error:
-            return error
-        except MemoryError as error:
-            raise _out_of_memory(item) from error
-
     with closing(iter_read(files, inputs)) as read:
-        for item, data in read:
-            taken = try_to_take(item, data)
-            if isinstance(taken, ImageError) and not isinstance(data, ImageError) and taken.reason not in _SOUND:
-                settled = _all_of(item, [_read_again(files, *part) for part in zip(item.files, data, strict=True)])
-                taken = taken if settled == data else try_to_take(item, settled)
-            yield item, taken
+        for item, found in read:
+            data, taken, seen = found, cast(T | ImageError, found), list[bytes]()
+            while not isinstance(data, ImageError) and data != seen:
+                is_first, seen = not seen, data
+                try:
+                    taken = take(item, data)
+                except ImageError as error:
+                    taken = error
+                    if is_first and error.reason not in _SOUND:
+                        data = _read_again(files, item, data)
+                        taken = data if isinstance(data, ImageError) else error
+                except MemoryError as error:
+                    raise _out_of_memory(item) from error
+            yield item, seen, taken
 
 
 def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, list[bytes] | ImageError], None, None]:
-    """Each input with the bytes of its files, or with why there are none.
+    """Yield each input with the bytes of its files, or with why there are none.
 
-    Remote ones are read many at a time, ahead of need.
+    Remote files are read many at a time, ahead of need.
 
     Raises:
         UnavailableError, AccessError: a store does not answer, or refuses.
@@ -144,7 +138,7 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
             places.append(ImageError(*(item.problem or ("duplicate", item.duplicate_of))))
             continue
         try:
-            found = [files.find_image(file) for file in item.files]
+            found = [files.find(file) for file in item.files]
         except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
             places.append(ImageError("unreadable", str(error)))
         else:
@@ -153,35 +147,27 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
                 spans.setdefault(store, []).append(span)
     with ExitStack() as stack:
         results = {store: stack.enter_context(closing(store.read_many(wanted))) for store, wanted in spans.items()}
-        for item, place in zip(inputs, places, strict=True):
-            if isinstance(place, ImageError):
-                yield item, place
+        for item, stores in zip(inputs, places, strict=True):
+            if isinstance(stores, ImageError):
+                yield item, stores
                 continue
             try:
-                data = [next(results[store]) for store in place]  # all of them: the next input's come behind
+                data = [next(results[store]) for store in stores]  # all of them: those of the next input follow
             except MemoryError as error:
                 raise _out_of_memory(item) from error
-            yield item, _all_of(item, [_checked(*part) for part in zip(place, item.files, data, strict=True)])
+            yield item, _check(item, stores, data)
 
 
-def _all_of(item: Item, data: Sequence[bytes | ImageError]) -> list[bytes] | ImageError:
-    """Return the bytes of all files of an input, or what is wrong with the first that has none."""
-    sound = list[bytes]()
-    for file, part in zip(item.files, data, strict=True):
-        if isinstance(part, ImageError):
-            return ImageError(part.reason, f"{file.place}: {part}") if sound else part  # the first is `path`, or in it
-        sound.append(part)
-    return sound
-
-
-def _read_again(files: Files, file: ImageRef, data: bytes) -> bytes | ImageError:
-    """Return the bytes of a file, of which `data` is the first reading, read until they are sure."""
-    store, span = files.find_image(file)
-    reads = itertools.chain([data], (_checked(store, file, read_span(store, span)) for _ in itertools.count()))
+def _read_again(files: Files, item: Item, data: list[bytes]) -> list[bytes] | ImageError:
+    """Read the files of an input until their bytes are sure; `data` is the first reading."""
+    places = [files.find(file) for file in item.files]
+    stores = [store for store, _ in places]
+    again = (_check(item, stores, [read_span(*each) for each in places]) for _ in itertools.count())
+    reads = itertools.chain[list[bytes] | ImageError]([data], again)
     return settle(
-        f"{store.url}/{span.name}, byte {span.start}",
+        ", ".join(f"{store.url}/{span.name}, byte {span.start}" for store, span in places),
         lambda: next(reads),
-        identity=lambda found: found,
+        identity=lambda found: () if isinstance(found, ImageError) else tuple(found),
         is_sure=lambda found: isinstance(found, ImageError),  # it has changed, or is gone
     )
 
@@ -195,20 +181,27 @@ def _out_of_memory(item: Item) -> BuildError:
 
 
 def is_web(store: Store) -> bool:
-    """Return true for a web server: of what it does not give nobody can say more, as a user can of a bucket."""
+    """Return true for a web server: nobody can say why it refuses a file, as a user can of a bucket."""
     return url_scheme(store.url) in _WEB
 
 
-def _checked(store: Store, file: ImageRef, data: bytes | StoreError) -> bytes | ImageError:
-    if isinstance(data, UnavailableError | AccessError):  # says nothing of the image
-        if is_web(store) and not file.offset and file.row is None:  # tars and Parquet hold many
-            return ImageError(UNREACHABLE, str(data))
-        raise data
-    if isinstance(data, ObjectNotFoundError):
-        return ImageError("changed_during_build", f"the file is gone, or a link to nothing: {data}")
-    if isinstance(data, StoreError):
-        changed = isinstance(data, ObjectChangedError)
-        return ImageError("changed_during_build" if changed else "unreadable", str(data))
-    if len(data) != file.bytes and file.row is None:  # a row's length is known when it is read
-        return ImageError("changed_during_build", f"the file has {len(data)} bytes; {file.bytes} were listed")
-    return data
+def _check(item: Item, stores: Sequence[Store], data: Sequence[bytes | StoreError]) -> list[bytes] | ImageError:
+    """Return the bytes of all files of an input, or what is wrong with the first file that has none."""
+    sound = list[bytes]()
+    for store, file, part in zip(stores, item.files, data, strict=True):
+        reason, wrong = "changed_during_build", ""
+        if isinstance(part, UnavailableError | AccessError):  # says nothing of the image
+            if not is_web(store) or file.offset or file.row is not None:  # tars and Parquet hold many
+                raise part
+            reason, wrong = UNREACHABLE, str(part)
+        elif isinstance(part, ObjectNotFoundError):
+            wrong = f"the file is gone, or a link to nothing: {part}"
+        elif isinstance(part, StoreError):
+            reason, wrong = reason if isinstance(part, ObjectChangedError) else "unreadable", str(part)
+        elif len(part) != file.bytes and file.row is None:  # the length of a row is known once it is read
+            wrong = f"the file has {len(part)} bytes; {file.bytes} were listed"
+        else:
+            sound.append(part)
+            continue
+        return ImageError(reason, f"{file.place}: {wrong}" if sound else wrong)  # the first is `path`, or in it
+    return sound

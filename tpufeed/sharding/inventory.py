@@ -1,6 +1,6 @@
-"""An inventory keeps all inputs of a build in a database file: memory does not grow with their number.
+"""Keep all inputs of a build in a database file, so that memory does not grow with their number.
 
-SQLite sorts them outside memory, into the same global order as a list of their hashes would have.
+SQLite sorts them outside memory, into the global order that a list of their hashes would have.
 """
 
 import hashlib
@@ -25,22 +25,9 @@ from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, u
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, as_text, encode_values, long_as_text
 from tpufeed.sharding.inputs import UNREACHABLE
-from tpufeed.sharding.labels import (
-    Classes,
-    bad_label,
-    extend_classes,
-    iter_class_warnings,
-    join_names,
-    make_classes,
-)
+from tpufeed.sharding.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.passes import (
-    drop_duplicates,
-    read_digests,
-    rows_to_read,
-    skip_known,
-    skip_rejected,
-)
+from tpufeed.sharding.passes import drop_duplicates, read_digests, rows_to_read, skip_known, skip_rejected
 from tpufeed.sharding.sources.kinds import find_source
 from tpufeed.sharding.sources.source import Contents, Found, Source, file_of_row, identity_of
 from tpufeed.sharding.sources.table import has_box
@@ -67,27 +54,27 @@ class Inventory:
     Attributes:
         base: the URL that their files are relative to.
         classes: names and ids; no names without labels.
-        schema: features that further columns become.
         features: all features of the records.
+        schema: the features that further columns become.
         splits: names, in the order of the dataset.
-        ignored_files: which are no images by their names, by their endings (`.txt`).
-        labelled: true where inputs have labels.
-        several_labels: true where they have lists of them.
-        totals: for each split: inputs, bytes of all their files, and bytes of their paths and columns; without those
-            that are left out as duplicates.
-        count: all inputs.
+        ignored_files: files that are no images by their names, counted by their endings (`.txt`).
+        labelled: inputs have labels.
+        several_labels: inputs have lists of labels.
+        totals: for each split: inputs, bytes of all their files, and bytes of their paths and columns; without
+            duplicates that are left out.
+        count: number of inputs.
         digest: identity of all inputs together, whatever their order.
-        skipped: inputs that are in the dataset already, which grows.
-        compared_by_size: those of them that were compared by path and size, as the dataset has no digests of them.
-        dropped: inputs that are duplicates and are left out.
-        read_before: images that were read before the plan.
-        renewed: inputs of a path that is in the dataset with other content.
+        skipped: inputs that the growing dataset has already.
+        compared_by_size: those of `skipped` that were compared by path and size, as the dataset lacks their digests.
+        dropped: duplicates that are left out.
+        read_before: images that are read before the plan.
+        renewed: inputs whose path is in the dataset with other content.
         rejected_before: inputs that a build of the dataset has rejected, and that are as they were: they are left out.
-        listed_twice: rows that name a file that another row names as well, however they spell it.
+        listed_twice: rows that name a file that another row names as well, in any spelling.
         rejects: inputs that are rejected without being read, counted by reason.
-        first_rejects: the first few of them.
-        warnings: what labels, columns and folders became that may not have been meant, as sentences.
-        database: has a line for each input, and what `passes` make of them.
+        first_rejects: the first few of `rejects`.
+        warnings: sentences on what became of labels, columns and folders and may not have been meant.
+        database: has a line for each input, and what `passes` find out about it.
     """
 
     ORDER = "path, bytes, version, label, file, offset, rest"  # of inputs of the same key
@@ -95,7 +82,7 @@ class Inventory:
     def __init__(
         self, folder: Path, source: Source, options: ShardOptions, standing: StandingDataset | None = None
     ) -> None:
-        """Read all rows of `source` into a file in `folder`; of `standing`, the dataset that grows, none again.
+        """Read all rows of `source` into a file in `folder`, without those that `standing`, a growing dataset, has.
 
         Raises:
             SourceError, NoInputsError, OptionError: the source cannot be understood.
@@ -104,7 +91,7 @@ class Inventory:
         self.base, self.options, self.standing = source.base, options, standing
         self.skipped, self.compared_by_size, self.renewed, self.dropped, self.read_before = 0, 0, 0, 0, 0
         self.rejected_before = 0
-        # No journal and no commit: the file is nobody's after a crash. The cache bounds what sorting takes, too.
+        # No journal and no commit: after a crash nobody needs the file. The cache also bounds the memory of sorting.
         self.database = sqlite3.connect(folder / "inventory.sqlite")
         self.database.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
@@ -113,25 +100,21 @@ class Inventory:
         self.query, self.close = self.database.execute, self.database.close
         self.database.create_function("file_of_row", 1, file_of_row, deterministic=True)
         self.database.create_function("identity_of", 1, lambda file: identity_of(self.base, file), deterministic=True)
-        try:
-            for tries_left in reversed(range(READS)):
-                try:
-                    self._read(source)
-                    break
-                except DamagedReadError as error:  # rows of it may be in the tables
-                    if not tries_left:
-                        raise
-                    _logger.warning("%s; the source is listed again", error)
-        except BaseException:
-            self.close()
-            raise
+        for tries_left in reversed(range(READS)):
+            try:
+                self._read(source)
+                break
+            except BaseException as error:
+                if not isinstance(error, DamagedReadError) or not tries_left:
+                    self.close()
+                    raise
+                _logger.warning("%s; the source is listed again", error)  # rows of it may be in the tables
 
     def _read(self, source: Source) -> None:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
         declared = contents.declared if standing is None else standing.declare(contents.declared)
-        found, splits, types = Found(), set[str](), None
-        if source.has_values or declared:
-            types = ColumnTypes(declared, contents.box_columns)
+        found, splits = Found(), set[str]()
+        types = ColumnTypes(declared, contents.box_columns) if source.has_values or declared else None
         labels, list_lengths = Counter[Label](), set[int]()
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
@@ -152,7 +135,7 @@ class Inventory:
                     values, wrong = types.learn(item.values)
                     if values is not None or wrong is not None:
                         learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
-                lines.append(_to_line(learnt, options.seed, shares, base))
+                lines.append(to_line(learnt, options.seed, shares, base))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
             if source.splits:
                 splits.update(str(item.split) for item in chunk)
@@ -180,7 +163,7 @@ class Inventory:
             self.warnings += tuple(self._iter_repeats(contents.boxes))
 
     def _look_at_each(self, by_file: bool) -> None:
-        """Find what is rejected, what is listed twice, and the digest, in one pass in the order of the paths."""
+        """Find rejects, inputs that are listed twice, and the digest, in one pass in the order of the paths."""
         self.rejects, self.first_rejects, self.listed_twice = Counter[str](), list[Reject](), 0
         digest, last = hashlib.blake2b(digest_size=16), None
         for (line,) in self.query(f"SELECT item FROM inputs ORDER BY {self.ORDER}"):
@@ -238,10 +221,7 @@ class Inventory:
         contents: Contents,
         are_names: bool,
     ) -> None:
-        """Find out what labels and features there are.
-
-        `list_lengths` becomes that of all samples, where some have lists of labels.
-        """
+        """Find out which labels and features there are; `list_lengths` are the lengths of lists of labels."""
         options, standing = self.options, self.standing
         self.labelled = options.label != "none" and (set(labels) != {None} or contents.class_names is not None)
         if options.label not in ("auto", "none") and set(labels) == {None}:
@@ -252,13 +232,12 @@ class Inventory:
             alone = self.query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
             list_lengths.update(number for (number,) in alone)
             del labels[None]
-        said = contents.class_names
         if not self.labelled:
             self.classes = Classes((), {})
         elif standing is None:
-            self.classes = make_classes(labels, said, are_names)
+            self.classes = make_classes(labels, contents.class_names, are_names)
         else:
-            self.classes = self._grow_classes(standing, labels, said, are_names)
+            self.classes = self._grow_classes(standing, labels, contents.class_names, are_names)
         several = (min(list_lengths, default=0), max(list_lengths, default=0)) if self.several_labels else None
         own = record_schema(self.labelled, several, contents.boxes)
         columns = () if types is None else types.schema(needs_all=standing is None)
@@ -271,9 +250,7 @@ class Inventory:
             raise OptionError("flip_pairs are of keypoints; say which column holds them: --keypoints COLUMN")
         if types is not None:  # boxes are columns
             features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
-        self.features = features
-        if options.names == "kaggle":
-            self.features = kaggle_keys(self.features)
+        self.features = kaggle_keys(features) if options.names == "kaggle" else features
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if standing is not None:
             self._check_columns(standing)
@@ -281,7 +258,7 @@ class Inventory:
     def _grow_classes(
         self, standing: StandingDataset, labels: Counter[Label], said: tuple[str, ...] | None, are_names: bool
     ) -> Classes:
-        """Return the classes; those of the dataset keep their ids, whatever numbers the source gives them."""
+        """Return the classes. Those of the dataset keep their ids, whatever numbers the source gives them."""
         known, fixed = standing.manifest.class_names, self.options.class_names
         own = None if said == fixed else said  # the source has a list itself
         if fixed is None:
@@ -292,7 +269,7 @@ class Inventory:
         return make_classes(extend_classes(labels, (), are_names, own).ids, fixed, are_names=True)
 
     def _check_columns(self, standing: StandingDataset) -> None:
-        """Raise OptionError where columns are not those of the dataset; one that no row fits is named by its value."""
+        """Raise OptionError if columns are not those of the dataset; a value that does not fit is named."""
         there = {spec.name: spec for spec in standing.manifest.features}
         missing = there.keys() - {spec.name for spec in self.features}
         statement = "SELECT item FROM inputs WHERE reason = 'bad_column' ORDER BY path LIMIT 1"
@@ -306,16 +283,16 @@ class Inventory:
             )
         join_features(standing.manifest.features, self.features)
 
-    def count_reads(self) -> int:
-        """Return how many images `prepare` reads."""
-        return int(self.query(f"SELECT COUNT(*) FROM ({rows_to_read(self)})").fetchone()[0])
-
-    def prepare(self) -> None:
+    def prepare(self, is_preview: bool) -> None:
         """Read what has to be read before the plan: to deal inputs to splits by content, and to drop duplicates.
 
-        `digest` stays that of all inputs of the source, so that a finished build is recognised without this.
+        `digest` stays that of all inputs of the source, so that a finished build is recognised without this. A preview
+        only counts the images.
         """
         options = self.options
+        if is_preview:
+            (self.read_before,) = self.query(f"SELECT COUNT(*) FROM ({rows_to_read(self)})").fetchone()
+            return
         why = "deal images to splits by content" if options.split_by_content else "find duplicates"
         self.read_before = read_digests(self, rows_to_read(self), why)
         if options.split_by_content and options.split_shares is not None:
@@ -329,21 +306,14 @@ class Inventory:
             drop_duplicates(self)
         self._sum_up()
 
-    def largest(self, slope: float, intercept: float) -> tuple[str, int]:
-        """Path and size of the largest record, where it takes `slope` times the file, `intercept` and the rest."""
-        path, size = self.query(
-            "SELECT path, ? * size + ? + extra AS record FROM inputs ORDER BY record DESC LIMIT 1", (slope, intercept)
-        ).fetchone()
-        return path, int(size)
-
     def sample(self, count: int) -> list[Item]:
-        """A few inputs, drawn by the global order."""
+        """Return the first few inputs of the global order that are read."""
         are_read = "reason IS NULL AND size IS NOT NULL"
         found = self.query(f"SELECT item FROM inputs WHERE {are_read} ORDER BY key, {self.ORDER} LIMIT ?", (count,))
         return [self.identify(line) for (line,) in found]
 
     def iter_inputs(self, split: str) -> Iterator[tuple[Item, int]]:
-        """The inputs of a split in the global order, each with the bytes that its path and columns take."""
+        """Yield the inputs of a split in the global order, each with the bytes that its path and columns take."""
         duplicate = "CASE WHEN size IS NULL THEN (SELECT digest FROM digests WHERE row = inputs.rowid) END"
         statement = f"SELECT item, extra, {duplicate} FROM inputs WHERE split = ? ORDER BY key, {self.ORDER}"
         for line, extra, digest in self.query(statement, (split,)):
@@ -381,14 +351,14 @@ class Inventory:
 
 @contextmanager
 def take_inventory(source: str, options: ShardOptions, standing: StandingDataset | None = None) -> Iterator[Inventory]:
-    """List all inputs of a source into a file that is removed afterwards; those of a dataset that grows are left out.
+    """List all inputs of a source into a file that is removed afterwards, without those that `standing` has.
 
     Raises:
         OptionError, NoInputsError, SourceError: the source cannot be understood.
         BuildError: the folder for temporary files has no room for them.
     """
     found = find_source(source, options)
-    with temporary_folder() as folder:  # of a killed run, too, nothing stays
+    with temporary_folder() as folder:  # nothing of a killed run stays either
         try:
             try:
                 inventory = Inventory(folder, found, options, standing)
@@ -407,7 +377,7 @@ def take_inventory(source: str, options: ShardOptions, standing: StandingDataset
 
 
 def say_identity(item: Item, base: str = "") -> str:
-    """Return a text of what an item is and what becomes of it; `base` is its source's."""
+    """Return a text of what an item is and what becomes of it; `base` is that of its source."""
     line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
     if item.file or item.columns or item.problem or item.images:
         # What a web server says of its refusal may be another sentence each time.
@@ -425,12 +395,30 @@ def say_identity(item: Item, base: str = "") -> str:
     return line if item.pixels is None else f"{line}\0{item.pixels}"
 
 
-def _to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | None) -> tuple[Any, ...]:
-    """Return a line of the database; `base` is that of a table, whose rows are dealt to splits by their files."""
+def to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | None) -> tuple[Any, ...]:
+    """Return a line of the database, with the encoded item at its end.
+
+    Args:
+        item: without ids of classes.
+        seed: of the global order.
+        shares: of the splits; None if items say their splits.
+        base: of a table, whose rows are dealt to splits by their files.
+
+    Raises:
+        SourceError: a text is not UTF-8.
+    """
     try:
         path_bytes = len(item.path.encode())
-    except UnicodeEncodeError:
-        raise SourceError(f"the file name {item.path!r} is not UTF-8; rename it") from None
+        try:
+            encoded = msgspec.msgpack.encode(item)
+        except OverflowError:
+            encoded = msgspec.msgpack.encode(msgspec.structs.replace(item, values=long_as_text(item.values or {})))
+    except UnicodeEncodeError as error:
+        if error.object == item.path:
+            raise SourceError(f"the file name {item.path!r} is not UTF-8; rename it") from None
+        of_source = error.object in (item.version, item.label_name, item.split, item.file)
+        place = "the source" if of_source else "a further column of the source"
+        raise SourceError(f"{error.object!r} in {place} is not UTF-8; mend it") from None
     label, reason, rest, values = item.label_name, None, "", ""
     labels = json.dumps(label) if isinstance(label, tuple) else None
     if item.problem is not None or labels is not None or item.images or item.values is not None or item.pixels:
@@ -447,7 +435,8 @@ def _to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str |
     else:
         split = split_of(item.path if base is None or not item.file else identity_of(base, item.file), shares)
     return (
-        _path_hash(item.group or item.path, seed),
+        # An external sort of ten million names by this digest gives the same order.
+        hashlib.blake2b(f"{seed}\0{item.group or item.path}".encode(), digest_size=16, person=b"order").digest(),
         split,
         path_bytes + len(values),
         item.bytes + sum(image.bytes for image in item.images),
@@ -461,32 +450,15 @@ def _to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str |
         labels,
         reason,
         item.row is not None,
-        encode_item(item),
+        encoded,
     )
 
 
-def encode_item(item: Item) -> bytes:
-    """Return an item as the database holds it. Raises SourceError for text that is not UTF-8."""
-    try:
-        return msgspec.msgpack.encode(item)
-    except OverflowError:
-        return msgspec.msgpack.encode(msgspec.structs.replace(item, values=long_as_text(item.values or {})))
-    except UnicodeEncodeError as error:
-        texts = (item.path, item.version, item.label_name, item.split, item.file)
-        place = "the source" if error.object in texts else "a further column of the source"
-        raise SourceError(f"{error.object!r} in {place} is not UTF-8; mend it") from None
-
-
 def split_of(path: str, splits: dict[str, float]) -> str:
-    """The split of a path: stable, so that adding files moves none of the old ones."""
-    point = int.from_bytes(_path_hash(path, None)[:8], "big") / 2**64
+    """Return the split of a path. It stays the same when files are added."""
+    digest = hashlib.blake2b(f"None\0{path}".encode(), digest_size=16, person=b"split").digest()
+    point = int.from_bytes(digest[:8], "big") / 2**64
     for name, stop in zip(splits, itertools.accumulate(splits.values()), strict=True):
         if point < stop:
             return name
     return list(splits)[-1]
-
-
-def _path_hash(path: str, seed: int | None) -> bytes:
-    """blake2b of (seed, path): a global order that an external sort of ten million names gives as well."""
-    person = b"split" if seed is None else b"order"
-    return hashlib.blake2b(f"{seed}\0{path}".encode(), digest_size=16, person=person).digest()

@@ -1,9 +1,9 @@
-"""Check that a plan which stands at a destination already names files of its source, and nothing else.
+"""Check that a plan which another run has put at a destination names files of its source, and nothing else.
 
-Who can write to the destination can put a plan there that names any file which the user can read, and its image would
-come into the dataset. So each input of a plan that another run has put is checked before any is read. A folder or a tar
-is not listed for that, as names below it are its own. A table is read again, as it may name any place, and so are the
-footers of files that hold images in columns.
+Whoever can write to the destination can put a plan there that names any file which the user can read, and its image
+would come into the dataset. So each input of such a plan is checked before any input is read. A folder or a tar is not
+listed for that, as names below it are its own. A table is read again, as it may name any place, and so are the footers
+of files that hold images in columns.
 """
 
 import fnmatch
@@ -35,16 +35,10 @@ def check_joined(
 ) -> None:
     """Check the plan at `store`, which another run has put there, against its source.
 
-    Args:
-        store: the destination.
-        plan: its plan.
-        source: the URL of the images.
-        options: which columns of a table hold paths, and where the masks of a folder lie.
-        variants: the variants of a cache, or None for a dataset.
-        image: the feature that holds the image of a record.
+    `variants` are those of a cache, or None for a dataset; `image` is the feature that holds the image of a record.
 
     Raises:
-        ManifestError: an input is none of the source's, or contradicts the plan's header. No image was read.
+        ManifestError: an input is not of the source, or contradicts the plan's header. No image was read.
         SourceError, OptionError: a table cannot be read, or has no such column.
     """
     header, (base, find_foreign) = plan.header, _files_of(source, options)
@@ -54,11 +48,11 @@ def check_joined(
     if url_identity(header.base) != url_identity(base):
         raise forged(store, source, f"its files lie in {header.base!r}, not in {base!r}")
     label = next((feature for feature in header.features if feature.name == LABEL), None)
-    labelled, several = label is not None, label is not None and label.shape is None
-    lengths, owner = (None, None) if label is None else (label.lengths, label.of)
-    own = record_schema(
-        labelled, lengths if several and isinstance(lengths, tuple) else None, owner if isinstance(owner, str) else None
-    )
+    labelled, several, lengths, owner = label is not None, False, None, None
+    if label is not None:
+        several, owner = label.shape is None, label.of if isinstance(label.of, str) else None
+        lengths = label.lengths if several and isinstance(label.lengths, tuple) else None
+    own = record_schema(labelled, lengths, owner)
     if header.features[1 : len(own)] != with_keys(own)[1:]:
         raise forged(store, source, f"its features are {', '.join(feature.name for feature in header.features)}")
     pictures = [feature for feature in header.features if feature.is_picture]
@@ -90,7 +84,7 @@ def check_joined(
 
 
 def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
-    """The base of a source's inputs, and what finds the first file of some inputs that cannot be one of them."""
+    """Return the base of a source, and a function that finds the first file of inputs that is not of the source."""
     named = named_files(source)
     if named is None or not named[1].lower().endswith(tars.SUFFIXES):
         found = find_source(source, options)
@@ -113,28 +107,24 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
 
 
 def _not_among(base: str, files: Iterable[str]) -> _FindForeign:
-    """Find the first file that is none of `files`, of a source at `base`; the table may have been signed anew."""
-    # Each in 8 bytes, by Python's own hash of strings, whose key is drawn for each process: no forger knows it.
-    hashes = np.append(
-        np.unique(np.fromiter((hash(identity_of(base, file)) for file in files), np.int64)), 0
-    )  # one more, for what is beyond the last
+    """Find the first file that is not among `files` of a source at `base`, however their URLs are signed."""
+    # Each takes 8 bytes, by Python's own hash of strings, whose key is drawn for each process: no forger knows it.
+    known = np.unique(np.fromiter((hash(identity_of(base, file)) for file in files), np.int64))
+    hashes = np.append(known, 0)  # one more, for what is beyond the last
 
     def find_foreign(inputs: Sequence[Item]) -> str | None:
         names = [file.place for item in inputs for file in item.files]
         wanted = np.fromiter((hash(identity_of(base, name)) for name in names), np.int64)
-        known = hashes[np.searchsorted(hashes[:-1], wanted)] == wanted
-        return None if known.all() else names[int(known.argmin())]
+        is_known = hashes[np.searchsorted(known, wanted)] == wanted
+        return None if is_known.all() else names[int(is_known.argmin())]
 
     return find_foreign
 
 
 def _first_not(is_tar: Callable[[str], bool], folder: bool, masks: str | None = None) -> _FindForeign:
-    """Find the first file that is neither in a tar right below the source nor, in a folder, an image of it or its mask.
+    """Find the first file that is neither in a tar right below the source nor, in a folder, an image or its mask.
 
-    Args:
-        is_tar: of names of the source.
-        folder: the source is a folder.
-        masks: the URL of the folder of masks.
+    `is_tar` tells whether a name is that of a tar of the source.
     """
 
     def is_own(item: Item) -> bool:

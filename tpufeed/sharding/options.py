@@ -37,14 +37,14 @@ _TAKEN = frozenset({"image", "label", "sample", "window"})  # by what loaders gi
 _PICTURE_FORM = "write image columns like mask=mask_path:mask, of kind image, mask or depth"
 
 
-class Picture(NamedTuple):
+class ImageColumn(NamedTuple):
     """A further image of each sample.
 
     Attributes:
-        name: of its column in the dataset.
-        column: of a table, which holds the paths; or the suffix of a tar's files, in small letters and without its
-            first dot. Empty for a parallel folder.
-        kind: "image"; "mask", of integers of 8 bits; "depth", of 16.
+        name: its column in the dataset.
+        column: the column of a table that holds the paths; or the suffix of a tar's files, in small letters and without
+            its first dot. Empty for a parallel folder.
+        kind: "image"; "mask" with integers of 8 bits; "depth" with integers of 16 bits.
     """
 
     name: str
@@ -79,10 +79,14 @@ class Role(Enum):
     COCO_PLACE = auto()
 
 
-_READING, _PLACE, _COCO_PLACE = ({"role": role} for role in (Role.READING, Role.PLACE, Role.COCO_PLACE))
+_READING = {"role": Role.READING}
 _DEFAULT_SHARD_BYTES = 128 * 10**6
 POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged"})
 _FORM = "write them like train=0.9,val=0.1"
+_NO_EXTENSION = (
+    "tpufeed was installed without its C extension: JPEGs that are kept get no restart markers, and loaders decode "
+    "them whole, which is up to twice as slow. Install it from a wheel, or with a C compiler (docs/install.md)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +94,17 @@ class ShardOptions:
     """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 29.
 
     Attributes:
-        keeps_classes: `classes` are those of the dataset that an append adds to, and say nothing of the new source: a
-            list of classes that this has itself still says what its numbers mean.
+        keeps_classes: `classes` are those of the dataset that an append adds to. If the new source has a list of
+            classes itself, that list still says what its numbers mean.
         size_bytes: `shard_bytes` as a number.
-        split_shares: `shares` by name; None where the source may say the splits itself.
+        split_shares: `shares` by name; None if the source may say the splits itself.
         class_names: `classes`, read from their file; None for the classes that occur.
         images: how images are checked and stored.
-        declared: `columns`, `boxes` and `keypoints`, understood.
-        pairs: `flip_pairs`, understood.
+        declared: the types of `columns`, `boxes` and `keypoints`.
+        pairs: `flip_pairs` as numbers.
         pictures: `image_columns` and `masks`, as further images of each sample.
+        sizes_differ: records may have other sizes than their files.
+        warnings: what a user should hear of before the build, as sentences.
 
     Raises:
         OptionError: one of them cannot be.
@@ -106,7 +112,8 @@ class ShardOptions:
 
     shares: str | Mapping[str, float] | None = None
     split_by: str | None = field(default=None, metadata=_READING)
-    image: str | None = field(default=None, metadata=_COCO_PLACE)  # a folder of images there, else a column or suffix
+    # A folder of images if the source is COCO's, else a column or a suffix.
+    image: str | None = field(default=None, metadata={"role": Role.COCO_PLACE})
     label: str = field(default="auto", metadata=_READING)
     classes: str | Path | Sequence[str] | None = None
     shard_bytes: str | int | None = field(default=None, metadata=_READING)
@@ -125,7 +132,7 @@ class ShardOptions:
     policy: Mapping[str, str] | None = None
     columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
     image_columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
-    masks: str | Path | None = field(default=None, metadata=_PLACE)
+    masks: str | Path | None = field(default=None, metadata={"role": Role.PLACE})
     boxes: str | None = field(default=None, metadata=_READING)
     box_format: str | None = field(default=None, metadata=_READING)
     keypoints: str | None = field(default=None, metadata=_READING)
@@ -140,7 +147,9 @@ class ShardOptions:
     images: ImagePolicy = field(init=False)
     declared: tuple[Declared, ...] = field(init=False)
     pairs: FlipPairs | None = field(init=False)
-    pictures: tuple[Picture, ...] = field(init=False)
+    pictures: tuple[ImageColumn, ...] = field(init=False)
+    sizes_differ: bool = field(init=False)
+    warnings: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -179,6 +188,7 @@ class ShardOptions:
         columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
         has_marks = self.boxes is not None or self.keypoints is not None
         has_pictures = bool(self.image_columns) or self.masks is not None
+        lacks_markers = self.encode in ("keep", "jpeg") and not images.restart_markers
         for name, value in (
             ("size_bytes", size_bytes),
             ("split_shares", None if self.shares is None else parse_shares(self.shares)),
@@ -187,24 +197,10 @@ class ShardOptions:
             ("declared", declare(self.boxes, self.keypoints, columns) if has_marks else tuple(columns)),
             ("pairs", None if self.flip_pairs is None else parse_pairs(self.flip_pairs)),
             ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
+            ("sizes_differ", self.presize is not None or self.encode != "keep" or images.greyscale == "rgb"),
+            ("warnings", (_NO_EXTENSION,) if lacks_markers else ()),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a user should hear of before the build."""
-        if self.encode == "exact" or self.images.restart_markers or self.encode not in ("keep", "jpeg"):
-            return ()
-        return (
-            "tpufeed was installed without its C extension: JPEGs that are kept get no restart markers, and loaders "
-            "decode them whole, which is up to twice as slow. Install it from a wheel, or with a C compiler "
-            "(docs/install.md)",
-        )
-
-    @property
-    def sizes_differ(self) -> bool:
-        """True if records may have other sizes than their files."""
-        return self.presize is not None or self.encode != "keep" or self.images.greyscale == "rgb"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""
@@ -271,7 +267,7 @@ def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
     return shares
 
 
-def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tuple[Picture, ...]:
+def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tuple[ImageColumn, ...]:
     """Return the further images that options name.
 
     Args:
@@ -286,7 +282,7 @@ def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tupl
             "masks names a folder parallel to one of images, and image_columns the columns of a table or the suffixes "
             "of a tar's files: give one of them"
         )
-    pictures = [Picture(MASKS, "", "mask")] if masks else []
+    pictures = [ImageColumn(MASKS, "", "mask")] if masks else []
     for name, value in (image_columns or {}).items():
         column, _, kind = value.rpartition(":")
         if not column or kind not in _DTYPES:
@@ -294,7 +290,7 @@ def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tupl
         if not _PICTURE_NAME.fullmatch(name) or name in _TAKEN:
             of_loaders = f"; {', '.join(sorted(_TAKEN))} are what loaders give themselves" if name in _TAKEN else ""
             raise OptionError(f"no image column can be called {name!r}: take letters, digits and '_'{of_loaders}")
-        pictures.append(Picture(name, column, cast(PictureKind, kind)))
+        pictures.append(ImageColumn(name, column, cast(PictureKind, kind)))
     columns = [picture.column for picture in pictures]
     for column in columns:
         if columns.count(column) > 1:

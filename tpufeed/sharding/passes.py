@@ -3,7 +3,7 @@
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -11,11 +11,11 @@ import msgspec
 
 from tpufeed import __version__
 from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
-from tpufeed.build.item import Item, decode_item
+from tpufeed.build.item import decode_item
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, REJECTS
 from tpufeed.errors import ImageError
 from tpufeed.sharding.inputs import Files, iter_read, iter_taken
-from tpufeed.sharding.standing import StandingDataset, fate_of
+from tpufeed.sharding.standing import StandingDataset, fate_of, iter_known
 from tpufeed.sharding.worker import SampleMaker
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ _logger = logging.getLogger(__name__)
 _AT_ONCE = 4096
 _SAY_SECONDS = 10.0  # between lines on the progress of a reading pass
 _IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers say no version
-_IN_DATASET = -1  # in the place of a row
+_IN_DATASET = -1  # instead of a row
 
 
 def skip_known(inventory: "Inventory", standing: StandingDataset, are_rows: bool) -> None:
-    """Leave out inputs that are in the dataset already: those of one path whose bytes are the same.
+    """Leave out inputs that are in the dataset already, with the same path and the same bytes.
 
-    The path of a row of a file is its number (`are_rows`), and another row may have that in a file that was written
-    again. So a row is in the dataset, too, if an image of the same file is that has its bytes; each stands for one.
+    The path of a row of a file is its number (`are_rows`), which may be another if the file was written again. So a row
+    is also in the dataset if an image of the same file has its bytes; each such image stands for one row.
     """
     _list_known(inventory, standing)
     same = (
@@ -71,9 +71,8 @@ def _list_known(inventory: "Inventory", standing: StandingDataset) -> None:
         "DROP TABLE IF EXISTS known; CREATE TABLE known(path TEXT, place TEXT, bytes INT, version TEXT, "
         "digest BLOB, outcome INT, fate TEXT);"
     )
-    known = standing.iter_known(inventory.base)
-    while chunk := list(itertools.islice(known, _AT_ONCE)):
-        inventory.database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?)", chunk)
+    for _, store in standing.parts:
+        inventory.database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?)", iter_known(store, inventory.base))
     taken, is_left_out = f"FROM known WHERE outcome = {TAKEN[0]}", f"outcome = {LEFT_OUT[0]}"
     if not inventory.query(f"SELECT 1 {taken} AND digest IS NULL LIMIT 1").fetchone():
         # The copy of an image that was rejected is not in the dataset either.
@@ -85,7 +84,7 @@ def _list_known(inventory: "Inventory", standing: StandingDataset) -> None:
 
 
 def _find_moved_rows(inventory: "Inventory") -> None:
-    """Add to `equal` the rows that stand for an image of their file in the dataset, and for which no other does."""
+    """Add to `equal` the rows that have the bytes of an image of their file in the dataset that no other row has."""
     inventory.query("CREATE INDEX known_place ON known(place, digest)")
     inventory.query("CREATE TABLE used(known INTEGER PRIMARY KEY)")
     inventory.query(
@@ -115,7 +114,7 @@ def _find_moved_rows(inventory: "Inventory") -> None:
 
 
 def skip_rejected(inventory: "Inventory") -> None:
-    """Leave out inputs that a build of the dataset has rejected, if nothing that decided it is another now.
+    """Leave out inputs that a build of the dataset has rejected, if nothing that decided that has changed.
 
     They would be rejected again, and fill the budget of each append.
     """
@@ -131,7 +130,7 @@ def skip_rejected(inventory: "Inventory") -> None:
     for way in ways:
         for row, fate, is_same, line in inventory.query(lines.format(way)):
             item = inventory.identify(line)
-            # Of what is rejected unread the bytes do not matter.
+            # The bytes of an input that is rejected unread do not matter.
             if (is_same or item.problem is not None) and fate_of(item, names, options, __version__) == fate:
                 rejected.add(row)
     for table, key in (("inputs", "rowid"), ("digests", "row")):
@@ -144,7 +143,7 @@ def skip_rejected(inventory: "Inventory") -> None:
 
 
 def iter_growth_warnings(inventory: "Inventory") -> Iterator[str]:
-    """Yield sentences on what a growing dataset has already, or had before."""
+    """Yield sentences on inputs that a growing dataset has, or has rejected before."""
     if inventory.rejected_before:
         yield (
             f"{inventory.rejected_before:,} inputs are left out, as this dataset has rejected them before and they are "
@@ -181,8 +180,8 @@ def rows_to_read(inventory: "Inventory") -> str:
 def drop_duplicates(inventory: "Inventory") -> None:
     """Leave out all but the first, by path, of inputs whose images are the same bytes.
 
-    One in the dataset that grows goes before all new ones. What is left out stays among the inputs, without a size: so
-    the plan names it, and a build that continues need not read it again.
+    An image in the dataset that grows goes before all new ones. What is left out stays among the inputs, without a
+    size: so the plan names it, and a build that continues need not read it again.
     """
     if inventory.standing is not None:
         inventory.query("CREATE INDEX known_digest ON known(digest)")
@@ -191,42 +190,40 @@ def drop_duplicates(inventory: "Inventory") -> None:
         f"SELECT row, digest, item FROM digests JOIN inputs ON inputs.rowid = row ORDER BY digest, {inventory.ORDER}"
     )
     options = inventory.options
-    make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.to_dict())
+    make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.box_format)
     files = Files(inventory.base)
     in_dataset = f"SELECT 1 FROM known WHERE digest = ? AND outcome = {TAKEN[0]} LIMIT 1"
 
     def iter_groups() -> Iterator[list[int]]:
         """Yield the rows of equal images, the first by path first; new ones behind one in the dataset."""
         for digest, lines in itertools.groupby(ordered, lambda line: line[1]):
-            # A bad label: it is rejected, and stands for no other.
+            # An input with a bad label is rejected, and stands for no other.
             rows = [row for row, _, line in lines if inventory.identify(line).problem is None]
             if inventory.standing is not None and inventory.query(in_dataset, (digest,)).fetchone() is not None:
                 yield [_IN_DATASET, *rows]
             elif len(rows) > 1:
                 yield rows
 
-    def take(item: Item, data: Sequence[bytes]) -> bool:
-        make(item, data)
-        return True
-
     def iter_doubles() -> Iterator[tuple[int]]:
-        """Yield all of each group but the first that the build will not reject for its boxes, say."""
+        """Yield all of each group but the first that the build will not reject, for its boxes, say."""
         groups = iter_groups()
         while some := list(itertools.islice(groups, _AT_ONCE)):
-            sure = [rows for rows in some if rows[0] == _IN_DATASET or not make.depends_on_more]
+            unsure = [rows for rows in some if rows[0] != _IN_DATASET] if make.depends_on_more else []
+            sure = [rows for rows in some if rows[0] == _IN_DATASET] if make.depends_on_more else some
             yield from ((row,) for rows in sure for row in rows[1:])
-            unsure, place = [] if len(sure) == len(some) else [rows for rows in some if rows[0] != _IN_DATASET], 0
+            place = 0
             while unsure:
                 unsure.sort(key=lambda rows: rows[place])  # as rows are read
                 one = "SELECT item FROM inputs WHERE rowid = ?"
                 inputs = [inventory.identify(*inventory.query(one, (rows[place],)).fetchone()) for rows in unsure]
-                with closing(iter_taken(files, inputs, take)) as taken:
-                    refused = [isinstance(found, ImageError) for _, found in taken]
-                doubles = (rows for rows, is_refused in zip(unsure, refused, strict=True) if not is_refused)
-                yield from ((row,) for rows in doubles for row in rows[place + 1 :])
-                place += 1
-                again = (rows for rows, is_refused in zip(unsure, refused, strict=True) if is_refused)
-                unsure = [rows for rows in again if place < len(rows)]
+                again = []
+                with closing(iter_taken(files, inputs, lambda *given: bool(make(*given)))) as taken:
+                    for rows, (*_, found) in zip(unsure, taken, strict=True):
+                        if not isinstance(found, ImageError):
+                            yield from ((row,) for row in rows[place + 1 :])
+                        elif place + 1 < len(rows):
+                            again.append(rows)
+                unsure, place = again, place + 1
 
     inventory.database.executemany("INSERT INTO doubles VALUES(?)", iter_doubles())
     said = inventory.query(
@@ -246,7 +243,7 @@ def drop_duplicates(inventory: "Inventory") -> None:
 
 
 def read_digests(inventory: "Inventory", rows: str, purpose: str) -> int:
-    """Read the images of the rows of a query; `digests` then has those that can be read. Returns how many."""
+    """Read the images of the rows of a query, and put the digests of readable ones. Return the number of rows."""
     inventory.database.executescript("DROP TABLE IF EXISTS wanted; CREATE TABLE wanted(row INTEGER PRIMARY KEY);")
     inventory.query(f"INSERT INTO wanted {rows}")
     (total,) = inventory.query("SELECT COUNT(*) FROM wanted").fetchone()
@@ -256,7 +253,7 @@ def read_digests(inventory: "Inventory", rows: str, purpose: str) -> int:
     files, done, last, due = Files(inventory.base), 0, 0, time.monotonic() + _SAY_SECONDS
     statement = "SELECT row, item FROM wanted JOIN inputs ON inputs.rowid = row WHERE row > ? ORDER BY row LIMIT ?"
     while lines := inventory.query(statement, (last, _AT_ONCE)).fetchall():
-        # The image's own file alone: neither masks nor columns.
+        # Only the image's own file: neither masks nor columns.
         items = (decode_item(line) for _, line in lines)
         inputs = [msgspec.structs.replace(item, images=(), problem=None) for item in items]
         with closing(iter_read(files, inputs)) as read:

@@ -1,12 +1,13 @@
-"""The recipe of `shard`: the images of a source become a dataset.
+"""The recipe of `shard`: turn the images of a source into a dataset.
 
-Its plan follows from the sizes of records, which are estimated from a few of them: the inputs are cut into shards.
+The plan cuts the inputs into shards by the sizes of their records, which are estimated from a few images.
 """
 
+import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,46 +44,23 @@ _PROBED_IMAGES = 64
 
 @dataclass(frozen=True, slots=True)
 class SizeEstimate:
-    """Estimate of a record's bytes: `slope` times its file, and `fixed` more."""
+    """Estimate of the bytes of a record: `slope` times its file, and `fixed` more."""
 
     slope: float = 1.0
     fixed: float = _FEATURES_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Result of taking a few images as the build would.
-
-    Attributes:
-        estimate: sizes of records.
-        seconds_an_image: that one image takes one core.
-        images: tried.
-        rejects: how many of them cannot be taken.
-        read_rejects: those of the rejects that had to be read to know it.
-    """
-
-    estimate: SizeEstimate = SizeEstimate()
-    seconds_an_image: float = 0.0
-    images: int = 0
-    rejects: int = 0
-    read_rejects: tuple[Reject, ...] = ()
+def probe_images(inventory: Inventory, options: ShardOptions) -> list[tuple[Item, int | ImageError]]:
+    """Take a few images as the build would; return each with the bytes stored, or why it cannot be taken."""
+    make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.box_format)
+    inputs = inventory.sample(_PROBED_IMAGES)
+    taken = iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes)
+    return [(item, size) for item, _, size in taken]
 
 
-def probe_images(inventory: Inventory, options: ShardOptions) -> Probe:
-    """Take a few images as the build with `options` would."""
-    inputs, start = inventory.sample(_PROBED_IMAGES), time.perf_counter()
-    make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.to_dict())
-    taken = list(iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes))
-    sizes = [(sum(file.bytes for file in item.files), size) for item, size in taken if not isinstance(size, ImageError)]
-    seconds = time.perf_counter() - start
-    estimate = _fit(sizes) if options.sizes_differ else SizeEstimate()
-    rejects = [(item, wrong) for item, wrong in taken if isinstance(wrong, ImageError)]
-    read = tuple(Reject(item.path, wrong.reason, str(wrong)) for item, wrong in rejects if item.problem is None)
-    return Probe(estimate, seconds / max(1, len(inputs)), len(inputs), len(rejects), read)
-
-
-def _fit(sizes: list[tuple[int, int]]) -> SizeEstimate:
-    """The straight line through (bytes of the file, bytes stored): neither end of it is below zero."""
+def fit_sizes(probed: Sequence[tuple[Item, int | ImageError]]) -> SizeEstimate:
+    """Fit a straight line through (bytes of the files, bytes stored) of images; neither end of it is below zero."""
+    sizes = [(sum(file.bytes for file in item.files), size) for item, size in probed if isinstance(size, int)]
     if not sizes:
         return SizeEstimate()
     files, stored = np.array(sizes, np.float64).T
@@ -97,15 +75,10 @@ def _fit(sizes: list[tuple[int, int]]) -> SizeEstimate:
 
 
 class ShardRecipe(Recipe):
-    """A dataset of its own.
-
-    Args:
-        src: raw images: a path or URL.
-        options: of the build.
-    """
+    """Makes a dataset of the raw images at `src`, a path or URL."""
 
     kind, worker = KIND, "tpufeed.sharding.worker"
-    standing: StandingDataset | None = None  # that grows
+    standing: StandingDataset | None = None  # the dataset that grows
 
     def __init__(self, src: str | Path, options: ShardOptions) -> None:
         source = open_store(src)
@@ -114,7 +87,7 @@ class ShardRecipe(Recipe):
         self.identity, self.warnings = options.to_dict(), options.warnings
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
-        """Return the dataset that stands, if it is what the recipe would make now. Raises if it is another."""
+        """Return the dataset at the destination, if it is what the recipe would make now. Raises if it is another."""
         finished = None if overwrite else find_finished(destination)
         if finished is None:
             return None
@@ -143,34 +116,38 @@ class ShardRecipe(Recipe):
         return finished
 
     def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
-        """Return what the build has reported of duplicates, too."""
+        """Return the dataset, and what its build has reported of duplicates."""
         return finished, None if self.options.duplicates == "keep" else find_duplicates(finished)
 
     @contextmanager
     def draft(self, is_preview: bool) -> Iterator[Draft]:
         """List the source into a file, and plan in memory that does not grow with the inputs."""
-        options, probe = self.options, Probe()
+        options, probed = self.options, list[tuple[Item, int | ImageError]]()
         with take_inventory(self.source, options, self.standing) as inventory:
-            reads_before = options.split_by_content or options.duplicates == "drop"
-            if reads_before and not is_preview:
-                inventory.prepare()
+            if options.split_by_content or options.duplicates == "drop":
+                inventory.prepare(is_preview)
             said = () if self.standing is None else tuple(iter_growth_warnings(inventory))
             if inventory.count == inventory.dropped:  # a dataset that grows has all of them
                 yield Draft(header=None, skipped=inventory.skipped + inventory.dropped, warnings=said)
                 return
+            start = time.perf_counter()
             if is_preview or options.sizes_differ:
-                probe = probe_images(inventory, options)
+                probed = probe_images(inventory, options)
+            seconds = time.perf_counter() - start
+            rejects = [(item, wrong) for item, wrong in probed if isinstance(wrong, ImageError)]
+            read = [Reject(item.path, wrong.reason, str(wrong)) for item, wrong in rejects if item.problem is None]
+            estimate = fit_sizes(probed) if options.sizes_differ else SizeEstimate()
             yield replace(
-                plan_shards(inventory, options, probe.estimate, self.source, self.identity),
+                plan_shards(inventory, options, estimate, self.source, self.identity),
                 warnings=said,
                 columns=further_columns(inventory.features) if is_preview else {},
                 source_bytes=sum(size for _, size, _ in inventory.totals.values()),
-                read_before=inventory.count_reads() if reads_before and is_preview else 0,
-                probed=probe.images,
-                probed_rejects=probe.rejects,
-                probed_seconds=probe.seconds_an_image,
-                refused=inventory.rejects + Counter(reject.reason for reject in probe.read_rejects),
-                first_refused=[*inventory.first_rejects, *probe.read_rejects],
+                read_before=inventory.read_before,
+                probed=len(probed),
+                probed_rejects=len(rejects),
+                probed_seconds=seconds / max(1, len(probed)),
+                refused=inventory.rejects + Counter(reject.reason for reject in read),
+                first_refused=[*inventory.first_rejects, *read],
             )
 
     def check_joined(self, store: Store, plan: Plan) -> None:
@@ -189,7 +166,7 @@ class ShardRecipe(Recipe):
         return manifest, None if self.options.duplicates == "keep" else report_duplicates(store, plan, folder, parts)
 
     def judge(self, manifest: Manifest) -> Iterator[str]:
-        """Yield a sentence on images of which nobody can tell whether their boxes have to be turned."""
+        """Yield a sentence on images if nobody can tell whether their boxes have to be turned."""
         unsure, turned = manifest.odd.get(UNSURE), manifest.odd.get(TURNED)
         if unsure:
             others = f", and {turned:,} others were of the other one and were turned" if turned else ""
@@ -201,64 +178,52 @@ class ShardRecipe(Recipe):
             )
 
 
-def count_shards(inventory: Inventory, options: ShardOptions, estimate: SizeEstimate) -> dict[str, tuple[int, float]]:
-    """Return for each split: how many shards it gets, and about how many bytes they hold together.
-
-    Raises:
-        OptionError: a shard would be smaller than its largest record.
-    """
-    totals = inventory.totals
-    sizes = {
-        name: estimate.slope * size + estimate.fixed * count + extra for name, (count, size, extra) in totals.items()
-    }
-    largest = max(sizes.values())
-    shard_bytes = options.size_bytes if options.shards is None else largest / options.shards
-    if options.shards is None:
-        path, record = inventory.largest(estimate.slope, estimate.fixed)
-        if record > shard_bytes:
-            raise OptionError(
-                f"a shard of {options.size_bytes} bytes cannot hold {path}, whose record takes {record}; give a "
-                "--shard-size of at least that, better 64MB to 256MB"
-            )
-    counted = {}
-    for name, size in sizes.items():
-        inputs, hosts = totals[name][0], options.hosts
-        wanted = hosts * max(1, round(size / shard_bytes / hosts))
-        # No shard may be empty; where there are enough inputs for it, they stay a multiple of the hosts.
-        counted[name] = wanted if wanted <= inputs else inputs // hosts * hosts or inputs, size
-    return counted
-
-
 def plan_shards(
     inventory: Inventory, options: ShardOptions, estimate: SizeEstimate, source: str, identity: dict[str, Any]
 ) -> Draft:
-    """Plan: each split's inputs in the global order, cut into shards of nearly equal size.
+    """Plan a build: cut the inputs of each split, in the global order, into shards of nearly equal size.
 
-    Args:
-        inventory: of the inputs.
-        options: of the build.
-        estimate: of the sizes of records.
-        source: URL of the inputs.
-        identity: the options that the plan is known by.
+    The plan is known by `source`, the URL of the inputs, and `identity`, the options as plain data.
 
     Raises:
         OptionError: a shard would be smaller than its largest record, or names of shards would be ambiguous.
     """
-    shards = count_shards(inventory, options, estimate)
+    counts, shards = {name: count for name, (count, _, _) in inventory.totals.items()}, dict[str, int]()
+    sizes = {
+        name: estimate.slope * size + estimate.fixed * count + extra
+        for name, (count, size, extra) in inventory.totals.items()
+    }
+    if options.shards is None:
+        shard_bytes: float = options.size_bytes
+        path, record = inventory.query(
+            "SELECT path, ? * size + ? + extra AS record FROM inputs ORDER BY record DESC LIMIT 1",
+            (estimate.slope, estimate.fixed),
+        ).fetchone()
+        if int(record) > shard_bytes:
+            raise OptionError(
+                f"a shard of {options.size_bytes} bytes cannot hold {path}, whose record takes {int(record)}; give a "
+                "--shard-size of at least that, better 64MB to 256MB"
+            )
+    else:
+        shard_bytes = max(sizes.values()) / options.shards
+    for name, size in sizes.items():
+        inputs, hosts = counts[name], options.hosts
+        wanted = hosts * max(1, round(size / shard_bytes / hosts))
+        # No shard may be empty; with enough inputs their number stays a multiple of the hosts.
+        shards[name] = wanted if wanted <= inputs else inputs // hosts * hosts or inputs
     numbered = [name for name in shards if name[-1].isdigit()] if options.names == "kaggle" else []
     if numbered:  # fold1 + 000 and fold10 + 00 are the same
         raise OptionError(
             f"the name of split {numbered[0]!r} ends in a digit, and with names='kaggle' the number of a shard "
             "follows; rename the split, or leave names='kaggle' out"
         )
-    counts = {name: count for name, (count, _, _) in inventory.totals.items()}
     header = PlanHeader(
         kind=KIND,
         source=source,
         options=identity,
         run_id=secrets.token_hex(8),
         input_digest=inventory.digest,
-        splits={name: count for name, (count, _) in shards.items()},
+        splits=shards,
         variants=None,
         class_names=inventory.classes.names,
         features=inventory.features,
@@ -272,32 +237,36 @@ def plan_shards(
         warnings=inventory.warnings,
         tool_version=__version__,
     )
-
-    def iter_tasks() -> Iterator[Task]:
-        number = 0
-        for split, (count, total) in shards.items():
-            fixed, slope = estimate.fixed, estimate.slope
-            sized = (
-                (item, 0.0 if item.duplicate_of else slope * sum(file.bytes for file in item.files) + fixed + extra)
-                for item, extra in inventory.iter_inputs(split)
-            )
-            for shard, run in enumerate(cut(sized, counts[split], count, total)):
-                yield Task(number, split, shard, count, tuple(run))
-                number += 1
-
-    splits = {name: SplitPreview(counts[name], count, int(size)) for name, (count, size) in shards.items()}
-    return Draft(header=header, tasks=iter_tasks(), splits=splits)
+    numbers = itertools.count()
+    tasks = (
+        Task(next(numbers), split, shard, count, tuple(run))
+        for split, count in shards.items()
+        for shard, run in enumerate(cut(inventory.iter_inputs(split), estimate, counts[split], count, sizes[split]))
+    )
+    splits = {name: SplitPreview(counts[name], count, int(sizes[name])) for name, count in shards.items()}
+    return Draft(header=header, tasks=tasks, splits=splits)
 
 
-def cut(sized: Iterable[tuple[Item, float]], count: int, shards: int, total: float) -> Iterator[list[Item]]:
-    """`shards` runs of nearly equal size of `count` inputs: one belongs to the run in which its middle byte falls.
+def cut(
+    inputs: Iterable[tuple[Item, int]], estimate: SizeEstimate, count: int, shards: int, total: float
+) -> Iterator[list[Item]]:
+    """Yield a run of inputs for each shard, of nearly equal size.
 
-    Inputs of size 0, which make no record, go with the one before them, and `count` is without them.
+    An input belongs to the run in which the middle byte of its record falls. One that is left out as a duplicate makes
+    no record, and stays with the input before it.
+
+    Args:
+        inputs: in their order, each with the bytes of its path and columns.
+        estimate: of the sizes of records.
+        count: number of inputs that make records.
+        shards: number of runs.
+        total: bytes of all records.
     """
     run: list[Item] = []
     position, number, place, first = 0.0, 0, 0, 0
-    for item, size in sized:
-        if size:
+    for item, extra in inputs:
+        if not item.duplicate_of:
+            size = estimate.slope * sum(file.bytes for file in item.files) + estimate.fixed + extra
             runs_left = shards - number - 1
             full = (position + size / 2) * shards >= total * (number + 1)
             if place > first and runs_left and (full or count - place <= runs_left):  # none may be without a record

@@ -1,4 +1,4 @@
-"""A dataset that stands and is to grow: what its classes, columns and samples are."""
+"""A dataset that grows: its columns, and the inputs that its builds have taken or rejected."""
 
 import hashlib
 import re
@@ -12,10 +12,9 @@ from tpufeed.build.commit import Reject
 from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, read_digests
 from tpufeed.build.item import Item
 from tpufeed.build.plan import iter_tasks, read_plan
-from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import FeatureSpec, record_schema
+from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
@@ -35,13 +34,13 @@ class Known(NamedTuple):
     """An input of the dataset.
 
     Attributes:
-        path: names it.
+        path: its name.
         place: the file of rows that it is in, see `sources.source.file_of_row`; empty for a file or a member of a tar.
-        size_bytes: of its image; None where the plan has an estimate alone.
-        version: of its file; None for an input of another place, whose files have versions of their own.
-        digest: of its image; None where none is stored, or it was not read.
-        outcome: what became of it, see `dataset.digests`.
-        fate: of one that is not in the dataset, what decided that: see `fate_of`.
+        size_bytes: size of its image; None if the plan has only an estimate.
+        version: of its file; None for an input of another place, where versions mean something else.
+        digest: of its image; None if no digest is stored, or the image was not read.
+        outcome: what became of it, see `build.digests`.
+        fate: if it is not in the dataset, what decided that: see `fate_of`.
     """
 
     path: str
@@ -54,13 +53,9 @@ class Known(NamedTuple):
 
 
 def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], tool_version: str) -> str:
-    """Return a digest of all, besides the image's own bytes, that decides whether an input is taken or rejected.
+    """Return a digest of all that decides, besides the bytes of its image, whether an input is taken or rejected.
 
-    Args:
-        item: the input.
-        class_names: names of the classes.
-        options: of the build, as its plan has them.
-        tool_version: of the tpufeed that decides.
+    `options` are those of the plan, and `tool_version` that of the tpufeed that decides.
     """
     names = [class_names[each] if 0 <= each < len(class_names) else None for each in (item.label, *item.labels)]
     problem = None
@@ -73,17 +68,14 @@ def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], 
 
 
 class StandingDataset:
-    """The version that an append begins with.
-
-    Args:
-        dataset: the version.
+    """The version of a dataset that an append begins with.
 
     Raises:
         OptionError: it cannot grow by new images.
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+        self.dataset, self.manifest = dataset, dataset.manifest
         command = dataset.manifest.options.get("command")
         if dataset.manifest.cache is not None:
             raise OptionError(
@@ -96,27 +88,24 @@ class StandingDataset:
                 "the new images as a dataset of their own, and mix both with tpufeed.Mixture"
             )
 
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the version."""
-        return self.dataset.manifest
-
     def declare(self, given: Sequence[Declared]) -> tuple[Declared, ...]:
         """Return the types that columns have in the dataset, so that new values become the same."""
-        columns = (spec for spec in self.manifest.features if _is_column(spec))
-        declared = {spec.name: _declared(spec) for spec in columns if spec.lengths != (0, 0) or spec.kind}
+        declared = dict[str, Declared]()
+        for spec in self.manifest.features:
+            is_column = spec.name not in _OWN and not spec.is_picture and spec.name != "image/encoded"
+            if spec.kind in ("boxes", "keypoints"):
+                declared[spec.name] = Declared(spec.name, spec.dtype, None, spec.each, spec.kind)
+            elif is_column and spec.lengths != (0, 0):
+                # A single number of few bits is stored otherwise than a list of them.
+                grows = spec.shape in ((), None) and spec.dtype not in ("uint8", "float16")
+                declared[spec.name] = Declared(spec.name, spec.dtype, spec.shape, spec.each, None, grows)
         return tuple((declared | {each.name: each for each in given}).values())
 
     @property
     def flip_pairs(self) -> FlipPairs | None:
-        """The pairs of its keypoints, which those of new images have as well unless their source says others."""
+        """The pairs of its keypoints; those of new images have the same, unless their source says others."""
         found = (spec.flip_pairs for spec in self.manifest.features if isinstance(spec.flip_pairs, tuple))
         return next(found, None)
-
-    def iter_known(self, base: str) -> Iterator[Known]:
-        """Yield all inputs of the dataset, and those that its builds have rejected; `base` is the new source's."""
-        for _, store in self.parts:
-            yield from _iter_inputs(store, base)
 
     @property
     def parts(self) -> list[tuple[str, Store]]:
@@ -129,7 +118,8 @@ class StandingDataset:
         ]
 
 
-def _iter_inputs(store: Store, base: str) -> Iterator[Known]:
+def iter_known(store: Store, base: str) -> Iterator[Known]:
+    """Yield all inputs of a part of a dataset, rejects among them; `base` is that of the new source."""
     try:
         plan = read_plan(store)
     except ObjectNotFoundError:
@@ -138,48 +128,28 @@ def _iter_inputs(store: Store, base: str) -> Iterator[Known]:
             "Build the dataset anew to let it grow"
         ) from None
     header = plan.header
-    same_place, at = header.base == url_identity(base), 0
+    same_place = header.base == url_identity(base)
     stored = read_digests(store, header.images)
-    rejects = _read_rejects(store) if stored is None else set[str]()
-    for task in iter_tasks(store, plan):
-        for item in task.inputs:
-            if stored is not None:
-                digest = stored.digests[at].tobytes()
-                outcome = int(stored.fates[at])
-            else:
-                digest = bytes.fromhex(item.duplicate_of) or UNREAD
-                is_reject = item.problem is not None or item.path in rejects
-                outcome = (LEFT_OUT if item.duplicate_of else REJECTED if is_reject else TAKEN)[0]
-            at += 1
-            yield Known(
-                item.path,
-                file_of_row(item.path) if item.file else "",
-                None if item.row is not None else item.bytes,
-                item.version if same_place else None,
-                None if digest == UNREAD else digest,
-                outcome,
-                None if outcome == TAKEN[0] else fate_of(item, header.class_names, header.options, header.tool_version),
-            )
-
-
-def _read_rejects(store: Store) -> set[str]:
-    """Return the paths of a build's rejects, of which no digests file tells."""
-    paths = set[str]()
-    with suppress(ObjectNotFoundError):
-        for line in store.read_document(REJECTS).splitlines():
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a line that someone has edited
-                paths.add(_REJECT.decode(line).path)
-    return paths
-
-
-def _is_column(spec: FeatureSpec) -> bool:
-    return spec.name not in _OWN and not spec.is_picture and spec.name != "image/encoded"
-
-
-def _declared(spec: FeatureSpec) -> Declared:
-    """Return the declaration that gives a column the type of a feature."""
-    if spec.kind in ("boxes", "keypoints"):
-        return Declared(spec.name, spec.dtype, None, spec.each, spec.kind)
-    # A single number of few bits is stored otherwise than a list of them.
-    grows = spec.shape in ((), None) and spec.dtype not in ("uint8", "float16")
-    return Declared(spec.name, spec.dtype, spec.shape, spec.each, None, grows)
+    rejects = set[str]()
+    if stored is None:
+        with suppress(ObjectNotFoundError):
+            for line in store.read_document(REJECTS).splitlines():
+                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a line that was edited
+                    rejects.add(_REJECT.decode(line).path)
+    for at, item in enumerate(item for task in iter_tasks(store, plan) for item in task.inputs):
+        if stored is not None:
+            digest, outcome = stored.digests[at].tobytes(), int(stored.fates[at])
+        else:
+            digest = bytes.fromhex(item.duplicate_of) or UNREAD
+            is_reject = item.problem is not None or item.path in rejects
+            outcome = (LEFT_OUT if item.duplicate_of else REJECTED if is_reject else TAKEN)[0]
+        is_taken = outcome == TAKEN[0]
+        yield Known(
+            item.path,
+            file_of_row(item.path) if item.file else "",
+            None if item.row is not None else item.bytes,
+            item.version if same_place else None,
+            None if digest == UNREAD else digest,
+            outcome,
+            None if is_taken else fate_of(item, header.class_names, header.options, header.tool_version),
+        )

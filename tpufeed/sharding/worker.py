@@ -1,10 +1,10 @@
-"""One task of a sharding: the bytes of its inputs' files become what records hold."""
+"""One task of a sharding: turn the bytes of its inputs' files into records."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tpufeed.build.commit import Reject
 from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
@@ -14,7 +14,6 @@ from tpufeed.build.worker import Output, TaskContext, reach, run
 from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import BuildError, ImageError
-from tpufeed.images.geometry import Geometry
 from tpufeed.images.masks import store_mask
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
@@ -27,15 +26,13 @@ from tpufeed.tfrecord.example import Feature, encode_entries
 # An engine finds `run` and `reach` here.
 __all__ = ["DROPPED", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach", "run", "see_inputs"]
 
-DROPPED = "box outside"  # among the odd cases: boxes outside the square that "fit" cuts out
 _SEEN_INPUTS = 4
-
-
 _BACK = {6: 8, 8: 6}  # the orientations that undo one another; each other one undoes itself
-# Among the odd cases of images with boxes whose source says the sizes of images:
-# They are of the image as it is stored, and the upright one is kept, or the other way round.
+# Odd cases of images with boxes: boxes outside the square that "fit" cuts out, and, if the source says the sizes of
+# images, boxes that are of the stored image while the upright one is kept, or the other way round.
+DROPPED = "box outside"
 TURNED = "boxes turned by exif"
-UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which they are of
+UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which image the boxes are of
 
 
 class StoredSample(NamedTuple):
@@ -44,55 +41,38 @@ class StoredSample(NamedTuple):
     Attributes:
         image: its image.
         rest: the features besides image, label and sizes.
-        bytes: of its image and its further images.
-        dropped_boxes: lie outside the stored image, and were left out.
-        odd: an odd case of its boxes.
+        bytes: size of its image and its further images.
+        odd: the odd cases of its boxes, one for each box that was left out.
     """
 
     image: StoredImage
     rest: dict[str, Feature]
     bytes: int
-    dropped_boxes: int = 0
     odd: tuple[str, ...] = ()
 
 
 class SampleMaker:
-    """Makes samples as a policy and a schema want them.
-
-    Args:
-        features: of the records.
-        class_names: names of the classes.
-        policy: how images are stored.
-        options: of the build, as its plan has them.
+    """Makes samples as a policy and a schema want them; `box_format` is that of the source.
 
     Attributes:
         labelled: samples have labels.
-        several_labels: they have lists of them.
-        keys: of the features in records, by name.
+        several_labels: samples have lists of labels.
+        depends_on_more: an image may be rejected for more than its own bytes: its name, its boxes or its masks.
     """
 
     def __init__(
-        self,
-        features: Sequence[FeatureSpec],
-        class_names: Sequence[str],
-        policy: ImagePolicy,
-        options: Mapping[str, Any],
+        self, features: Sequence[FeatureSpec], class_names: Sequence[str], policy: ImagePolicy, box_format: str | None
     ) -> None:
         label = next((spec for spec in features if spec.name == LABEL), None)
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
-        self.keys = {spec.name: spec.key for spec in features}
         self._names = [name.encode() for name in class_names]
         self._pictures = [spec for spec in features if spec.is_picture]
-        own = record_schema(self.labelled)  # as many if labels are lists
+        own = record_schema(self.labelled)  # has the same length if labels are lists
         self._columns = [spec for spec in features[len(own) :] if not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
-        self._boxes = BoxMover(features, options.get("box_format")) if has_boxes else None
+        self._boxes = BoxMover(features, box_format) if has_boxes else None
         self._policy = policy
-
-    @property
-    def depends_on_more(self) -> bool:
-        """True if an image may be rejected for more than its own bytes: for its name, its boxes or its masks."""
-        return bool(self._pictures or self._boxes is not None or self._policy.extension == "reject")
+        self.depends_on_more = bool(self._pictures) or has_boxes or policy.extension == "reject"
 
     def features(self, item: Item) -> dict[str, Feature]:
         """Return the features of an input besides image, label, sizes, format and further images."""
@@ -105,11 +85,7 @@ class SampleMaker:
         return rest | decode_values(item.columns, self._columns) if self._columns else rest
 
     def __call__(self, item: Item, data: Sequence[bytes]) -> StoredSample:
-        """Return the sample of an input.
-
-        Args:
-            item: the input.
-            data: the bytes of its `files`.
+        """Return the sample of an input; `data` has the bytes of its `files`.
 
         Raises:
             ImageError: it cannot be taken; names the file, or column and value.
@@ -129,17 +105,20 @@ class SampleMaker:
             rest, dropped = self._boxes.move(rest, image.source, geometry)
         for spec, file, part in zip(self._pictures, item.images, data[1:], strict=True):
             try:
-                stored = self._store(spec, part, file.place, image, geometry)
+                if spec.kind == "image":
+                    stored = store_image(part, self._policy, file.place).data
+                else:
+                    stored = store_mask(part, "mask" if spec.kind == "mask" else "depth", geometry).data
             except ImageError as error:
                 raise ImageError(error.reason, f"{spec.name!r}, {file.place}: {error}") from error
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
-        return StoredSample(image, rest, size, dropped, odd)
+        return StoredSample(image, rest, size, odd + (DROPPED,) * dropped)
 
     def _find_turn(self, said: tuple[int, int], image: StoredImage) -> tuple[int, tuple[str, ...]]:
-        """Return the orientation that turns the image of which the source says this size to that of the file.
+        """Return the orientation that turns the image whose size the source says to that of the file.
 
         Raises:
-            ImageError: bad_box: it is an image of another size.
+            ImageError: bad_box: the source means an image of another size.
         """
         orientation = image.orientation
         if said == image.source:
@@ -155,11 +134,6 @@ class SampleMaker:
             f"boxes are of an image of {width}x{height} pixels, as the source says, and the file has {across}x{there}"
             f"{scale}. Give the images that the boxes are of, or correct the sizes, boxes and keypoints in the source",
         )
-
-    def _store(self, spec: FeatureSpec, data: bytes, name: str, image: StoredImage, geometry: Geometry) -> bytes:
-        if spec.kind == "image":
-            return store_image(data, self._policy, name).data
-        return store_mask(data, "mask" if spec.kind == "mask" else "depth", geometry).data
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,22 +153,16 @@ class ShardContext(TaskContext):
     def write(self, task: Task, output: Output) -> None:
         """Write the images of the task's inputs as the policy wants them."""
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
-        make = SampleMaker(header.features, header.class_names, self.policy, header.options)
-        rewritten, added_bytes, unmarked = 0, 0, Counter[str]()
-        digests, last = bytearray(), UNREAD
-
-        def take(item: Item, data: Sequence[bytes]) -> StoredSample:
-            nonlocal last
-            last = image_digest(data[0])
-            return make(item, data)
-
-        with closing(iter_taken(files, task.inputs, take)) as inputs:
-            for item, sample in inputs:
-                digests += LEFT_OUT if item.duplicate_of else REJECTED if isinstance(sample, ImageError) else TAKEN
-                digests += bytes.fromhex(item.duplicate_of) or last
-                last = UNREAD
+        make = SampleMaker(header.features, header.class_names, self.policy, header.options.get("box_format"))
+        keys = {spec.name: spec.key for spec in header.features}
+        rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
+        with closing(iter_taken(files, task.inputs, make)) as inputs:
+            for item, data, sample in inputs:
                 if item.duplicate_of:
+                    digests += LEFT_OUT + bytes.fromhex(item.duplicate_of)
                     continue
+                digests += REJECTED if isinstance(sample, ImageError) else TAKEN
+                digests += image_digest(data[0]) if data else UNREAD
                 if isinstance(sample, ImageError):
                     output.reject(Reject(item.path, sample.reason, str(sample)))
                     continue
@@ -202,8 +170,6 @@ class ShardContext(TaskContext):
                 stored = "" if image.kept else ", mended" if image.mended else ", encoded anew"
                 output.images[image.format + stored] += 1
                 output.odd.update((*image.odd, *sample.odd))
-                if sample.dropped_boxes:
-                    output.odd[DROPPED] += sample.dropped_boxes
                 if image.added_bytes is not None:
                     rewritten, added_bytes = rewritten + 1, added_bytes + image.added_bytes
                 elif image.unmarked:
@@ -214,7 +180,7 @@ class ShardContext(TaskContext):
                     labels = set(map(int, sample.rest[LABEL].values))
                 elif make.labelled:
                     labels, ints = (item.label,), (item.label, *ints)
-                entries = encode_entries({make.keys[name]: value for name, value in sample.rest.items()})
+                entries = encode_entries({keys[name]: value for name, value in sample.rest.items()})
                 writer.add(image.data, ints, entries)
                 output.add(images=1, size=sum(file.bytes for file in item.files), labels=labels)
         if self.policy.restart_markers:
@@ -227,7 +193,7 @@ class ShardContext(TaskContext):
 
 
 def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
-    """Return the versions of the first files of a task. Raises where their store does not answer, or refuses."""
+    """Return the versions of the first files of a task. Raises if their store does not answer, or refuses."""
     first = [item for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
     names = list(dict.fromkeys(file.file for item in first for file in item.files))
     return {
