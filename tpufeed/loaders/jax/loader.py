@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tpufeed.dataset.order import World
-from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceFeed, DeviceIterator, Exchange, Transfer
 from tpufeed.loaders.feed import Feed
@@ -42,26 +40,16 @@ class JaxFeed(DeviceFeed, Feed):
         loader.find_world_by(self.placement.world)
 
     @property
-    def dataset(self) -> Dataset:
-        """Dataset that is read. Raises OptionError for a mixture."""
-        return self.loader.dataset
-
-    @property
     def sharding(self) -> jax.sharding.Sharding:
         """Sharding of the images; a jitted step's parameters need the same mesh."""
         return self.placement.sharding
-
-    @property
-    def world(self) -> World:
-        """World and rank of this process, found out when they are first asked for."""
-        return self.loader.world
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.loader.find_world_by(self.placement.world)
 
     def __iter__(self) -> "JaxIterator":
-        """The next epoch, and with `repeat` all that follow. With its first batch it begins and an earlier one ends."""
+        """Return the next epoch, and with `repeat` all that follow; it begins with its first batch, and ends others."""
         return JaxIterator(self)
 
     def open_transfer(self) -> Transfer:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.batch import Array
 from tpufeed.loaders.feed import ENDLESS, Feed
 
 if TYPE_CHECKING:
@@ -38,10 +37,9 @@ def keras_feed(loader: "Loader", class_weight: Mapping[int, float] | None) -> An
     """Return what `Loader.to_keras` does."""
     if keras.backend.backend() != "tensorflow":
         return KerasFeed(loader, class_weight)
-    from tpufeed.loaders.tf.dataset import weigh_samples
-
     weights = SampleWeights(loader, class_weight)
-    return weigh_samples(loader.to_tf(), weights.masked, weights.table)
+    dataset = loader.to_tf()
+    return dataset.map(lambda *batch: weights.add(batch, keras.ops)) if weights.given else dataset
 
 
 class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
@@ -111,8 +109,8 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
         # An epoch that was begun in its midst has fewer batches than Keras counts.
         if batches is None or not (len(batches) or self.loader.options.repeat):
             batches = self._batches = iter(self.loader)
-        batch = self._weights.add(next(batches))
-        return batches.epoch, batch
+        batch = next(batches)
+        return batches.epoch, self._weights.add(batch, np) if self._weights.given else batch
 
     def _begin(self) -> None:
         """Begin the next epoch, or where `begin_at` says, or once more the one that Keras built a model from."""
@@ -203,17 +201,21 @@ class SampleWeights:
                 )
             self.table[number] = weight
 
-    def add(self, batch: Any) -> Any:
-        """Return a batch with the weights of its samples in the place of its mask."""
-        if not self.masked and self.table is None:
-            return batch
+    @property
+    def given(self) -> bool:
+        """True if batches are to have weights."""
+        return self.masked or self.table is not None
+
+    def add(self, batch: Any, arrays: Any) -> Any:
+        """Return a batch with the weights of its samples in the place of its mask, by functions of numpy or Keras."""
         *columns, mask = batch if self.masked else (*batch, True)
         if len(columns) == 1:  # Keras computes nothing of images alone in which padding shows
             return columns[0]
-        weights: Array = np.asarray(mask, np.float32)
+        weights = arrays.array(mask, "float32")
         if self.table is not None:
             labels, other = columns[1], len(self.table) - 1
-            weights = weights * self.table[np.where(labels < 0, other, np.minimum(labels, other))]
+            classes = arrays.where(labels < 0, other, arrays.minimum(labels, other))
+            weights = weights * arrays.take(self.table, classes, axis=0)
         return (*columns, weights)
 
 

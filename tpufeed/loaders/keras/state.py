@@ -27,7 +27,7 @@ _Size = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrainingPlace:
     """The place of a training: in Keras' epoch `epoch`, `steps_left` before its end, and in the feed at `state`."""
 
     epoch: int
@@ -65,7 +65,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """The sizes that stay the same throughout the segment."""
         return self.steps, self.batches, self.batch_samples
 
-    def find(self, count: int) -> Place:
+    def find(self, count: int) -> TrainingPlace:
         """Return the place when the optimizer has counted to `count`."""
         steps = count - self.count
         epochs, done = _passed(steps, self.steps_left, self.steps)
@@ -75,7 +75,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         moved = {"epoch": self.state["epoch"] + feed_epochs, "samples": samples}
         if feed_epochs and "begun" in self.state:  # of a mixture
             moved["begun"] = self.next_begun + (feed_epochs - 1) * self.state["epoch_samples"]
-        return Place(self.epoch + epochs, steps_left, self.state | moved)
+        return TrainingPlace(self.epoch + epochs, steps_left, self.state | moved)
 
 
 def _passed(steps: int, left: int, whole: int) -> tuple[int, int]:
@@ -261,7 +261,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         zero = Segment(count=0, epoch=0, state=state, **sizes)
         self._segments = [self._segment(zero.find(epoch * steps))]
 
-    def _go_on(self) -> Place:
+    def _go_on(self) -> TrainingPlace:
         """Find the place that the optimizer's count is of. Where sizes are others by now, a segment begins there."""
         begun = [segment for segment in self._written if segment.count <= self._count]
         if not begun:
@@ -278,7 +278,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         self._segments = begun if same else [*begun, segment]
         return segment.find(self._count)
 
-    def _segment(self, place: Place) -> Segment:
+    def _segment(self, place: TrainingPlace) -> Segment:
         """Move the feed to a place, and return the segment that begins there."""
         loader = self._stream.loader
         self._stream.load_state_dict(place.state)

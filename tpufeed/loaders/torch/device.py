@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceFeed, Transfer
 from tpufeed.loaders.feed import Feed
-from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, TorchIterator, map_leaves, refuse_item
+from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, map_leaves, refuse_item, to_torch
 
 try:
     import torch
@@ -25,7 +25,7 @@ _GOOGLES = "github.com/google-pytorch/"  # its home page; sophgo has a package o
 class OnTorchDevice(DeviceFeed):
     """A feed on a device of torch."""
 
-    _is_accelerate_prepared = True  # is on its device, and deals its batches to ranks itself or was prepared inside
+    _is_accelerate_prepared = True  # its batches are on the device, and dealt to ranks already
 
     def __init__(self, loader: Any, device: Any, device_prefetch: int) -> None:
         super().__init__(loader, device_prefetch)
@@ -48,30 +48,22 @@ class OnTorchDevice(DeviceFeed):
 class TorchDeviceFeed(OnTorchDevice, TorchFeed):
     """Feed of tensors on a device, see `Loader.to_device`."""
 
+    find_exchange = TorchFeed.find_exchange
+
 
 class ForeignDeviceFeed(OnTorchDevice):
     """Feed of a loader of the user's on a device, see `device_loader`, with all else that the loader has."""
 
-    @property
-    def sampler(self) -> Any:
-        """Takes `set_epoch`; so does `batch_sampler.sampler`."""
-        source = self.loader.source
-        return EpochSampler(self) if hasattr(source, "set_epoch") else source.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        """Batch sampler, see `sampler`."""
-        source = self.loader.source
-        return EpochSampler(self) if hasattr(source, "set_epoch") else source.batch_sampler
-
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the loader has."""
+        """Return what the loader has; `sampler` and `batch_sampler.sampler` take `set_epoch` if it does."""
         if name == "loader":  # a copy that is being made has none yet
             raise AttributeError(name)
-        return getattr(self.loader.source, name)
+        source = self.loader.source
+        told = name in ("sampler", "batch_sampler") and hasattr(source, "set_epoch")
+        return EpochSampler(self) if told else getattr(source, name)
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raise OptionError: it is no dataset."""
+        """Raise OptionError: this is no dataset."""
         refuse_item(self)
 
 
@@ -84,9 +76,11 @@ class _TorchTransfer(Transfer):
 
     def __init__(self, feed: OnTorchDevice, device: torch.device) -> None:
         ours = feed.host
-        self.batches: Any = iter(feed.loader.source) if ours is None else TorchIterator(ours, ahead=True)
-        # Only our own iterators can be closed while another thread is in them.
-        self.close = None if ours is None else self.batches.close
+        if ours is None:
+            self.batches = iter(feed.loader.source)
+        else:  # only our own iterators can be closed while another thread is in them
+            batches = ours.iterate_ahead()
+            self.batches, self.close, self.spec = map(to_torch, batches), batches.close, ours.epoch_spec()
         self._device = device
         present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._asynchronous = present is not None and present.type == device.type

@@ -1,6 +1,7 @@
 """torch_xla: batches on XLA devices, sent ahead of need, with the ranks compared before each epoch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tpufeed.errors import LoaderError, OptionError
@@ -9,10 +10,12 @@ from tpufeed.loaders.xla.runtime import Shardings
 
 # Not before: without torch it is the extra "xla" that is missing.
 # isort: split
+import torch
+
 from tpufeed.loaders.device import DeviceFeed, Exchange, Transfer
 from tpufeed.loaders.feed import Feed, loader_of
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.torch.loader import EpochSampler, Undivided, like, map_leaves, plain_tensor
+from tpufeed.loaders.torch.loader import Undivided, like, map_leaves, plain
 
 
 class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
@@ -49,13 +52,6 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
             return getattr(self.loader.source, "dataset", None)
         return None if len(host.sources) > 1 else host.dataset
 
-    @property
-    def sampler(self) -> EpochSampler:
-        """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
-        return EpochSampler(self)
-
-    batch_sampler = sampler
-
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         return {**state, "_loader": getattr(state["loader"], "source", state["loader"])}  # as torch_xla calls it
@@ -74,7 +70,8 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
 
     def open_transfer(self) -> Transfer:
         """Open the loader's next epoch. Raises OptionError where its world or sharding does not fit torch_xla's."""
-        host, world, devices = self.host, runtime.xla_world(), runtime.spmd_devices()
+        host, device = self.host, self.device
+        world, devices = runtime.xla_world(), runtime.spmd_devices()
         if host is not None:
             host.check_world(runtime.xla_world, "torch_xla")
         if self.shardings is not None:
@@ -89,11 +86,10 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
                 f"under SPMD, {world.size} processes read samples of their own; give sharding with minibatch=True, "
                 "or XLA takes their batches for copies of one"
             )
-        together, device = self.find_exchange() is not None, self.device
         if host is not None:
             ours = host.iterate_ahead()
-            return _XlaTransfer(ours, device, self.shardings, host.form.names, ours.close, host.epoch_spec())
-        source = self.loader.source
+            return _XlaTransfer(ours, device, self.shardings, host.form.names, host.epoch_spec(), ours.close)
+        source, together = self.loader.source, self.find_exchange() is not None
         batches = iter(source)
         count = _length(batches, source)
         if together and count is None:
@@ -105,23 +101,19 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
         expected = count if together and not hasattr(source, "load_state_dict") else None
         named = () if self.shardings is None else self.shardings.names
         spec = EpochSpec(world.rank, count or 0, self.batch_size)
-        return _XlaTransfer(_checked(batches, expected), device, self.shardings, named, None, spec)
+        return _XlaTransfer(_checked(batches, expected), device, self.shardings, named, spec)
 
 
+@dataclass(eq=False)
 class _XlaTransfer(Transfer):
     """Sends each tensor of a batch, and has torch_xla run the step before when the next batch is asked for."""
 
-    def __init__(
-        self,
-        batches: Iterator[Any],
-        device: Any,
-        shardings: Shardings | None,
-        names: Sequence[str],
-        close: Callable[[], None] | None,
-        spec: EpochSpec,
-    ) -> None:
-        self.batches, self.close, self.spec = batches, close, spec
-        self._device, self._shardings, self._names = device, shardings, names
+    batches: Iterator[Any]
+    device: Any
+    shardings: Shardings | None
+    names: Sequence[str]
+    spec: EpochSpec
+    close: Callable[[], None] | None = None
 
     def before_step(self) -> None:
         runtime.end_step()
@@ -132,20 +124,20 @@ class _XlaTransfer(Transfer):
         def send(name: str, part: Any) -> Any:
             def send_leaf(leaf: Any) -> Any:
                 nonlocal size
-                tensor = plain_tensor(leaf)
-                if tensor is None:
-                    return leaf
+                tensor = plain(leaf)
+                if not isinstance(tensor, torch.Tensor):
+                    return tensor
                 size += tensor.nbytes
-                return runtime.send(tensor, self._device, self._shardings and self._shardings.fit(name, tensor))
+                return runtime.send(tensor, self.device, self.shardings and self.shardings.fit(name, tensor))
 
             return map_leaves(part, send_leaf)
 
         if isinstance(batch, Mapping):
             return {key: send(str(key), part) for key, part in batch.items()}, size
         if isinstance(batch, tuple | list):
-            names = (*self._names, *map(str, range(len(self._names), len(batch))))
+            names = (*self.names, *map(str, range(len(self.names), len(batch))))
             return like(batch, [send(name, part) for name, part in zip(names, batch, strict=False)]), size
-        return send(self._names[0] if self._names else "0", batch), size
+        return send(self.names[0] if self.names else "0", batch), size
 
 
 def _checked(batches: Iterator[Any], expected: int | None) -> Iterator[Any]:
