@@ -13,7 +13,7 @@ import tpufeed
 from tpufeed.errors import OptionError
 from tpufeed.loaders.keras.dataset import KerasFeed
 
-PROGRAM = Path(__file__).parent / "keras_without_tensorflow.py"
+PROGRAM = Path(__file__).parent / "without_tensorflow.py"
 
 
 def run(*command, **variables):
@@ -45,11 +45,6 @@ def test_on_tensorflow_it_is_to_tf_with_weights_of_samples(dataset_url, cache_ur
     assert given == [weights.get(label, 1.0) for label in labels[:records]] + [0.0] * (8 * found - records)
     alone = tpufeed.Loader(cache_url, "val", batch_size=8, remainder="pad", columns=["image"]).to_keras()
     assert {tuple(batch.shape) for batch in alone} == {(8, 64, 64, 3)}
-
-
-def test_its_feed_names_the_classes(cache_url):
-    with tpufeed.Loader(cache_url, batch_size=8) as loader:
-        assert KerasFeed(loader, {0: 2.0}).class_names == ("astronaut", "cat", "coffee")
 
 
 def test_what_keras_cannot_take_is_refused(cache_url):
