@@ -26,10 +26,7 @@ _WHOSE = "the mesh that is set now, or the sharding,", "set the mesh before, or 
 
 
 class JaxFeed(DeviceFeed, Feed):
-    """Feed of global `jax.Array`s, see `Loader.to_jax`.
-
-    Where a sharding was given JAX refuses to pickle it, as devices belong to their process.
-    """
+    """Feed of global `jax.Array`s, see `Loader.to_jax`. JAX refuses to pickle one with a sharding that was given."""
 
     loader: "Loader"  # of this process' rows
     thread_name = "tpufeed-jax"

@@ -45,8 +45,8 @@ def keras_feed(loader: "Loader", class_weight: Mapping[int, float] | None) -> An
 class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
     """Epochs of a loader for Keras, see `Loader.to_keras`.
 
-    Keras asks for batches by number, in an order of its own; it gets them in the loader's. The loader's place is that
-    of what Keras has taken, which may be a batch ahead of the training; see `keras_state`.
+    Keras asks for batches by number, in its own order; it gets them in the loader's. The loader's place is behind what
+    Keras has taken, which may be a batch ahead of the training; see `keras_state`.
 
     Attributes:
         was_placed: true if the loader had been told where to begin.
@@ -225,16 +225,16 @@ def keras_state(loader: "Loader", path: str | Path) -> "KerasState":
     Where the feed has to be follows from the optimizer's count of steps, which is saved with the weights. So weights of
     any step will do: of `BackupAndRestore` with any `save_freq`, or of another way that restores the optimizer, too.
     The callback finds that place when `fit` begins, sets `initial_epoch`, and has each epoch begin where it must,
-    whatever else Keras has taken from the feed, on any backend. The first epoch is then the rest of one, and its logs
-    are of that.
+    whatever else Keras has taken from the feed, on any backend. The first epoch then covers only the remaining steps,
+    and so do its logs.
 
     It writes one small file when a training begins, and when it goes on with another batch size, number of ranks or
     number of steps an epoch. These may change; dataset, split, seed and order may not.
 
-    A second `fit` with the same file, in this process or another, goes on where the first one stopped, as it does after
+    A second `fit` with the same file, in this process or another, continues where the first one stopped, also after
     Ctrl-C: `epochs` counts from the beginning of the training. To begin another training, give another path.
 
-    Put it behind the callback that restores weights. Of several processes each has its own.
+    Put it behind the callback that restores weights. Each of several processes has its own.
 
     Args:
         loader: the one whose `to_keras()`, or `to_tf()` without `direct`, `fit` is given, or a `map` of that. Make
