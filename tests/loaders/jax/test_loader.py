@@ -7,23 +7,17 @@ import gc
 import importlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 import threading
 
+import jax
 import numpy as np
 import pytest
 
 import tpufeed
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images import Custom
-
-_before = dict(os.environ)
-import jax  # noqa: E402  # it sets TPU_SKIP_MDS_QUERY, over which torch_xla stumbles in processes of other tests
-
-if "TPU_SKIP_MDS_QUERY" not in _before:
-    os.environ.pop("TPU_SKIP_MDS_QUERY", None)
 
 COLUMNS = ["image", "label", "sample"]
 BATCH = 16

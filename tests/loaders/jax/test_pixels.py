@@ -1,22 +1,15 @@
 """to_device_float for JAX, on its 8 CPU devices, against the formula and against torch's."""
 
-import os
-
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tpufeed.errors import OptionError
 from tpufeed.loaders.pixels import IMAGENET_MEAN, IMAGENET_STD, to_device_float
-
-_before = dict(os.environ)
-import jax  # noqa: E402  # see test_sharding.py
-import jax.numpy as jnp  # noqa: E402
-from jax.sharding import AxisType, Mesh, NamedSharding  # noqa: E402
-from jax.sharding import PartitionSpec as P  # noqa: E402
-
-if "TPU_SKIP_MDS_QUERY" not in _before:
-    os.environ.pop("TPU_SKIP_MDS_QUERY", None)
 
 
 @pytest.fixture(scope="module")

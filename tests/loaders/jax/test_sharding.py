@@ -2,27 +2,20 @@
 
 import copy
 import itertools
-import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
 import tpufeed
 from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, OptionError
-
-_before = dict(os.environ)
-import jax  # noqa: E402  # it sets TPU_SKIP_MDS_QUERY, over which torch_xla stumbles in processes of other tests
-import jax.numpy as jnp  # noqa: E402
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding  # noqa: E402
-from jax.sharding import PartitionSpec as P  # noqa: E402
-
-from tpufeed.loaders.jax.sharding import Placement  # noqa: E402
-
-if "TPU_SKIP_MDS_QUERY" not in _before:
-    os.environ.pop("TPU_SKIP_MDS_QUERY", None)
+from tpufeed.loaders.jax.sharding import Placement
 
 COLUMNS = ["image", "label", "sample"]
 BATCH = 16
