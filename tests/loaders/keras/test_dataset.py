@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.quick_xla import QUICK
 from tpufeed.errors import OptionError
 from tpufeed.loaders.keras.dataset import KerasFeed
 
@@ -25,7 +26,7 @@ def run(*command, **variables):
 
 @pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long)])
 def test_fit_evaluate_and_predict_without_tensorflow(dataset_url, cache_url, tmp_path, backend):
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "TPUFEED_PROCESSES": "0"}
+    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}", "TPUFEED_PROCESSES": "0"}
     done = run(PROGRAM, dataset_url, cache_url, tmp_path, KERAS_BACKEND=backend, **devices)
     assert done.stdout == "ok\n", done.stderr[-3000:]
 
