@@ -1,6 +1,5 @@
 """Batches on a plain torch device, ahead of need: CUDA, torch_tpu and what else torch.accelerator knows."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import metadata
 from importlib.util import find_spec
@@ -9,7 +8,7 @@ from typing import Any, NoReturn
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceFeed, Transfer
 from tpufeed.loaders.feed import Feed
-from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, map_leaves, refuse_item, to_torch
+from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, map_tensors, refuse_item, to_torch
 
 try:
     import torch
@@ -101,8 +100,8 @@ class _TorchTransfer(Transfer):
         # The stream also makes its device the current one, which each thread has of its own and pinning asks for.
         with self._stream or nullcontext():
             # From pageable memory the driver would copy at once, in this thread, whatever `non_blocking` says.
-            held = _map_tensors(batch, torch.Tensor.pin_memory) if self._pinned else batch
-            batch = _map_tensors(held, move)
+            held = map_tensors(batch, torch.Tensor.pin_memory) if self._pinned else batch
+            batch = map_tensors(held, move)
             copied = None if self._stream is None else self._stream.record_event()
         if waits:
             torch.accelerator.synchronize(self._device)
@@ -115,7 +114,7 @@ class _TorchTransfer(Transfer):
             current = torch.accelerator.current_stream(copied.device)
             current.wait_event(copied)
             # Its memory belongs to the stream of the copies, which would take it back while this one still reads.
-            _map_tensors(batch, lambda tensor: tensor.record_stream(current))
+            map_tensors(batch, lambda tensor: tensor.record_stream(current))
         return batch
 
 
@@ -148,8 +147,3 @@ def _parse_device(device: Any) -> torch.device:
             "/dev/vfio opens. Run on such a TPU VM (a container needs --privileged), without "
             'TORCH_DEVICE_BACKEND_AUTOLOAD=0, or give the device "cpu"'
         ) from error
-
-
-def _map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Return the batch with its tensors changed, at any depth."""
-    return map_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)

@@ -194,28 +194,32 @@ def _exchange(spec: EpochSpec) -> list[EpochSpec]:
 
 
 def to_torch(batch: Any) -> Any:
-    """Return the batch with tensors in place of arrays, which share their memory; strings stay as they are."""
-    return map_leaves(batch, plain)
+    """Return the batch with tensors in place of arrays, which share their memory; strings stay as they are.
 
-
-def plain(leaf: Any) -> Any:
-    """Return a tensor that shares the memory of an array of numbers or a tensor; whatever else as it is.
-
-    A subclass comes out as a plain tensor, since torch_xla moves no other.
+    A subclass of tensors comes out as a plain tensor, since torch_xla moves no other.
     """
-    if isinstance(leaf, np.ndarray):
-        return leaf if leaf.dtype.kind in "OUS" else torch.from_numpy(leaf)
-    if isinstance(leaf, torch.Tensor) and type(leaf) is not torch.Tensor:
-        return leaf.detach().as_subclass(torch.Tensor)
-    return leaf
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return leaf if leaf.dtype.kind in "OUS" else torch.from_numpy(leaf)
+        if isinstance(leaf, torch.Tensor) and type(leaf) is not torch.Tensor:
+            return leaf.detach().as_subclass(torch.Tensor)
+        return leaf
+
+    return _map_leaves(batch, convert)
 
 
-def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return the batch with its tensors changed, at any depth."""
+    return _map_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return `value` with every leaf changed; a mapping of another kind than dict comes out as a dict."""
     if isinstance(value, Mapping):
-        return {key: map_leaves(part, change) for key, part in value.items()}
+        return {key: _map_leaves(part, change) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        return like(value, [map_leaves(part, change) for part in value])
+        return like(value, [_map_leaves(part, change) for part in value])
     return change(value)
 
 

@@ -10,12 +10,10 @@ from tpufeed.loaders.xla.runtime import Shardings
 
 # Not before: without torch it is the extra "xla" that is missing.
 # isort: split
-import torch
-
 from tpufeed.loaders.device import DeviceFeed, Exchange, Transfer
 from tpufeed.loaders.feed import Feed, loader_of
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.torch.loader import Undivided, like, map_leaves, plain
+from tpufeed.loaders.torch.loader import Undivided, like, map_tensors, to_torch
 
 
 class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
@@ -119,18 +117,15 @@ class _XlaTransfer(Transfer):
         runtime.end_step()
 
     def send(self, batch: Any) -> tuple[Any, int]:
-        size = 0
+        batch, size = to_torch(batch), 0
 
         def send(name: str, part: Any) -> Any:
-            def send_leaf(leaf: Any) -> Any:
+            def send_tensor(tensor: Any) -> Any:
                 nonlocal size
-                tensor = plain(leaf)
-                if not isinstance(tensor, torch.Tensor):
-                    return tensor
                 size += tensor.nbytes
                 return runtime.send(tensor, self.device, self.shardings and self.shardings.fit(name, tensor))
 
-            return map_leaves(part, send_leaf)
+            return map_tensors(part, send_tensor)
 
         if isinstance(batch, Mapping):
             return {key: send(str(key), part) for key, part in batch.items()}, size
