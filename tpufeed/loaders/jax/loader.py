@@ -5,18 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import OptionError
 from tpufeed.loaders.device import DeviceFeed, DeviceIterator, Exchange, Transfer
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
 from tpufeed.options import shown
-
-try:
-    import jax
-except ImportError as error:
-    raise MissingExtraError("JAX", "jax") from error
 
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import Loader

@@ -11,15 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
-from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.batch import Array
 from tpufeed.loaders.feed import ENDLESS
-
-try:
-    import tensorflow as tf
-except ImportError as error:
-    raise MissingExtraError("TensorFlow", "tf") from error
 
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import EpochIterator, Loader

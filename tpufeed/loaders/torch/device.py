@@ -5,15 +5,12 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+import torch
+
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceFeed, Transfer
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, map_tensors, refuse_item, to_torch
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 # Whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
 _STREAMED = ("cuda", "xpu")

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import get_worker_info
 
 from tpufeed.dataset.order import World
 from tpufeed.dataset.reader import Dataset
-from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
+from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.batch import FIX_SIZE
 from tpufeed.loaders.feed import DatasetLike
@@ -20,13 +23,6 @@ from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
 from tpufeed.options import checked
-
-try:
-    import torch
-    from torch.utils.data import Dataset as TorchDataset
-    from torch.utils.data import get_worker_info
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 _logger = logging.getLogger(__name__)
 

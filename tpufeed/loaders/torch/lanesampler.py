@@ -4,17 +4,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch.utils.data import DistributedSampler
+
 from tpufeed.dataset.order import EpochOrder, Remainder, Share, World, check_lanes, default_lanes
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import OptionError
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.training import check_identity, grow_state, identity_of, state_number
 from tpufeed.loaders.world import find_world, thread_world
 from tpufeed.options import Count, Whole, checked, shown
-
-try:
-    from torch.utils.data import DistributedSampler
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 _CHUNK = 4096  # ids that are worked out at once
 _MOST = 1 << 48  # of any number in a state

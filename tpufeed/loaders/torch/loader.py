@@ -8,21 +8,17 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
 
-from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.columns import Batch
 from tpufeed.loaders.device import Exchange
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
-
-try:
-    import torch
-    from torch import distributed
-    from torch.distributed import distributed_c10d
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import EpochIterator, Loader
