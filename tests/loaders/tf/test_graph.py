@@ -29,7 +29,7 @@ from tpufeed.loaders.tf.graph import find_window, run_ops
 from tpufeed.storage.registry import open_store
 
 COLUMNS = ["image", "label", "sample"]
-DRAWS = 3000
+DRAWS = 1500
 
 
 def by_sample(batches):
@@ -84,15 +84,12 @@ def test_jpegs_have_the_pixels_of_the_loader_where_nothing_is_random(dataset_url
         assert difference(pixels, expected[sample][0]) < 6  # two decoders and two ways to resize
 
 
-@pytest.mark.parametrize("source", ["dataset_url", "cache_url"])
-def test_draws_depend_on_seed_epoch_and_sample_alone(source, ops, request):
+def test_draws_depend_on_seed_epoch_and_sample_alone(dataset_url, ops):
     """Neither on the number of threads, nor on ranks, order, batch size or the run."""
-    url = request.getfixturevalue(source)
-    ops = ops if source == "dataset_url" else [RandomCrop(56), HorizontalFlip()]
 
     def epochs(count=1, **options):
         given = {"direct": True, "ops": ops, "columns": COLUMNS, "remainder": "pad", "batch_size": 9, "seed": 3}
-        dataset = tf_feed(url, **given | options)
+        dataset = tf_feed(dataset_url, **given | options)
         return [by_sample(dataset) for _ in range(count)]
 
     one, other = epochs(2)
@@ -189,11 +186,10 @@ def test_a_shard_of_another_size_and_one_that_is_gone_are_named(copied):
     assert len(list(dataset)) == 14  # the second variant is sound
 
 
-@pytest.mark.parametrize(("batch_size", "shuffle"), [(3, True), (8, False)])
-def test_a_damaged_record_among_images_is_named(dataset_url, damage, ops, shuffle, batch_size):
+def test_a_damaged_record_among_images_is_named(dataset_url, damage, ops):
     damaged = damage(dataset_url, 33)
     with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
-        list(tpufeed.Loader(damaged.url, ops=ops, batch_size=batch_size, shuffle=shuffle).to_tf(direct=True))
+        list(tpufeed.Loader(damaged.url, ops=ops, batch_size=3).to_tf(direct=True))
 
 
 def test_an_image_that_does_not_decode_is_named(tmp_path):
@@ -322,7 +318,7 @@ def test_epochs_after_a_restored_one_follow_it(cache_url, tmp_path):
 
 
 def each(function, draws):
-    """What `function` of a seeded row of draws gives, a few thousand times in one graph."""
+    """What `function` of a seeded row of draws gives, so many times in one graph."""
     seeds = tf.data.Dataset.range(DRAWS)
     found = seeds.map(lambda seed: function(tf.random.stateless_uniform([draws], tf.stack([7, seed]))))
     return np.array(list(found.as_numpy_iterator()), np.float64)
@@ -344,7 +340,7 @@ def test_windows_have_the_mean_and_spread_of_the_host_s(op, height, width):
     expected = np.array([op.window(height, width, draws.tolist())[:4] for draws in host], np.float64)
     spread = expected.std(0) + 0.1
     assert np.all(np.abs(windows.mean(0) - expected.mean(0)) < 5 * spread / math.sqrt(DRAWS))
-    assert np.all(np.abs(windows.std(0) - expected.std(0)) < 0.06 * spread + 0.05)
+    assert np.all(np.abs(windows.std(0) - expected.std(0)) < 0.08 * spread + 0.05)
 
 
 @pytest.mark.parametrize(

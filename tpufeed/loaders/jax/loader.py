@@ -46,7 +46,7 @@ class JaxFeed(DeviceFeed, Feed):
         return JaxIterator(self)
 
     def open_transfer(self) -> Transfer:
-        """Open the next epoch of this process' rows. Raises OptionError for a sharding that does not fit them."""
+        """Open the next epoch of this process' rows. Raises OptionError if the sharding does not fit them."""
         loader = self.loader
         loader.check_world(self.placement.world, *_WHOSE)
         columns = [loader.column(name) for name in loader.form.names]
@@ -93,9 +93,9 @@ class JaxIterator(DeviceIterator):
         return IteratorState(self._feed.state_dict())
 
     def set_state(self, state: Mapping[str, Any] | bytes | str) -> None:
-        """Go on where `state` says, as a dict or as its JSON.
+        """Continue where `state` says, as a dict or as its JSON.
 
-        A state at the end of an epoch goes on with the next one. Raises OptionError where it does not fit.
+        A state at the end of an epoch continues with the next one. Raises OptionError if it does not fit.
         """
         if isinstance(state, bytes | str):
             try:

@@ -64,11 +64,11 @@ class ForeignDeviceFeed(OnTorchDevice):
 
 
 class StatefulTorchDeviceFeed(ForeignDeviceFeed, Feed):
-    """That of a loader which keeps states: frameworks ask whether the methods are there."""
+    """Feed of a loader that keeps states: frameworks ask whether the methods are there."""
 
 
 class _TorchTransfer(Transfer):
-    """Copies through pinned memory, in a stream of their own where the device has streams."""
+    """Copies through pinned memory, in a stream of its own if the device has streams."""
 
     def __init__(self, feed: OnTorchDevice, device: torch.device) -> None:
         ours = feed.host
@@ -116,7 +116,7 @@ class _TorchTransfer(Transfer):
 
 
 def _parse_device(device: Any) -> torch.device:
-    """Return a device as torch has it. Raises an error with the next step for a TPU that torch does not reach."""
+    """Return a device as torch has it. For a TPU that torch does not reach, raises an error with the next step."""
     if str(device).partition(":")[0] == "xla":
         raise OptionError(f"{device} is a device of torch_xla, whose steps to_xla() ends; use that")
     if str(device).partition(":")[0] != "tpu":

@@ -108,9 +108,9 @@ class TorchFeed(Undivided, Feed):
         return TorchIterator(self)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return what ranks exchange specs by, and the number of this one.
+        """Return what ranks exchange specs by, and the number of this one; None if one rank is all that is known.
 
-        None where a world was given by hand, there is one rank, or torch.distributed is not initialised.
+        A world that was given by hand is not compared either.
         """
         if self.loader.options.world is not None or not (distributed.is_available() and distributed.is_initialized()):
             return None

@@ -44,7 +44,7 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
 
     @property
     def dataset(self) -> Any:
-        """The loader's; None if it has none, as a mixture has not: trainers ask every loader for it."""
+        """Dataset of the loader; None if it has none, like a mixture: trainers ask every loader for it."""
         host = self.host
         if host is None:
             return getattr(self.loader.source, "dataset", None)
@@ -60,14 +60,14 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
             host.find_world_by(runtime.xla_world)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return how ranks compare their epochs; None for a single rank, and where they are not to."""
+        """Return how ranks compare their epochs, and this one's number; None if it is alone or is not to compare."""
         world, host = runtime.xla_world(), self.host
         if world.size == 1 or not self._checks or (host is not None and host.options.world is not None):
             return None
         return lambda spec: runtime.exchange(spec, world), world.rank
 
     def open_transfer(self) -> Transfer:
-        """Open the loader's next epoch. Raises OptionError where its world or sharding does not fit torch_xla's."""
+        """Open the loader's next epoch. Raises OptionError if its world or sharding does not fit torch_xla's."""
         host, device = self.host, self.device
         world, devices = runtime.xla_world(), runtime.spmd_devices()
         if host is not None:
@@ -136,7 +136,7 @@ class _XlaTransfer(Transfer):
 
 
 def _checked(batches: Iterator[Any], expected: int | None) -> Iterator[Any]:
-    """Give batches of a user's loader. Raises LoaderError for None, and where they are not as many as expected."""
+    """Give batches of a user's loader. Raises LoaderError for None, and if they are not as many as expected."""
     count = 0
     for batch in batches:
         if count == expected:
@@ -153,7 +153,7 @@ def _checked(batches: Iterator[Any], expected: int | None) -> Iterator[Any]:
 
 
 def _length(batches: Iterator[Any], source: Iterable[Any]) -> int | None:
-    """Return how many batches are to come; None where that is not known."""
+    """Return how many batches are to come; None if that is not known."""
     for sized in (batches, source):
         try:
             return len(sized)  # type: ignore[arg-type]  # may have none
