@@ -2,7 +2,6 @@
 
 import functools
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -157,20 +156,6 @@ def run_script() -> Callable[..., str]:
         return output
 
     return run
-
-
-@pytest.fixture(scope="session")
-def one_device(
-    run_script: Callable[..., str],
-    cache_url: str,
-    flat_url: str,
-    damage: Callable[..., Damaged],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[dict[str, Any], Damaged]:
-    """What xla_one_device.py wrote down, and the damaged record that it met."""
-    damaged, out = damage(cache_url, 33), tmp_path_factory.mktemp("xla") / "one.pickle"
-    run_script("xla/xla_one_device.py", cache_url, flat_url, damaged.url, out)
-    return pickle.loads(out.read_bytes()), damaged
 
 
 @pytest.fixture

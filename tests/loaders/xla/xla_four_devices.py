@@ -1,4 +1,4 @@
-"""Run by test_torchxla.py on four CPU devices, a thread each: writes down what every rank's to_xla did.
+"""Run by test_loader.py on four CPU devices, a thread each: writes down what every rank's to_xla did.
 
 xla_four_devices.py DATASET CACHE DAMAGED INCOMPLETE OUT
 """

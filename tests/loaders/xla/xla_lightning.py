@@ -1,4 +1,4 @@
-"""Run by test_xla_one_device.py: a LightningModule that trains from to_xla, on one CPU device or on four.
+"""Run by test_loader.py: a LightningModule that trains from to_xla, on one CPU device or on four.
 
 xla_lightning.py CACHE DEVICES OUT
 """

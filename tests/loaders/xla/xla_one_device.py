@@ -1,12 +1,14 @@
-"""Run by test_torchxla.py on one CPU device: writes down what to_xla did there.
+"""Run by test_loader.py on one CPU device: writes down what to_xla, and device_loader of other loaders, did there.
 
-xla_one_device.py CACHE FLAT DAMAGED OUT
+xla_one_device.py CACHE FLAT OUT
 """
 
+import collections
+import dataclasses
 import faulthandler
 import gc
-import importlib
 import json
+import logging
 import os
 import pickle
 import sys
@@ -14,18 +16,215 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch_xla
-import xla_wrapping
+from accelerate import Accelerator, skip_first_batches
+from torch.utils.data import DataLoader
+from torch_xla import runtime
+from torch_xla.debug import metrics
+from torch_xla.distributed import parallel_loader
 
 import tpufeed
-from tpufeed.errors import LoaderError, RecordError
+from tpufeed.errors import OptionError
+from tpufeed.loaders import device
+from tpufeed.loaders.rank_check import EpochSpec
+from tpufeed.loaders.xla import runtime as xla_runtime
 
-sys.path.append(str(Path(__file__).parents[3] / "scripts"))
+Pair = collections.namedtuple("Pair", "image label")
 OPEN = []
 
 os.environ.setdefault("TPUFEED_PROCESSES", "0")  # worker processes take a second to start
 faulthandler.dump_traceback_later(140, exit=True)
+
+
+class Source:
+    """Batches that are made one by one."""
+
+    def __init__(self, make, batches=4):
+        self.make, self.batches = make, batches
+
+    def __iter__(self):
+        return map(self.make, range(self.batches))
+
+
+def number(value):
+    return torch.tensor([value])
+
+
+def run(loader):
+    """What a loop over `loader` was given, and the error that ended it."""
+    seen = []
+    try:
+        for batch in loader:
+            seen.append(batch.item() if isinstance(batch, torch.Tensor) else batch)
+    except Exception as error:  # noqa: BLE001  # whichever it is
+        return seen, f"{type(error).__name__}: {error}"
+    return seen, None
+
+
+def threads():
+    return [thread.name for thread in threading.enumerate() if "tpufeed" in thread.name]
+
+
+def failing():
+    """What is no batch, what does not get to the device, and a worker process that fails."""
+
+    def unsendable(value):
+        return number(value) if value != 2 else torch.empty(3).to_sparse()
+
+    workers = DataLoader(range(8), batch_size=2, num_workers=1, collate_fn=Fails(5), multiprocessing_context="fork")
+    found = {
+        "none": run(tpufeed.device_loader(Source(lambda value: number(value) if value != 2 else None), "xla")),
+        "sending": run(tpufeed.device_loader(Source(unsendable, 20), "xla")),
+        "a worker": run(tpufeed.device_loader(workers, "xla")),
+    }
+    return found, threads()
+
+
+class Fails:
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __call__(self, samples):
+        if self.sample in samples:
+            raise ValueError("rotten")
+        return number(samples[0])
+
+
+def forms():
+    """Batches of every form, and what comes out: types, devices and values."""
+    image, label = torch.arange(6).reshape(2, 3), np.array([1.5, 2.5], np.float32)
+    batches = {
+        "tuple": (image, label),
+        "list": [image, label],
+        "namedtuple": Pair(image, label),
+        "dict": {"image": image, "label": label},
+        "ordered": collections.OrderedDict(image=image, label=label),
+        "user dict": collections.UserDict(image=image, label=label),
+        "nested": {"a": [image, (label, "text", None, 7)], "b": {"c": image.to(torch.uint8)}},
+        "strings": (image, np.array(["x", "y"], object), np.array(["x", "y"])),
+        "no tensor": ("x", "y"),
+        "subclass": (torch.nn.Parameter(torch.from_numpy(label)), image),
+        "transposed": image.t(),
+    }
+
+    def shown(value):
+        if isinstance(value, torch.Tensor):
+            return value.device.type, type(value).__name__, str(value.dtype), value.cpu().tolist()
+        if isinstance(value, dict):
+            return {name: shown(part) for name, part in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value).__name__, [shown(part) for part in value]
+        return value.tolist() if isinstance(value, np.ndarray) else value
+
+    return {
+        name: shown(next(iter(tpufeed.device_loader(Source(lambda _, batch=batch: batch, 1), "xla"))))
+        for name, batch in batches.items()
+    }
+
+
+def stuck():
+    """Leaving a loop over a source that is busy for ever: what is logged."""
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("tpufeed").addHandler(handler)
+    device._CLOSE_SECONDS = 0.3
+    released, reached = threading.Event(), threading.Event()
+
+    def make(value):
+        if value == 2:
+            reached.set()
+            released.wait(60)
+        return number(value)
+
+    loader = tpufeed.device_loader(Source(make, 5), "xla", device_prefetch=1)
+    seen = []
+    for batch in loader:
+        seen.append(batch.item())
+        if len(seen) == 2:
+            reached.wait(20)
+            break
+    released.set()
+    deadline = time.monotonic() + 20
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    device._CLOSE_SECONDS = 10.0
+    return seen, messages, threads()
+
+
+def states_of_others():
+    """What a loader without states saves, and says of a state of another."""
+    plain = tpufeed.device_loader(DataLoader(range(4)), "xla")
+    plain.load_state_dict(plain.state_dict())
+    try:
+        plain.load_state_dict({"taken": 2})
+    except OptionError as error:
+        return plain.state_dict(), str(error)
+
+
+def refused(cache):
+    """What device_loader and to_xla say to what they cannot take."""
+    given = {
+        "iterator": lambda: tpufeed.device_loader(iter([number(1)]), "xla"),
+        "dataset": lambda: tpufeed.device_loader(tpufeed.TFRecordImages(cache).__getitem__, "xla"),
+        "wrapped": lambda: tpufeed.device_loader(parallel_loader.MpDeviceLoader([], torch_xla.device()), "xla"),
+        "options": lambda: tpufeed.device_loader([number(1)], "xla", batch_size=3),
+        "queue": lambda: tpufeed.Loader(cache).to_xla(device_prefetch=0),
+        "sharding": lambda: next(iter(tpufeed.device_loader([number(1)], "xla", sharding={}))),
+    }
+    found = {}
+    for name, make in given.items():
+        try:
+            make()
+        except OptionError as error:
+            found[name] = str(error)
+    return found
+
+
+def counted(cache):
+    """Statistics, and what Accelerate makes of the loader."""
+    with tpufeed.Loader(cache, batch_size=10) as host:
+        loader = Accelerator().prepare(tpufeed.device_loader(host, "xla"))
+        devices = [images.device.type for images, _ in loader]
+        stats = loader.stats()
+        try:
+            skip_first_batches(loader, 3)
+        except OptionError as error:
+            skipped = str(error)
+    return type(loader).__name__, devices, dataclasses.asdict(stats), skipped
+
+
+def over_collectives():
+    """A spec by the way that it takes where ranks are processes, here by a collective of one."""
+    spec, kind = EpochSpec(0, 7, 5, "order", "broken \u00e9"), runtime.device_type
+    runtime.device_type = lambda: "TPU"
+    try:
+        return list(xla_runtime.exchange(spec, tpufeed.World())) == [spec]
+    finally:
+        runtime.device_type = kind
+
+
+def compiled():
+    """Graphs that each of four steps has compiled, which flip, shift, mix and normalise; and the pixels of the last."""
+    images = torch.arange(4 * 8 * 16 * 3).reshape(4, 8, 16, 3).to(torch.uint8)
+    counts, fetched = [], metrics.metric_data("TransferFromDeviceTime")[0]
+    for step in range(4):
+        before = (metrics.metric_data("CompileTime") or [0])[0]
+        on_device = images.to(torch_xla.device())
+        moved = tpufeed.random_shift(tpufeed.random_flip(on_device, seed=(7, step)), pixels=3, seed=(7, step))
+        labels = torch.arange(4, device=on_device.device)
+        moved, _ = tpufeed.images.mixup(moved, labels, seed=(7, step), classes=4)
+        moved, _ = tpufeed.images.cutmix(moved, labels, seed=(7, step), classes=4)
+        floats = tpufeed.to_device_float(moved)
+        torch_xla.sync()
+        counts.append((metrics.metric_data("CompileTime") or [0])[0] - before)
+    fetched = metrics.metric_data("TransferFromDeviceTime")[0] - fetched
+    host = tpufeed.random_shift(tpufeed.random_flip(images, seed=(7, 3)), pixels=3, seed=(7, 3))
+    for mix in (tpufeed.images.mixup, tpufeed.images.cutmix):
+        host, _ = mix(host, torch.arange(4), seed=(7, 3), classes=4)
+    return counts, fetched, moved.cpu().numpy(), host.numpy(), (floats.device.type, str(floats.dtype))
 
 
 def on_host(value):
@@ -37,117 +236,11 @@ def on_host(value):
     return tuple(map(on_host, value)) if isinstance(value, tuple) else value
 
 
-def threads(*names):
-    return [thread.name for thread in threading.enumerate() if any(name in thread.name for name in names)]
-
-
-def threads_left(seconds=20):
-    """Of torch_xla's loader at once, of ours when an executor's have had the time to end."""
-    left = threads("tpufeed-xla")
-    deadline = time.monotonic() + seconds
-    while threads("tpufeed-decode") and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return left + threads("tpufeed-decode")
-
-
-def asked_again(iterator):
-    """What one that has ended before its time says."""
-    try:
-        return next(iterator)
-    except LoaderError as error:
-        return str(error)
-    except StopIteration:
-        return "ended"
-
-
-def kinds_of_batches(cache, flat):
-    """The first batch by each choice of columns."""
-    chosen = {
-        "default": (cache, {}),
-        "dict": (cache, {"columns": None, "remainder": "pad"}),
-        "strings": (cache, {"columns": ["image", "filename", "sample"]}),
-        "labels alone": (cache, {"columns": ["label"]}),
-        "unlabelled": (flat, {}),
-        "unlabelled, padded": (flat, {"remainder": "pad"}),
-    }
-    return {
-        name: on_host(next(iter(tpufeed.Loader(url, batch_size=8, shuffle=False, **options).to_xla())))
-        for name, (url, options) in chosen.items()
-    }
-
-
 def kept_on_the_device(cache):
     """All batches of four epochs, held on the device and looked at only at the end."""
     loader = tpufeed.Loader(cache, columns=["image", "sample"], batch_size=5).to_xla()
     kept = [(epoch, batch) for epoch in range(4) for batch in loader]
     return [(epoch, on_host(batch)) for epoch, batch in kept]
-
-
-def epochs_of_iterators(cache):
-    """The samples of an epoch after 20 iterations that were never begun, or left after a few batches."""
-    found, replaced = [], []
-    for used in (0, 1, 3):
-        loader = tpufeed.Loader(cache, columns=["sample"], batch_size=10).to_xla()
-        for _ in range(20):
-            iterator = iter(loader)
-            for _ in range(used):
-                next(iterator)
-        replacing = iter(loader)  # while `iterator` is open
-        found.append([on_host(samples)[1] for samples in replacing])
-        if used:
-            replaced.append(asked_again(iterator))
-        loader.set_epoch(0)
-        found.append([on_host(samples)[1] for samples in loader])
-    return found, replaced
-
-
-def leaving(cache):
-    """Threads that are left after each way to leave a loop; without the help of the garbage collector."""
-    gc.disable()
-    left = {}
-    loader = tpufeed.Loader(cache, batch_size=2).to_xla()
-    for _batch in loader:
-        break
-    left["break"] = threads("tpufeed-xla")
-    try:
-        for _batch in loader:
-            raise KeyError
-    except KeyError:
-        pass
-    left["exception"] = threads("tpufeed-xla")
-    iterator = iter(loader)
-    next(iterator)
-    loader.close()
-    left["close"] = threads("tpufeed-xla", "tpufeed-decode")
-    left["asked after close"] = asked_again(iterator)
-    left["batches after that"] = sum(1 for _ in loader)
-    for _batch in loader:
-        break
-    del loader, iterator
-    left["forgotten"] = threads_left()
-    return left
-
-
-def failing(damaged):
-    """Samples delivered, the error, the threads that are left, and whether the next epoch (variant 1) is read."""
-    loader = tpufeed.Loader(damaged, columns=["sample"], batch_size=5, shuffle=False).to_xla()
-    delivered = []
-    iterator = iter(loader)
-    try:
-        for samples in iterator:
-            delivered += samples.cpu().tolist()
-    except RecordError as error:
-        message, trace = str(error), error.__traceback__
-    frames = []
-    while trace is not None:
-        frames.append(trace.tb_frame.f_code.co_name)
-        trace = trace.tb_next
-    result = {"delivered": delivered, "message": message, "frames": frames, "after": asked_again(iterator)}
-    result["threads at the error"] = threads("tpufeed-xla")
-    result["next epoch"] = sum(1 for _ in loader)
-    del loader, iterator, samples, trace
-    result["threads"] = threads_left()
-    return result
 
 
 def wrong_device(cache):
@@ -185,32 +278,19 @@ def lightning(cache, folder):
     return {name: json.loads(Path(folder, f"{name}.json").read_text()) for name in ("whole", "left", "0")}
 
 
-def samples_of_every_kind(folder):
-    """Masks, boxes and labels of several classes, by to_xla and by Loader."""
-    importlib.import_module("make_scenes").main(folder / "scenes", 20)
-    kinds = {"label": "kinds", "boxes": "boxes", "box_format": "xywh", "keypoints": "spot"}
-    source, target = folder / "scenes/scenes.jsonl", folder / "dataset"
-    tpufeed.shard(source, target, workers=1, image_columns={"mask": "mask_path:mask"}, **kinds)
-    columns = ["image", "mask", "boxes", "label", "spot", "window", "filename"]
-    options = {"columns": columns, "batch_size": 8, "ops": [tpufeed.images.RandomResizedCrop(32)]}
-    with tpufeed.Loader(target, **options) as host, tpufeed.Loader(target, **options).to_xla() as device:
-        return host.form.names, next(iter(host)), on_host(next(iter(device)))
-
-
-def main(cache, flat, damaged, out):
+def main(cache, flat, out):
     found = {
-        "wrapping": xla_wrapping.collect(cache),  # first: before there is a runtime
-        "leaving": leaving(cache),
-        "failing": failing(damaged),
-        "kinds": kinds_of_batches(cache, flat),
+        "failing": failing(),
+        "forms": forms(),
+        "stuck": stuck(),
+        "states of others": states_of_others(),
+        "refused": refused(cache),
+        "counted": counted(cache),
+        "over collectives": over_collectives(),
+        "compiled": compiled(),
         "kept": kept_on_the_device(cache),
-        "epochs": epochs_of_iterators(cache),
         "wrong device": wrong_device(cache),
         "floats": floats(),
-        "samples": samples_of_every_kind(Path(out).parent),
-        "lengths": [
-            len(tpufeed.Loader(cache, batch_size=8, remainder=how).to_xla()) for how in ("drop", "pad", "repeat")
-        ],
         "lightning": lightning(cache, Path(out).parent),
         "mixture's dataset": tpufeed.Loader(tpufeed.Mixture({cache: 1, flat: 1}), columns=["image"]).to_xla().dataset,
     }

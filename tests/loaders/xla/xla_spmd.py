@@ -1,4 +1,4 @@
-"""Run by test_torchxla.py and test_xla_spmd.py: under SPMD one process feeds four CPU devices.
+"""Run by test_runtime.py: under SPMD one process feeds four CPU devices.
 
 xla_spmd.py CACHE
 """

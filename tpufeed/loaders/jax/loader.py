@@ -5,20 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
-from tpufeed.dataset.order import World
-from tpufeed.dataset.reader import Dataset
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import OptionError
 from tpufeed.loaders.device import DeviceFeed, DeviceIterator, Exchange, Transfer
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
 from tpufeed.options import shown
-
-try:
-    import jax
-except ImportError as error:
-    raise MissingExtraError("JAX", "jax") from error
 
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import Loader
@@ -28,10 +22,7 @@ _WHOSE = "the mesh that is set now, or the sharding,", "set the mesh before, or 
 
 
 class JaxFeed(DeviceFeed, Feed):
-    """Feed of global `jax.Array`s, see `Loader.to_jax`.
-
-    Where a sharding was given JAX refuses to pickle it, as devices belong to their process.
-    """
+    """Feed of global `jax.Array`s, see `Loader.to_jax`. JAX refuses to pickle one with a sharding that was given."""
 
     loader: "Loader"  # of this process' rows
     thread_name = "tpufeed-jax"
@@ -42,30 +33,20 @@ class JaxFeed(DeviceFeed, Feed):
         loader.find_world_by(self.placement.world)
 
     @property
-    def dataset(self) -> Dataset:
-        """Dataset that is read. Raises OptionError for a mixture."""
-        return self.loader.dataset
-
-    @property
     def sharding(self) -> jax.sharding.Sharding:
         """Sharding of the images; a jitted step's parameters need the same mesh."""
         return self.placement.sharding
-
-    @property
-    def world(self) -> World:
-        """World and rank of this process, found out when they are first asked for."""
-        return self.loader.world
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.loader.find_world_by(self.placement.world)
 
     def __iter__(self) -> "JaxIterator":
-        """The next epoch, and with `repeat` all that follow. With its first batch it begins and an earlier one ends."""
+        """Return the next epoch, and with `repeat` all that follow; it begins with its first batch, and ends others."""
         return JaxIterator(self)
 
     def open_transfer(self) -> Transfer:
-        """Open the next epoch of this process' rows. Raises OptionError for a sharding that does not fit them."""
+        """Open the next epoch of this process' rows. Raises OptionError if the sharding does not fit them."""
         loader = self.loader
         loader.check_world(self.placement.world, *_WHOSE)
         columns = [loader.column(name) for name in loader.form.names]
@@ -112,9 +93,9 @@ class JaxIterator(DeviceIterator):
         return IteratorState(self._feed.state_dict())
 
     def set_state(self, state: Mapping[str, Any] | bytes | str) -> None:
-        """Go on where `state` says, as a dict or as its JSON.
+        """Continue where `state` says, as a dict or as its JSON.
 
-        A state at the end of an epoch goes on with the next one. Raises OptionError where it does not fit.
+        A state at the end of an epoch continues with the next one. Raises OptionError if it does not fit.
         """
         if isinstance(state, bytes | str):
             try:

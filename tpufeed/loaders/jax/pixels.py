@@ -3,16 +3,12 @@
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.errors import MissingExtraError, OptionError
-
-try:
-    import jax
-    import jax.numpy as jnp
-except ImportError as error:
-    raise MissingExtraError("JAX", "jax") from error
+from tpufeed.errors import OptionError
 
 ARRAYS: Any = jnp
 OR_KEY = ", or give seed a key of jax.random"

@@ -8,19 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+import jax
+import jax.experimental
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from tpufeed.dataset.order import World
-from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.rank_check import EpochSpec
-
-try:
-    import jax
-    import jax.experimental
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
-except ImportError as error:
-    raise MissingExtraError("JAX", "jax") from error
 
 # What JAX has no types for, or at another place in every version. The last one holds for a thread, and not for others.
 _spec: Any = PartitionSpec

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import MissingExtraError, OptionError
-from tpufeed.loaders.batch import Array
 from tpufeed.loaders.feed import ENDLESS, Feed
 
 if TYPE_CHECKING:
@@ -38,17 +37,16 @@ def keras_feed(loader: "Loader", class_weight: Mapping[int, float] | None) -> An
     """Return what `Loader.to_keras` does."""
     if keras.backend.backend() != "tensorflow":
         return KerasFeed(loader, class_weight)
-    from tpufeed.loaders.tf.dataset import weigh_samples
-
     weights = SampleWeights(loader, class_weight)
-    return weigh_samples(loader.to_tf(), weights.masked, weights.table)
+    dataset = loader.to_tf()
+    return dataset.map(lambda *batch: weights.add(batch, keras.ops)) if weights.given else dataset
 
 
 class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types
     """Epochs of a loader for Keras, see `Loader.to_keras`.
 
-    Keras asks for batches by number, in an order of its own; it gets them in the loader's. The loader's place is that
-    of what Keras has taken, which may be a batch ahead of the training; see `keras_state`.
+    Keras asks for batches by number, in its own order; it gets them in the loader's. The loader's place is behind what
+    Keras has taken, which may be a batch ahead of the training; see `keras_state`.
 
     Attributes:
         was_placed: true if the loader had been told where to begin.
@@ -111,8 +109,8 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
         # An epoch that was begun in its midst has fewer batches than Keras counts.
         if batches is None or not (len(batches) or self.loader.options.repeat):
             batches = self._batches = iter(self.loader)
-        batch = self._weights.add(next(batches))
-        return batches.epoch, batch
+        batch = next(batches)
+        return batches.epoch, self._weights.add(batch, np) if self._weights.given else batch
 
     def _begin(self) -> None:
         """Begin the next epoch, or where `begin_at` says, or once more the one that Keras built a model from."""
@@ -203,17 +201,21 @@ class SampleWeights:
                 )
             self.table[number] = weight
 
-    def add(self, batch: Any) -> Any:
-        """Return a batch with the weights of its samples in the place of its mask."""
-        if not self.masked and self.table is None:
-            return batch
+    @property
+    def given(self) -> bool:
+        """True if batches are to have weights."""
+        return self.masked or self.table is not None
+
+    def add(self, batch: Any, arrays: Any) -> Any:
+        """Return a batch with the weights of its samples in the place of its mask, by functions of numpy or Keras."""
         *columns, mask = batch if self.masked else (*batch, True)
         if len(columns) == 1:  # Keras computes nothing of images alone in which padding shows
             return columns[0]
-        weights: Array = np.asarray(mask, np.float32)
+        weights = arrays.array(mask, "float32")
         if self.table is not None:
             labels, other = columns[1], len(self.table) - 1
-            weights = weights * self.table[np.where(labels < 0, other, np.minimum(labels, other))]
+            classes = arrays.where(labels < 0, other, arrays.minimum(labels, other))
+            weights = weights * arrays.take(self.table, classes, axis=0)
         return (*columns, weights)
 
 
@@ -223,16 +225,16 @@ def keras_state(loader: "Loader", path: str | Path) -> "KerasState":
     Where the feed has to be follows from the optimizer's count of steps, which is saved with the weights. So weights of
     any step will do: of `BackupAndRestore` with any `save_freq`, or of another way that restores the optimizer, too.
     The callback finds that place when `fit` begins, sets `initial_epoch`, and has each epoch begin where it must,
-    whatever else Keras has taken from the feed, on any backend. The first epoch is then the rest of one, and its logs
-    are of that.
+    whatever else Keras has taken from the feed, on any backend. The first epoch then covers only the remaining steps,
+    and so do its logs.
 
     It writes one small file when a training begins, and when it goes on with another batch size, number of ranks or
     number of steps an epoch. These may change; dataset, split, seed and order may not.
 
-    A second `fit` with the same file, in this process or another, goes on where the first one stopped, as it does after
+    A second `fit` with the same file, in this process or another, continues where the first one stopped, also after
     Ctrl-C: `epochs` counts from the beginning of the training. To begin another training, give another path.
 
-    Put it behind the callback that restores weights. Of several processes each has its own.
+    Put it behind the callback that restores weights. Each of several processes has its own.
 
     Args:
         loader: the one whose `to_keras()`, or `to_tf()` without `direct`, `fit` is given, or a `map` of that. Make

@@ -26,7 +26,7 @@ _Size = Annotated[int, msgspec.Meta(ge=1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrainingPlace:
     """The place of a training: in Keras' epoch `epoch`, `steps_left` before its end, and in the feed at `state`."""
 
     epoch: int
@@ -64,7 +64,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """The sizes that stay the same throughout the segment."""
         return self.steps, self.batches, self.batch_samples
 
-    def find(self, count: int) -> Place:
+    def find(self, count: int) -> TrainingPlace:
         """Return the place when the optimizer has counted to `count`."""
         steps = count - self.count
         epochs, done = _passed(steps, self.steps_left, self.steps)
@@ -74,7 +74,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         moved = {"epoch": self.state["epoch"] + feed_epochs, "samples": samples}
         if feed_epochs and "begun" in self.state:  # of a mixture
             moved["begun"] = self.next_begun + (feed_epochs - 1) * self.state["epoch_samples"]
-        return Place(self.epoch + epochs, steps_left, self.state | moved)
+        return TrainingPlace(self.epoch + epochs, steps_left, self.state | moved)
 
 
 def _passed(steps: int, left: int, whole: int) -> tuple[int, int]:
@@ -128,7 +128,13 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         """Find the epoch, of which only the rest may be left."""
         if not hasattr(self.model, "_initial_epoch"):
             raise OptionError(f"keras_state is for models of Keras 3, not of {type(self.model).__module__}")
-        self._check_steps()
+        steps, batches = self.params["steps"], len(self._loader)
+        known = steps not in (None, ENDLESS)
+        if not known or not (self._loader.options.repeat or steps == batches):
+            raise OptionError(
+                f"fit takes {steps if known else 'no known number of'} steps an epoch, and the feed has {batches} "
+                "batches: give both steps_per_epoch to fit and repeat=True to the dataset, or neither"
+            )
         self._epochs, self._count = 0, self._counted()
         self._segments = self._written = self._read()
         if self._segments:
@@ -219,27 +225,14 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             raise OptionError("fit was given another feed than keras_state: give both the same, or fit a map of it")
 
     @property
-    def _repeats(self) -> bool:
-        return bool(self._stream.loader.options.repeat)
+    def _loader(self) -> "Loader":
+        loader: Loader = self._stream.loader  # raises if the dataset was dropped
+        return loader
 
     def _taken(self, steps: int) -> int:
-        """Return how many steps Keras takes for `steps`: of a feed without an end, all that it executes together."""
-        together: int = self.model.steps_per_execution if self._repeats else 1
+        """Return how many steps Keras takes for `steps`: with a feed without an end, all that it executes together."""
+        together: int = self.model.steps_per_execution if self._loader.options.repeat else 1
         return -(-steps // together) * together
-
-    @property
-    def _batch_samples(self) -> int:
-        samples: int = self._stream.loader.batch_size * self._stream.loader.world.size
-        return samples
-
-    def _check_steps(self) -> None:
-        steps, batches = self.params["steps"], len(self._stream.loader)
-        known = steps not in (None, ENDLESS)
-        if not known or not (self._repeats or steps == batches):
-            raise OptionError(
-                f"fit takes {steps if known else 'no known number of'} steps an epoch, and the feed has {batches} "
-                "batches: give both steps_per_epoch to fit and repeat=True to the dataset, or neither"
-            )
 
     def _counted(self) -> int:
         """Return the count of steps taken. `iterations` leaves out those whose gradients it only adds up."""
@@ -253,14 +246,11 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
 
     def _begin(self, epoch: int) -> None:
         """Begin a training. Epochs of the feed have the numbers of Keras' where they have their length."""
-        loader = self._stream.loader
-        state, whole, steps = loader.state_at(0, 0), len(loader), self._taken(self.params["steps"])
-        sizes = {"steps_left": steps, "steps": steps, "batches_left": whole, "batches": whole}
-        sizes |= {"batch_samples": self._batch_samples, "next_begun": self._begun(1)}
-        zero = Segment(count=0, epoch=0, state=state, **sizes)
+        loader, steps = self._loader, self._taken(self.params["steps"])
+        zero = self._segment_at(0, 0, steps, loader.state_at(0, 0), len(loader))
         self._segments = [self._segment(zero.find(epoch * steps))]
 
-    def _go_on(self) -> Place:
+    def _go_on(self) -> TrainingPlace:
         """Find the place that the optimizer's count is of. Where sizes are others by now, a segment begins there."""
         begun = [segment for segment in self._written if segment.count <= self._count]
         if not begun:
@@ -277,30 +267,31 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         self._segments = begun if same else [*begun, segment]
         return segment.find(self._count)
 
-    def _segment(self, place: Place) -> Segment:
+    def _segment(self, place: TrainingPlace) -> Segment:
         """Move the feed to a place, and return the segment that begins there."""
-        loader = self._stream.loader
+        loader, repeats = self._loader, self._loader.options.repeat
         self._stream.load_state_dict(place.state)
         state = loader.state_dict()
         left = loader.batches_from(state["samples"])
-        # The feed is an epoch further on where what was left of one fills no batch of the present size.
-        further = 0 if self._repeats else state["epoch"] - place.state["epoch"]
+        # The feed is an epoch further on if what was left of one fills no batch of the present size.
+        further = 0 if repeats else state["epoch"] - place.state["epoch"]
+        steps_left = self._taken(place.steps_left) if repeats else left
+        return self._segment_at(self._count, place.epoch + further, steps_left, state, left)
+
+    def _segment_at(self, count: int, epoch: int, steps_left: int, state: dict[str, Any], batches_left: int) -> Segment:
+        """Return the segment of the present sizes that begins there."""
+        loader = self._loader
         return Segment(
-            count=self._count,
-            epoch=place.epoch + further,
-            steps_left=self._taken(place.steps_left) if self._repeats else left,
+            count=count,
+            epoch=epoch,
+            steps_left=steps_left,
             steps=self._taken(self.params["steps"]),
             state=state,
-            batches_left=left,
+            batches_left=batches_left,
             batches=len(loader),
-            batch_samples=self._batch_samples,
-            next_begun=self._begun(state["epoch"] + 1),
+            batch_samples=loader.batch_size * loader.world.size,
+            next_begun=loader.state_at(state["epoch"] + 1, 0).get("begun", 0),
         )
-
-    def _begun(self, epoch: int) -> int:
-        """Return where in the stream of a mixture an epoch begins; 0 of other feeds."""
-        begun: int = self._stream.loader.state_at(epoch, 0).get("begun", 0)
-        return begun
 
     def _read(self) -> list[Segment]:
         store, name = self._file()

@@ -7,9 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-import numpy as np
-import numpy.typing as npt
-
 from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.world import find_tf_world
@@ -84,25 +81,6 @@ def tf_feed(
     if handed is not None:
         dataset = dataset.map(handed.note)
     return dataset.with_options(settings)
-
-
-def weigh_samples(dataset: "tf.data.Dataset", masked: bool, table: npt.NDArray[np.float32] | None) -> "tf.data.Dataset":
-    """Return a dataset with the weights of samples in the place of their mask, see `SampleWeights`."""
-    if not masked and table is None:
-        return dataset
-    import tensorflow as tf
-
-    def add(*batch: Any) -> Any:
-        *columns, mask = batch if masked else (*batch, True)
-        if len(columns) == 1:
-            return columns[0]
-        found = tf.cast(mask, tf.float32)
-        if table is not None:
-            labels, other = columns[1], len(table) - 1
-            found *= tf.gather(table, tf.where(labels < 0, tf.cast(other, labels.dtype), tf.minimum(labels, other)))
-        return (*columns, found)
-
-    return dataset.map(add)
 
 
 def _check_options(

@@ -11,12 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from tpufeed import images
 from tpufeed.dataset.index import Index
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.order import Share, World
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import OptionError
 from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.images.resizing import MOST_ENLARGED_PIXELS
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Scalar
@@ -24,11 +25,6 @@ from tpufeed.loaders.feed import ENDLESS
 from tpufeed.loaders.tf.stream import OTHER_CHECKPOINT, HandedEpoch, place_identity
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.store import url_scheme
-
-try:
-    import tensorflow as tf
-except ImportError as error:
-    raise MissingExtraError("TensorFlow", "tf") from error
 
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import Loader

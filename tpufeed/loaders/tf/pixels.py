@@ -4,13 +4,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
-from tpufeed.errors import MissingExtraError, OptionError
-
-try:
-    import tensorflow as tf
-except ImportError as error:
-    raise MissingExtraError("TensorFlow", "tf") from error
+from tpufeed.errors import OptionError
 
 
 def scaled(images: Any, scale: list[float], shift: list[float], dtype: Any, layout: str | None) -> Any:

@@ -11,15 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
-from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.batch import Array
 from tpufeed.loaders.feed import ENDLESS
-
-try:
-    import tensorflow as tf
-except ImportError as error:
-    raise MissingExtraError("TensorFlow", "tf") from error
 
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import EpochIterator, Loader
@@ -120,7 +116,9 @@ class StreamSource:
         self._lock = threading.Lock()
         self._calls: deque[int] = deque()  # threads in which one is in progress; changing it is atomic
         self._last_call = 0.0
-        self.dtypes = [*map(self._dtype, loader.form.names), *([] if handed is None else [tf.int64])]
+        dtypes = [loader.column(name).dtype for name in loader.form.names]
+        self.dtypes = [tf.string if dtype == "O" else tf.dtypes.as_dtype(dtype) for dtype in dtypes]
+        self.dtypes += [] if handed is None else [tf.int64]
 
     @property
     def loader(self) -> "Loader":
@@ -234,10 +232,6 @@ class StreamSource:
         finally:
             self._last_call = time.monotonic()
             self._calls.remove(threading.get_ident())
-
-    def _dtype(self, name: str) -> Any:
-        dtype = self._loader.column(name).dtype
-        return tf.string if dtype == "O" else tf.dtypes.as_dtype(dtype)
 
     def _tensor(self, name: str, array: Array) -> Any:
         if name in self._loader.pixels:

@@ -1,1 +1,8 @@
 """torch: host batches of tensors, a map-style dataset, and the way to any device."""
+
+from tpufeed.errors import MissingExtraError
+
+try:
+    import torch  # noqa: F401  # its files import it without a guard of their own
+except ImportError as error:
+    raise MissingExtraError("torch", "torch") from error

@@ -1,20 +1,16 @@
 """Batches on a plain torch device, ahead of need: CUDA, torch_tpu and what else torch.accelerator knows."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+import torch
+
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceFeed, Transfer
 from tpufeed.loaders.feed import Feed
-from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, TorchIterator, map_leaves, refuse_item
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
+from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, map_tensors, refuse_item, to_torch
 
 # Whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
 _STREAMED = ("cuda", "xpu")
@@ -25,7 +21,7 @@ _GOOGLES = "github.com/google-pytorch/"  # its home page; sophgo has a package o
 class OnTorchDevice(DeviceFeed):
     """A feed on a device of torch."""
 
-    _is_accelerate_prepared = True  # is on its device, and deals its batches to ranks itself or was prepared inside
+    _is_accelerate_prepared = True  # its batches are on the device, and dealt to ranks already
 
     def __init__(self, loader: Any, device: Any, device_prefetch: int) -> None:
         super().__init__(loader, device_prefetch)
@@ -48,45 +44,39 @@ class OnTorchDevice(DeviceFeed):
 class TorchDeviceFeed(OnTorchDevice, TorchFeed):
     """Feed of tensors on a device, see `Loader.to_device`."""
 
+    find_exchange = TorchFeed.find_exchange
+
 
 class ForeignDeviceFeed(OnTorchDevice):
     """Feed of a loader of the user's on a device, see `device_loader`, with all else that the loader has."""
 
-    @property
-    def sampler(self) -> Any:
-        """Takes `set_epoch`; so does `batch_sampler.sampler`."""
-        source = self.loader.source
-        return EpochSampler(self) if hasattr(source, "set_epoch") else source.sampler
-
-    @property
-    def batch_sampler(self) -> Any:
-        """Batch sampler, see `sampler`."""
-        source = self.loader.source
-        return EpochSampler(self) if hasattr(source, "set_epoch") else source.batch_sampler
-
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the loader has."""
+        """Return what the loader has; `sampler` and `batch_sampler.sampler` take `set_epoch` if it does."""
         if name == "loader":  # a copy that is being made has none yet
             raise AttributeError(name)
-        return getattr(self.loader.source, name)
+        source = self.loader.source
+        told = name in ("sampler", "batch_sampler") and hasattr(source, "set_epoch")
+        return EpochSampler(self) if told else getattr(source, name)
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raise OptionError: it is no dataset."""
+        """Raise OptionError: this is no dataset."""
         refuse_item(self)
 
 
 class StatefulTorchDeviceFeed(ForeignDeviceFeed, Feed):
-    """That of a loader which keeps states: frameworks ask whether the methods are there."""
+    """Feed of a loader that keeps states: frameworks ask whether the methods are there."""
 
 
 class _TorchTransfer(Transfer):
-    """Copies through pinned memory, in a stream of their own where the device has streams."""
+    """Copies through pinned memory, in a stream of its own if the device has streams."""
 
     def __init__(self, feed: OnTorchDevice, device: torch.device) -> None:
         ours = feed.host
-        self.batches: Any = iter(feed.loader.source) if ours is None else TorchIterator(ours, ahead=True)
-        # Only our own iterators can be closed while another thread is in them.
-        self.close = None if ours is None else self.batches.close
+        if ours is None:
+            self.batches = iter(feed.loader.source)
+        else:  # only our own iterators can be closed while another thread is in them
+            batches = ours.iterate_ahead()
+            self.batches, self.close, self.spec = map(to_torch, batches), batches.close, ours.epoch_spec()
         self._device = device
         present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._asynchronous = present is not None and present.type == device.type
@@ -107,8 +97,8 @@ class _TorchTransfer(Transfer):
         # The stream also makes its device the current one, which each thread has of its own and pinning asks for.
         with self._stream or nullcontext():
             # From pageable memory the driver would copy at once, in this thread, whatever `non_blocking` says.
-            held = _map_tensors(batch, torch.Tensor.pin_memory) if self._pinned else batch
-            batch = _map_tensors(held, move)
+            held = map_tensors(batch, torch.Tensor.pin_memory) if self._pinned else batch
+            batch = map_tensors(held, move)
             copied = None if self._stream is None else self._stream.record_event()
         if waits:
             torch.accelerator.synchronize(self._device)
@@ -121,12 +111,12 @@ class _TorchTransfer(Transfer):
             current = torch.accelerator.current_stream(copied.device)
             current.wait_event(copied)
             # Its memory belongs to the stream of the copies, which would take it back while this one still reads.
-            _map_tensors(batch, lambda tensor: tensor.record_stream(current))
+            map_tensors(batch, lambda tensor: tensor.record_stream(current))
         return batch
 
 
 def _parse_device(device: Any) -> torch.device:
-    """Return a device as torch has it. Raises an error with the next step for a TPU that torch does not reach."""
+    """Return a device as torch has it. For a TPU that torch does not reach, raises an error with the next step."""
     if str(device).partition(":")[0] == "xla":
         raise OptionError(f"{device} is a device of torch_xla, whose steps to_xla() ends; use that")
     if str(device).partition(":")[0] != "tpu":
@@ -154,8 +144,3 @@ def _parse_device(device: Any) -> torch.device:
             "/dev/vfio opens. Run on such a TPU VM (a container needs --privileged), without "
             'TORCH_DEVICE_BACKEND_AUTOLOAD=0, or give the device "cpu"'
         ) from error
-
-
-def _map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Return the batch with its tensors changed, at any depth."""
-    return map_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)

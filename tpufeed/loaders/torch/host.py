@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import get_worker_info
 
 from tpufeed.dataset.order import World
 from tpufeed.dataset.reader import Dataset
-from tpufeed.errors import MissingExtraError, OptionError, mask_secrets
+from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.batch import FIX_SIZE
 from tpufeed.loaders.feed import DatasetLike
@@ -20,13 +23,6 @@ from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
 from tpufeed.loaders.world import count_ranks, thread_world
 from tpufeed.options import checked
-
-try:
-    import torch
-    from torch.utils.data import Dataset as TorchDataset
-    from torch.utils.data import get_worker_info
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 _logger = logging.getLogger(__name__)
 
@@ -41,27 +37,24 @@ class TFRecordImages(TorchDataset[Any]):
     `dataset[i]` is `(image, label)`, or the image alone where there are no labels: a uint8 tensor of shape
     (height, width, 3) and an int. Other columns come as int, float32, str or bytes, and those with shapes as tensors.
 
-    Any order will do where shards are files of this machine. Remote ones are staged as `Loader` says, when a
-    sample of theirs is first asked for. A stage too small for the whole split does no good to a random order, as
-    `shuffle=True` and `DistributedSampler` give it: samples are then read by requests of their own, with a warning.
-    `LaneSampler` reads shard by shard.
+    Any order will do if shards are files of this machine. Remote ones are staged as `Loader` says, when a sample of
+    theirs is first asked for. In a random order (`shuffle=True`, `DistributedSampler`) that helps only if the whole
+    split fits; else samples are read by requests of their own, with a warning. `LaneSampler` reads shard by shard.
 
     Random numbers of ops, and the variant of a cache, are those of the epoch that `set_epoch` was last told:
-    `LaneSampler.set_epoch` passes it on, `DistributedSampler.set_epoch` does not. They are those of all loaders when a
-    sample is read for the first time since `set_epoch`. When it is read again, as samplers do that repeat samples, its
-    ops draw new numbers. Without worker processes these depend on seed, epoch, sample and on how often it was read.
-    With worker processes they also depend on which worker reads it, and which one is the first may differ from run to
-    run. Counting takes 2 bytes of shared memory for each sample of the split, if ops draw.
+    `LaneSampler.set_epoch` passes it on, `DistributedSampler.set_epoch` does not. The first read of a sample since then
+    has the numbers of all loaders. Later reads, by samplers that repeat samples, draw new ones: they depend on seed,
+    epoch, sample and how often it was read; with worker processes also on which worker reads it, so runs may differ.
+    Counting takes 2 bytes of shared memory for each sample of the split, if ops draw.
 
-    A pickle holds neither the manifest nor the index: a process that unpickles it opens the dataset itself, and refuses
-    another one in its place.
+    A pickle holds neither manifest nor index: a process that unpickles it opens the dataset, and refuses another one.
 
     Args:
         url: a dataset or cache, at a path or a URL.
         split: which part of it.
-        transform: called with each image, uint8 HWC as a numpy array, in place of making a tensor of it. Transforms of
-            torchvision that want PIL images begin with `ToPILImage()`. It is an attribute, too, which may be set later;
-            workers of a DataLoader have it as it was when they were started.
+        transform: called with each image, a uint8 HWC numpy array, instead of making a tensor of it. Transforms of
+            torchvision that want PIL images begin with `ToPILImage()`. It is also an attribute that may be set later;
+            workers of a DataLoader keep the one that they were started with.
         ops: ops of each image. Without one that fixes their size images keep their own, and come one at a time unless
             there is a transform. `Loader` explains this and the other options.
 
@@ -110,11 +103,11 @@ class TFRecordImages(TorchDataset[Any]):
 
     @property
     def split(self) -> str:
-        """The part of it that they are."""
+        """Name of the split."""
         return self._samples.split
 
     def set_epoch(self, epoch: int) -> None:
-        """Give samples of epoch number `epoch` from now on: its random numbers and, in a cache, its variant."""
+        """Give samples of this epoch from now on: its random numbers and, in a cache, its variant."""
         self._part_from_other_ranks()
         self._shared[_EPOCH] = epoch
         self._shared[_READ] = 0
@@ -182,10 +175,10 @@ class TFRecordImages(TorchDataset[Any]):
         return self._samples.open(1 if worker is None else worker.num_workers)
 
     def _number(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | int:
-        """Count these samples as read, and return for each a number that none of its earlier reads has; first 0.
+        """Count these samples as read, and return for each a number that no earlier read of it has; first 0.
 
-        Workers count together, without a lock. So the number of a worker is part of that of a read, except of the first
-        one: only two workers that first read a sample within the same microsecond draw equal numbers for it.
+        Workers count together, without a lock, so a later read's number contains the worker's. Only two workers that
+        first read a sample within the same microsecond draw equal numbers for it.
         """
         if self._drawn is None:
             return 0

@@ -4,17 +4,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch.utils.data import DistributedSampler
+
 from tpufeed.dataset.order import EpochOrder, Remainder, Share, World, check_lanes, default_lanes
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import OptionError
 from tpufeed.loaders.torch.host import TFRecordImages
 from tpufeed.loaders.training import check_identity, grow_state, identity_of, state_number
 from tpufeed.loaders.world import find_world, thread_world
 from tpufeed.options import Count, Whole, checked, shown
-
-try:
-    from torch.utils.data import DistributedSampler
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 _CHUNK = 4096  # ids that are worked out at once
 _MOST = 1 << 48  # of any number in a state
@@ -24,11 +21,11 @@ _BY_HAND = "num_replicas= and rank= by hand"
 class LaneSampler(DistributedSampler[int]):
     """Ids of a `TFRecordImages` in the order of tpufeed's loaders: with the same seed and lanes, `Loader`'s.
 
-    Takes DistributedSampler's place in a DataLoader, also in Lightning, which then adds none of its own. A rank reads
-    its share of the shards, a few at a time, so that remote ones are fetched whole and once. Each world size that
-    divides the lanes gives the same global sequence: rank r of W has every W-th id of it from the r-th on.
+    It replaces DistributedSampler in a DataLoader; Lightning then adds none. A rank reads its share of the shards, a
+    few at a time, so remote ones are fetched whole and once. Each world size that divides the lanes gives the same
+    global sequence: rank r of W has every W-th id of it from the r-th on.
 
-    `set_epoch` has to be called before each epoch, as DistributedSampler wants it, and moves the dataset's epoch, too.
+    Call `set_epoch` before each epoch, as with DistributedSampler; it moves the dataset's epoch, too.
 
     Args:
         dataset: what the DataLoader reads.
@@ -76,11 +73,11 @@ class LaneSampler(DistributedSampler[int]):
         self._given = None if num_replicas is None or rank is None else World(rank, num_replicas)
         self._of_thread = thread_world(_BY_HAND) if self._given is None else None
         if self._given is not None:
-            self._check_lanes()
+            _ = self.lanes  # raises what does not fit
 
     @property
     def world(self) -> World:
-        """World and rank; where they were not given they are found out each time, as copies go to other ranks."""
+        """World and rank; found each time unless given, as copies go to other ranks."""
         if self._given is not None:
             return self._given
         world = self._of_thread or find_world(_BY_HAND)
@@ -105,25 +102,25 @@ class LaneSampler(DistributedSampler[int]):
     @property
     def lanes(self) -> int:
         """Lanes of the order."""
-        self._check_lanes()
-        if self._lanes is not None:
-            return self._lanes
-        return default_lanes(self.world) if self.shuffle else self.world.size
+        if self._lanes is None:
+            return default_lanes(self.world) if self.shuffle else self.world.size
+        check_lanes(self._lanes, self.world)
+        return self._lanes
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._of_thread = thread_world(_BY_HAND) if self._given is None else None  # a copy may be another rank's
 
     def __len__(self) -> int:
-        """Ids that the next `iter` gives, the same number on every rank."""
+        """Return the number of ids that the next `iter` gives, the same on every rank."""
         return len(self._share(1))
 
     def __iter__(self) -> "LaneIterator":
-        """This rank's ids of the epoch, which is the one that is set when the first of them is asked for."""
+        """Return this rank's ids of the epoch that is set when the first of them is asked for."""
         return LaneIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is epoch number `epoch`; samples are those of it, too."""
+        """Make the next iteration, and the dataset's samples, those of this epoch."""
         self._told, self._next = True, None
         self._go_to(int(epoch))
 
@@ -132,7 +129,7 @@ class LaneSampler(DistributedSampler[int]):
         self.dataset.set_epoch(epoch)
 
     def state_at(self, samples: int) -> dict[str, Any]:
-        """The state of this epoch after `samples` samples of all ranks: steps * batch size * ranks.
+        """Return the state of this epoch after `samples` samples of all ranks: steps * batch size * ranks.
 
         Only the training loop knows how many: DataLoader asks for ids ahead of it.
         """
@@ -176,7 +173,7 @@ class LaneSampler(DistributedSampler[int]):
         return identity_of(self.dataset.dataset, self.dataset.split, self.seed, self.shuffle)
 
     def _share(self, samples: int, start: int | None = None) -> Share:
-        """This rank's part of an epoch, `samples` at a time, from `start` on; by default of the rest that is set."""
+        """Return this rank's part of an epoch, `samples` at a time, from `start` on, by default where a state says."""
         if start is None:
             epoch, begun = self._begun
             start = begun if epoch == self.epoch else 0
@@ -188,10 +185,6 @@ class LaneSampler(DistributedSampler[int]):
                 f"{self.world.size} ranks{' with drop_last=True' if self.drop_last else ''}"
             )
         return share
-
-    def _check_lanes(self) -> None:
-        if self._lanes is not None:
-            check_lanes(self._lanes, self.world)
 
 
 class LaneIterator(Iterator[int]):
@@ -224,11 +217,11 @@ class LaneIterator(Iterator[int]):
         return {**self._sampler.state_at(samples), "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says; at the end of an epoch no id is left. Raises OptionError as the sampler does.
+        """Continue where `state` says; at the end of an epoch no id is left. Raises OptionError as the sampler does.
 
         The iteration after this one is the epoch that `set_epoch` said before, or else the one after that of the state.
-        A StatefulDataLoader begins it at once if the state is of its end: that of one that drops its last batch has ids
-        left all the same, so it cannot be told by them.
+        A StatefulDataLoader begins it at once if the state is of its end, which ids cannot tell: with `drop_last` some
+        are left then.
         """
         sampler = self._sampler
         told = sampler.epoch if sampler._told else None

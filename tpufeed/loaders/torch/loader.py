@@ -8,20 +8,17 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
 
-from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.columns import Batch
+from tpufeed.loaders.device import Exchange
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
-
-try:
-    import torch
-    from torch import distributed
-    from torch.distributed import distributed_c10d
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import EpochIterator, Loader
@@ -30,20 +27,27 @@ _LONGEST_PAUSE_SECONDS = 0.1  # between two looks for the other ranks
 
 
 class Undivided:
-    """A loader that cannot be taken apart into a dataset and a sampler of which another DataLoader is made.
+    """A loader that another DataLoader cannot be made of, though it has what frameworks look for on a DataLoader.
 
-    Accelerate's `skip_first_batches` does that, and for it the Hugging Face Trainer when it resumes.
+    Accelerate takes loaders apart in `skip_first_batches`, which the Hugging Face Trainer calls when it resumes.
     """
 
     @property
     def prefetch_factor(self) -> Any:
-        """Raise OptionError: Accelerate asks for this where it takes a loader apart."""
+        """Raise OptionError: Accelerate asks for this when it takes a loader apart."""
         raise _undivided()
 
     dataloader = prefetch_factor  # what it asks one of torch_xla for
 
+    @property
+    def sampler(self) -> "EpochSampler":
+        """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
+        return EpochSampler(self)
+
+    batch_sampler = sampler
+
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raise OptionError: it is no dataset."""
+        """Raise OptionError: this is no dataset."""
         refuse_item(self)
 
 
@@ -62,80 +66,6 @@ def refuse_item(loader: Any) -> NoReturn:
         "iterate it as it is. Where a dataset is wanted give tpufeed.TFRecordImages; the Hugging Face Trainer takes "
         "this loader from its get_train_dataloader()"
     )
-
-
-class TorchFeed(Undivided, Feed):
-    """Feed of torch tensors on the host, see `Loader.to_torch`."""
-
-    loader: "Loader"
-    _is_accelerate_prepared = True  # Accelerate would deal the batches of each rank to all ranks once more
-
-    @cached_property
-    def dataset(self) -> TFRecordImages | None:
-        """The samples of the split by number, as a map-style dataset; None for a mixture, which has no such numbers."""
-        loader = self.loader
-        if len(loader.sources) > 1:  # trainers ask every loader for it
-            return None
-        options = signature(TFRecordImages).parameters.keys() & set(LoaderOptions.__slots__)
-        return TFRecordImages(loader.dataset, loader.split, **{name: getattr(loader.options, name) for name in options})
-
-    @property
-    def sampler(self) -> "EpochSampler":
-        """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
-        return EpochSampler(self)
-
-    batch_sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        """The next epoch; it begins with its first batch: frameworks call `iter` only to see whether they can."""
-        return TorchIterator(self.loader)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        state.pop("dataset", None)
-        return state
-
-
-class TorchIterator(Iterator[Any]):
-    """An epoch of a loader as tensors, or with `repeat` all that follow.
-
-    Args:
-        loader: gives numpy batches.
-        ahead: True for an iteration that leads the loader, and says itself what it has handed out.
-    """
-
-    def __init__(self, loader: "Loader", ahead: bool = False) -> None:
-        self._loader, self._ahead = loader, ahead
-        self._batches: EpochIterator | None = None
-
-    def __next__(self) -> Any:
-        return to_torch(self._begin() if self._batches is None else next(self._batches))
-
-    def _begin(self) -> Batch:
-        """Return the first batch, once all ranks have theirs.
-
-        Ranks meet here alone, in the thread of the training loop. The epochs of `repeat` that follow may begin in a
-        thread that prefetches, in another order than other loaders' epochs; they are as long on every rank as this.
-        """
-        loader = self._loader
-        exchange = None if loader.options.world is not None else find_exchange()
-
-        def begin() -> tuple[EpochSpec, Batch]:
-            self._batches = loader.iterate_ahead() if self._ahead else iter(loader)
-            # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
-            first = next(self._batches)
-            return loader.epoch_spec(), first
-
-        try:
-            return begin()[1] if exchange is None else begin_together(exchange, loader.world.rank, begin)
-        except BaseException:
-            self._batches = None  # the next call begins again
-            raise
-
-    def close(self) -> None:
-        """Give up what is being prepared, also a batch that another thread waits for."""
-        if self._batches is not None:
-            self._batches.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +88,69 @@ class EpochSampler:
         self.loader.set_epoch(epoch)
 
 
-def find_exchange() -> Callable[[EpochSpec], list[EpochSpec]] | None:
-    """Return what ranks exchange specs by; None where there is one rank, or torch.distributed is not initialised."""
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return None
-    return _exchange
+class TorchFeed(Undivided, Feed):
+    """Feed of torch tensors on the host, see `Loader.to_torch`."""
+
+    loader: "Loader"
+    _is_accelerate_prepared = True  # Accelerate would deal the batches of each rank to all ranks once more
+
+    @cached_property
+    def dataset(self) -> TFRecordImages | None:
+        """The samples of the split by number, as a map-style dataset; None for a mixture, which has no such numbers."""
+        loader = self.loader
+        if len(loader.sources) > 1:  # trainers ask every loader for it
+            return None
+        options = signature(TFRecordImages).parameters.keys() & set(LoaderOptions.__slots__)
+        return TFRecordImages(loader.dataset, loader.split, **{name: getattr(loader.options, name) for name in options})
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the next epoch. It begins with its first batch: frameworks call `iter` to see whether they can."""
+        return TorchIterator(self)
+
+    def find_exchange(self) -> tuple[Exchange, int] | None:
+        """Return what ranks exchange specs by, and the number of this one; None if one rank is all that is known.
+
+        A world that was given by hand is not compared either.
+        """
+        if self.loader.options.world is not None or not (distributed.is_available() and distributed.is_initialized()):
+            return None
+        return None if distributed.get_world_size() == 1 else (_exchange, self.loader.world.rank)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("dataset", None)
+        return state
+
+
+class TorchIterator(Iterator[Any]):
+    """An epoch of a `TorchFeed` on the host, or with `repeat` all that follow."""
+
+    def __init__(self, feed: TorchFeed) -> None:
+        self._feed = feed
+        self._batches: EpochIterator | None = None
+
+    def __next__(self) -> Any:
+        return to_torch(self._begin() if self._batches is None else next(self._batches))
+
+    def _begin(self) -> Batch:
+        """Return the first batch, once all ranks have theirs.
+
+        Ranks meet only here, in the thread of the training loop. The epochs of `repeat` that follow may begin in a
+        thread that prefetches, in another order than other loaders' epochs; they are as long on every rank as this.
+        """
+        loader, found = self._feed.loader, self._feed.find_exchange()
+
+        def begin() -> tuple[EpochSpec, Batch]:
+            self._batches = iter(loader)
+            # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
+            first = next(self._batches)
+            return loader.epoch_spec(), first
+
+        try:
+            return begin()[1] if found is None else begin_together(*found, begin)
+        except BaseException:
+            self._batches = None  # the next call begins again
+            raise
 
 
 def _exchange(spec: EpochSpec) -> list[EpochSpec]:
@@ -202,33 +190,32 @@ def _exchange(spec: EpochSpec) -> list[EpochSpec]:
 
 
 def to_torch(batch: Any) -> Any:
-    """Return the batch with tensors in place of arrays, which share their memory; strings stay as they are."""
+    """Return the batch with tensors in place of arrays, which share their memory; strings stay as they are.
+
+    A subclass of tensors comes out as a plain tensor, since torch_xla moves no other.
+    """
 
     def convert(leaf: Any) -> Any:
-        tensor = plain_tensor(leaf)
-        return leaf if tensor is None else tensor
+        if isinstance(leaf, np.ndarray):
+            return leaf if leaf.dtype.kind in "OUS" else torch.from_numpy(leaf)
+        if isinstance(leaf, torch.Tensor) and type(leaf) is not torch.Tensor:
+            return leaf.detach().as_subclass(torch.Tensor)
+        return leaf
 
-    return map_leaves(batch, convert)
-
-
-def plain_tensor(leaf: Any) -> torch.Tensor | None:
-    """Return a tensor that shares the memory of a leaf; None where the leaf is no tensor and no array of numbers.
-
-    A subclass comes out as a plain tensor, since torch_xla moves no other.
-    """
-    if isinstance(leaf, np.ndarray):
-        return None if leaf.dtype.kind in "OUS" else torch.from_numpy(leaf)
-    if isinstance(leaf, torch.Tensor):
-        return leaf if type(leaf) is torch.Tensor else leaf.detach().as_subclass(torch.Tensor)
-    return None
+    return _map_leaves(batch, convert)
 
 
-def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return the batch with its tensors changed, at any depth."""
+    return _map_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return `value` with every leaf changed; a mapping of another kind than dict comes out as a dict."""
     if isinstance(value, Mapping):
-        return {key: map_leaves(part, change) for key, part in value.items()}
+        return {key: _map_leaves(part, change) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        return like(value, [map_leaves(part, change) for part in value])
+        return like(value, [_map_leaves(part, change) for part in value])
     return change(value)
 
 

@@ -5,14 +5,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import OptionError
 from tpufeed.options import at_least
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("torch", "torch") from error
 
 Seed = int | Sequence[int]
 

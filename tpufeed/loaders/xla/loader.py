@@ -1,6 +1,7 @@
 """torch_xla: batches on XLA devices, sent ahead of need, with the ranks compared before each epoch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tpufeed.errors import LoaderError, OptionError
@@ -12,7 +13,7 @@ from tpufeed.loaders.xla.runtime import Shardings
 from tpufeed.loaders.device import DeviceFeed, Exchange, Transfer
 from tpufeed.loaders.feed import Feed, loader_of
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.torch.loader import EpochSampler, Undivided, like, map_leaves, plain_tensor
+from tpufeed.loaders.torch.loader import Undivided, like, map_tensors, to_torch
 
 
 class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
@@ -43,18 +44,11 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
 
     @property
     def dataset(self) -> Any:
-        """The loader's; None if it has none, as a mixture has not: trainers ask every loader for it."""
+        """Dataset of the loader; None if it has none, like a mixture: trainers ask every loader for it."""
         host = self.host
         if host is None:
             return getattr(self.loader.source, "dataset", None)
         return None if len(host.sources) > 1 else host.dataset
-
-    @property
-    def sampler(self) -> EpochSampler:
-        """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
-        return EpochSampler(self)
-
-    batch_sampler = sampler
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -66,15 +60,16 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
             host.find_world_by(runtime.xla_world)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return how ranks compare their epochs; None for a single rank, and where they are not to."""
+        """Return how ranks compare their epochs, and this one's number; None if it is alone or is not to compare."""
         world, host = runtime.xla_world(), self.host
         if world.size == 1 or not self._checks or (host is not None and host.options.world is not None):
             return None
         return lambda spec: runtime.exchange(spec, world), world.rank
 
     def open_transfer(self) -> Transfer:
-        """Open the loader's next epoch. Raises OptionError where its world or sharding does not fit torch_xla's."""
-        host, world, devices = self.host, runtime.xla_world(), runtime.spmd_devices()
+        """Open the loader's next epoch. Raises OptionError if its world or sharding does not fit torch_xla's."""
+        host, device = self.host, self.device
+        world, devices = runtime.xla_world(), runtime.spmd_devices()
         if host is not None:
             host.check_world(runtime.xla_world, "torch_xla")
         if self.shardings is not None:
@@ -89,11 +84,10 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
                 f"under SPMD, {world.size} processes read samples of their own; give sharding with minibatch=True, "
                 "or XLA takes their batches for copies of one"
             )
-        together, device = self.find_exchange() is not None, self.device
         if host is not None:
             ours = host.iterate_ahead()
-            return _XlaTransfer(ours, device, self.shardings, host.form.names, ours.close, host.epoch_spec())
-        source = self.loader.source
+            return _XlaTransfer(ours, device, self.shardings, host.form.names, host.epoch_spec(), ours.close)
+        source, together = self.loader.source, self.find_exchange() is not None
         batches = iter(source)
         count = _length(batches, source)
         if together and count is None:
@@ -105,51 +99,44 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
         expected = count if together and not hasattr(source, "load_state_dict") else None
         named = () if self.shardings is None else self.shardings.names
         spec = EpochSpec(world.rank, count or 0, self.batch_size)
-        return _XlaTransfer(_checked(batches, expected), device, self.shardings, named, None, spec)
+        return _XlaTransfer(_checked(batches, expected), device, self.shardings, named, spec)
 
 
+@dataclass(eq=False)
 class _XlaTransfer(Transfer):
     """Sends each tensor of a batch, and has torch_xla run the step before when the next batch is asked for."""
 
-    def __init__(
-        self,
-        batches: Iterator[Any],
-        device: Any,
-        shardings: Shardings | None,
-        names: Sequence[str],
-        close: Callable[[], None] | None,
-        spec: EpochSpec,
-    ) -> None:
-        self.batches, self.close, self.spec = batches, close, spec
-        self._device, self._shardings, self._names = device, shardings, names
+    batches: Iterator[Any]
+    device: Any
+    shardings: Shardings | None
+    names: Sequence[str]
+    spec: EpochSpec
+    close: Callable[[], None] | None = None
 
     def before_step(self) -> None:
         runtime.end_step()
 
     def send(self, batch: Any) -> tuple[Any, int]:
-        size = 0
+        batch, size = to_torch(batch), 0
 
         def send(name: str, part: Any) -> Any:
-            def send_leaf(leaf: Any) -> Any:
+            def send_tensor(tensor: Any) -> Any:
                 nonlocal size
-                tensor = plain_tensor(leaf)
-                if tensor is None:
-                    return leaf
                 size += tensor.nbytes
-                return runtime.send(tensor, self._device, self._shardings and self._shardings.fit(name, tensor))
+                return runtime.send(tensor, self.device, self.shardings and self.shardings.fit(name, tensor))
 
-            return map_leaves(part, send_leaf)
+            return map_tensors(part, send_tensor)
 
         if isinstance(batch, Mapping):
             return {key: send(str(key), part) for key, part in batch.items()}, size
         if isinstance(batch, tuple | list):
-            names = (*self._names, *map(str, range(len(self._names), len(batch))))
+            names = (*self.names, *map(str, range(len(self.names), len(batch))))
             return like(batch, [send(name, part) for name, part in zip(names, batch, strict=False)]), size
-        return send(self._names[0] if self._names else "0", batch), size
+        return send(self.names[0] if self.names else "0", batch), size
 
 
 def _checked(batches: Iterator[Any], expected: int | None) -> Iterator[Any]:
-    """Give batches of a user's loader. Raises LoaderError for None, and where they are not as many as expected."""
+    """Give batches of a user's loader. Raises LoaderError for None, and if they are not as many as expected."""
     count = 0
     for batch in batches:
         if count == expected:
@@ -166,7 +153,7 @@ def _checked(batches: Iterator[Any], expected: int | None) -> Iterator[Any]:
 
 
 def _length(batches: Iterator[Any], source: Iterable[Any]) -> int | None:
-    """Return how many batches are to come; None where that is not known."""
+    """Return how many batches are to come; None if that is not known."""
     for sized in (batches, source):
         try:
             return len(sized)  # type: ignore[arg-type]  # may have none

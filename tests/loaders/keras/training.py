@@ -1,6 +1,6 @@
 """Trainings with Keras that write down which samples each step took, on the backend that KERAS_BACKEND names.
 
-As a program: `keras_training.py URL FOLDER STEP` trains without a break and with breaks after some steps, and
+As a program: `training.py URL FOLDER STEP` trains without a break and with breaks after some steps, and
 says what differs; then it trains until it kills itself after STEP steps, and another process goes on there. Both
 processes are forks of one that has imported the frameworks, which takes longer than to train; these start in each.
 """

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import tpufeed
-from tpufeed.errors import LoaderError, MissingExtraError, OptionError, RecordError
+from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.loaders.torch import device as torch_device
 
 
@@ -284,21 +284,6 @@ def epochs(cache_url):
         return [[batch.tolist() for batch in loader] for _ in range(3)]
 
 
-@pytest.mark.parametrize("name", ["loader", "sampler", "batch_sampler.sampler"])
-def test_set_epoch_reaches_a_torch_loader(cache_url, epochs, name):
-    with tpufeed.device_loader(make(cache_url), "cpu") as prefetch:
-        target = {"loader": prefetch, "sampler": prefetch.sampler}.get(name, prefetch.batch_sampler.sampler)
-        target.set_epoch(2)
-        assert [batch.tolist() for batch in prefetch] == epochs[2]
-        iterator = iter(prefetch)
-        target.set_epoch(1)
-        assert next(iterator).tolist() == epochs[1][0]
-        target.set_epoch(0)
-        with pytest.raises(LoaderError, match="set_epoch or load_state_dict was called"):
-            next(iterator)
-        assert [batch.tolist() for batch in prefetch] == epochs[0]
-
-
 def test_a_state_counts_what_the_loop_was_handed(cache_url, epochs):
     with tpufeed.device_loader(make(cache_url), "cpu", device_prefetch=3) as prefetch, make(cache_url) as other:
         assert prefetch.state_dict()["samples"] == 0
@@ -343,18 +328,6 @@ def test_a_state_of_any_kind_is_handed_through():
     assert (state, repr(prefetch)[:24]) == (2, "StatefulTorchDeviceFeed(")
     prefetch.load_state_dict(state)
     assert numbers(prefetch) == [2, 3, 4, 5]
-
-
-def test_damage_comes_through(cache_url, damage):
-    damaged = damage(cache_url, 33)
-    loader = make(damaged.url, columns=["image", "sample"], shuffle=False)
-    with tpufeed.device_loader(loader, "cpu") as prefetch:
-        seen = []
-        with pytest.raises(RecordError, match=f"record {damaged.record}, byte {damaged.byte}"):
-            seen.extend(samples.tolist() for _, samples in prefetch)
-        for _, samples in itertools.islice(prefetch, 2):  # the next epoch, whose variant is sound
-            assert len(samples) == 10
-    assert not threads()
 
 
 # An accelerator: which there is none of, so its streams are stand-ins that note what is asked of them

@@ -1,6 +1,6 @@
 """Two ranks of torch.distributed that iterate to_torch; each writes down what it saw.
 
-Usage: torch_two_ranks.py CACHE_URL BROKEN_URL FOLDER     rank 1 takes BROKEN_URL where it is to fail
+Usage: two_ranks.py CACHE_URL BROKEN_URL FOLDER     rank 1 takes BROKEN_URL where it is to fail
 """
 
 import itertools

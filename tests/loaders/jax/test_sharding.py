@@ -1,31 +1,21 @@
-"""Arrays and options of to_jax on 8 CPU devices of one process.
-
-test_jaxepoch.py has how it iterates, and test_jaxarray_processes.py two processes.
-"""
+"""Arrays of to_jax over shardings, on 8 CPU devices of one process; test_sharding_processes.py has two processes."""
 
 import copy
 import itertools
-import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 
 import tpufeed
 from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, OptionError
-
-_before = dict(os.environ)
-import jax  # noqa: E402  # it sets TPU_SKIP_MDS_QUERY, over which torch_xla stumbles in processes of other tests
-import jax.numpy as jnp  # noqa: E402
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding  # noqa: E402
-from jax.sharding import PartitionSpec as P  # noqa: E402
-
-from tpufeed.loaders.jax.sharding import Placement  # noqa: E402
-
-if "TPU_SKIP_MDS_QUERY" not in _before:
-    os.environ.pop("TPU_SKIP_MDS_QUERY", None)
+from tpufeed.loaders.jax.sharding import Placement
 
 COLUMNS = ["image", "label", "sample"]
 BATCH = 16
@@ -56,14 +46,6 @@ def epochs(cache_url):
 
 
 # Arrays
-
-
-def test_the_loader_says_what_and_where_it_reads(cache_url):
-    host = f"JaxFeed(Loader({cache_url!r}, 'train', batch_size=16, epoch=0, samples="
-    with make(cache_url) as loader:
-        assert repr(loader) == f"{host}0))"
-        next(iter(loader))
-        assert repr(loader) == f"{host}16))"
 
 
 SHARDINGS = {
@@ -103,14 +85,6 @@ def test_each_device_holds_its_own_rows(cache_url, name):
         assert loader.sharding == image.sharding
 
 
-def test_rows_are_split_evenly(cache_url):
-    with make(cache_url) as loader:
-        image, _, _ = next(iter(loader))
-    assert [shard.data.shape for shard in image.addressable_shards] == [(2, 64, 64, 3)] * 8
-    assert [shard.device for shard in image.addressable_shards] == jax.devices()
-    assert [shard.index[0] for shard in image.addressable_shards] == [slice(n, n + 2) for n in range(0, 16, 2)]
-
-
 def test_one_device(cache_url, epochs):
     sharding = SingleDeviceSharding(jax.devices()[3])
     with make(cache_url, sharding=sharding) as loader:
@@ -128,8 +102,7 @@ def step(weights, images, labels):
     return -(picked * targets).mean()
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("shape", [(8,), (4, 2)], ids=str)
+@pytest.mark.parametrize(("shape", "kind"), [((8,), AxisType.Auto), ((4, 2), AxisType.Explicit)], ids=str)
 def test_without_sharding_batches_lie_over_the_mesh_that_is_set(cache_url, epochs, shape, kind):
     """Whether it is set when the loader is made, when its length is asked for, or only for the first batch."""
     set_one = jax.make_mesh(shape, ("data", "model")[: len(shape)], axis_types=(kind,) * len(shape))
@@ -162,28 +135,6 @@ def test_a_mesh_set_later_that_makes_other_ranks_is_refused(cache_url, monkeypat
         assert len(loader) == 4  # of 16 rows
         with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))), pytest.raises(OptionError, match="sharding="):
             next(iter(loader))
-
-
-def test_forms_of_a_batch(flat_url, dataset_url, ops):
-    with tpufeed.Loader(flat_url, batch_size=8).to_jax() as loader:
-        image = next(iter(loader))
-        assert (type(image), image.shape) == (type(jnp.zeros(1)), (8, 64, 64, 3))
-    with tpufeed.Loader(flat_url, batch_size=8, columns=None).to_jax() as loader:
-        assert {name: array.dtype for name, array in next(iter(loader)).items()} == {
-            "image": "uint8",
-            "sample": "int32",
-        }
-    with make(dataset_url, ops=ops, columns=["text", "image"]) as loader:
-        text, image = next(iter(loader))
-        assert type(text) is np.ndarray
-        assert isinstance(image, jax.Array)
-        assert {type(value) for value in text} == {str}
-
-
-def test_a_world_by_hand_says_what_is_read_only(cache_url):
-    with make(cache_url, world=(1, 2)) as loader, make_numpy(cache_url, world=(1, 2)) as host:
-        assert (loader.world.rank, loader.world.size, len(loader)) == (1, 2, 2)
-        assert samples(loader) == samples(host)
 
 
 def test_integers_are_never_cut_without_a_word(cache_url):
@@ -239,23 +190,6 @@ def test_a_sharding_that_does_not_divide_the_batch(cache_url, batch_size, shardi
             return
         with pytest.raises(OptionError, match=message):
             next(iter(loader))
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5])
-def test_a_wrong_device_prefetch(cache_url, size):
-    with pytest.raises(OptionError, match="device_prefetch is a whole number, at least 1, not"):
-        make(cache_url, device_prefetch=size)
-
-
-def test_other_options_are_as_everywhere(cache_url):
-    with pytest.raises(OptionError, match="to_jax has no option 'device_prefech'; use device_prefetch"):
-        tpufeed.Loader(cache_url).to_jax(device_prefech=3)
-    with pytest.raises(OptionError, match=r"to_jax has no option 'batch_size'; give it to tpufeed\.Loader"):
-        tpufeed.Loader(cache_url).to_jax(batch_size=3)
-    with pytest.raises(OptionError, match="Loader has no option 'sharding'"):
-        tpufeed.Loader(cache_url, sharding=None)
-    with pytest.raises(OptionError, match="no column 'nothing'"):
-        make(cache_url, columns=["nothing"])
 
 
 def test_without_jax():

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import tpufeed
-from tpufeed.errors import RecordError
 
 pytestmark = pytest.mark.usefixtures("lightning_without_xla")
 
@@ -79,22 +78,6 @@ def test_it_trains_on_each_sample_once_an_epoch_and_evaluates_all(cache_url, epo
         assert list(itertools.chain(*seen)) == list(range(26))
 
 
-def test_prefetched_to_a_device_it_is_the_same(cache_url, epochs):
-    model = Model()
-    with tpufeed.device_loader(make(cache_url), "cpu") as loader:
-        fit(model, loader)
-    assert model.trained == epochs
-
-
-def test_by_a_clock_it_is_the_same_in_every_epoch(cache_url, epochs):
-    model, clock = Model(), tpufeed.StepClock()
-    with make(cache_url) as loader:
-        fit(model, clock(loader))
-    assert model.trained == epochs
-    report = clock.report()
-    assert (report.steps, report.images, report.short_epochs) == (14, 140, ())
-
-
 FORMS = {
     "host": lambda host: host,
     "device": lambda host: tpufeed.device_loader(host, "cpu"),
@@ -134,11 +117,3 @@ def test_it_goes_on_within_shorter_epochs_with_checks_between(cache_url, epochs,
                 fit(model, loader, val, **given)
     expected = [each for each in epochs if each[1] < length]
     assert (first.trained, second.trained) == (expected[:last], expected[last:])
-
-
-def test_an_exception_of_the_source_comes_out_of_fit(cache_url, damage):
-    damaged = damage(cache_url, 33)
-    model, place = Model(), f"record {damaged.record}, byte {damaged.byte}"
-    with make(damaged.url, shuffle=False) as loader, pytest.raises(RecordError, match=place):
-        fit(model, loader)
-    assert len(model.trained) == 3

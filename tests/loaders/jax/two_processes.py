@@ -1,6 +1,6 @@
 """Two processes of JAX with four CPU devices each, that iterate to_jax; each writes down what it saw.
 
-Usage: jax_two_processes.py CACHE_URL BROKEN_URL FOLDER     process 1 takes BROKEN_URL where it is to fail
+Usage: two_processes.py CACHE_URL BROKEN_URL FOLDER     process 1 takes BROKEN_URL where it is to fail
 """
 
 import json

@@ -1,4 +1,4 @@
-"""to_keras() without TensorFlow, on KERAS_BACKEND: `keras_without_tensorflow.py DATASET CACHE FOLDER`."""
+"""to_keras() without TensorFlow, on KERAS_BACKEND: `without_tensorflow.py DATASET CACHE FOLDER`."""
 
 # ruff: noqa: E402
 import os
@@ -18,7 +18,7 @@ if os.environ["KERAS_BACKEND"] == "jax":  # torch asks whether there is a tensor
 import keras
 import numpy as np
 from keras import ops
-from keras_training import Recorder, Seen, find_saved, train
+from training import Recorder, Seen, find_saved, train
 
 import tpufeed
 from tpufeed.images import CenterCrop, Resize
@@ -117,14 +117,14 @@ def calls(url, steps, repeat, count):
 def check_calls(url, cases):
     """Each call of fit, evaluate and predict goes on; a batch is given again only where Keras built a model from it."""
     for repeat, steps, together in cases:
-        wanted = calls(url, steps, repeat, 4)
+        wanted = calls(url, steps, repeat, 3)
         fitted, evaluated, validated, told, train = (
             tpufeed.Loader(url, batch_size=7, columns=columns, repeat=repeat).to_keras()
             for columns in [["image", "sample"]] * 3 + [None, ["image", "sample"]]
         )
         (model, seen), (other, judged) = (make_model(7, steps_per_execution=together) for _ in range(2))
         echo, found = Echo(), []
-        for number in range(4):
+        for number in range(3):
             if number == 2:  # its metrics are to be built once more
                 model.compile("adam", "mse", metrics=[seen := Seen(7)], steps_per_execution=together)
             recorder = Recorder(seen, 10**9, None)
@@ -136,7 +136,7 @@ def check_calls(url, cases):
         model, seen = make_model(7)
         notes = Judged(seen)
         given = {"validation_data": validated, "validation_steps": steps}
-        model.fit(train, epochs=4, steps_per_epoch=1, verbose=0, callbacks=[notes], **given)
+        model.fit(train, epochs=3, steps_per_epoch=1, verbose=0, callbacks=[notes], **given)
         assert notes.taken == wanted, (repeat, steps, notes.taken, wanted)
 
 

@@ -1,4 +1,4 @@
-"""to_device_float, random_flip and random_shift on torch's CPU; test_xla_one_device.py has them on XLA."""
+"""to_device_float, random_flip and random_shift on torch's CPU; xla/test_loader.py has them on XLA."""
 
 from functools import partial
 

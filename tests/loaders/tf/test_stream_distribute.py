@@ -17,9 +17,9 @@ STEP = 16  # four replicas of 4
 
 @pytest.fixture(scope="module")
 def found(run_script, cache_url, dataset_url, tmp_path_factory):
-    """What tf_four_devices.py wrote down."""
+    """What four_devices.py wrote down."""
     out = tmp_path_factory.mktemp("distribute") / "found.json"
-    run_script("tf/tf_four_devices.py", cache_url, dataset_url, out)
+    run_script("tf/four_devices.py", cache_url, dataset_url, out)
     return json.loads(out.read_text())
 
 
@@ -109,13 +109,13 @@ def test_rebatched_from_whole_steps_none_is_lost(found, remainder, count, stored
 
 @pytest.fixture(scope="module")
 def workers(dataset_url, tmp_path_factory):
-    """What the two processes of tf_two_workers.py wrote down."""
+    """What the two processes of two_workers.py wrote down."""
     folder = tmp_path_factory.mktemp("workers")
     with socket.socket() as one, socket.socket() as other:  # both at once, so that their ports differ
         for each in (one, other):
             each.bind(("127.0.0.1", 0))
         cluster = {"worker": [f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other)]}
-    script, running = Path(__file__).with_name("tf_two_workers.py"), []
+    script, running = Path(__file__).with_name("two_workers.py"), []
     for index in range(2):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         command = [sys.executable, str(script), dataset_url, str(folder / f"{index}.json")]
@@ -132,7 +132,7 @@ def workers(dataset_url, tmp_path_factory):
     return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
 
 
-@pytest.mark.long  # two processes; what makes them share is in test_tfdata.py
+@pytest.mark.long  # two processes; what makes them share is in test_stream.py
 @pytest.mark.parametrize("way", ["whole", "from function"])
 def test_workers_share_each_epoch(workers, way):
     """By TF_CONFIG or the context; TensorFlow's own sharding, that would halve each share, is off."""

@@ -88,7 +88,7 @@ def test_kaggle_s_guide_runs_over_shards_that_are_named_for_it(outputs):
 
 
 def test_the_example_has_the_options_of_the_commands_for_a_service():
-    """test_tfservice.py starts such a service."""
+    """test_dataset.py starts such a service."""
     commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith(SERVICE)]
     assert [command.split()[2] for command in commands] == ["dispatcher", "worker"]
     program = (DOCS.parent / "examples/tfdata_service.py").read_text()

@@ -1,6 +1,6 @@
-"""Run by test_accelerate_map.py: loaders as Accelerate prepares them, written down as JSON.
+"""Run by test_host_accelerate.py: loaders as Accelerate prepares them, written down as JSON.
 
-A process of its own, as Accelerate takes torch_xla where it is installed. accelerate_map.py CACHE
+A process of its own, as Accelerate takes torch_xla where it is installed. host_accelerate.py CACHE
 """
 
 import json

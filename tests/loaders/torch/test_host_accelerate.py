@@ -13,7 +13,7 @@ SAMPLES = 70
 
 @pytest.fixture(scope="module")
 def found(run_script, cache_url):
-    return json.loads(run_script("torch/accelerate_map.py", cache_url).splitlines()[-1])
+    return json.loads(run_script("torch/host_accelerate.py", cache_url).splitlines()[-1])
 
 
 def flat(batches):

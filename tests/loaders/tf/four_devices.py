@@ -1,6 +1,6 @@
-"""Run by test_tf_distribute.py: writes down what four replicas of a MirroredStrategy on CPU devices were given.
+"""Run by test_stream_distribute.py: writes down what four replicas of a MirroredStrategy on CPU devices were given.
 
-tf_four_devices.py CACHE DATASET OUT
+four_devices.py CACHE DATASET OUT
 """
 
 import faulthandler

@@ -1,4 +1,4 @@
-"""to_torch under torch.distributed: two processes with gloo. torch_two_ranks.py writes down what each saw."""
+"""to_torch under torch.distributed: two processes with gloo. two_ranks.py writes down what each saw."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ def ranks(run_script, cache_url, tmp_path_factory):
     shutil.copytree(cache_url, folder / "broken")
     for shard in (folder / "broken").glob("train-v0-*.tfrecord"):
         shard.unlink()
-    run_script("torch/torch_two_ranks.py", cache_url, folder / "broken", folder)
+    run_script("torch/two_ranks.py", cache_url, folder / "broken", folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -3,10 +3,8 @@
 import contextlib
 import json
 import multiprocessing
-import pickle
 import shutil
 import threading
-from pathlib import Path
 
 import grain
 import numpy as np
@@ -14,9 +12,8 @@ import pytest
 from absl import flags
 
 import tpufeed
-from tpufeed.errors import ObjectChangedError, OptionError, RecordError
+from tpufeed.errors import OptionError, RecordError
 from tpufeed.images import CenterCrop
-from tpufeed.storage.store import open_store
 
 SAMPLES = 70
 FIXED = [CenterCrop(64)]
@@ -53,13 +50,6 @@ def test_samples_of_each_epoch_are_those_of_the_loader(dataset_url, ops, batched
         for place, (image, label, number) in enumerate(zip(images, labels, numbers, strict=True)):
             np.testing.assert_array_equal(image, expected[place // 35, number][0])
             assert label == expected[place // 35, number][1]
-
-
-def test_variants_of_a_cache_follow_the_epochs(cache_url, stored):
-    samples = tpufeed.grain_source(cache_url, "val").to_map_dataset()
-    batches = [batch["image"] for batch in samples.repeat(3).batch(26)]
-    for epoch, images in enumerate(batches):
-        np.testing.assert_array_equal(images, stored(cache_url, "val", epoch % 2).pixels)
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["variants", "random ops"])
@@ -136,18 +126,6 @@ def test_forked_workers_open_the_dataset_themselves(dataset_url, ops):
         np.testing.assert_array_equal(one["image"], other)
 
 
-def test_a_pickle_opens_the_same_dataset_and_no_other(dataset_url, photo_folder, tmp_path):
-    url = tmp_path / "dataset"
-    shutil.copytree(dataset_url, url)
-    source = tpufeed.grain_source(url, ops=FIXED)
-    pickled = pickle.dumps(source)
-    assert len(pickled) < 1500
-    np.testing.assert_array_equal(pickle.loads(pickled)[3]["image"], source[3]["image"])
-    tpufeed.shard(photo_folder, url, shares="train=0.7,val=0.3", workers=1, seed=1, overwrite=True)
-    with pytest.raises(ObjectChangedError, match="holds another dataset"):
-        pickle.loads(pickled)[3]
-
-
 def test_images_come_as_stored_for_a_decoder_of_ones_own(dataset_url, cache_url, stored):
     source = tpufeed.grain_source(dataset_url, "val", decode=False, columns=["image", "label", "filename"])
     records = stored(dataset_url, "val")
@@ -160,20 +138,6 @@ def test_images_come_as_stored_for_a_decoder_of_ones_own(dataset_url, cache_url,
         tpufeed.grain_source(cache_url, decode=False)
     with pytest.raises(OptionError, match="decode is True or False, not 'raw'"):
         tpufeed.grain_source(dataset_url, decode="raw")
-
-
-def test_remote_shards_are_staged(dataset_url, ops, tmp_path):
-    url = "memory://grain/dataset"
-    for file in Path(dataset_url).iterdir():
-        if file.is_file():
-            open_store(url).put(file.name, file.read_bytes())
-    near, far = (
-        tpufeed.grain_source(each, ops=ops, stage_dir=tmp_path, stage_bytes="64MB").to_map_dataset()
-        for each in (dataset_url, url)
-    )
-    for one, other in zip(near.batch(14), far.batch(14), strict=True):
-        np.testing.assert_array_equal(one["image"], other["image"])
-    assert any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_what_is_wrong_is_named(dataset_url, cache_url, damage, ops):

@@ -1,4 +1,4 @@
-"""to_jax in two processes with four CPU devices each. jax_two_processes.py writes down what each saw."""
+"""to_jax in two processes with four CPU devices each. two_processes.py writes down what each saw."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def processes(run_script, cache_url, tmp_path_factory):
     shutil.copytree(cache_url, folder / "broken")
     for shard in (folder / "broken").glob("train-v0-*.tfrecord"):
         shard.unlink()
-    run_script("jax/jax_two_processes.py", cache_url, folder / "broken", folder)
+    run_script("jax/two_processes.py", cache_url, folder / "broken", folder)
     return [json.loads((folder / f"{process}.json").read_text()) for process in range(2)]
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.quick_xla import QUICK
 from tpufeed.errors import OptionError
 from tpufeed.loaders.keras.dataset import KerasFeed
 
-PROGRAM = Path(__file__).parent / "keras_without_tensorflow.py"
+PROGRAM = Path(__file__).parent / "without_tensorflow.py"
 
 
 def run(*command, **variables):
@@ -25,7 +26,7 @@ def run(*command, **variables):
 
 @pytest.mark.parametrize("backend", ["jax", pytest.param("torch", marks=pytest.mark.long)])
 def test_fit_evaluate_and_predict_without_tensorflow(dataset_url, cache_url, tmp_path, backend):
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "TPUFEED_PROCESSES": "0"}
+    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}", "TPUFEED_PROCESSES": "0"}
     done = run(PROGRAM, dataset_url, cache_url, tmp_path, KERAS_BACKEND=backend, **devices)
     assert done.stdout == "ok\n", done.stderr[-3000:]
 
@@ -45,11 +46,6 @@ def test_on_tensorflow_it_is_to_tf_with_weights_of_samples(dataset_url, cache_ur
     assert given == [weights.get(label, 1.0) for label in labels[:records]] + [0.0] * (8 * found - records)
     alone = tpufeed.Loader(cache_url, "val", batch_size=8, remainder="pad", columns=["image"]).to_keras()
     assert {tuple(batch.shape) for batch in alone} == {(8, 64, 64, 3)}
-
-
-def test_its_feed_names_the_classes(cache_url):
-    with tpufeed.Loader(cache_url, batch_size=8) as loader:
-        assert KerasFeed(loader, {0: 2.0}).class_names == ("astronaut", "cat", "coffee")
 
 
 def test_what_keras_cannot_take_is_refused(cache_url):

@@ -1,10 +1,16 @@
-"""to_xla under real torch_xla on CPU devices. The scripts beside this file write down what it does there."""
+"""to_xla under real torch_xla on CPU devices: what it alone can get wrong. The scripts write down what it does there.
+
+xla_four_devices.py has a rank for each device, xla_one_device.py also wraps other loaders, xla_lightning.py trains.
+"""
 
 import json
+import pickle
 import re
 import shutil
 import zlib
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import tpufeed
@@ -217,3 +223,176 @@ def test_a_source_that_breaks_its_word_is_an_error(four):
 def test_loops_that_are_left_early_leave_no_thread(four):
     ranks, _ = four
     assert [found["threads"] for found in ranks] == [[]] * 4
+
+
+# One device
+
+
+@pytest.fixture(scope="module")
+def found(run_script, cache_url, flat_url, tmp_path_factory):
+    """What xla_one_device.py wrote down."""
+    out = tmp_path_factory.mktemp("xla") / "one.pickle"
+    run_script("xla/xla_one_device.py", cache_url, flat_url, out)
+    return pickle.loads(out.read_bytes())
+
+
+def test_batches_that_are_kept_on_the_device_stay_what_they_were(found, cache_url, stored):
+    kept = found["kept"]
+    assert len(kept) == 4 * 14
+    for epoch, ((_, images), (_, samples)) in kept:
+        np.testing.assert_array_equal(images, stored(cache_url, "train", epoch % 2).pixels[samples])
+
+
+def test_a_device_that_is_none_is_an_error_without_an_echo(found):
+    message, unraisable = found["wrong device"]
+    assert "nonsense" in message
+    assert unraisable == []
+
+
+def test_floats_are_the_reference_rounded_to_bfloat16(found):
+    """Computed in float32 in another order (x * scale + shift): a value at a rounding boundary may be one bit off."""
+    pixels, dtypes, made = found["floats"]
+    mean, std = (np.array(IMAGENET[name], np.float32) for name in ("mean", "std"))
+    exact = (pixels.astype(np.float32) / 255 - mean) / std
+    expected = exact.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert {str(dtype) for dtype, _ in (dtypes["NCHW"], dtypes["NHWC"])} == {"torch.bfloat16"}
+    assert {device for _, device in dtypes.values()} == {"xla"}
+    for value in (made["NHWC"], made["NCHW"].transpose(0, 2, 3, 1)):
+        assert value.shape == pixels.shape
+        np.testing.assert_allclose(value, expected, rtol=2**-7, atol=1e-6)
+        assert (value == expected).mean() > 0.999
+    assert str(dtypes["own"][0]) == "torch.float32"
+    own = (pixels.astype(np.float32) / 255 - np.float32([0.1, 0.2, 0.3])) / np.float32([1, 0.5, 0.25])
+    np.testing.assert_allclose(made["own"].transpose(0, 2, 3, 1), own, atol=1e-6)
+
+
+def test_steps_that_flip_and_shift_compile_once_and_fetch_nothing(found):
+    counts, fetched, pixels, host, made = found["compiled"]
+    assert counts == [1, 0, 0, 0]
+    assert fetched == 0
+    np.testing.assert_array_equal(pixels, host)
+    assert made == ("xla", "torch.bfloat16")
+
+
+def test_claims_cross_by_collectives(found):
+    assert found["over collectives"]
+
+
+# Around other loaders
+
+
+@pytest.mark.parametrize(
+    ("case", "seen", "message"),
+    [
+        ("none", [0, 1], "LoaderError: batch 2 of the source is None"),
+        ("sending", [0, 1], "Error"),
+        ("a worker", [0, 2], "ValueError: Caught ValueError in DataLoader worker process 0"),
+    ],
+)
+def test_failures_are_raised_in_the_loop_after_the_batches_before_them(found, case, seen, message):
+    cases, threads = found["failing"]
+    batches, error = cases[case]
+    assert batches == seen
+    assert message in error
+    assert threads == []
+
+
+def test_batches_keep_their_form_and_what_is_no_tensor_stays(found):
+    image = ("xla", "Tensor", "torch.int64", [[0, 1, 2], [3, 4, 5]])
+    label = ("xla", "Tensor", "torch.float32", [1.5, 2.5])
+    small = ("xla", "Tensor", "torch.uint8", [[0, 1, 2], [3, 4, 5]])
+    named = {"image": image, "label": label}
+    assert found["forms"] == {
+        "tuple": ("tuple", [image, label]),
+        "list": ("list", [image, label]),
+        "namedtuple": ("Pair", [image, label]),
+        "dict": named,
+        "ordered": named,
+        "user dict": named,
+        "nested": {"a": ("list", [image, ("tuple", [label, "text", None, 7])]), "b": {"c": small}},
+        "strings": ("tuple", [image, ["x", "y"], ["x", "y"]]),
+        "no tensor": ("tuple", ["x", "y"]),
+        "subclass": ("tuple", [label, image]),
+        "transposed": ("xla", "Tensor", "torch.int64", [[0, 3], [1, 4], [2, 5]]),
+    }
+
+
+def test_leaving_a_source_that_is_stuck_does_not_hang(found):
+    seen, messages, threads = found["stuck"]
+    assert seen == [0, 1]
+    assert messages == ["the source is still busy with a batch after 0.3 s; its thread is left to it"]
+    assert threads == []  # when it was released
+
+
+def test_a_loader_of_the_users_that_keeps_no_state_has_an_empty_one(found):
+    plain, message = found["states of others"]
+    assert plain == {}
+    assert message.startswith("a DataLoader keeps no state")
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("iterator", "iterated again and again.* not list_iterator"),
+        ("dataset", "not method"),
+        ("wrapped", "not MpDeviceLoader"),
+        ("options", "device_loader has no option 'batch_size'"),
+        ("queue", "device_prefetch is a whole number, at least 1, not 0"),
+        ("sharding", "sharding is for SPMD"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused(found, case, message):
+    assert re.search(message, found["refused"][case])
+
+
+def test_accelerate_leaves_it_as_it_is_and_it_counts(found):
+    name, devices, stats, skipped = found["counted"]
+    assert (name, devices) == ("XlaFeed", ["xla"] * 7)
+    assert (stats["batches"], stats["host"]["batches"]) == (7, 7)
+    assert stats["transfer_bytes"] == 7 * 10 * (64 * 64 * 3 + 8)
+    assert stats["wait_seconds"] > 0
+    assert stats["transfer_seconds"] > 0
+    assert "go on in mid-epoch by its load_state_dict(state)" in skipped
+
+
+# Lightning, whose own handling of dataloaders on XLA devices runs. The script only answers whether there is a TPU, and
+# stands in for collectives where there are four CPU devices, on which torch_xla has none.
+
+
+def lightning_epochs(url, rank=0, size=1):
+    with tpufeed.Loader(url, columns=["sample"], batch_size=5, world=(rank, size), processes=0) as loader:
+        return {str(epoch): [samples.tolist() for samples in loader] for epoch in range(2)}
+
+
+def test_a_mixture_has_no_dataset_that_trainers_could_take(found):
+    """Lightning asks each loader for it before it trains."""
+    assert found["mixture's dataset"] is None
+
+
+def test_a_module_trains_on_one_device(found, cache_url):
+    one = found["lightning"]
+    assert one["whole"]["strategy"] == "SingleDeviceXLAStrategy"
+    assert one["whole"]["loader"] == "XlaFeed"
+    assert one["whole"]["kept by XLAStrategy"]
+    assert one["whole"]["epochs"] == lightning_epochs(cache_url)  # Lightning's own look at it costs no epoch
+    assert one["whole"]["validated"] == [*range(26)] * 2
+
+
+def test_a_checkpoint_in_mid_epoch_goes_on_with_exactly_the_rest(found, cache_url):
+    one = found["lightning"]
+    left, resumed = one["left"], one["0"]["epochs"]
+    assert len(left["1"]) == 3
+    assert {"0": left["0"], "1": left["1"] + resumed["1"]} == lightning_epochs(cache_url)
+    assert list(resumed) == ["1"]
+
+
+@pytest.mark.long
+def test_a_module_trains_on_four_devices_without_a_sampler(run_script, cache_url, tmp_path):
+    run_script("xla/xla_lightning.py", cache_url, 4, tmp_path, devices=4)
+    validated = []
+    for rank in range(4):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert (found["strategy"], found["loader"]) == ("XLAStrategy", "XlaFeed")
+        assert found["epochs"] == lightning_epochs(cache_url, rank, 4)
+        validated += found["validated"]
+    assert sorted(validated) == sorted([*range(26)] * 2)

@@ -1,6 +1,6 @@
-"""Run by test_tf_distribute.py, twice: one worker of a MultiWorkerMirroredStrategy, whose place is in TF_CONFIG.
+"""Run by test_stream_distribute.py, twice: one worker of a MultiWorkerMirroredStrategy, whose place is in TF_CONFIG.
 
-tf_two_workers.py DATASET OUT
+two_workers.py DATASET OUT
 """
 
 import faulthandler
