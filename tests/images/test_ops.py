@@ -12,8 +12,8 @@ from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import is_op
-from tpufeed.images.resizing import reduction, resize, short_side_size
 from tpufeed.images.rng import uniforms
+from tpufeed.images.windows import reduction, resize, short_side_size
 
 sides = st.integers(1, 5000)
 sizes = sides | st.tuples(sides, sides)

@@ -105,11 +105,7 @@ class Mover:
         found = sample.values(spec)
         if len(found) != 1:
             raise RecordError(f"{sample.where}: {spec.key} is missing")
-        if spec.shape:
-            pixels = self._pipeline.run(np.frombuffer(found[0], np.uint8).reshape(spec.shape), draws)
-        else:
-            pixels = self._pipeline.run_encoded(memoryview(found[0]), draws)
-        return bytes(encode_pixels(pixels, self._options))
+        return bytes(encode_pixels(self._pipeline.run_stored(memoryview(found[0]), spec.shape, draws), self._options))
 
     def _mask(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]], spec: FeatureSpec) -> bytes:
         if self._options.encode == "raw":

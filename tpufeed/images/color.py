@@ -17,8 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import Probability, positive_range, spread
-from tpufeed.images.protocols import Draws, RandomlyApplied, SameSizeOp, apart, copied, keep
+from tpufeed.images.protocols import (
+    Draws,
+    Probability,
+    RandomlyApplied,
+    SameSizeOp,
+    apart,
+    copied,
+    keep,
+    positive_range,
+    spread,
+)
 from tpufeed.images.rng import draw_between
 
 _LEVELS = np.arange(256, dtype=np.float64)

@@ -13,8 +13,7 @@ import numpy as np
 
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import CheckedOp
-from tpufeed.images.protocols import Draws, SameSizeOp, keep
+from tpufeed.images.protocols import CheckedOp, Draws, SameSizeOp, keep
 from tpufeed.images.rng import generator
 from tpufeed.options import Rule, is_whole, shown
 

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,26 +11,20 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
-from tpufeed.images.header import ImageHeader, has_unnamed_band, read_header, sniff
-from tpufeed.images.jpeg_header import JPEG_START, MAX_PIXELS, read_jpeg_header
+from tpufeed.images.header import (
+    JPEG_START,
+    ImageHeader,
+    JpegHeader,
+    has_unnamed_band,
+    read_header,
+    read_jpeg_header,
+    sniff,
+)
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, to_baseline
 from tpufeed.images.unwritten import PNG_SCALES, check_ccitt, check_png_rows, iter_jpegs, load_whole, one_pixel_of
 
-__all__ = [
-    "MAX_PIXELS",
-    "Buffer",
-    "Pixels",
-    "check_pixels",
-    "decode",
-    "decode_by_pillow",
-    "decode_stored",
-    "decode_upright",
-    "decodes_strictly",
-    "image_size",
-    "make_scratch",
-    "turn",
-]
 _LINE_BYTES = 32  # of AVX2's stores
+_SCALING = ("Gray", "RGB", "YCbCr")  # colour spaces that simplejpeg decodes to grey or RGB, at any size
 Pixels = npt.NDArray[np.uint8]
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
 
@@ -47,8 +41,14 @@ def make_scratch(size: int) -> Pixels:
     return memory[start : start + size]
 
 
-def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = None, fast: bool = False) -> Pixels:
-    """Decode the stored pixels to uint8 RGB of shape (height, width, 3). EXIF is for `decode_upright`.
+def decode(
+    data: bytes | memoryview,
+    reduce: int = 1,
+    buffer: Buffer | None = None,
+    fast: bool = False,
+    jpeg: JpegHeader | None = None,
+) -> Pixels:
+    """Decode the stored pixels to uint8 RGB of shape (height, width, 3), not turned by EXIF.
 
     Args:
         data: an encoded image.
@@ -59,14 +59,17 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
         fast: repeat a JPEG's colour samples in place of interpolating between them: 4 % faster, 0.4 levels off on
             average once a crop is resized. TensorFlow's default, the fast inverse transform, is 1.3 levels off for
             2 % (benchmarks/bench_decode.py).
+        jpeg: the header of a JPEG that has been read already.
 
     Raises:
         ImageError: not_an_image, unreadable, truncated, unsupported or too_large.
     """
-    jpeg = _read_jpeg(data) if data[:3] == JPEG_START else None
-    if jpeg is None or not jpeg.scales:
-        if jpeg is not None and (jpeg.space or CAN_REWRITE):
-            _check_jpeg(data, jpeg)  # Pillow fills what it cannot decode with grey; this raises
+    if jpeg is None and data[:3] == JPEG_START:
+        jpeg = read_jpeg_header(data)
+    space = "" if jpeg is None else _colour_space(data, jpeg)
+    if jpeg is None or space not in _SCALING or jpeg.is_lossless:
+        if jpeg is not None and (space or CAN_REWRITE):
+            _check_jpeg(data, jpeg, space)  # Pillow fills what it cannot decode with grey; this raises
         return decode_by_pillow(data, "RGB")
     height, width = -(-jpeg.height // reduce), -(-jpeg.width // reduce)
     memory = None if buffer is None else buffer(height * width * 3)
@@ -94,28 +97,18 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
     Raises:
         ImageError: unreadable, truncated, unsupported or too_large.
     """
-    if header.format == "jpeg":
-        jpeg = _read_jpeg(data, header)
-        if jpeg.scales:
-            colorspace = "GRAY" if header.channels == 1 else "RGB"
-            return _decode_jpeg(data, colorspace, -(-header.height // reduce), -(-header.width // reduce), reduce)
-        _check_jpeg(data, jpeg)  # Pillow fills what it cannot decode with grey
+    if header.jpeg is not None:
+        space = _colour_space(data, header.jpeg)
+        if space in _SCALING and not header.jpeg.is_lossless:
+            wanted = "GRAY" if header.channels == 1 else "RGB"
+            return _decode_jpeg(data, wanted, -(-header.height // reduce), -(-header.width // reduce), reduce)
+        _check_jpeg(data, header.jpeg, space)  # Pillow fills what it cannot decode with grey
     mode = "L" if header.channels == 1 else "RGB"
     pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
     if header.format == "tiff" and header.orientation != 1:  # Pillow turns a TIFF, and nothing else, as it loads it
         pixels = turn(pixels, {6: 8, 8: 6}.get(header.orientation, header.orientation))
     return pixels
-
-
-def decode_upright(data: bytes) -> Pixels:
-    """Decode an image and apply its orientation, as a person should see it.
-
-    Raises:
-        ImageError: with its reason code.
-    """
-    header = read_header(data)
-    return turn(decode_stored(data, header), header.orientation)
 
 
 def check_pixels(data: bytes, header: ImageHeader) -> None:
@@ -127,13 +120,14 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
     Raises:
         ImageError: unreadable, truncated, unsupported or too_large.
     """
-    jpeg = _read_jpeg(data, header) if header.format == "jpeg" else None
-    if jpeg is not None:
-        _check_jpeg(data, jpeg)
+    space = ""
+    if header.jpeg is not None:
+        space = _colour_space(data, header.jpeg)
+        _check_jpeg(data, header.jpeg, space)
     if header.format == "png" and header.plain and not data[28]:  # of 8 bits, neither animated nor interlaced
         check_png_rows(data)
         _open_by_pillow(one_pixel_of(data), _load)
-    elif jpeg is None or not jpeg.space:  # which libjpeg may not decode though all codes are right
+    elif not space:  # also of JPEGs of rare subsamplings, which libjpeg may not decode though all codes are right
         _open_by_pillow(data, _load)
 
 
@@ -168,28 +162,8 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     return _open_by_pillow(data, lambda image, _: image).size[::-1]
 
 
-class _Jpeg(NamedTuple):
-    """What libjpeg-turbo makes of a JPEG's header.
-
-    Attributes:
-        space: in which simplejpeg can decode all of it strictly; "" for the rare subsamplings that only Pillow knows.
-        scales: simplejpeg decodes it to grey or RGB, at any size.
-    """
-
-    height: int
-    width: int
-    space: str
-    scales: bool
-    is_lossless: bool
-
-
-def _read_jpeg(data: bytes | memoryview, header: ImageHeader | None = None) -> _Jpeg:
-    """Read a JPEG's header; `header` is what `read_header` has made of it, or of one with the same frame and scans."""
-    if header is not None and header.plain:  # else a decoder may have to be kept from it
-        height, width, is_lossless = header.height, header.width, False
-    else:
-        found = read_jpeg_header(data)
-        height, width, is_lossless = found.height, found.width, found.is_lossless
+def _colour_space(data: bytes | memoryview, jpeg: JpegHeader) -> str:
+    """Return the space in which simplejpeg can decode a JPEG; "" for the rare subsamplings that only Pillow knows."""
     space = ""
     try:
         space = simplejpeg.decode_jpeg_header(data)[2]
@@ -198,20 +172,19 @@ def _read_jpeg(data: bytes | memoryview, header: ImageHeader | None = None) -> _
     except ValueError as error:
         if "subsampling" not in str(error):
             raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
-    if is_lossless and space in ("YCbCr", "YCCK"):
+    if jpeg.is_lossless and space in ("YCbCr", "YCCK"):
         raise ImageError("unsupported", f"a lossless JPEG in {space}, which libjpeg-turbo does not convert to RGB")
-    scales = space in ("Gray", "RGB", "YCbCr") and not is_lossless
-    return _Jpeg(height, width, space, scales, is_lossless)
+    return space
 
 
-def _check_jpeg(data: bytes | memoryview, jpeg: _Jpeg) -> None:
-    """Follow all codes of a JPEG, in the way that takes the least time. Raises ImageError where one is wrong."""
-    if jpeg.space:
-        space = "CMYK" if jpeg.space in ("CMYK", "YCCK") else "GRAY"
-        if jpeg.is_lossless:  # never reduced, see `jpeg_header`, nor its colours changed
-            _decode_jpeg(data, "RGB" if jpeg.space == "RGB" else space, jpeg.height, jpeg.width, 1)
+def _check_jpeg(data: bytes | memoryview, jpeg: JpegHeader, space: str) -> None:
+    """Follow all codes of a JPEG, in the way that takes the least time. Raises ImageError if one is wrong."""
+    if space:
+        wanted = "CMYK" if space in ("CMYK", "YCCK") else "GRAY"
+        if jpeg.is_lossless:  # never reduced, see `header`, nor its colours changed
+            _decode_jpeg(data, "RGB" if space == "RGB" else wanted, jpeg.height, jpeg.width, 1)
         else:
-            _decode_jpeg(data, space, 1, 1, 8)
+            _decode_jpeg(data, wanted, 1, 1, 8)
         return
     if not CAN_REWRITE:
         raise ImageError(

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import Fill, Probability, positive_range
-from tpufeed.images.protocols import Draws, RandomlyApplied, copied
+from tpufeed.images.protocols import Draws, Fill, Probability, RandomlyApplied, copied, positive_range
 from tpufeed.images.rng import draw_between, noise
 
 _TRIES = range(1, 21, 2)

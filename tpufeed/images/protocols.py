@@ -1,14 +1,18 @@
-"""Protocols of ops, of which there are two kinds, and their contract of the memory `out`."""
+"""The contract of ops: their protocols, of which there are two kinds, their parameters, and the memory `out`.
 
-from collections.abc import Sequence
-from typing import Annotated, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
+Parameters are annotations that are checked. Each gives a value its one form, so that equal ops have equal descriptions:
+lists become tuples and numpy's numbers Python's; if a float is meant, an int becomes one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import numpy as np
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import CheckedOp, Fill
-from tpufeed.options import a_list
+from tpufeed.options import Rule, a_list, as_float, between, check_fields, is_number, is_whole
 
+_LONGEST_SIDE_PX = 16384
 Draws = Sequence[float]
 # From the place (x, y) in a result to the place (a x + b y + c, d x + e y + f) in the image, both in pixels; the middle
 # of the first pixel is (0.5, 0.5).
@@ -27,6 +31,63 @@ class Window(NamedTuple):
     width: int
     out_height: int
     out_width: int
+
+
+def positive_range(limit: float, or_one: bool = False) -> Rule:
+    """`(low, high)` with 0 < low <= high <= limit; with `or_one` a number is both."""
+
+    def fits(value: Any) -> bool:
+        low, high = (value, value) if or_one and is_number(value) else value if _are(is_number, value, 2) else (0, 0)
+        return 0 < low <= high <= limit
+
+    return Rule(
+        f"(low, high) with 0 < low <= high <= {limit:g}",
+        fits,
+        lambda value: (as_float(value), as_float(value)) if is_number(value) else tuple(map(as_float, value)),
+    )
+
+
+def spread(center: float, low: float, high: float) -> Rule:
+    """`(low, high)`, or a number for as much to either side of `center`, cut off at `low`."""
+
+    def fits(value: Any) -> bool:
+        if is_number(value):
+            return bool(0 <= value <= high - center)
+        return _are(is_number, value, 2) and low <= value[0] <= value[1] <= high
+
+    def form(value: Any) -> tuple[float, ...]:
+        if is_number(value):
+            return max(low, as_float(center - value)), as_float(center + value)
+        return tuple(map(as_float, value))
+
+    return Rule(
+        f"a number between 0 and {high - center:g}, or (low, high) with {low:g} <= low <= high <= {high:g}", fits, form
+    )
+
+
+def _whole(said: str, count: int, low: int, high: int) -> Rule:
+    """A whole number of `[low, high]`, or `count` of them."""
+
+    def fits(value: Any) -> bool:
+        return is_whole(value, low, high) or _are(lambda each: is_whole(each, low, high), value, count)
+
+    return Rule(said, fits, lambda value: tuple(map(int, value)) if isinstance(value, Sequence) else int(value))
+
+
+def _are(fits: Callable[[Any], bool], value: Any, count: int) -> bool:
+    """Return whether `value` is a sequence of `count` items, each of which fits. The items of bytes are no numbers."""
+    is_row = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+    return is_row and len(value) == count and all(map(fits, value))
+
+
+Probability = Annotated[float, between(0.0, 1.0)]
+SizePx = Annotated[
+    int | tuple[int, int],
+    _whole(f"one or two numbers of pixels between 1 and {_LONGEST_SIDE_PX}", 2, 1, _LONGEST_SIDE_PX),
+]
+Fill: TypeAlias = Annotated[  # one level for all channels, or (red, green, blue)
+    int | tuple[int, int, int], _whole("a level of 0 to 255, or (red, green, blue)", 3, 0, 255)
+]
 
 
 class Op(Protocol):
@@ -84,6 +145,15 @@ class MovingOp(PixelOp, Protocol):
 def is_op(value: object) -> TypeGuard[Op]:
     """Return true where `value` is an op that tpufeed can run."""
     return isinstance(value, WindowOp | PixelOp) and not isinstance(value, type)
+
+
+class CheckedOp:
+    """Base of ops: whoever makes one has its fields checked by their annotations. OptionErrors name the op."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{type(self).__name__}: ")
 
 
 class SameSizeOp(CheckedOp):

@@ -16,9 +16,8 @@ from tpufeed.images.color import (
     solarize,
 )
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import Fill
-from tpufeed.images.protocols import Affine, Draws, SameSizeOp, keep
-from tpufeed.images.resizing import cut_padded
+from tpufeed.images.protocols import Affine, Draws, Fill, SameSizeOp, keep
+from tpufeed.images.windows import cut_padded
 from tpufeed.options import between
 
 # Each takes the magnitude with its sign, -30 to 30; where the sign means nothing they leave it out of account. Those

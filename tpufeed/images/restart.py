@@ -1,6 +1,6 @@
 """Rewrite JPEGs without loss, by the C extension `_restart`: restart markers, and baseline for progressive."""
 
-from tpufeed.images.jpeg_header import MAX_PIXELS
+from tpufeed.images.header import MAX_PIXELS
 
 try:  # by its own name: asked for a name, the package imports all ops first, and these need this file
     from tpufeed.images._restart import add_markers as _add_markers
@@ -9,8 +9,6 @@ try:  # by its own name: asked for a name, the package imports all ops first, an
     CAN_REWRITE = True
 except ImportError:  # an sdist that was installed where no C compiler is
     CAN_REWRITE = False
-
-__all__ = ["CAN_REWRITE", "CannotRewrite", "add_markers", "to_baseline"]
 
 
 class CannotRewrite(Exception):
