@@ -11,7 +11,7 @@ from PIL import Image
 from tests.images.reading import decode_upright, segments_of
 from tpufeed.images.decoding import decode
 from tpufeed.images.header import read_jpeg_header
-from tpufeed.images.markers import choose_interval, encode_jpeg, find_mcu, mark_jpeg
+from tpufeed.images.markers import choose_interval, encode_jpeg, mark_jpeg
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 
 
@@ -52,7 +52,7 @@ def test_an_image_that_is_encoded_has_segments_within_3_percent(photos, name, qu
 def test_grey_images_stay_grey(photos):
     grey = np.asarray(Image.fromarray(decode_upright(photos["china.jpg"])).convert("L"))[:200, :300, None]
     data = encode_jpeg(np.ascontiguousarray(grey), 90)
-    assert find_mcu(data, read_jpeg_header(data)) == (8, 8)
+    assert read_jpeg_header(data).mcu == (8, 8)
     assert simplejpeg.decode_jpeg_header(data)[2] == "Gray"
     assert np.abs(simplejpeg.decode_jpeg(data, "GRAY").astype(int) - grey).mean() < 2
 

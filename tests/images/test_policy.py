@@ -14,7 +14,6 @@ from tests.images.reading import decode_upright, segments_of
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import decode
 from tpufeed.images.header import read_jpeg_header
-from tpufeed.images.markers import find_mcu
 from tpufeed.images.policy import ImagePolicy, store_image
 
 FULL, HEADER, EXACT = ImagePolicy(), ImagePolicy(check="header"), ImagePolicy(encode="exact")
@@ -250,7 +249,7 @@ def test_a_progressive_file_is_kept_or_becomes_baseline_without_loss(photos, enc
     small = encoded(picture.resize((60, 40)), "JPEG", progressive=True)
     stored = store_image(small, ImagePolicy(progressive="baseline"))
     assert stored.added_bytes is not None
-    assert find_mcu(stored.data, read_jpeg_header(stored.data)) is not None
+    assert read_jpeg_header(stored.data).mcu is not None
     np.testing.assert_array_equal(decode(stored.data), decode(small))
     for encode in ("exact", "png"):
         with pytest.raises(OptionError, match="progressive='baseline' rewrites JPEGs"):

@@ -13,6 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from tpufeed.errors import ImageError
 from tpufeed.images.header import (
     JPEG_START,
+    LOSSLESS,
     ImageHeader,
     JpegHeader,
     has_unnamed_band,
@@ -66,20 +67,12 @@ def decode(
     """
     if jpeg is None and data[:3] == JPEG_START:
         jpeg = read_jpeg_header(data)
-    space = "" if jpeg is None else _colour_space(data, jpeg)
-    if jpeg is None or space not in _SCALING or jpeg.is_lossless:
-        if jpeg is not None and (space or CAN_REWRITE):
-            _check_jpeg(data, jpeg, space)  # Pillow fills what it cannot decode with grey; this raises
-        return decode_by_pillow(data, "RGB")
-    height, width = -(-jpeg.height // reduce), -(-jpeg.width // reduce)
-    memory = None if buffer is None else buffer(height * width * 3)
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(
-            data, "RGB", fastupsample=fast, min_height=height, min_width=width, min_factor=reduce, buffer=memory
-        )
-    except ValueError as error:
-        raise ImageError(_jpeg_reason(error), f"the JPEG does not decode: {error}") from error
-    return pixels
+    if jpeg is not None:
+        pixels = _decode_jpeg(data, jpeg, "RGB", reduce, fast, buffer)
+        if pixels is not None:
+            return pixels
+        _check_jpeg(data, jpeg, must=False)  # Pillow fills what it cannot decode with grey; this raises
+    return decode_by_pillow(data, "RGB")
 
 
 def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: int = 255) -> Pixels:
@@ -98,11 +91,10 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
         ImageError: unreadable, truncated, unsupported or too_large.
     """
     if header.jpeg is not None:
-        space = _colour_space(data, header.jpeg)
-        if space in _SCALING and not header.jpeg.is_lossless:
-            wanted = "GRAY" if header.channels == 1 else "RGB"
-            return _decode_jpeg(data, wanted, -(-header.height // reduce), -(-header.width // reduce), reduce)
-        _check_jpeg(data, header.jpeg, space)  # Pillow fills what it cannot decode with grey
+        found = _decode_jpeg(data, header.jpeg, "GRAY" if header.channels == 1 else "RGB", reduce)
+        if found is not None:
+            return found
+        _check_jpeg(data, header.jpeg)  # Pillow fills what it cannot decode with grey
     mode = "L" if header.channels == 1 else "RGB"
     pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
@@ -120,14 +112,11 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
     Raises:
         ImageError: unreadable, truncated, unsupported or too_large.
     """
-    space = ""
-    if header.jpeg is not None:
-        space = _colour_space(data, header.jpeg)
-        _check_jpeg(data, header.jpeg, space)
+    is_decoded = header.jpeg is not None and _check_jpeg(data, header.jpeg)
     if header.format == "png" and header.plain and not data[28]:  # of 8 bits, neither animated nor interlaced
         check_png_rows(data)
         _open_by_pillow(one_pixel_of(data), _load)
-    elif not space:  # also of JPEGs of rare subsamplings, which libjpeg may not decode though all codes are right
+    elif not is_decoded:  # also a JPEG of a rare subsampling: libjpeg may refuse it though all codes are right
         _open_by_pillow(data, _load)
 
 
@@ -162,50 +151,77 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     return _open_by_pillow(data, lambda image, _: image).size[::-1]
 
 
-def _colour_space(data: bytes | memoryview, jpeg: JpegHeader) -> str:
-    """Return the space in which simplejpeg can decode a JPEG; "" for the rare subsamplings that only Pillow knows."""
-    space = ""
+def _decode_jpeg(
+    data: bytes | memoryview,
+    jpeg: JpegHeader,
+    wanted: str,
+    reduce: int = 1,
+    fast: bool = False,
+    buffer: Buffer | None = None,
+) -> Pixels | None:
+    """Decode a JPEG strictly, by libjpeg-turbo.
+
+    Args:
+        data: the JPEG.
+        jpeg: its header, or that of a larger one of which it is a part.
+        wanted: "RGB" or "GRAY"; or "", for the pixels that take the least time.
+        reduce: as in `decode`; likewise fast and buffer.
+
+    Returns:
+        None if only Pillow can make what is wanted: of CMYK, lossless JPEGs, or rare subsamplings.
+
+    Raises:
+        ImageError: unreadable, truncated or unsupported.
+    """
+    is_lossless = jpeg.kind == LOSSLESS
     try:
         space = simplejpeg.decode_jpeg_header(data)[2]
     except KeyError:  # 4:4:1
-        pass
+        return None
     except ValueError as error:
-        if "subsampling" not in str(error):
-            raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
-    if jpeg.is_lossless and space in ("YCbCr", "YCCK"):
+        if "subsampling" in str(error):
+            return None
+        raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
+    if is_lossless and space in ("YCbCr", "YCCK"):
         raise ImageError("unsupported", f"a lossless JPEG in {space}, which libjpeg-turbo does not convert to RGB")
-    return space
+    height, width = -(-jpeg.height // reduce), -(-jpeg.width // reduce)
+    if wanted and (is_lossless or space not in _SCALING):
+        return None
+    if not wanted:
+        wanted = "CMYK" if space in ("CMYK", "YCCK") else "RGB" if is_lossless and space == "RGB" else "GRAY"
+        if not is_lossless:  # as small as can be; sides of 0 would make simplejpeg ignore `min_factor`
+            height, width, reduce = 1, 1, 8
+    memory = None if buffer is None else buffer(height * width * 3)
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            data, wanted, fastupsample=fast, min_height=height, min_width=width, min_factor=reduce, buffer=memory
+        )
+    except ValueError as error:
+        reason = "truncated" if "premature end of jpeg" in str(error).lower() else "unreadable"
+        raise ImageError(reason, f"the JPEG does not decode: {error}") from error
+    return pixels
 
 
-def _check_jpeg(data: bytes | memoryview, jpeg: JpegHeader, space: str) -> None:
-    """Follow all codes of a JPEG, in the way that takes the least time. Raises ImageError if one is wrong."""
-    if space:
-        wanted = "CMYK" if space in ("CMYK", "YCCK") else "GRAY"
-        if jpeg.is_lossless:  # never reduced, see `header`, nor its colours changed
-            _decode_jpeg(data, "RGB" if space == "RGB" else wanted, jpeg.height, jpeg.width, 1)
-        else:
-            _decode_jpeg(data, wanted, 1, 1, 8)
-        return
-    if not CAN_REWRITE:
+def _check_jpeg(data: bytes | memoryview, jpeg: JpegHeader, must: bool = True) -> bool:
+    """Follow all codes of a JPEG, in the way that takes the least time. Raises ImageError if one is wrong.
+
+    Returns:
+        False for a rare subsampling, which only Pillow decodes. Its codes are not followed without the C extension:
+        that is an error if they `must` be.
+    """
+    if _decode_jpeg(data, jpeg, "") is not None:
+        return True
+    if CAN_REWRITE:
+        try:
+            to_baseline(bytes(data))
+        except CannotRewrite as error:
+            reason = {"truncated": "truncated", "arithmetic, lossless or hierarchical": "unsupported"}.get(str(error))
+            raise ImageError(reason or "unreadable", f"the JPEG does not decode: {error}") from error
+    elif must:
         raise ImageError(
             "unsupported", "a JPEG of a rare subsampling: to check it takes tpufeed's C extension (docs/install.md)"
         )
-    try:
-        to_baseline(bytes(data))
-    except CannotRewrite as error:
-        reason = {"truncated": "truncated", "arithmetic, lossless or hierarchical": "unsupported"}.get(str(error))
-        raise ImageError(reason or "unreadable", f"the JPEG does not decode: {error}") from error
-
-
-def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min_width: int, reduce: int) -> Pixels:
-    """Decode a JPEG at the smallest size of at least these sides: positive, or simplejpeg ignores `min_factor`."""
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(
-            data, colorspace, min_height=min_height, min_width=min_width, min_factor=reduce
-        )
-    except ValueError as error:
-        raise ImageError(_jpeg_reason(error), f"the JPEG does not decode: {error}") from error
-    return pixels
+    return False
 
 
 def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
@@ -271,10 +287,6 @@ def _transparent_where(image: Image.Image, data: bytes, colour: tuple[int, ...])
     del result.info["transparency"]
     result.putalpha(Image.fromarray(np.where(is_clear, np.uint8(0), np.uint8(255))))
     return result
-
-
-def _jpeg_reason(error: ValueError) -> str:
-    return "truncated" if "premature end of jpeg" in str(error).lower() else "unreadable"
 
 
 def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:

@@ -41,6 +41,10 @@ _INTERVAL = struct.Struct(">H")
 _FRAME = struct.Struct(">HHB")  # height, width, components; behind the precision
 _FILL = re.compile(rb"\xff*")
 _NEXT = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # behind a scan: no stuffed byte, no restart marker
+_MCUS = {  # by the factors of 4:4:4, 4:2:2, 4:4:0, 4:2:0 and 4:1:1
+    bytes((across << 4 | down, 0x11, 0x11)): (8 * down, 8 * across)
+    for across, down in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
+}
 _TABLES = frozenset({0xFFC4, 0xFFDB})
 _NOTES = frozenset({*range(0xFFE0, 0xFFF0), 0xFFFE})
 _JFIF, _EXIF, _ICC, _ADOBE = 0xFFE0, 0xFFE1, 0xFFE2, 0xFFEE
@@ -48,8 +52,8 @@ _START_OF_FRAME = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
 _STANDALONE = frozenset({0xFF01, *range(0xFFD0, 0xFFD8)})
 _START, _END, _SCAN, _RESTART_INTERVAL, _FILLED = 0xFFD8, 0xFFD9, 0xFFDA, 0xFFDD, 0xFFFF
 _SCAN_BYTES = np.uint16(0xDAFF)  # as a little-endian number
-_LOSSLESS = 0xC3
-_HUFFMAN = frozenset({0xC0, 0xC1, 0xC2, _LOSSLESS})
+LOSSLESS = 0xC3
+_HUFFMAN = frozenset({0xC0, 0xC1, 0xC2, LOSSLESS})
 _ARITHMETIC = frozenset({0xC9, 0xCA})
 _PROGRESSIVE = frozenset({0xC2, 0xCA})
 # libjpeg-turbo's own tools have this limit, too. Photographs have some 10 scans, those of mozjpeg 15 at most.
@@ -72,7 +76,8 @@ class JpegHeader(NamedTuple):
     """What a JPEG says before its first scan.
 
     Attributes:
-        kind: the second byte of its frame's marker: 0xC0 and 0xC1 are baseline, 0xC2 progressive.
+        kind: the second byte of its frame's marker: 0xC0 and 0xC1 are baseline, 0xC2 progressive. 0xC3 is lossless: the
+            decoder cannot reduce the image, and must not be asked to.
         height: in pixels; likewise width.
         components: 1, 3 or 4.
         frame: where the frame's marker is.
@@ -82,7 +87,8 @@ class JpegHeader(NamedTuple):
             the offset is that of the marker.
         interval: MCUs of a restart interval; 0 if there is none.
         empty: where the first segment with a length below 2 is; 0 if there is none.
-        usual: all other segments are tables of a Huffman-coded JPEG.
+        mcu: (height, width) of an MCU in pixels; None unless it is a baseline JPEG of one scan, usually subsampled, and
+            all other segments are tables.
     """
 
     kind: int
@@ -95,12 +101,7 @@ class JpegHeader(NamedTuple):
     notes: list[tuple[int, int, int]]
     interval: int
     empty: int
-    usual: bool
-
-    @property
-    def is_lossless(self) -> bool:
-        """True if the decoder cannot reduce the image, and must not be asked to."""
-        return self.kind == _LOSSLESS
+    mcu: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ def read_jpeg_header(data: bytes | memoryview, check_scans: bool = True) -> Jpeg
     has_scans = check_scans and (header.scanned != components or kind in _PROGRESSIVE)
     # Each block has a bit of its DC level at least, and one of its AC levels but in progressive scans. A header that
     # promises more would have the decoder fill an image of grey, or coefficients of a gigabyte.
-    room = (len(data) - header.scan) * (8 if kind in (0xC2, _LOSSLESS) else 4)
+    room = (len(data) - header.scan) * (8 if kind in (0xC2, LOSSLESS) else 4)
     most_blocks = components * -(-height // 8) * -(-width // 8)  # to count them takes 3 us
     if has_scans or most_blocks > room:
         blocks = _count_blocks(data, header)
@@ -274,7 +275,10 @@ def _walk_jpeg(data: bytes | memoryview) -> JpegHeader:
         raise ImageError("unreadable", "a JPEG without a frame header")
     height, width, components = _FRAME.unpack_from(data, frame + 5)
     kind, scanned = data[frame + 1], data[offset + 4]
-    return JpegHeader(kind, height, width, components, frame, offset, scanned, notes, interval, empty, usual)
+    is_plain = usual and not empty and kind in SEQUENTIAL and scanned == components
+    factors = bytes(data[frame + 11 : frame + 10 + 3 * components : 3])
+    mcu = None if not is_plain else (8, 8) if components == 1 else _MCUS.get(factors)  # one alone is never interleaved
+    return JpegHeader(kind, height, width, components, frame, offset, scanned, notes, interval, empty, mcu)
 
 
 def _count_blocks(data: bytes | memoryview, header: JpegHeader) -> dict[int, int]:

@@ -12,7 +12,7 @@ from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import JPEG_START, read_jpeg_header
 from tpufeed.images.markers import Box, find_segments
 from tpufeed.images.mending import mend, orientation_of
-from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, is_op, keep
+from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, keep
 from tpufeed.images.rng import uniforms
 from tpufeed.images.windows import (
     cut_padded,
@@ -40,7 +40,7 @@ class Pipeline:
 
     def __init__(self, ops: Sequence[Op], seed: int, fast: bool = False, upright: bool = False) -> None:
         for op in ops:
-            if not is_op(op):
+            if not isinstance(op, WindowOp | PixelOp) or isinstance(op, type):
                 raise OptionError(
                     "ops are tpufeed.images.RandomResizedCrop(size=224) and its like, and for a function of your own "
                     f"Custom('module:function'), not {op!r}"
@@ -225,7 +225,9 @@ def run_views(
     if cut is not None and jpeg is not None:
         data, origin, size = memoryview(cut.data), (cut.top, cut.left), (cut.height, cut.width)
         jpeg = jpeg._replace(height=cut.height, width=cut.width)
-    pixels = turn(decode(data, reduce, buffer, one.fast, jpeg), orientation)
+    pixels = decode(data, reduce, buffer, one.fast, jpeg)
+    if orientation > 1:
+        pixels = turn(pixels, orientation)
     reduced = 1 if pixels.shape[:2] == size else reduce
     return [
         pipeline._run(pixels, window, drawn, out, reduced, origin)

@@ -165,7 +165,14 @@ def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage
 
 def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
-    is_kept = _is_kept(header, policy)
+    size = (header.height, header.width)
+    # An orientation that is ignored goes from a JPEG or WebP without a change to the rest; a PNG's chunk has a CRC.
+    turns = header.orientation != 1 and (policy.exif == "apply" or header.format == "png")
+    fits = policy.presize_px is None or (
+        scaled_size(*size, policy.presize_px, policy.presize_mode) == size
+        and (policy.presize_mode != "fit" or header.height == header.width)
+    )
+    is_kept = header.plain and not turns and fits and not (header.channels == 1 and policy.greyscale == "rgb")
     stored_format: StoredFormat = "png"
     match policy.encode:
         case "jpeg" | "png" | "webp" as wanted:
@@ -190,7 +197,7 @@ def _keep(
             marked = mark_jpeg(stored, header.jpeg, policy.progressive == "baseline")
         except CannotRewrite as error:
             unmarked = str(error)
-    if policy.check == "full" and (marked is stored or not is_sound(stored, marked, header)):
+    if policy.check == "full" and (marked is stored or not is_sound(marked, header)):
         try:
             check_pixels(marked, header)  # follows every code
         except ImageError:
@@ -311,21 +318,6 @@ def _read(data: bytes, policy: ImagePolicy, name: str) -> tuple[ImageHeader, tup
         if getattr(policy, case) == "reject":
             raise ImageError("unsupported", f"the policy for {case} is to reject")
     return header, odd
-
-
-def _is_kept(header: ImageHeader, policy: ImagePolicy) -> bool:
-    """Return true where the image needs no change but, at most, to lose an orientation that is ignored."""
-    if not header.plain:
-        return False
-    if header.orientation != 1 and (policy.exif == "apply" or header.format == "png"):  # its chunk has a CRC
-        return False
-    if header.channels == 1 and policy.greyscale == "rgb":
-        return False
-    if policy.presize_px is None:
-        return True
-    size = (header.height, header.width)
-    square = policy.presize_mode != "fit" or header.height == header.width
-    return square and scaled_size(*size, policy.presize_px, policy.presize_mode) == size
 
 
 def scaled_size(height: int, width: int, side_px: int, mode: PresizeMode) -> tuple[int, int]:

@@ -5,7 +5,7 @@ lists become tuples and numpy's numbers Python's; if a float is meant, an int be
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -35,43 +35,41 @@ class Window(NamedTuple):
 
 def positive_range(limit: float, or_one: bool = False) -> Rule:
     """`(low, high)` with 0 < low <= high <= limit; with `or_one` a number is both."""
-
-    def fits(value: Any) -> bool:
-        low, high = (value, value) if or_one and is_number(value) else value if _are(is_number, value, 2) else (0, 0)
-        return 0 < low <= high <= limit
-
     return Rule(
         f"(low, high) with 0 < low <= high <= {limit:g}",
-        fits,
+        lambda value: (
+            or_one and 0 < value <= limit
+            if is_number(value)
+            else _are(is_number, value, 2) and 0 < value[0] <= value[1] <= limit
+        ),
         lambda value: (as_float(value), as_float(value)) if is_number(value) else tuple(map(as_float, value)),
     )
 
 
 def spread(center: float, low: float, high: float) -> Rule:
     """`(low, high)`, or a number for as much to either side of `center`, cut off at `low`."""
-
-    def fits(value: Any) -> bool:
-        if is_number(value):
-            return bool(0 <= value <= high - center)
-        return _are(is_number, value, 2) and low <= value[0] <= value[1] <= high
-
-    def form(value: Any) -> tuple[float, ...]:
-        if is_number(value):
-            return max(low, as_float(center - value)), as_float(center + value)
-        return tuple(map(as_float, value))
-
     return Rule(
-        f"a number between 0 and {high - center:g}, or (low, high) with {low:g} <= low <= high <= {high:g}", fits, form
+        f"a number between 0 and {high - center:g}, or (low, high) with {low:g} <= low <= high <= {high:g}",
+        lambda value: (
+            0 <= value <= high - center
+            if is_number(value)
+            else _are(is_number, value, 2) and low <= value[0] <= value[1] <= high
+        ),
+        lambda value: (
+            (max(low, as_float(center - value)), as_float(center + value))
+            if is_number(value)
+            else tuple(map(as_float, value))
+        ),
     )
 
 
 def _whole(said: str, count: int, low: int, high: int) -> Rule:
     """A whole number of `[low, high]`, or `count` of them."""
-
-    def fits(value: Any) -> bool:
-        return is_whole(value, low, high) or _are(lambda each: is_whole(each, low, high), value, count)
-
-    return Rule(said, fits, lambda value: tuple(map(int, value)) if isinstance(value, Sequence) else int(value))
+    return Rule(
+        said,
+        lambda value: is_whole(value, low, high) or _are(lambda each: is_whole(each, low, high), value, count),
+        lambda value: tuple(map(int, value)) if isinstance(value, Sequence) else int(value),
+    )
 
 
 def _are(fits: Callable[[Any], bool], value: Any, count: int) -> bool:
@@ -140,11 +138,6 @@ class MovingOp(PixelOp, Protocol):
 
     def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
         """Return the steps for an image of this size: from places after a step to those before it; none if skipped."""
-
-
-def is_op(value: object) -> TypeGuard[Op]:
-    """Return true where `value` is an op that tpufeed can run."""
-    return isinstance(value, WindowOp | PixelOp) and not isinstance(value, type)
 
 
 class CheckedOp:
