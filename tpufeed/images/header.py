@@ -246,7 +246,8 @@ def _walk_jpeg(data: bytes | memoryview) -> JpegHeader:
 
     Raises struct.error or IndexError if the file ends before the scan.
     """
-    notes, offset, frame, interval, empty, usual = list[tuple[int, int, int]](), 2, 0, 0, 0, True
+    notes: list[tuple[int, int, int]] = []  # list[...]() takes 0.3 us
+    offset, frame, interval, empty, is_usual = 2, 0, 0, 0, True
     while True:
         marker, length = _SEGMENT.unpack_from(data, offset)
         if marker not in _TABLES:
@@ -259,7 +260,7 @@ def _walk_jpeg(data: bytes | memoryview) -> JpegHeader:
             elif marker == _RESTART_INTERVAL:
                 (interval,) = _INTERVAL.unpack_from(data, offset + 4)
             else:
-                usual = False
+                is_usual = False
                 if marker in _STANDALONE:
                     offset += 2
                     continue
@@ -275,9 +276,10 @@ def _walk_jpeg(data: bytes | memoryview) -> JpegHeader:
         raise ImageError("unreadable", "a JPEG without a frame header")
     height, width, components = _FRAME.unpack_from(data, frame + 5)
     kind, scanned = data[frame + 1], data[offset + 4]
-    is_plain = usual and not empty and kind in SEQUENTIAL and scanned == components
-    factors = bytes(data[frame + 11 : frame + 10 + 3 * components : 3])
-    mcu = None if not is_plain else (8, 8) if components == 1 else _MCUS.get(factors)  # one alone is never interleaved
+    is_plain = is_usual and not empty and kind in SEQUENTIAL and scanned == components
+    at = slice(frame + 11, frame + 10 + 3 * components, 3)
+    # A single component is never interleaved: its MCU is a block, whatever its factors.
+    mcu = None if not is_plain else (8, 8) if components == 1 else _MCUS.get(bytes(data[at]))
     return JpegHeader(kind, height, width, components, frame, offset, scanned, notes, interval, empty, mcu)
 
 
@@ -391,7 +393,8 @@ class ColourNotes(NamedTuple):
 
 def find_colour_notes(data: bytes | bytearray, header: JpegHeader) -> ColourNotes:
     """Find the segments of `header.notes` that tell the meaning of colours."""
-    jfif, adobe, profile = list[int](), 0, list[tuple[int, int]]()
+    jfif: list[int] = []
+    adobe, profile = 0, []
     for marker, offset, length in header.notes:
         start, stop = offset + 4, offset + 2 + length
         if marker == _JFIF and length >= 16 and data.startswith(b"JFIF\0", start):
