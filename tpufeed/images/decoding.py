@@ -27,7 +27,7 @@ from tpufeed.images.unwritten import PNG_SCALES, check_ccitt, check_png_rows, it
 _LINE_BYTES = 32  # of AVX2's stores
 _SCALING = ("Gray", "RGB", "YCbCr")  # colour spaces that simplejpeg decodes to grey or RGB, at any size
 Pixels = npt.NDArray[np.uint8]
-Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
+Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least this size, free to be overwritten
 
 
 def make_scratch(size: int) -> Pixels:
@@ -57,7 +57,7 @@ def decode(
             domain, which is both faster and free of aliasing. Other formats, CMYK and lossless JPEGs come out at full
             size.
         buffer: gives memory to decode into, to spare page faults; the pixels are then a view of it.
-        fast: repeat a JPEG's colour samples in place of interpolating between them: 4 % faster, 0.4 levels off on
+        fast: repeat a JPEG's colour samples instead of interpolating between them: 4 % faster, 0.4 levels off on
             average once a crop is resized. TensorFlow's default, the fast inverse transform, is 1.3 levels off for
             2 % (benchmarks/bench_decode.py).
         jpeg: the header of a JPEG that has been read already.
@@ -106,8 +106,8 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
 def check_pixels(data: bytes, header: ImageHeader) -> None:
     """Refuse what `decode` refuses, in less time: of a JPEG only the entropy code is decoded.
 
-    That is all that can fail in a JPEG. Of 9,100 damaged files, and 2,400 in CMYK, the one at 1/8 refused those that
-    the full one did and no others (tests/images/test_decoding_checks.py repeats it with fewer), in two thirds of the time.
+    That is all that can fail in a JPEG. Of 9,100 damaged files, and 2,400 in CMYK, decoding at 1/8 refused those that
+    full decoding did and no others, in two thirds of the time (tests/images/test_decoding_checks.py, with fewer files).
 
     Raises:
         ImageError: unreadable, truncated, unsupported or too_large.
@@ -118,15 +118,6 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
         _open_by_pillow(one_pixel_of(data), _load)
     elif not is_decoded:  # also a JPEG of a rare subsampling: libjpeg may refuse it though all codes are right
         _open_by_pillow(data, _load)
-
-
-def decodes_strictly(data: bytes) -> bool:
-    """Return true where a JPEG decodes by a decoder that passes over no damage, as Pillow does."""
-    try:
-        check_pixels(data, read_header(data))
-    except ImageError:
-        return False
-    return True
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:

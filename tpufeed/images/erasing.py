@@ -16,7 +16,7 @@ _TOP, _LEFT, _NOISE = 21, 22, 23
 class RandomErasing(RandomlyApplied):
     """A random rectangle erased with probability `p` (torchvision's rule).
 
-    Ten tries for one that is smaller than the image in both directions; then none is erased.
+    Ten tries for one that is smaller than the image in both directions; then nothing is erased.
 
     Attributes:
         p: the probability.

@@ -4,9 +4,9 @@ A restart interval begins on a byte border, with its predictors reset (ITU-T T.8
 intervals, behind a header with its height and width, is a JPEG with the pixels of the whole image, and a decoder sees
 only that.
 
-A marker costs some 3.3 to 3.9 bytes: two of its own, the rest of a byte, and DC levels in place of differences. The
+A marker costs 3.3 to 3.9 bytes: its own two, the rest of a byte, and DC levels instead of differences. The
 shorter the intervals, the fewer pixels around a window are decoded. So an image has as many markers as fit into a share
-of its bytes: 1 % where a file is kept, 3 % where it is encoded, which mostly makes it smaller.
+of its bytes: 1 % if the file is kept, 3 % if it is encoded, which mostly makes it smaller.
 
 The markers are found by a search. numpy takes 11 us for 30 KB and 18 us for 80 KB. An index in the file would have to
 be checked against the bytes, which takes about as long, and would cost 2 bytes a segment: see
@@ -41,9 +41,9 @@ _BYTES_A_PIXEL = ((95, 0.7), (85, 0.3), (70, 0.18), (0, 0.1))  # of photographs,
 
 
 def choose_interval(mcus: tuple[int, int], size_bytes: int, growth: float, marker_bytes: float = _MARKER_BYTES) -> int:
-    """Return the MCUs of a restart interval; 0 where an image is better without.
+    """Return the MCUs of a restart interval; 0 if an image is better without.
 
-    It divides a row: a segment that goes on in the next row is part of no rectangle.
+    It divides a row: a segment that continues in the next row is not part of a rectangle.
 
     Args:
         mcus: rows and columns of them in the image.
@@ -85,7 +85,7 @@ def mark_jpeg(data: bytes, header: JpegHeader, baseline: bool = False) -> bytes:
     """Return a JPEG with the same coefficients and metadata, and restart markers that serve.
 
     Args:
-        data: a JPEG; it is returned as it is if it has such markers already.
+        data: a JPEG; it is returned unchanged if it has such markers already.
         header: what it says before its first scan.
         baseline: make a baseline JPEG of a progressive one, though it may be too small for markers.
 
@@ -207,7 +207,7 @@ class Segments:
         codes_at += len(copy) - codes_at[-1] - 1
         view = np.frombuffer(copy, np.uint8)
         view[codes_at] = _CODES[: len(codes_at)]
-        view[-1] = _END[0]  # an end marker in place of the last restart marker
+        view[-1] = _END[0]  # an end marker instead of the last restart marker
         _SIZE.pack_into(copy, self.size_at, cut_height, cut_width)
         return Cut(copy, first * tall, left * wide, cut_height, cut_width)
 

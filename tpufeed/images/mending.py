@@ -1,11 +1,11 @@
-"""JPEGs whose pixels are all there though bytes between their segments are not in order: mended, and their headers."""
+"""Mend JPEGs whose pixels are all there, though bytes between their segments are not in order; read their headers."""
 
 import re
 
 import numpy as np
 
 from tpufeed.errors import ImageError
-from tpufeed.images.decoding import decode_by_pillow, decodes_strictly, image_size
+from tpufeed.images.decoding import check_pixels, decode_by_pillow, image_size
 from tpufeed.images.header import (
     ALL_COEFFICIENTS,
     SEQUENTIAL,
@@ -32,16 +32,15 @@ def mend(data: bytes | memoryview, error: ImageError) -> bytes:
     Left out are bytes behind segments that tell no pixels (EXIF, comments), bytes of one value that fill the end of a
     scan, an ICC profile with misnumbered or missing parts, and what follows the end marker. A JFIF version, an Adobe
     transform and a range of coefficients that libjpeg does not know become what it takes them for. A missing end marker
-    is added where no part of a scan is missing. Bytes
-    behind a table may be its end, and other bytes behind a scan the rest of it: a damaged bit makes decoders lose step,
-    and they end early. Such a file stays refused.
+    is added if no part of a scan is missing. Bytes behind a table may be its end, and other bytes behind a scan the
+    rest of it: a damaged bit makes decoders lose step, and they end early. Such a file stays refused.
 
     Args:
         data: all of the file.
         error: why strict decoding refused it.
 
     Raises:
-        ImageError: `error`, where `data` is not such a JPEG.
+        ImageError: `error`, if `data` is not such a JPEG.
     """
     if error.reason in ("unreadable", "truncated") and sniff(data) == "jpeg":
         whole = bytes(data)
@@ -81,9 +80,8 @@ def seen_size(data: bytes | memoryview, upright: bool) -> tuple[int, int]:
 
 
 def _is_sound(copy: bytes, whole: bytes) -> bool:
-    if not decodes_strictly(copy):
-        return False
     try:
+        check_pixels(copy, read_header(copy))
         # Pillow passes over stray bytes, but wants an end marker; a second one is not read.
         return np.array_equal(decode_by_pillow(copy, "RGB"), decode_by_pillow(whole + b"\xff\xd9", "RGB"))
     except ImageError:
@@ -91,7 +89,7 @@ def _is_sound(copy: bytes, whole: bytes) -> bool:
 
 
 def _copy_segments(data: bytes, trim: bool) -> bytes | None:
-    """Copy segments and scans as libjpeg finds them; None where bytes between may matter, or a scan is missing.
+    """Copy segments and scans as libjpeg finds them; None if bytes between may matter, or a scan is missing.
 
     `trim` leaves out bytes of one value at the ends of scans.
     """

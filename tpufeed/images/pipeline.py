@@ -32,10 +32,10 @@ class Pipeline:
     """A sequence of ops that runs over images. Immutable and safe to share between threads.
 
     Args:
-        ops: in their order.
-        seed: of their random numbers.
+        ops: run in this order.
+        seed: seeds their random numbers.
         fast: as in `decode`.
-        upright: encoded images are turned by their EXIF orientation, and ops see them turned.
+        upright: turn encoded images by their EXIF orientation before ops see them.
     """
 
     def __init__(self, ops: Sequence[Op], seed: int, fast: bool = False, upright: bool = False) -> None:
@@ -58,7 +58,7 @@ class Pipeline:
         self._first_window = self._steps[0][0] if self._steps else None
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return `(height, width)` of the results for images of `size`; None where it differs from image to image."""
+        """Return `(height, width)` of the results for images of `size`; None if it differs from image to image."""
         for op in self.ops:
             size = op.output_size(size)
         return size
@@ -74,11 +74,11 @@ class Pipeline:
         """Return where the pixels of the result lie in an image of this size: no pixel is needed for it.
 
         Args:
-            height: of the image as ops see it, turned upright; likewise width.
-            draws: one entry an op.
+            height: of the image as ops see it; likewise width.
+            draws: one entry per op.
 
         Raises:
-            ImageError: the result would be too large, as `run` says, too.
+            ImageError: the result would be too large, as for `run`.
         """
         found = Geometry.identity(height, width)
         for (window_op, _, _), moving_op, drawn in zip(self._steps, self._moving, draws, strict=True):
@@ -104,7 +104,7 @@ class Pipeline:
         Args:
             data: an encoded image, or its uint8 pixels in C order.
             shape: of the pixels; None or () if `data` is encoded.
-            draws: one entry an op.
+            draws: one entry per op.
             out: uint8 C-contiguous memory of the result's shape; it is what is returned.
             buffer: memory to decode into, see `decode`.
 
@@ -238,7 +238,7 @@ def run_views(
 def _cut(
     pixels: Pixels, window: Window, fill: Fill, out: Pixels | None, size: tuple[int, int] | None
 ) -> tuple[Pixels, tuple[int, int] | None]:
-    """Cut a window. A thin image that would become too large stays as it is, to be cut by the next op.
+    """Cut a window. A thin image that would become too large is left for the next op to cut.
 
     Args:
         pixels: the image.
@@ -271,8 +271,8 @@ def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draw
 
     Args:
         pipeline: its ops are run.
-        pixels: uint8 RGB of any size; stays as it is.
-        draws: one entry an op.
+        pixels: uint8 RGB of any size; not changed.
+        draws: one entry per op.
 
     Raises:
         OpError: names the first op that gives other pixels the second time; or an op failed.

@@ -1,4 +1,4 @@
-"""An image file on its way into a shard: checked, kept as it is, or shrunk and encoded again, by a policy.
+"""Store an image file by a policy: checked, and kept, or shrunk and encoded again.
 
 Images are shrunk apart from `resizing`, which serves training and prefers speed. A JPEG is decoded at 1/2, 1/4 or 1/8
 as long as 1.9 times the wanted size is left: below that the DCT's own filter shows. The rest is a Lanczos filter, whose
@@ -51,11 +51,11 @@ class ImagePolicy:
         encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change; JPEG and WebP that do become
             JPEG, all else PNG. A format stores that one alone. "exact" is "keep" without `restart_markers` and without
             mending: what needs no change is stored byte for byte.
-        quality: of JPEG and WebP that are encoded anew.
+        quality: of JPEG and WebP that are encoded again.
         presize_px: shrink images to this side, never enlarge; None keeps sizes.
         presize_mode: which side that is: the shorter one, the longer one, or the shorter one and then the middle square
             is cut out ("fit": all images are presize_px x presize_px, but those that are smaller, which are only cut).
-        max_pixels: images of more are refused before anything is decoded (reason too_large).
+        max_pixels: images with more pixels are refused, without decoding them (reason too_large).
         min_side_px: images with a shorter side below it are refused (reason too_small).
         exif: an orientation is applied, or ignored: the pixels are taken as stored, and no tag is left that would turn
             them in other decoders. A JPEG or WebP that may be kept loses nothing by that: the tag's value becomes 1
@@ -70,11 +70,11 @@ class ImagePolicy:
             image say nothing.
         damaged: a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, loses the bytes that strict
             decoders stumble over. With check="header" damage behind the first scan's header is not looked for, but for
-            a missing end marker. With encode="exact" such a file is stored as it is, and loaders mend it each time.
+            a missing end marker. With encode="exact" such a file is stored unchanged, and loaders mend it each time.
         progressive: a JPEG that is kept stays progressive, or becomes "baseline" without loss, which decodes two to
             three times as fast and can have restart markers.
         restart_markers: JPEGs that are kept get some without loss, so that loaders decode only the window they need,
-            see `markers`. None is true where tpufeed has its C extension and `encode` is "keep" or "jpeg".
+            see `markers`. None is true if tpufeed has its C extension and `encode` is "keep" or "jpeg".
     """
 
     check: Check = "full"
@@ -122,7 +122,7 @@ class StoredImage:
         kept: `data` is the file's own bytes, or holds the same coefficients with restart markers.
         mended: or all of them but those that were damage.
         odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
-        added_bytes: by restart markers to a JPEG that is kept; None where it is stored without new ones.
+        added_bytes: by restart markers to a JPEG that is kept; None if it is stored without new ones.
         unmarked: why such a JPEG could not get any.
         source: height and width of the file's image, turned as `ImagePolicy.exif` says, before presizing.
         orientation: of the file by EXIF, 1 to 8, whether it was applied or not.
@@ -276,8 +276,8 @@ def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> G
 def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
     """Return the image of a file for ops to run over, and the odd cases that were met.
 
-    That is the file's own bytes, which `decode` makes upright RGB of, where it shows nothing odd; else uint8 RGB pixels
-    of shape (height, width, 3) as `policy` wants them. Presizing and encoding are left out of account.
+    An image that shows nothing odd stays the file's own bytes, which `decode` makes upright RGB of. Any other becomes
+    uint8 RGB pixels of shape (height, width, 3) as `policy` wants them. Nothing is presized or encoded.
 
     Raises:
         ImageError: with its reason code; the bytes that are returned may still not decode.

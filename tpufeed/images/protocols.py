@@ -100,7 +100,7 @@ class Op(Protocol):
         """Number of uniform random numbers that a sample needs."""
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return `(height, width)` of the results for images of `size`; None where it differs from image to image."""
+        """Return `(height, width)` of the results for images of `size`; None if it differs from image to image."""
 
 
 Ops: TypeAlias = Annotated[Sequence[Op], a_list("ops, like [RandomResizedCrop(size=224), HorizontalFlip()]")]
@@ -123,12 +123,12 @@ class PixelOp(Op, Protocol):
     """An op that maps pixels at an unchanged size."""
 
     def skips(self, draws: Draws) -> bool:
-        """Return true where these draws leave the image as it is."""
+        """Return true if these draws leave the image unchanged."""
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        """Return the new pixels: in `out` (C-contiguous, of the image's shape, maybe the image itself) where given.
+        """Return the new pixels: in `out` (C-contiguous, of the image's shape, maybe the image itself) if given.
 
-        `image` may be read-only and of any strides; it changes only where it is `out`.
+        `image` may be read-only and of any strides; it changes only if it is `out`.
         """
 
 
@@ -169,7 +169,7 @@ class RandomlyApplied(SameSizeOp):
 
 
 def keep(image: Pixels, out: Pixels | None) -> Pixels:
-    """Return the image unchanged: copied to `out`, or itself where there is none."""
+    """Return the image unchanged: copied to `out`, or itself without one."""
     if out is None or out is image:
         return image
     np.copyto(out, image)
@@ -177,10 +177,10 @@ def keep(image: Pixels, out: Pixels | None) -> Pixels:
 
 
 def copied(image: Pixels, out: Pixels | None) -> Pixels:
-    """Return the image unchanged in memory that may be written to: `out`, or a copy where there is none."""
+    """Return the image unchanged in memory that may be written to: `out`, or a copy."""
     return image.copy(order="C") if out is None else keep(image, out)
 
 
 def apart(image: Pixels, out: Pixels | None) -> Pixels:
-    """Return the image, or a copy where writing to `out` could change it: for ops that read after they write."""
+    """Return the image, or a copy if writing to `out` could change it: for ops that read after they write."""
     return image.copy() if out is not None and np.may_share_memory(image, out) else image

@@ -19,7 +19,7 @@ _LONGEST_SIDE_PX = 32766  # of what OpenCV remaps
 
 
 def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) -> Pixels:
-    """Resize `image`: bilinear, and averaged over areas where it shrinks by two or more, against aliasing.
+    """Resize `image`: bilinear, and averaged over areas if it shrinks by two or more, against aliasing.
 
     Args:
         image: uint8 of shape (h, w, channels); any strides.
@@ -86,7 +86,7 @@ def short_side_size(height: int, width: int, short_side_px: int) -> tuple[int, i
 
 
 def is_too_long(size: tuple[int, int], image: tuple[int, int]) -> bool:
-    """Return true for a `size`, (height, width), that is too much to make of an image of few pixels, as it is thin.
+    """Return true for a `size`, (height, width), that is too much to make of a thin image of few pixels.
 
     With the shorter side brought to 256, one of 1x60000 pixels has four billion.
     """
@@ -144,7 +144,7 @@ def reduction(height: int, width: int, wanted_height: int, wanted_width: int) ->
 
 
 def cut_padded(image: Pixels, box: tuple[int, int, int, int], fill: Fill, out: Pixels | None = None) -> Pixels:
-    """Cut rows `[top, top + height)` and columns `[left, left + width)`; `fill` where the image has none.
+    """Cut rows `[top, top + height)` and columns `[left, left + width)`; `fill` beyond the image.
 
     Args:
         image: uint8 RGB of any strides.
