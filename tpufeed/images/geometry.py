@@ -144,7 +144,8 @@ class Geometry:
         if not len(given) or not self.visible:
             return moved, kept
         inverse, areas = _invert(self.to_source), (given[:, 2] - given[:, 0]) * (given[:, 3] - given[:, 1])
-        if self._is_upright:
+        a, b, _, d, e, _ = self.to_source
+        if (b == d == 0 or a == e == 0) and _is_box(self.visible):  # sides stay parallel to the axes
             (left, right), (top, bottom) = _spans(self.visible)
             cut = np.clip(given, (left, top, left, top), (right, bottom, right, bottom))
             shown = (cut[:, 2] - cut[:, 0]) * (cut[:, 3] - cut[:, 1])
@@ -193,12 +194,6 @@ class Geometry:
         """True if the result shows a mirror image, held in any way: what was a left hand looks like a right one."""
         a, b, _, d, e, _ = self.to_source
         return a * e - b * d < 0
-
-    @property
-    def _is_upright(self) -> bool:
-        """True if sides stay parallel to the axes, also after a quarter turn."""
-        a, b, _, d, e, _ = self.to_source
-        return (b == d == 0 or a == e == 0) and _is_box(self.visible)
 
     def _then(self, step: Affine, size: tuple[int, int]) -> "Geometry":
         to_source = _compose(self.to_source, step)
