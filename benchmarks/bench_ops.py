@@ -136,7 +136,7 @@ def _yardsticks(photo: np.ndarray, images: int) -> dict[str, Callable[[], None]]
         draws, out = pipeline.draw(0, np.arange(images)), np.empty((_SIDE, _SIDE, 3), np.uint8)
         for number in range(images):
             row = [drawn[number] for drawn in draws]
-            pipeline.run_encoded(data, row, out if chain else None, lambda size: memory[:size])
+            pipeline.run_stored(data, None, row, out if chain else None, lambda size: memory[:size])
 
     def checksum() -> None:
         for _ in range(images):

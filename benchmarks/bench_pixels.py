@@ -34,7 +34,7 @@ from tests.images.float_resizing import antialiased, bilinear, bilinear_reduced 
 from tpufeed.images import RandomResizedCrop  # noqa: E402
 from tpufeed.images.pipeline import Pipeline  # noqa: E402
 from tpufeed.images.protocols import Draws, Window  # noqa: E402
-from tpufeed.images.resizing import reduction  # noqa: E402
+from tpufeed.images.windows import reduction  # noqa: E402
 
 OP = RandomResizedCrop(224)
 SIZES = {"500x375": (375, 500), "3000x2000": (2000, 3000)}
@@ -111,7 +111,7 @@ def _crops(photos: list[bytes]) -> Iterator[Crop]:
 
 def _by_pipeline(fast: bool) -> Way:
     pipeline = Pipeline([OP], 0, fast)
-    return lambda crop: pipeline.run_encoded(memoryview(crop.data), [crop.draws])
+    return lambda crop: pipeline.run_stored(memoryview(crop.data), None, [crop.draws])
 
 
 def find_others() -> tuple[dict[str, Way], dict[str, str]]:

@@ -33,11 +33,8 @@ from make_photos import make_photos  # noqa: E402
 import tpufeed  # noqa: E402
 from tpufeed.images import HorizontalFlip, RandomResizedCrop, pipeline  # noqa: E402
 from tpufeed.images.decoding import decode  # noqa: E402
-from tpufeed.images.markers import (  # noqa: E402
-    Box,
-    mark_jpeg,
-    read_segments,
-)
+from tpufeed.images.header import read_jpeg_header  # noqa: E402
+from tpufeed.images.markers import Box, find_segments, mark_jpeg  # noqa: E402
 from tpufeed.images.pipeline import Pipeline  # noqa: E402
 from tpufeed.images.policy import ImagePolicy, store_image  # noqa: E402
 
@@ -73,7 +70,7 @@ def main() -> None:
 def measure_windows(files: list[bytes], repeats: int) -> dict[str, Any]:
     """Microseconds an image, by kind of photograph and share of the window."""
     kinds = {
-        "500x375": (files, [mark_jpeg(file) for file in files]),
+        "500x375": (files, [mark_jpeg(file, read_jpeg_header(file)) for file in files]),
         "presized to 256": (
             [],
             [store_image(file, ImagePolicy(presize_px=256)).data for file in files],
@@ -105,10 +102,10 @@ def time_windows(images: list[bytes], share: float) -> float:
     draws = rng.random((len(images), 2))
     start = time.perf_counter()
     for image, (y, x) in zip(images, draws, strict=True):
-        segments = read_segments(memoryview(image))
+        segments = find_segments(memoryview(image), read_jpeg_header(image))
         cut = None
         if segments is not None:
-            height, width = segments.frame.size
+            height, width = segments.size
             tall, wide = max(1, round(height * share**0.5)), max(1, round(width * share**0.5))
             top, left = int(y * (height - tall + 1)), int(x * (width - wide + 1))
             cut = segments.cut(Box(top, left, top + tall, left + wide))
@@ -151,9 +148,8 @@ def measure_large(files: list[bytes], repeats: int) -> dict[str, Any]:
     for file in files:
         pixels = cv2.resize(cv2.imdecode(np.frombuffer(file, np.uint8), 1), (3000, 2000), interpolation=cv2.INTER_CUBIC)
         noise = np.random.default_rng(len(images)).integers(0, 12, pixels.shape, np.uint8)
-        images.append(
-            mark_jpeg(cv2.imencode(".jpg", cv2.add(pixels, noise), [cv2.IMWRITE_JPEG_QUALITY, 90])[1].tobytes())
-        )
+        image = cv2.imencode(".jpg", cv2.add(pixels, noise), [cv2.IMWRITE_JPEG_QUALITY, 90])[1].tobytes()
+        images.append(mark_jpeg(image, read_jpeg_header(image)))
     ways = {
         "neither": partial(time_crops, images, False, False),
         "reduced decoding": partial(time_crops, images, True, False),
@@ -167,19 +163,21 @@ def time_crops(images: list[bytes], reduces: bool, cuts: bool) -> float:
     """Run the default ops of a training; what is not wanted is taken out of the pipeline for that time."""
     pipe = Pipeline([RandomResizedCrop(224), HorizontalFlip()], 0, fast=True)
     draws = pipe.draw(0, np.arange(len(images)))
-    whole = pipeline.read_segments, pipeline.reduction
+    whole = pipeline.find_segments, pipeline.reduction
     memory, out = np.empty(1 << 25, np.uint8), np.empty((224, 224, 3), np.uint8)
     if not cuts:
-        pipeline.read_segments = lambda data: None  # noqa: ARG005
+        pipeline.find_segments = lambda data, header: None  # noqa: ARG005
     if not reduces:
         pipeline.reduction = lambda *sides: 1  # noqa: ARG005
     try:
         start = time.perf_counter()
         for number, image in enumerate(images):
-            pipe.run_encoded(memoryview(image), [drawn[number] for drawn in draws], out, lambda size: memory[:size])
+            pipe.run_stored(
+                memoryview(image), None, [drawn[number] for drawn in draws], out, lambda size: memory[:size]
+            )
         return (time.perf_counter() - start) / len(images) * 1e3
     finally:
-        pipeline.read_segments, pipeline.reduction = whole
+        pipeline.find_segments, pipeline.reduction = whole
 
 
 def report(result: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from tpufeed.errors import (
     printable,
 )
 from tpufeed.images import CenterCrop, Resize
-from tpufeed.images.decoding import MAX_PIXELS
+from tpufeed.images.header import MAX_PIXELS
 from tpufeed.tfrecord.framing import encode_header
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07"

@@ -18,7 +18,7 @@ from tpufeed.images import Custom, HorizontalFlip, RandomCrop, RandomResizedCrop
 from tpufeed.images.decoding import decode
 from tpufeed.images.ops import from_dict, to_dict
 from tpufeed.images.pipeline import Pipeline, check_deterministic, run_views
-from tpufeed.images.protocols import is_op
+from tpufeed.images.protocols import PixelOp
 
 HERE = Path(__file__).parent
 DRAWS = [0.1, 0.2, 0.3, 0.4]
@@ -46,7 +46,7 @@ def test_a_function_is_its_name(custom_ops, name):
     assert hash(op) == hash(Custom(f"custom_ops:{name}", "2"))
     assert op != Custom(function)
     assert op.load() == function
-    assert is_op(op)
+    assert isinstance(op, PixelOp)
     assert to_dict(op) == {"op": "Custom", "target": f"custom_ops:{name}", "version": "2"}
     assert from_dict(json.loads(json.dumps(to_dict(op)))) == op
     assert pickle.loads(pickle.dumps(op)) == op

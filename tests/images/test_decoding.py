@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from tests.images.reading import decode_upright
 from tpufeed.errors import ImageError
-from tpufeed.images.decoding import decode, decode_upright, image_size
+from tpufeed.images.decoding import decode, image_size
 
 
 def by_pillow(data):

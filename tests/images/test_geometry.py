@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpufeed.images import CenterCrop, HorizontalFlip, RandAugment, RandomCrop, RandomResizedCrop, Resize, Rotate
 from tpufeed.images.decoding import turn
-from tpufeed.images.geometry import Geometry, _area, _clip
+from tpufeed.images.geometry import Geometry, _clip, _signed_area
 from tpufeed.images.ops import VerticalFlip
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
@@ -103,7 +103,7 @@ def test_pixels_masks_and_boxes_agree(scene, chain, seed):
 def visible_area(geometry, box):
     """Square pixels of the result that show some of a box."""
     a, b, _, d, e, _ = geometry.to_source
-    return _area(_clip(geometry.visible, *box)) / abs(a * e - b * d) if geometry.visible else 0.0
+    return abs(_signed_area(_clip(geometry.visible, *box))) / abs(a * e - b * d) if geometry.visible else 0.0
 
 
 @settings(max_examples=150, deadline=None)

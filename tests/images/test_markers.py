@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tpufeed.images.decoding import decode, decode_upright
-from tpufeed.images.markers import choose_interval, encode_jpeg, mark_jpeg, read_frame, read_segments
+from tests.images.reading import decode_upright, segments_of
+from tpufeed.images.decoding import decode
+from tpufeed.images.header import read_jpeg_header
+from tpufeed.images.markers import choose_interval, encode_jpeg, mark_jpeg
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
+
+
+def marked_copy(data):
+    return mark_jpeg(data, read_jpeg_header(data))
+
 
 rewriting = pytest.mark.skipif(not CAN_REWRITE, reason="tpufeed is installed without its C extension")
 
@@ -32,9 +39,7 @@ def test_an_interval_divides_a_row_and_fits_into_the_share(rows, columns, size_b
 def test_an_image_that_is_encoded_has_segments_within_3_percent(photos, name, quality):
     pixels = decode_upright(photos[name])[:256, :341]
     data = encode_jpeg(np.ascontiguousarray(pixels), quality)
-    frame = read_frame(memoryview(data))
-    assert read_segments(memoryview(data)) is not None
-    assert frame.mcu == ((16, 16) if quality < 95 else (8, 8))
+    assert segments_of(data).mcu == ((16, 16) if quality < 95 else (8, 8))
     bare = cv2.imencode(".jpg", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, quality])[1]
     if quality < 95:
         assert len(bare) < len(data) < len(bare) * 1.03
@@ -47,7 +52,7 @@ def test_an_image_that_is_encoded_has_segments_within_3_percent(photos, name, qu
 def test_grey_images_stay_grey(photos):
     grey = np.asarray(Image.fromarray(decode_upright(photos["china.jpg"])).convert("L"))[:200, :300, None]
     data = encode_jpeg(np.ascontiguousarray(grey), 90)
-    assert read_frame(memoryview(data)).mcu == (8, 8)
+    assert read_jpeg_header(data).mcu == (8, 8)
     assert simplejpeg.decode_jpeg_header(data)[2] == "Gray"
     assert np.abs(simplejpeg.decode_jpeg(data, "GRAY").astype(int) - grey).mean() < 2
 
@@ -56,7 +61,7 @@ def test_grey_images_stay_grey(photos):
 def test_images_that_no_window_is_cut_out_of_have_no_markers(height, width):
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
     data = encode_jpeg(pixels, 90)
-    assert (read_segments(memoryview(data)) is None) == (height * width < 128 * 128)
+    assert (segments_of(data) is None) == (height * width < 128 * 128)
     np.testing.assert_allclose(decode(data).shape, pixels.shape)
 
 
@@ -70,11 +75,11 @@ def test_an_image_of_one_colour_grows_by_no_more(level):
 @rewriting
 def test_a_file_that_is_kept_grows_by_less_than_1_percent(photos):
     for name in ("china.jpg", "flower.jpg"):
-        marked = mark_jpeg(photos[name])
-        assert read_segments(memoryview(marked)) is not None
+        marked = marked_copy(photos[name])
+        assert segments_of(marked) is not None
         assert len(photos[name]) < len(marked) < len(photos[name]) * 1.01
         np.testing.assert_array_equal(decode(marked), decode(photos[name]))
-        assert mark_jpeg(marked) is marked
+        assert marked_copy(marked) is marked
 
 
 @rewriting
@@ -85,7 +90,7 @@ def test_what_cannot_have_markers_says_why(photos, encoded, cat):
         ({"quality": 1}, "too small to gain by it"),
     ):
         with pytest.raises(CannotRewrite) as caught:
-            mark_jpeg(encoded(image, "JPEG", **options))
+            marked_copy(encoded(image, "JPEG", **options))
         assert str(caught.value) == reason
     with pytest.raises(CannotRewrite, match="too small"):
-        mark_jpeg(encoded(cat.resize((100, 100)), "JPEG"))
+        marked_copy(encoded(cat.resize((100, 100)), "JPEG"))

@@ -277,11 +277,11 @@ def test_presizing_encoding_and_ops_take_what_is_mended(jpegs, damage):
     pipeline = Pipeline([RandomResizedCrop(32)], 3)
     draws = [op[0] for op in pipeline.draw(0, np.arange(1))]
     assert np.array_equal(
-        pipeline.run_encoded(memoryview(damaged), draws), pipeline.run_encoded(memoryview(sound), draws)
+        pipeline.run_stored(memoryview(damaged), None, draws), pipeline.run_stored(memoryview(sound), None, draws)
     )
     image, odd = load_image(damaged, ImagePolicy())
     assert np.array_equal(
-        pipeline.run_encoded(memoryview(image), draws), pipeline.run_encoded(memoryview(sound), draws)
+        pipeline.run_stored(memoryview(image), None, draws), pipeline.run_stored(memoryview(sound), None, draws)
     )
     assert odd in ((), ("damaged",))
 
@@ -366,7 +366,7 @@ def test_what_decoders_only_warn_of_in_a_header_is_repaired(jpegs, warning):
         for pixels in strict_readers(copy):
             assert pixels.shape == expected.shape
         assert np.array_equal(
-            pipeline.run_encoded(memoryview(damaged), draws), pipeline.run_encoded(memoryview(copy), draws)
+            pipeline.run_stored(memoryview(damaged), None, draws), pipeline.run_stored(memoryview(copy), None, draws)
         )
         exact = store_image(damaged, ImagePolicy(encode="exact"))
         assert (exact.data, exact.kept) == (damaged, True)

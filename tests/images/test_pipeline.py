@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import tpufeed.images.resizing
+import tpufeed.images.windows
 from tpufeed.errors import ImageError
 from tpufeed.images import (
     CenterCrop,
@@ -96,7 +96,7 @@ def test_out_holds_what_comes_without_it_and_inputs_stay(photos, ops):
         draws = drawn_for(pipeline, 1, sample)
         for run in (
             lambda out, d=draws: pipeline.run(pixels, d, out),
-            lambda out, d=draws: pipeline.run_encoded(data, d, out),
+            lambda out, d=draws: pipeline.run_stored(data, None, d, out),
         ):
             expected = run(None)
             batch = np.full((3, *expected.shape), 99, np.uint8)
@@ -116,7 +116,7 @@ def test_output_size_is_the_size_that_comes_out(photos, ops):
         for sample in range(5):
             draws = drawn_for(pipeline, 0, sample)
             assert pipeline.run(pixels, draws).shape == (*size, 3)
-            assert pipeline.run_encoded(photos[name], draws).shape == (*size, 3)
+            assert pipeline.run_stored(photos[name], None, draws).shape == (*size, 3)
 
 
 @pipelines
@@ -125,14 +125,14 @@ def test_encoded_is_decoded_and_run_where_nothing_is_reduced(photos, ops):
     for sample in range(8):
         draws = drawn_for(pipeline, 0, sample)
         data = photos["chelsea.png"]  # PNG is never reduced
-        assert np.array_equal(pipeline.run_encoded(data, draws), pipeline.run(decode(data), draws))
+        assert np.array_equal(pipeline.run_stored(data, None, draws), pipeline.run(decode(data), draws))
 
 
 def test_a_jpeg_s_window_that_is_not_shrunk_by_two_is_cut_exactly(photos):
     pipeline, pixels = Pipeline([RandomResizedCrop(300), HorizontalFlip()], 1), decode(photos["china.jpg"])
     for sample in range(12):
         draws = drawn_for(pipeline, 0, sample)
-        assert np.array_equal(pipeline.run_encoded(photos["china.jpg"], draws), pipeline.run(pixels, draws))
+        assert np.array_equal(pipeline.run_stored(photos["china.jpg"], None, draws), pipeline.run(pixels, draws))
 
 
 def test_a_window_beyond_the_image_may_be_resized(photos):
@@ -162,7 +162,7 @@ def test_a_reduced_jpeg_is_close_to_the_whole_one(photos, size):
         pipeline, pixels = Pipeline([RandomResizedCrop(size, scale=(0.5, 1.0))], 1), decode(photos[name])
         windows = [pipeline.run(pixels, drawn_for(pipeline, 0, sample)) for sample in range(10)]
         for sample, whole in enumerate(windows):
-            encoded = pipeline.run_encoded(photos[name], drawn_for(pipeline, 0, sample))
+            encoded = pipeline.run_stored(photos[name], None, drawn_for(pipeline, 0, sample))
             if not np.array_equal(encoded, whole):
                 close.append(difference(encoded, whole))
                 far.append(difference(encoded, windows[sample - 1]))
@@ -183,8 +183,8 @@ def test_a_buffer_is_used_and_changes_nothing(photos):
     for sample in range(10):
         draws = drawn_for(pipeline, 0, sample)
         out = np.empty((64, 64, 3), np.uint8)
-        pipeline.run_encoded(photos["china.jpg"], draws, out, buffer)
-        assert np.array_equal(out, pipeline.run_encoded(photos["china.jpg"], draws))
+        pipeline.run_stored(photos["china.jpg"], None, draws, out, buffer)
+        assert np.array_equal(out, pipeline.run_stored(photos["china.jpg"], None, draws))
     assert len(asked) == 10
 
 
@@ -201,11 +201,11 @@ def test_draws_are_those_of_seed_round_sample_and_position():
 def test_any_number_of_threads_gives_the_same_pixels(photos, name):
     pipeline = Pipeline(PIPELINES[name], 5)
     names = ["china.jpg", "flower.jpg", "chelsea.png", "rocket.jpg"]
-    jobs = [(photos[names[sample % 4]], drawn_for(pipeline, 0, sample)) for sample in range(24)]
-    alone = [pipeline.run_encoded(*job) for job in jobs]
+    jobs = [(photos[names[sample % 4]], None, drawn_for(pipeline, 0, sample)) for sample in range(24)]
+    alone = [pipeline.run_stored(*job) for job in jobs]
     order = random.Random(0).sample(range(24), 24)
     with ThreadPoolExecutor(8) as pool:
-        together = dict(zip(order, pool.map(lambda i: pipeline.run_encoded(*jobs[i]), order), strict=True))
+        together = dict(zip(order, pool.map(lambda i: pipeline.run_stored(*jobs[i]), order), strict=True))
     assert all(np.array_equal(alone[i], together[i]) for i in range(24))
 
 
@@ -216,7 +216,7 @@ def test_every_variant_of_one_decoding_is_close_to_its_own(photos):
     results = run_views([pipeline] * len(draws), photos["china.jpg"], draws, outs)
     for result, out, drawn in zip(results, outs, draws, strict=True):
         assert result is out
-        assert difference(out, pipeline.run_encoded(photos["china.jpg"], drawn)) < 15
+        assert difference(out, pipeline.run_stored(photos["china.jpg"], None, drawn)) < 15
     assert not np.array_equal(outs[0], outs[1])
 
 
@@ -228,7 +228,7 @@ def test_an_image_of_another_size_than_was_promised_is_an_image_error(photos, op
     for shape in ((64, 48, 3), (1, 1, 3), (640, 427, 3)):
         out = np.full(shape, 7, np.uint8)
         with pytest.raises(ImageError, match=r"has 640x427 pixels where \d+x\d+ were promised, and no op resizes"):
-            pipeline.run_encoded(photos["china.jpg"], drawn_for(pipeline, 0, 0), out)
+            pipeline.run_stored(photos["china.jpg"], None, drawn_for(pipeline, 0, 0), out)
         assert (out == 7).all()
 
 
@@ -237,7 +237,7 @@ def test_damage_is_an_image_error(photos):
         pipeline = Pipeline(ops, 0)
         for data in (photos["china.jpg"][:50_000], photos["chelsea.png"][:50_000], b"", b"text"):
             with pytest.raises(ImageError):
-                pipeline.run_encoded(data, drawn_for(pipeline, 0, 0))
+                pipeline.run_stored(data, None, drawn_for(pipeline, 0, 0))
 
 
 THIN = {
@@ -259,7 +259,7 @@ def test_what_is_cut_out_of_a_thin_image_is_what_would_be_cut_of_all_of_it(monke
         drawn = drawn_for(pipeline, 0, sample)
         expected = pipeline.run(pixels, drawn)
         with monkeypatch.context() as context:
-            context.setattr(tpufeed.images.resizing, "MOST_ENLARGED_PIXELS", 1000)
+            context.setattr(tpufeed.images.windows, "MOST_ENLARGED_PIXELS", 1000)
             found = pipeline.run(pixels, drawn, np.empty_like(expected))
         assert found.shape == expected.shape
         assert np.abs(found.astype(int) - expected).max() <= 2
@@ -271,14 +271,14 @@ def test_a_thin_image_takes_no_more_memory_than_its_crop(encoded, size):
     pipeline = Pipeline([Resize(256), CenterCrop(224)], 0)
     tracemalloc.start()
     try:
-        found = pipeline.run_encoded(memoryview(data), [(), ()])
+        found = pipeline.run_stored(memoryview(data), None, [(), ()])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert found.shape == (224, 224, 3)
     assert (found == (1, 2, 3)).all()
     assert peak < 20_000_000  # numpy's and OpenCV's
-    squeezed = Pipeline([Resize(256), Resize((20, 30))], 0).run_encoded(memoryview(data), [(), ()])
+    squeezed = Pipeline([Resize(256), Resize((20, 30))], 0).run_stored(memoryview(data), None, [(), ()])
     assert (squeezed == (1, 2, 3)).all()
 
 

@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from tests.images.reading import decode_upright, segments_of
 from tpufeed.errors import ImageError, OptionError
-from tpufeed.images.decoding import decode, decode_upright
-from tpufeed.images.markers import read_frame, read_segments
+from tpufeed.images.decoding import decode
+from tpufeed.images.header import read_jpeg_header
 from tpufeed.images.policy import ImagePolicy, store_image
 
 FULL, HEADER, EXACT = ImagePolicy(), ImagePolicy(check="header"), ImagePolicy(encode="exact")
@@ -243,12 +244,12 @@ def test_a_progressive_file_is_kept_or_becomes_baseline_without_loss(photos, enc
     assert (kept.data, kept.unmarked) == (data, "progressive")
     baseline = store_image(data, ImagePolicy(progressive="baseline"))
     assert baseline.kept
-    assert read_segments(memoryview(baseline.data)) is not None
+    assert segments_of(baseline.data) is not None
     np.testing.assert_array_equal(decode(baseline.data), decode(data))
     small = encoded(picture.resize((60, 40)), "JPEG", progressive=True)
     stored = store_image(small, ImagePolicy(progressive="baseline"))
     assert stored.added_bytes is not None
-    assert read_frame(memoryview(stored.data)) is not None
+    assert read_jpeg_header(stored.data).mcu is not None
     np.testing.assert_array_equal(decode(stored.data), decode(small))
     for encode in ("exact", "png"):
         with pytest.raises(OptionError, match="progressive='baseline' rewrites JPEGs"):

@@ -195,7 +195,7 @@ def test_a_bug_of_ours_is_no_bad_record(cache_url, dataset_url, ops, monkeypatch
     for url, given, place in (
         (cache_url, [RandomCrop(32)], "tpufeed.images.pipeline._cut"),
         (dataset_url, ops, "tpufeed.images.pipeline.reduction"),
-        (dataset_url, ops, "tpufeed.images.pipeline.image_size"),
+        (dataset_url, ops, "tpufeed.images.pipeline.read_jpeg_header"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, partial(fail, error))

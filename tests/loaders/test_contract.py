@@ -111,7 +111,7 @@ def pixels(stored, ops, request):
         if shape is None:
             images = held.column("image/encoded")
             return np.stack(
-                [pipeline.run_encoded(memoryview(image), each) for image, each in zip(images, draws, strict=True)]
+                [pipeline.run_stored(memoryview(image), None, each) for image, each in zip(images, draws, strict=True)]
             )
         images = [np.frombuffer(image, np.uint8).reshape(shape) for image in held.column("image/tensor")]
         return np.stack([pipeline.run(image, each) for image, each in zip(images, draws, strict=True)])

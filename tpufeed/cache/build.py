@@ -9,7 +9,7 @@ from tpufeed.cache.options import CacheOptions, Encoding, Seed, Variants
 from tpufeed.cache.recipe import CacheRecipe
 from tpufeed.cache.source import RAW_OPTIONS
 from tpufeed.engines.engine import Engine
-from tpufeed.images.decoding import MAX_PIXELS
+from tpufeed.images.header import MAX_PIXELS
 from tpufeed.images.policy import MaxPixels, MinSidePx, Quality
 from tpufeed.images.protocols import Ops
 from tpufeed.options import Count, checked

@@ -1,6 +1,7 @@
 """Pixels: decoding, resizing, encoding and the augmentation ops. No I/O.
 
-Ops stand in `images/ops.py`, which is imported with the first of them: a worker that only stores images starts without.
+Ops are in `images/ops.py`, which is imported when the first op is asked for: a worker that only stores images does
+without.
 """
 
 import importlib

@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import Fill, Probability, spread
-from tpufeed.images.protocols import Affine, Draws, RandomlyApplied, SameSizeOp, apart
-from tpufeed.images.resizing import scalar
+from tpufeed.images.protocols import Affine, Draws, Fill, Probability, RandomlyApplied, SameSizeOp, apart, spread
 from tpufeed.images.rng import draw_between
+from tpufeed.images.windows import scalar
 
 Row = tuple[float, float, float]
 _LONGEST_SIDE_PX = 24_000

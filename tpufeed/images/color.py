@@ -1,9 +1,9 @@
 """Brightness and colour: the ops `ColorJitter`, `Grayscale` and `GaussianBlur`, and the functions they are made of.
 
-All functions take uint8 RGB of any strides and write to `out` (C-contiguous, maybe the image itself) where it is given,
-else to memory of their own: the result may be written to. A factor is that of Pillow's ImageEnhance: 1 leaves the image
-as it is, 0 takes the quality away, above 1 there is more of it; results are rounded where Pillow cuts them off. Where
-one level is mapped to another, a table does so: exact on every machine, and OpenCV looks it up without the GIL.
+All functions take uint8 RGB of any strides and write to `out` (C-contiguous, maybe the image itself) if given, else to
+new memory: the result may be written to. A factor is that of Pillow's ImageEnhance: 1 leaves the image unchanged, 0
+takes the quality away, above 1 there is more of it; results are rounded, Pillow cuts them off. A table maps one level
+to another: it is exact on every machine, and OpenCV looks it up without the GIL.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,8 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import Probability, positive_range, spread
-from tpufeed.images.protocols import Draws, RandomlyApplied, SameSizeOp, apart, copied, keep
+from tpufeed.images.protocols import (
+    Draws,
+    Probability,
+    RandomlyApplied,
+    SameSizeOp,
+    apart,
+    copied,
+    keep,
+    positive_range,
+    spread,
+)
 from tpufeed.images.rng import draw_between
 
 _LEVELS = np.arange(256, dtype=np.float64)
@@ -122,7 +131,7 @@ def _hue_shares() -> list[Pixels]:
 
 
 def _look_up(image: Any, table: npt.NDArray[Any], out: Pixels | None) -> Pixels:
-    """Map levels by `table`: 256 numbers, or (256, 3) for a column a channel; rounded and cut off at 0 and 255."""
+    """Map levels by `table`: 256 numbers, or (256, 3) for one column per channel; rounded and cut off at 0 and 255."""
     levels = np.maximum(np.minimum(np.rint(table), 255), 0).astype(np.uint8)  # np.clip takes five times as long
     return _written(cv2.LUT(image, levels if levels.ndim == 1 else levels[None], dst=out), out)
 
@@ -139,7 +148,7 @@ def _histograms(image: Pixels) -> list[npt.NDArray[np.int64]]:
 
 
 def _written(result: Any, out: Pixels | None) -> Pixels:
-    """Return OpenCV's result, which is in `out` where that was given; its stubs do not know that uint8 stays uint8."""
+    """Return OpenCV's result, which is in `out` if given; its stubs do not know that uint8 stays uint8."""
     pixels: Pixels = result if out is None else out
     return pixels
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import CheckedOp
-from tpufeed.images.protocols import Draws, SameSizeOp, keep
+from tpufeed.images.protocols import CheckedOp, Draws, SameSizeOp, keep
 from tpufeed.images.rng import generator
 from tpufeed.options import Rule, is_whole, shown
 
@@ -23,9 +22,8 @@ _WAY_OUT = "put it, by `def` and under a name of its own, into a module that wor
 
 
 def _is_version(value: object) -> bool:
-    if is_whole(value):
-        return True
-    return isinstance(value, str) and 0 < len(value) <= 100 and value.isprintable() and value == value.strip()
+    is_text = isinstance(value, str) and 0 < len(value) <= 100 and value.isprintable() and value == value.strip()
+    return is_text or is_whole(value)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -47,7 +45,7 @@ class Custom(SameSizeOp):
         sample: the function takes and gives a dict.
 
     Raises:
-        OptionError: made of what has no name that workers could import; run where the import fails.
+        OptionError: the function has no name that workers could import; or it runs, and the import fails.
         OpError: the function raised, or returned something else.
     """
 
@@ -70,14 +68,14 @@ class Custom(SameSizeOp):
 
     @property
     def obstacle(self) -> str:
-        """The reason why other processes cannot import the function; empty where none is known."""
+        """The reason why other processes cannot import the function; empty if none is known."""
         if not str(self.target).startswith("__main__:"):
             return ""
         return f"Custom: workers cannot import {self.target}, as their __main__ is another: {_WAY_OUT}"
 
     def load(self) -> Augmentation:
-        """Return the function. Raises OptionError where it cannot be imported."""
-        # A notebook defines the functions of its __main__ anew, under the same names.
+        """Return the function. Raises OptionError if it cannot be imported."""
+        # A notebook defines the functions of its __main__ again, under the same names.
         return _find(str(self.target)) if self.obstacle else _load(str(self.target))
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
@@ -93,7 +91,7 @@ class Custom(SameSizeOp):
         return out
 
     def apply_sample(self, sample: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return what the function makes of a sample, as arrays of its own. Raises OpError where it gives others.
+        """Return what the function makes of a sample, in new arrays. Raises OpError if it gives others.
 
         Args:
             sample: arrays by name, which the function may change; `image` is uint8 RGB.
@@ -155,7 +153,7 @@ def _check_target(target: str) -> str:
 
 
 def _name_of(value: object) -> str:
-    """Return `module:qualname` of `value`, where an import by that name gives `value` again."""
+    """Return `module:qualname` of `value`. Raises OptionError unless an import by that name gives `value` again."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not callable(value) or not isinstance(module, str) or not isinstance(name, str):
         raise OptionError(f"Custom: {shown(value)} has no name by which workers could import it: {_WAY_OUT}")
@@ -170,7 +168,7 @@ def _name_of(value: object) -> str:
 
 
 def _holds(module: object, name: str) -> bool:
-    """Return true where a module has `name` already: one that is being imported must not be waited for then."""
+    """Return true if a module has `name` already: then one that is being imported must not be waited for."""
     try:
         operator.attrgetter(name)(module)
     except AttributeError:

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,28 +11,23 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
-from tpufeed.images.header import ImageHeader, has_unnamed_band, read_header, sniff
-from tpufeed.images.jpeg_header import JPEG_START, MAX_PIXELS, read_jpeg_header
+from tpufeed.images.header import (
+    JPEG_START,
+    LOSSLESS,
+    ImageHeader,
+    JpegHeader,
+    has_unnamed_band,
+    read_header,
+    read_jpeg_header,
+    sniff,
+)
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, to_baseline
 from tpufeed.images.unwritten import PNG_SCALES, check_ccitt, check_png_rows, iter_jpegs, load_whole, one_pixel_of
 
-__all__ = [
-    "MAX_PIXELS",
-    "Buffer",
-    "Pixels",
-    "check_pixels",
-    "decode",
-    "decode_by_pillow",
-    "decode_stored",
-    "decode_upright",
-    "decodes_strictly",
-    "image_size",
-    "make_scratch",
-    "turn",
-]
 _LINE_BYTES = 32  # of AVX2's stores
+_SCALING = ("Gray", "RGB", "YCbCr")  # colour spaces that simplejpeg decodes to grey or RGB, at any size
 Pixels = npt.NDArray[np.uint8]
-Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least so many bytes, free to be overwritten
+Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least this size, free to be overwritten
 
 
 def make_scratch(size: int) -> Pixels:
@@ -47,8 +42,14 @@ def make_scratch(size: int) -> Pixels:
     return memory[start : start + size]
 
 
-def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = None, fast: bool = False) -> Pixels:
-    """Decode the stored pixels to uint8 RGB of shape (height, width, 3). EXIF is for `decode_upright`.
+def decode(
+    data: bytes | memoryview,
+    reduce: int = 1,
+    buffer: Buffer | None = None,
+    fast: bool = False,
+    jpeg: JpegHeader | None = None,
+) -> Pixels:
+    """Decode the stored pixels to uint8 RGB of shape (height, width, 3), not turned by EXIF.
 
     Args:
         data: an encoded image.
@@ -56,27 +57,22 @@ def decode(data: bytes | memoryview, reduce: int = 1, buffer: Buffer | None = No
             domain, which is both faster and free of aliasing. Other formats, CMYK and lossless JPEGs come out at full
             size.
         buffer: gives memory to decode into, to spare page faults; the pixels are then a view of it.
-        fast: repeat a JPEG's colour samples in place of interpolating between them: 4 % faster, 0.4 levels off on
+        fast: repeat a JPEG's colour samples instead of interpolating between them: 4 % faster, 0.4 levels off on
             average once a crop is resized. TensorFlow's default, the fast inverse transform, is 1.3 levels off for
             2 % (benchmarks/bench_decode.py).
+        jpeg: the header of a JPEG that has been read already.
 
     Raises:
         ImageError: not_an_image, unreadable, truncated, unsupported or too_large.
     """
-    jpeg = _read_jpeg(data) if data[:3] == JPEG_START else None
-    if jpeg is None or not jpeg.scales:
-        if jpeg is not None and (jpeg.space or CAN_REWRITE):
-            _check_jpeg(data, jpeg)  # Pillow fills what it cannot decode with grey; this raises
-        return decode_by_pillow(data, "RGB")
-    height, width = -(-jpeg.height // reduce), -(-jpeg.width // reduce)
-    memory = None if buffer is None else buffer(height * width * 3)
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(
-            data, "RGB", fastupsample=fast, min_height=height, min_width=width, min_factor=reduce, buffer=memory
-        )
-    except ValueError as error:
-        raise ImageError(_jpeg_reason(error), f"the JPEG does not decode: {error}") from error
-    return pixels
+    if jpeg is None and data[:3] == JPEG_START:
+        jpeg = read_jpeg_header(data)
+    if jpeg is not None:
+        pixels = _decode_jpeg(data, jpeg, "RGB", reduce, fast, buffer)
+        if pixels is not None:
+            return pixels
+        _check_jpeg(data, jpeg, must=False)  # Pillow fills what it cannot decode with grey; this raises
+    return decode_by_pillow(data, "RGB")
 
 
 def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: int = 255) -> Pixels:
@@ -94,12 +90,11 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
     Raises:
         ImageError: unreadable, truncated, unsupported or too_large.
     """
-    if header.format == "jpeg":
-        jpeg = _read_jpeg(data, header)
-        if jpeg.scales:
-            colorspace = "GRAY" if header.channels == 1 else "RGB"
-            return _decode_jpeg(data, colorspace, -(-header.height // reduce), -(-header.width // reduce), reduce)
-        _check_jpeg(data, jpeg)  # Pillow fills what it cannot decode with grey
+    if header.jpeg is not None:
+        found = _decode_jpeg(data, header.jpeg, "GRAY" if header.channels == 1 else "RGB", reduce)
+        if found is not None:
+            return found
+        _check_jpeg(data, header.jpeg)  # Pillow fills what it cannot decode with grey
     mode = "L" if header.channels == 1 else "RGB"
     pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
@@ -108,42 +103,21 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
     return pixels
 
 
-def decode_upright(data: bytes) -> Pixels:
-    """Decode an image and apply its orientation, as a person should see it.
-
-    Raises:
-        ImageError: with its reason code.
-    """
-    header = read_header(data)
-    return turn(decode_stored(data, header), header.orientation)
-
-
 def check_pixels(data: bytes, header: ImageHeader) -> None:
     """Refuse what `decode` refuses, in less time: of a JPEG only the entropy code is decoded.
 
-    That is all that can fail in a JPEG. Of 9,100 damaged files, and 2,400 in CMYK, the one at 1/8 refused those that
-    the full one did and no others (tests/images/test_checking.py repeats it with fewer), in two thirds of the time.
+    That is all that can fail in a JPEG. Of 9,100 damaged files, and 2,400 in CMYK, decoding at 1/8 refused those that
+    full decoding did and no others, in two thirds of the time (tests/images/test_decoding_checks.py, with fewer files).
 
     Raises:
         ImageError: unreadable, truncated, unsupported or too_large.
     """
-    jpeg = _read_jpeg(data, header) if header.format == "jpeg" else None
-    if jpeg is not None:
-        _check_jpeg(data, jpeg)
+    is_decoded = header.jpeg is not None and _check_jpeg(data, header.jpeg)
     if header.format == "png" and header.plain and not data[28]:  # of 8 bits, neither animated nor interlaced
         check_png_rows(data)
         _open_by_pillow(one_pixel_of(data), _load)
-    elif jpeg is None or not jpeg.space:  # which libjpeg may not decode though all codes are right
+    elif not is_decoded:  # also a JPEG of a rare subsampling: libjpeg may refuse it though all codes are right
         _open_by_pillow(data, _load)
-
-
-def decodes_strictly(data: bytes) -> bool:
-    """Return true where a JPEG decodes by a decoder that passes over no damage, as Pillow does."""
-    try:
-        check_pixels(data, read_header(data))
-    except ImageError:
-        return False
-    return True
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
@@ -168,71 +142,77 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     return _open_by_pillow(data, lambda image, _: image).size[::-1]
 
 
-class _Jpeg(NamedTuple):
-    """What libjpeg-turbo makes of a JPEG's header.
+def _decode_jpeg(
+    data: bytes | memoryview,
+    jpeg: JpegHeader,
+    wanted: str,
+    reduce: int = 1,
+    fast: bool = False,
+    buffer: Buffer | None = None,
+) -> Pixels | None:
+    """Decode a JPEG strictly, by libjpeg-turbo.
 
-    Attributes:
-        space: in which simplejpeg can decode all of it strictly; "" for the rare subsamplings that only Pillow knows.
-        scales: simplejpeg decodes it to grey or RGB, at any size.
+    Args:
+        data: the JPEG.
+        jpeg: its header, or that of a larger one of which it is a part.
+        wanted: "RGB" or "GRAY"; or "", for the pixels that take the least time.
+        reduce: as in `decode`; likewise fast and buffer.
+
+    Returns:
+        None if only Pillow can make what is wanted: of CMYK, lossless JPEGs, or rare subsamplings.
+
+    Raises:
+        ImageError: unreadable, truncated or unsupported.
     """
-
-    height: int
-    width: int
-    space: str
-    scales: bool
-    is_lossless: bool
-
-
-def _read_jpeg(data: bytes | memoryview, header: ImageHeader | None = None) -> _Jpeg:
-    """Read a JPEG's header; `header` is what `read_header` has made of it, or of one with the same frame and scans."""
-    if header is not None and header.plain:  # else a decoder may have to be kept from it
-        height, width, is_lossless = header.height, header.width, False
-    else:
-        found = read_jpeg_header(data)
-        height, width, is_lossless = found.height, found.width, found.is_lossless
-    space = ""
+    is_lossless = jpeg.kind == LOSSLESS
     try:
         space = simplejpeg.decode_jpeg_header(data)[2]
     except KeyError:  # 4:4:1
-        pass
+        return None
     except ValueError as error:
-        if "subsampling" not in str(error):
-            raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
+        if "subsampling" in str(error):
+            return None
+        raise ImageError("unreadable", f"the JPEG's header does not parse: {error}") from error
     if is_lossless and space in ("YCbCr", "YCCK"):
         raise ImageError("unsupported", f"a lossless JPEG in {space}, which libjpeg-turbo does not convert to RGB")
-    scales = space in ("Gray", "RGB", "YCbCr") and not is_lossless
-    return _Jpeg(height, width, space, scales, is_lossless)
+    height, width = -(-jpeg.height // reduce), -(-jpeg.width // reduce)
+    if wanted and (is_lossless or space not in _SCALING):
+        return None
+    if not wanted:
+        wanted = "CMYK" if space in ("CMYK", "YCCK") else "RGB" if is_lossless and space == "RGB" else "GRAY"
+        if not is_lossless:  # as small as can be; sides of 0 would make simplejpeg ignore `min_factor`
+            height, width, reduce = 1, 1, 8
+    memory = None if buffer is None else buffer(height * width * 3)
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            data, wanted, fastupsample=fast, min_height=height, min_width=width, min_factor=reduce, buffer=memory
+        )
+    except ValueError as error:
+        reason = "truncated" if "premature end of jpeg" in str(error).lower() else "unreadable"
+        raise ImageError(reason, f"the JPEG does not decode: {error}") from error
+    return pixels
 
 
-def _check_jpeg(data: bytes | memoryview, jpeg: _Jpeg) -> None:
-    """Follow all codes of a JPEG, in the way that takes the least time. Raises ImageError where one is wrong."""
-    if jpeg.space:
-        space = "CMYK" if jpeg.space in ("CMYK", "YCCK") else "GRAY"
-        if jpeg.is_lossless:  # never reduced, see `jpeg_header`, nor its colours changed
-            _decode_jpeg(data, "RGB" if jpeg.space == "RGB" else space, jpeg.height, jpeg.width, 1)
-        else:
-            _decode_jpeg(data, space, 1, 1, 8)
-        return
-    if not CAN_REWRITE:
+def _check_jpeg(data: bytes | memoryview, jpeg: JpegHeader, must: bool = True) -> bool:
+    """Follow all codes of a JPEG, in the way that takes the least time. Raises ImageError if one is wrong.
+
+    Returns:
+        False for a rare subsampling, which only Pillow decodes. Its codes are not followed without the C extension:
+        that is an error if they `must` be.
+    """
+    if _decode_jpeg(data, jpeg, "") is not None:
+        return True
+    if CAN_REWRITE:
+        try:
+            to_baseline(bytes(data))
+        except CannotRewrite as error:
+            reason = {"truncated": "truncated", "arithmetic, lossless or hierarchical": "unsupported"}.get(str(error))
+            raise ImageError(reason or "unreadable", f"the JPEG does not decode: {error}") from error
+    elif must:
         raise ImageError(
             "unsupported", "a JPEG of a rare subsampling: to check it takes tpufeed's C extension (docs/install.md)"
         )
-    try:
-        to_baseline(bytes(data))
-    except CannotRewrite as error:
-        reason = {"truncated": "truncated", "arithmetic, lossless or hierarchical": "unsupported"}.get(str(error))
-        raise ImageError(reason or "unreadable", f"the JPEG does not decode: {error}") from error
-
-
-def _decode_jpeg(data: bytes | memoryview, colorspace: str, min_height: int, min_width: int, reduce: int) -> Pixels:
-    """Decode a JPEG at the smallest size of at least these sides: positive, or simplejpeg ignores `min_factor`."""
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(
-            data, colorspace, min_height=min_height, min_width=min_width, min_factor=reduce
-        )
-    except ValueError as error:
-        raise ImageError(_jpeg_reason(error), f"the JPEG does not decode: {error}") from error
-    return pixels
+    return False
 
 
 def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
@@ -298,10 +278,6 @@ def _transparent_where(image: Image.Image, data: bytes, colour: tuple[int, ...])
     del result.info["transparency"]
     result.putalpha(Image.fromarray(np.where(is_clear, np.uint8(0), np.uint8(255))))
     return result
-
-
-def _jpeg_reason(error: ValueError) -> str:
-    return "truncated" if "premature end of jpeg" in str(error).lower() else "unreadable"
 
 
 def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:

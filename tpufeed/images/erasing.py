@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import Fill, Probability, positive_range
-from tpufeed.images.protocols import Draws, RandomlyApplied, copied
+from tpufeed.images.protocols import Draws, Fill, Probability, RandomlyApplied, copied, positive_range
 from tpufeed.images.rng import draw_between, noise
 
 _TRIES = range(1, 21, 2)
@@ -17,7 +16,7 @@ _TOP, _LEFT, _NOISE = 21, 22, 23
 class RandomErasing(RandomlyApplied):
     """A random rectangle erased with probability `p` (torchvision's rule).
 
-    Ten tries for one that is smaller than the image in both directions; then none is erased.
+    Ten tries for one that is smaller than the image in both directions; then nothing is erased.
 
     Attributes:
         p: the probability.

@@ -45,8 +45,8 @@ class Geometry:
         source: (height, width) of the image in pixels.
         size: (height, width) of the result.
         to_source: from a place in the result to the place in the image.
-        visible: the part of the image that the result shows, in places of the image. Beyond it is fill: also where a
-            later step looks at what an earlier one had cut off.
+        visible: the part of the image that the result shows, in places of the image. Beyond it is fill, also
+            if a later step looks at what an earlier one had cut off.
     """
 
     source: tuple[int, int]
@@ -144,7 +144,8 @@ class Geometry:
         if not len(given) or not self.visible:
             return moved, kept
         inverse, areas = _invert(self.to_source), (given[:, 2] - given[:, 0]) * (given[:, 3] - given[:, 1])
-        if self._is_upright:
+        a, b, _, d, e, _ = self.to_source
+        if (b == d == 0 or a == e == 0) and _is_box(self.visible):  # sides stay parallel to the axes
             (left, right), (top, bottom) = _spans(self.visible)
             cut = np.clip(given, (left, top, left, top), (right, bottom, right, bottom))
             shown = (cut[:, 2] - cut[:, 0]) * (cut[:, 3] - cut[:, 1])
@@ -154,7 +155,7 @@ class Geometry:
             shown = np.zeros(len(given))
             for number, (left, top, right, bottom) in enumerate(given.tolist()):
                 part = _clip(self.visible, left, top, right, bottom)
-                shown[number] = _area(part)
+                shown[number] = abs(_signed_area(part))
                 if part:
                     corners = _apply(inverse, np.array(part))
                     moved[number, :2], moved[number, 2:] = corners.min(0), corners.max(0)
@@ -190,15 +191,9 @@ class Geometry:
 
     @property
     def is_mirrored(self) -> bool:
-        """True where the result shows a mirror image, held in any way: what was a left hand looks like a right one."""
+        """True if the result shows a mirror image, held in any way: what was a left hand looks like a right one."""
         a, b, _, d, e, _ = self.to_source
         return a * e - b * d < 0
-
-    @property
-    def _is_upright(self) -> bool:
-        """True where sides stay parallel to the axes, also after a quarter turn."""
-        a, b, _, d, e, _ = self.to_source
-        return (b == d == 0 or a == e == 0) and _is_box(self.visible)
 
     def _then(self, step: Affine, size: tuple[int, int]) -> "Geometry":
         to_source = _compose(self.to_source, step)
@@ -212,7 +207,7 @@ def _rectangle(left: float, top: float, right: float, bottom: float) -> Polygon:
 
 
 def _compose(outer: Affine, inner: Affine) -> Affine:
-    """The map that applies `inner` first."""
+    """Return the map that applies `inner` first."""
     a, b, c, d, e, f = outer
     p, q, r, s, t, u = inner
     return a * p + b * s, a * q + b * t, a * r + b * u + c, d * p + e * s, d * q + e * t, d * r + e * u + f
@@ -237,7 +232,7 @@ def _apply(affine: Affine, points: npt.NDArray[np.float64]) -> npt.NDArray[np.fl
 
 
 def _spans(polygon: Polygon) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The least and the largest x and y."""
+    """Return the least and the largest x, and those of y."""
     xs, ys = [x for x, _ in polygon], [y for _, y in polygon]
     return (min(xs), max(xs)), (min(ys), max(ys))
 
@@ -265,14 +260,14 @@ def _intersect(one: Polygon, other: Polygon) -> Polygon:
 
 
 def _clip(polygon: Polygon, left: float, top: float, right: float, bottom: float) -> Polygon:
-    """The part of a convex polygon within a box."""
+    """Return the part of a convex polygon within a box."""
     for sign, axis, limit in ((1, 0, left), (-1, 0, right), (1, 1, top), (-1, 1, bottom)):
         polygon = _cut(polygon, [sign * (corner[axis] - limit) for corner in polygon])
     return polygon
 
 
 def _cut(polygon: Polygon, inside: list[float]) -> Polygon:
-    """The part of a polygon where a linear function, whose values at its corners are given, is not below 0."""
+    """Return the part of a polygon in which a linear function, given by its values at the corners, is not below 0."""
     found: list[Point] = []
     for number, (point, value) in enumerate(zip(polygon, inside, strict=True)):
         before, was = polygon[number - 1], inside[number - 1]
@@ -285,12 +280,8 @@ def _cut(polygon: Polygon, inside: list[float]) -> Polygon:
 
 
 def _signed_area(polygon: Polygon) -> float:
-    """Half the sum of cross products: above 0 where corners follow each other clockwise, as y goes down."""
+    """Return half the sum of cross products: above 0 if corners follow each other clockwise, as y goes down."""
     return sum(polygon[number - 1][0] * y - x * polygon[number - 1][1] for number, (x, y) in enumerate(polygon)) / 2
-
-
-def _area(polygon: Polygon) -> float:
-    return abs(_signed_area(polygon))
 
 
 def _sides(polygon: Polygon) -> Iterator[tuple[Point, Point]]:

@@ -72,8 +72,7 @@ def decode_mask(data: bytes | memoryview, kind: MaskKind) -> Array:
     Raises:
         ImageError: bad_mask.
     """
-    image = _open(data, kind)
-    return _pixels(image, kind, data)
+    return _pixels(_open(data, kind), kind, data)
 
 
 def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:

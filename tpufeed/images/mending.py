@@ -1,24 +1,19 @@
-"""JPEGs whose pixels are all there though bytes between their segments are not in order: mended, and their headers."""
+"""Mend JPEGs whose pixels are all there, though bytes between their segments are not in order; read their headers."""
 
 import re
 
 import numpy as np
 
 from tpufeed.errors import ImageError
-from tpufeed.images.decoding import decode_by_pillow, decodes_strictly, image_size
+from tpufeed.images.decoding import check_pixels, decode_by_pillow, image_size
 from tpufeed.images.header import (
     ALL_COEFFICIENTS,
-    is_adobe,
-    is_icc,
-    is_jfif,
-    is_known_transform,
-    is_whole_profile,
+    SEQUENTIAL,
+    find_colour_notes,
     read_header,
+    read_jpeg_header,
     sniff,
 )
-from tpufeed.images.jpeg_header import read_jpeg_header
-
-__all__ = ["mend", "orientation_of", "seen_size"]
 
 # The last byte of a run of 0xFF, and what follows it. With the whole run in the pattern, the search went from each of
 # its bytes to its end: a photograph with 1 MB of erased flash behind it took hours.
@@ -26,7 +21,6 @@ _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _END_OF_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _START_OF_FRAME = frozenset({0xC0, 0xC1, 0xC2})
-_SEQUENTIAL = frozenset({0xC0, 0xC1})
 _START, _END, _SCAN = 0xD8, 0xD9, 0xDA
 _NO_PIXELS = frozenset({*range(0xE0, 0xEE), 0xEF, 0xFE})  # application data and comments; 0xEE tells the colour space
 _LEAST_FILLING = 4  # decoders read up to three bytes ahead and say nothing of them
@@ -38,16 +32,15 @@ def mend(data: bytes | memoryview, error: ImageError) -> bytes:
     Left out are bytes behind segments that tell no pixels (EXIF, comments), bytes of one value that fill the end of a
     scan, an ICC profile with misnumbered or missing parts, and what follows the end marker. A JFIF version, an Adobe
     transform and a range of coefficients that libjpeg does not know become what it takes them for. A missing end marker
-    is added where no part of a scan is missing. Bytes
-    behind a table may be its end, and other bytes behind a scan the rest of it: a damaged bit makes decoders lose step,
-    and they end early. Such a file stays refused.
+    is added if no part of a scan is missing. Bytes behind a table may be its end, and other bytes behind a scan the
+    rest of it: a damaged bit makes decoders lose step, and they end early. Such a file stays refused.
 
     Args:
         data: all of the file.
         error: why strict decoding refused it.
 
     Raises:
-        ImageError: `error`, where `data` is not such a JPEG.
+        ImageError: `error`, if `data` is not such a JPEG.
     """
     if error.reason in ("unreadable", "truncated") and sniff(data) == "jpeg":
         whole = bytes(data)
@@ -87,9 +80,8 @@ def seen_size(data: bytes | memoryview, upright: bool) -> tuple[int, int]:
 
 
 def _is_sound(copy: bytes, whole: bytes) -> bool:
-    if not decodes_strictly(copy):
-        return False
     try:
+        check_pixels(copy, read_header(copy))
         # Pillow passes over stray bytes, but wants an end marker; a second one is not read.
         return np.array_equal(decode_by_pillow(copy, "RGB"), decode_by_pillow(whole + b"\xff\xd9", "RGB"))
     except ImageError:
@@ -97,7 +89,7 @@ def _is_sound(copy: bytes, whole: bytes) -> bool:
 
 
 def _copy_segments(data: bytes, trim: bool) -> bytes | None:
-    """Copy segments and scans as libjpeg finds them; None where bytes between may matter, or a scan is missing.
+    """Copy segments and scans as libjpeg finds them; None if bytes between may matter, or a scan is missing.
 
     `trim` leaves out bytes of one value at the ends of scans.
     """
@@ -124,7 +116,7 @@ def _copy_segments(data: bytes, trim: bool) -> bytes | None:
         body = data[offset : offset + max(2, int.from_bytes(data[offset : offset + 2], "big"))]
         offset += len(body)
         kind = marker if marker in _START_OF_FRAME else kind
-        if marker == _SCAN and kind in _SEQUENTIAL:
+        if marker == _SCAN and kind in SEQUENTIAL:
             body = body[:-3] + ALL_COEFFICIENTS  # some cameras write zeros
         _note(marker, body, missing)
         if len(body) > 2:
@@ -145,20 +137,13 @@ def _repaired(copy: bytearray) -> bytes | None:
         header = read_jpeg_header(bytes(copy))
     except ImageError:
         return None
-    jfif, adobe, profile = False, 0, list[tuple[int, int]]()
-    for marker, offset, length in header.applications:
-        start, stop = offset + 4, offset + 2 + length
-        segment = bytes(copy[start:stop])
-        if marker == 0xFFE0 and is_jfif(segment):
-            jfif, copy[start + 5] = True, 1
-        elif marker == 0xFFEE and is_adobe(segment):
-            adobe = start
-        elif marker == 0xFFE2 and is_icc(segment):
-            profile.append((offset, stop))
-    if adobe and not is_known_transform(bytes(copy[adobe : adobe + 12]), header.components, jfif):
-        copy[adobe + 11] = 1 if header.components == 3 else 2
-    if not is_whole_profile([bytes(copy[start + 4 : stop]) for start, stop in profile]):
-        for start, stop in reversed(profile):
+    colours = find_colour_notes(copy, header)
+    for start in colours.jfif:
+        copy[start + 5] = 1
+    if not colours.is_known_transform:
+        copy[colours.adobe + 11] = 1 if header.components == 3 else 2
+    if not colours.is_whole_profile:
+        for start, stop in reversed(colours.profile):
             del copy[start:stop]
     return bytes(copy)
 

@@ -104,7 +104,7 @@ def parse_op(text: str) -> Op:
         OptionError: names the text, the place in it, and what could stand there.
     """
     if len(text) > _MOST_CHARACTERS:
-        raise OptionError(f"op {_quoted(text)} has {len(text)} characters; {_MOST_CHARACTERS} are the most")
+        raise OptionError(f"op {_shorten(text)!r} has {len(text)} characters; {_MOST_CHARACTERS} are the most")
     text = text.strip()
     custom = _CUSTOM.fullmatch(text)
     try:
@@ -115,9 +115,9 @@ def parse_op(text: str) -> Op:
             return op
         return _parse_call(text)
     except _Misfit as error:
-        raise OptionError(f"op {_quoted(text)}: {error}") from None
+        raise OptionError(f"op {_shorten(text)!r}: {error}") from None
     except OptionError as error:
-        raise OptionError(f"op {_quoted(text)}: {error}") from error
+        raise OptionError(f"op {_shorten(text)!r}: {error}") from error
 
 
 class _Misfit(Exception):  # never leaves this file
@@ -206,10 +206,6 @@ def _place(text: str, node: ast.expr | ast.keyword) -> str:
     line = re.split(r"\r\n|\r|\n", text)[node.lineno - 1]
     column = len(line.encode()[: node.col_offset].decode(errors="replace")) + 1
     return f" at character {column}" + (f" of line {node.lineno}" if node.lineno > 1 else "")
-
-
-def _quoted(text: str) -> str:
-    return repr(_shorten(text))
 
 
 def _shorten(text: str) -> str:

@@ -9,11 +9,12 @@ import numpy.typing as npt
 from tpufeed.errors import ImageError, OpError, OptionError
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, turn
 from tpufeed.images.geometry import Geometry
-from tpufeed.images.markers import Box, read_segments
+from tpufeed.images.header import JPEG_START, read_jpeg_header
+from tpufeed.images.markers import Box, find_segments
 from tpufeed.images.mending import mend, orientation_of
-from tpufeed.images.parameters import Fill
-from tpufeed.images.protocols import Draws, MovingOp, Op, PixelOp, Window, WindowOp, is_op, keep
-from tpufeed.images.resizing import (
+from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, keep
+from tpufeed.images.rng import uniforms
+from tpufeed.images.windows import (
     cut_padded,
     cut_resized,
     is_too_long,
@@ -22,7 +23,6 @@ from tpufeed.images.resizing import (
     resize,
     resize_reduced,
 )
-from tpufeed.images.rng import uniforms
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
 _Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image
@@ -32,15 +32,15 @@ class Pipeline:
     """A sequence of ops that runs over images. Immutable and safe to share between threads.
 
     Args:
-        ops: in their order.
-        seed: of their random numbers.
+        ops: run in this order.
+        seed: seeds their random numbers.
         fast: as in `decode`.
-        upright: encoded images are turned by their EXIF orientation, and ops see them turned.
+        upright: turn encoded images by their EXIF orientation before ops see them.
     """
 
     def __init__(self, ops: Sequence[Op], seed: int, fast: bool = False, upright: bool = False) -> None:
         for op in ops:
-            if not is_op(op):
+            if not isinstance(op, WindowOp | PixelOp) or isinstance(op, type):
                 raise OptionError(
                     "ops are tpufeed.images.RandomResizedCrop(size=224) and its like, and for a function of your own "
                     f"Custom('module:function'), not {op!r}"
@@ -58,7 +58,7 @@ class Pipeline:
         self._first_window = self._steps[0][0] if self._steps else None
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return `(height, width)` of the results for images of `size`; None where it differs from image to image."""
+        """Return `(height, width)` of the results for images of `size`; None if it differs from image to image."""
         for op in self.ops:
             size = op.output_size(size)
         return size
@@ -74,11 +74,11 @@ class Pipeline:
         """Return where the pixels of the result lie in an image of this size: no pixel is needed for it.
 
         Args:
-            height: of the image as ops see it, turned upright; likewise width.
-            draws: one entry an op.
+            height: of the image as ops see it; likewise width.
+            draws: one entry per op.
 
         Raises:
-            ImageError: the result would be too large, as `run` says, too.
+            ImageError: the result would be too large, as for `run`.
         """
         found = Geometry.identity(height, width)
         for (window_op, _, _), moving_op, drawn in zip(self._steps, self._moving, draws, strict=True):
@@ -99,26 +99,21 @@ class Pipeline:
         out: Pixels | None = None,
         buffer: Buffer | None = None,
     ) -> Pixels:
-        """Run over uint8 pixels of a shape, in C order; without one over an encoded image, as `run_encoded` does."""
-        if not shape:
-            return self.run_encoded(data, draws, out, buffer)
-        return self.run(np.frombuffer(data, np.uint8).reshape(shape), draws, out)
-
-    def run_encoded(
-        self, data: memoryview, draws: Sequence[Draws], out: Pixels | None = None, buffer: Buffer | None = None
-    ) -> Pixels:
-        """Decode `data` and apply the ops. A JPEG that fails is mended where that changes no pixel, see `mend`.
+        """Apply the ops to an image as a record holds it. A JPEG that fails is mended if no pixel changes, see `mend`.
 
         Args:
-            data: a JPEG or another encoded image.
-            draws: one entry an op.
+            data: an encoded image, or its uint8 pixels in C order.
+            shape: of the pixels; None or () if `data` is encoded.
+            draws: one entry per op.
             out: uint8 C-contiguous memory of the result's shape; it is what is returned.
             buffer: memory to decode into, see `decode`.
 
         Raises:
-            ImageError: `data` does not decode, or is not of `out`'s size where no op changes the size.
+            ImageError: `data` does not decode, or is not of `out`'s size and no op changes the size.
             OpError, OptionError: a `Custom` op failed.
         """
+        if shape:
+            return self.run(np.frombuffer(data, np.uint8).reshape(shape), draws, out)
         try:
             return run_views([self], data, [draws], [out], buffer)[0]
         except ImageError as error:
@@ -128,7 +123,7 @@ class Pipeline:
         """Apply the ops to uint8 RGB `pixels`, which stay as they are. Without `out`, the result may be a view of them.
 
         Raises:
-            ImageError, OpError, OptionError: see `run_encoded`.
+            ImageError, OpError, OptionError: see `run_stored`.
         """
         first = self._first_window
         window = None if first is None else first.window(pixels.shape[0], pixels.shape[1], draws[0])
@@ -196,7 +191,7 @@ def run_views(
     outs: Sequence[Pixels | None],
     buffer: Buffer | None = None,
 ) -> list[Pixels]:
-    """Run each pipeline over one image as `run_encoded` does, unmended; all share one decoding, as small as they allow.
+    """Run each pipeline over one encoded image, unmended; all share one decoding, as small as they allow.
 
     The pipelines are equal in `fast` and `upright`.
     """
@@ -206,7 +201,8 @@ def run_views(
     if len(firsts) < len(pipelines):
         pixels = turn(decode(data, 1, buffer, one.fast), orientation)
         return [pipeline.run(pixels, drawn, out) for pipeline, drawn, out in zip(pipelines, draws, outs, strict=True)]
-    height, width = image_size(data)
+    jpeg = read_jpeg_header(data) if data[:3] == JPEG_START else None
+    height, width = image_size(data) if jpeg is None else (jpeg.height, jpeg.width)
     if orientation >= 5:
         height, width = width, height
     size = height, width
@@ -214,10 +210,10 @@ def run_views(
     reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
     while orientation > 1 and (size[0] % reduce or size[1] % reduce):
         reduce //= 2  # a last pixel that stands for less than the others must not become the first
-    origin, cut, segments = (0, 0), None, read_segments(data) if orientation == 1 else None
-    if segments is not None:
+    origin, cut = (0, 0), None
+    if jpeg is not None and jpeg.interval and orientation == 1 and (segments := find_segments(data, jpeg)) is not None:
         # Interpolation looks at neighbours: the decoder's between colour samples, `resize_reduced` between pixels.
-        down, across = segments.frame.mcu if not one.fast else (reduce, reduce) if reduce > 1 else (0, 0)
+        down, across = segments.mcu if not one.fast else (reduce, reduce) if reduce > 1 else (0, 0)
         cut = segments.cut(
             Box(
                 min(window.top for window in windows) - down,
@@ -226,9 +222,10 @@ def run_views(
                 max(window.left + window.width for window in windows) + across,
             )
         )
-    if cut is not None:
+    if cut is not None and jpeg is not None:
         data, origin, size = memoryview(cut.data), (cut.top, cut.left), (cut.height, cut.width)
-    pixels = decode(data, reduce, buffer, one.fast)
+        jpeg = jpeg._replace(height=cut.height, width=cut.width)
+    pixels = decode(data, reduce, buffer, one.fast, jpeg)
     if orientation > 1:
         pixels = turn(pixels, orientation)
     reduced = 1 if pixels.shape[:2] == size else reduce
@@ -241,7 +238,7 @@ def run_views(
 def _cut(
     pixels: Pixels, window: Window, fill: Fill, out: Pixels | None, size: tuple[int, int] | None
 ) -> tuple[Pixels, tuple[int, int] | None]:
-    """Cut a window. A thin image that would become too large stays as it is, to be cut by the next op.
+    """Cut a window. A thin image that would become too large is left for the next op to cut.
 
     Args:
         pixels: the image.
@@ -274,8 +271,8 @@ def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draw
 
     Args:
         pipeline: its ops are run.
-        pixels: uint8 RGB of any size; stays as it is.
-        draws: one entry an op.
+        pixels: uint8 RGB of any size; not changed.
+        draws: one entry per op.
 
     Raises:
         OpError: names the first op that gives other pixels the second time; or an op failed.

@@ -1,4 +1,4 @@
-"""An image file on its way into a shard: checked, kept as it is, or shrunk and encoded again, by a policy.
+"""Store an image file by a policy: checked, and kept, or shrunk and encoded again.
 
 Images are shrunk apart from `resizing`, which serves training and prefers speed. A JPEG is decoded at 1/2, 1/4 or 1/8
 as long as 1.9 times the wanted size is left: below that the DCT's own filter shows. The rest is a Lanczos filter, whose
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from PIL import Image
 
 from tpufeed.errors import ImageError, OptionError
-from tpufeed.images.decoding import MAX_PIXELS, Pixels, check_pixels, decode_stored, turn
+from tpufeed.images.decoding import Pixels, check_pixels, decode_stored, turn
 from tpufeed.images.geometry import Geometry
-from tpufeed.images.header import ImageHeader, format_of_name, read_header
+from tpufeed.images.header import MAX_PIXELS, ImageHeader, format_of_name, read_header
 from tpufeed.images.markers import encode_jpeg, is_sound, mark_jpeg
 from tpufeed.images.mending import mend
 from tpufeed.images.protocols import Window
-from tpufeed.images.resizing import short_side_size
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
+from tpufeed.images.windows import short_side_size
 from tpufeed.options import between, check_fields
 
 StoredFormat = Literal["jpeg", "png", "webp"]
@@ -51,11 +51,11 @@ class ImagePolicy:
         encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change; JPEG and WebP that do become
             JPEG, all else PNG. A format stores that one alone. "exact" is "keep" without `restart_markers` and without
             mending: what needs no change is stored byte for byte.
-        quality: of JPEG and WebP that are encoded anew.
+        quality: of JPEG and WebP that are encoded again.
         presize_px: shrink images to this side, never enlarge; None keeps sizes.
         presize_mode: which side that is: the shorter one, the longer one, or the shorter one and then the middle square
             is cut out ("fit": all images are presize_px x presize_px, but those that are smaller, which are only cut).
-        max_pixels: images of more are refused before anything is decoded (reason too_large).
+        max_pixels: images with more pixels are refused, without decoding them (reason too_large).
         min_side_px: images with a shorter side below it are refused (reason too_small).
         exif: an orientation is applied, or ignored: the pixels are taken as stored, and no tag is left that would turn
             them in other decoders. A JPEG or WebP that may be kept loses nothing by that: the tag's value becomes 1
@@ -70,11 +70,11 @@ class ImagePolicy:
             image say nothing.
         damaged: a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, loses the bytes that strict
             decoders stumble over. With check="header" damage behind the first scan's header is not looked for, but for
-            a missing end marker. With encode="exact" such a file is stored as it is, and loaders mend it each time.
+            a missing end marker. With encode="exact" such a file is stored unchanged, and loaders mend it each time.
         progressive: a JPEG that is kept stays progressive, or becomes "baseline" without loss, which decodes two to
             three times as fast and can have restart markers.
         restart_markers: JPEGs that are kept get some without loss, so that loaders decode only the window they need,
-            see `markers`. None is true where tpufeed has its C extension and `encode` is "keep" or "jpeg".
+            see `markers`. None is true if tpufeed has its C extension and `encode` is "keep" or "jpeg".
     """
 
     check: Check = "full"
@@ -122,7 +122,7 @@ class StoredImage:
         kept: `data` is the file's own bytes, or holds the same coefficients with restart markers.
         mended: or all of them but those that were damage.
         odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
-        added_bytes: by restart markers to a JPEG that is kept; None where it is stored without new ones.
+        added_bytes: by restart markers to a JPEG that is kept; None if it is stored without new ones.
         unmarked: why such a JPEG could not get any.
         source: height and width of the file's image, turned as `ImagePolicy.exif` says, before presizing.
         orientation: of the file by EXIF, 1 to 8, whether it was applied or not.
@@ -165,7 +165,14 @@ def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage
 
 def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
-    is_kept = _is_kept(header, policy)
+    size = (header.height, header.width)
+    # An orientation that is ignored goes from a JPEG or WebP without a change to the rest; a PNG's chunk has a CRC.
+    turns = header.orientation != 1 and (policy.exif == "apply" or header.format == "png")
+    fits = policy.presize_px is None or (
+        scaled_size(*size, policy.presize_px, policy.presize_mode) == size
+        and (policy.presize_mode != "fit" or header.height == header.width)
+    )
+    is_kept = header.plain and not turns and fits and not (header.channels == 1 and policy.greyscale == "rgb")
     stored_format: StoredFormat = "png"
     match policy.encode:
         case "jpeg" | "png" | "webp" as wanted:
@@ -173,52 +180,75 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
         case _ if header.format in ("jpeg", "webp"):
             stored_format = "webp" if header.format == "webp" and is_kept else "jpeg"
     if stored_format == header.format and is_kept:
-        stored = data
-        if header.orientation != 1 and policy.encode != "exact":  # ignored, and left in for no decoder to apply
-            stored = data[: header.orientation_at] + b"\1" + data[header.orientation_at + 1 :]
-        size = (header.height, header.width)
-        image = StoredImage(
-            stored,
-            stored_format,
-            *size,
-            header.channels,
-            stored is data,
-            odd,
-            source=size,
-            orientation=header.orientation,
-        )
-        return _with_markers(image, header, policy)
-    pixels = _changed_pixels(data, header, policy)
-    if pixels.shape[2] == 1 and (policy.greyscale == "rgb" or stored_format == "webp"):
-        pixels = pixels.repeat(3, axis=2)
-    height, width, channels = pixels.shape
-    encoded = encode(pixels, stored_format, policy.quality)
-    turned = policy.exif == "apply" and header.orientation >= 5
-    source = (header.width, header.height) if turned else (header.height, header.width)
+        return _keep(data, header, odd, policy, stored_format)
+    return _encode_anew(data, header, odd, policy, stored_format)
+
+
+def _keep(
+    data: bytes, header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy, stored_format: StoredFormat
+) -> StoredImage:
+    """Store the file's own bytes, checked, with restart markers if they can have any and decode with them."""
+    stored = data
+    if header.orientation != 1 and policy.encode != "exact":  # ignored, and left in for no decoder to apply
+        stored = data[: header.orientation_at] + b"\1" + data[header.orientation_at + 1 :]
+    marked, unmarked = stored, ""
+    if policy.restart_markers and header.jpeg is not None:
+        try:
+            marked = mark_jpeg(stored, header.jpeg, policy.progressive == "baseline")
+        except CannotRewrite as error:
+            unmarked = str(error)
+    if policy.check == "full" and (marked is stored or not is_sound(marked, header)):
+        try:
+            check_pixels(marked, header)  # follows every code
+        except ImageError:
+            if marked is stored:
+                raise
+            check_pixels(stored, header)
+            marked, unmarked = stored, "does not decode with markers"
+    added = None if marked is stored else len(marked) - len(stored)
+    size = (header.height, header.width)
+    kept = stored is data
     return StoredImage(
-        encoded, stored_format, height, width, channels, False, odd, source=source, orientation=header.orientation
+        marked, stored_format, *size, header.channels, kept, odd, False, added, unmarked, size, header.orientation
     )
 
 
-def _with_markers(image: StoredImage, header: ImageHeader, policy: ImagePolicy) -> StoredImage:
-    """Return a kept image, checked, with restart markers if it can have any and decodes with them."""
-    marked = image
-    if policy.restart_markers and image.format == "jpeg":
-        try:
-            data = mark_jpeg(image.data, policy.progressive == "baseline")
-            if data is not image.data:
-                marked = replace(image, data=data, added_bytes=len(data) - len(image.data))
-        except CannotRewrite as error:
-            marked = replace(image, unmarked=str(error))
-    if policy.check == "full" and not is_sound(image.data, marked.data, header):
-        try:
-            check_pixels(marked.data, header)  # follows every code
-        except ImageError:
-            if marked is image:
-                raise
-            check_pixels(image.data, header)
-            return replace(image, unmarked="does not decode with markers")
-    return marked
+def _encode_anew(
+    data: bytes, header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy, stored_format: StoredFormat
+) -> StoredImage:
+    """Store the image turned, presized and in the channels that `policy` wants."""
+    orientation = header.orientation if policy.exif == "apply" else 1
+    backdrop = 0 if policy.alpha == "black" else 255
+    size = wanted = (header.height, header.width)
+    reduce = 1
+    if policy.presize_px is not None:
+        wanted = scaled_size(*size, policy.presize_px, policy.presize_mode)
+        least = min(size[0] / wanted[0], size[1] / wanted[1]) / _LEAST_OVERSAMPLING
+        reduce = max(factor for factor in (1, 2, 4, 8) if factor == 1 or factor <= least)
+    pixels = turn(decode_stored(data, header, reduce, backdrop), orientation)
+    if policy.presize_px is not None:
+        height, width = wanted if orientation < 5 else wanted[::-1]
+        if policy.presize_mode == "fit":  # cut first: to a pixel of the source, not one of the result
+            height = width = min(height, width)
+            tall, wide = pixels.shape[:2]
+            side = min(tall, wide)
+            top, left = (tall - side) // 2, (wide - side) // 2
+            pixels = pixels[top : top + side, left : left + side]
+        pixels = shrink(pixels, height, width)
+    if pixels.shape[2] == 1 and (policy.greyscale == "rgb" or stored_format == "webp"):
+        pixels = pixels.repeat(3, axis=2)
+    height, width, channels = pixels.shape
+    return StoredImage(
+        encode(pixels, stored_format, policy.quality),
+        stored_format,
+        height,
+        width,
+        channels,
+        False,
+        odd,
+        source=size if orientation < 5 else size[::-1],
+        orientation=header.orientation,
+    )
 
 
 def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> Geometry:
@@ -246,8 +276,8 @@ def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> G
 def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
     """Return the image of a file for ops to run over, and the odd cases that were met.
 
-    That is the file's own bytes, which `decode` makes upright RGB of, where it shows nothing odd; else uint8 RGB pixels
-    of shape (height, width, 3) as `policy` wants them. Presizing and encoding are left out of account.
+    An image that shows nothing odd stays the file's own bytes, which `decode` makes upright RGB of. Any other becomes
+    uint8 RGB pixels of shape (height, width, 3) as `policy` wants them. Nothing is presized or encoded.
 
     Raises:
         ImageError: with its reason code; the bytes that are returned may still not decode.
@@ -290,36 +320,6 @@ def _read(data: bytes, policy: ImagePolicy, name: str) -> tuple[ImageHeader, tup
     return header, odd
 
 
-def _is_kept(header: ImageHeader, policy: ImagePolicy) -> bool:
-    """Return true where the image needs no change but, at most, to lose an orientation that is ignored."""
-    if not header.plain:
-        return False
-    if header.orientation != 1 and (policy.exif == "apply" or header.format == "png"):  # its chunk has a CRC
-        return False
-    if header.channels == 1 and policy.greyscale == "rgb":
-        return False
-    if policy.presize_px is None:
-        return True
-    size = (header.height, header.width)
-    square = policy.presize_mode != "fit" or header.height == header.width
-    return square and scaled_size(*size, policy.presize_px, policy.presize_mode) == size
-
-
-def _changed_pixels(data: bytes, header: ImageHeader, policy: ImagePolicy) -> Pixels:
-    orientation = header.orientation if policy.exif == "apply" else 1
-    backdrop = 0 if policy.alpha == "black" else 255
-    if policy.presize_px is None:
-        return turn(decode_stored(data, header, 1, backdrop), orientation)
-    wanted = scaled_size(header.height, header.width, policy.presize_px, policy.presize_mode)
-    reduce = decoding_reduction(header.height, header.width, *wanted)
-    pixels = turn(decode_stored(data, header, reduce, backdrop), orientation)
-    height, width = wanted if orientation < 5 else wanted[::-1]
-    if policy.presize_mode == "fit":  # cut first: to a pixel of the source, not one of the result
-        height = width = min(height, width)
-        pixels = middle_square(pixels)
-    return shrink(pixels, height, width)
-
-
 def scaled_size(height: int, width: int, side_px: int, mode: PresizeMode) -> tuple[int, int]:
     """Return `(height, width)` once the longer side (mode "long") or the shorter one is `side_px`; never larger."""
     side = max(height, width) if mode == "long" else min(height, width)
@@ -330,39 +330,23 @@ def scaled_size(height: int, width: int, side_px: int, mode: PresizeMode) -> tup
     return short_side_size(height, width, side_px)
 
 
-def decoding_reduction(height: int, width: int, wanted_height: int, wanted_width: int) -> int:
-    """Return the largest of 1, 2, 4, 8 by which a JPEG may be reduced in decoding and still be oversampled enough."""
-    least = min(height / wanted_height, width / wanted_width) / _LEAST_OVERSAMPLING
-    return max(reduce for reduce in (1, 2, 4, 8) if reduce == 1 or reduce <= least)
-
-
 def shrink(pixels: Pixels, height: int, width: int) -> Pixels:
     """Shrink `pixels` (h, w, channels) to height x width, neither of which is larger. Raises MemoryError."""
     if pixels.shape[:2] == (height, width):
         return pixels
+    image: Any = pixels  # OpenCV's stubs do not know that uint8 stays uint8
+    factor = int(min(pixels.shape[0] / height, pixels.shape[1] / width) / _LEAST_AFTER_MEANS)
     try:
-        return _filtered(pixels, height, width).reshape(height, width, pixels.shape[2])
+        if factor > 1:  # means over whole blocks, as long as they cost no sharpness
+            size = (-(-pixels.shape[1] // factor), -(-pixels.shape[0] // factor))
+            image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+        across, down = _lanczos(image.shape[1] / width), _lanczos(image.shape[0] / height)
+        image = cv2.sepFilter2D(image, -1, across, down, borderType=cv2.BORDER_REFLECT)
+        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_CUBIC)
     except cv2.error as error:
         raise MemoryError(str(error)) from error  # nothing else can be wrong with its arguments
-
-
-def _filtered(pixels: Pixels, height: int, width: int) -> Pixels:
-    factor = int(min(pixels.shape[0] / height, pixels.shape[1] / width) / _LEAST_AFTER_MEANS)
-    if factor > 1:  # means over whole blocks, as long as they cost no sharpness
-        size = (-(-pixels.shape[1] // factor), -(-pixels.shape[0] // factor))
-        pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)  # type: ignore[assignment]
-    across, down = _lanczos(pixels.shape[1] / width), _lanczos(pixels.shape[0] / height)
-    filtered = cv2.sepFilter2D(pixels, -1, across, down, borderType=cv2.BORDER_REFLECT)
-    result: Pixels = cv2.resize(filtered, (width, height), interpolation=cv2.INTER_CUBIC)  # type: ignore[assignment]
+    result: Pixels = image.reshape(height, width, pixels.shape[2])
     return result
-
-
-def middle_square(pixels: Pixels) -> Pixels:
-    """Return the largest square in the middle, as a view."""
-    height, width = pixels.shape[:2]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return pixels[top : top + side, left : left + side]
 
 
 def _lanczos(scale: float) -> npt.NDArray[np.float32]:

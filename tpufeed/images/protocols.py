@@ -1,14 +1,18 @@
-"""Protocols of ops, of which there are two kinds, and their contract of the memory `out`."""
+"""The contract of ops: their protocols, of which there are two kinds, their parameters, and the memory `out`.
 
-from collections.abc import Sequence
-from typing import Annotated, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
+Parameters are annotations that are checked. Each gives a value its one form, so that equal ops have equal descriptions:
+lists become tuples and numpy's numbers Python's; if a float is meant, an int becomes one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import CheckedOp, Fill
-from tpufeed.options import a_list
+from tpufeed.options import Rule, a_list, as_float, between, check_fields, is_number, is_whole
 
+_LONGEST_SIDE_PX = 16384
 Draws = Sequence[float]
 # From the place (x, y) in a result to the place (a x + b y + c, d x + e y + f) in the image, both in pixels; the middle
 # of the first pixel is (0.5, 0.5).
@@ -29,6 +33,61 @@ class Window(NamedTuple):
     out_width: int
 
 
+def positive_range(limit: float, or_one: bool = False) -> Rule:
+    """`(low, high)` with 0 < low <= high <= limit; with `or_one` a number is both."""
+    return Rule(
+        f"(low, high) with 0 < low <= high <= {limit:g}",
+        lambda value: (
+            or_one and 0 < value <= limit
+            if is_number(value)
+            else _are(is_number, value, 2) and 0 < value[0] <= value[1] <= limit
+        ),
+        lambda value: (as_float(value), as_float(value)) if is_number(value) else tuple(map(as_float, value)),
+    )
+
+
+def spread(center: float, low: float, high: float) -> Rule:
+    """`(low, high)`, or a number for as much to either side of `center`, cut off at `low`."""
+    return Rule(
+        f"a number between 0 and {high - center:g}, or (low, high) with {low:g} <= low <= high <= {high:g}",
+        lambda value: (
+            0 <= value <= high - center
+            if is_number(value)
+            else _are(is_number, value, 2) and low <= value[0] <= value[1] <= high
+        ),
+        lambda value: (
+            (max(low, as_float(center - value)), as_float(center + value))
+            if is_number(value)
+            else tuple(map(as_float, value))
+        ),
+    )
+
+
+def _whole(said: str, count: int, low: int, high: int) -> Rule:
+    """A whole number of `[low, high]`, or `count` of them."""
+    return Rule(
+        said,
+        lambda value: is_whole(value, low, high) or _are(lambda each: is_whole(each, low, high), value, count),
+        lambda value: tuple(map(int, value)) if isinstance(value, Sequence) else int(value),
+    )
+
+
+def _are(fits: Callable[[Any], bool], value: Any, count: int) -> bool:
+    """Return whether `value` is a sequence of `count` items, each of which fits. The items of bytes are no numbers."""
+    is_row = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+    return is_row and len(value) == count and all(map(fits, value))
+
+
+Probability = Annotated[float, between(0.0, 1.0)]
+SizePx = Annotated[
+    int | tuple[int, int],
+    _whole(f"one or two numbers of pixels between 1 and {_LONGEST_SIDE_PX}", 2, 1, _LONGEST_SIDE_PX),
+]
+Fill: TypeAlias = Annotated[  # one level for all channels, or (red, green, blue)
+    int | tuple[int, int, int], _whole("a level of 0 to 255, or (red, green, blue)", 3, 0, 255)
+]
+
+
 class Op(Protocol):
     """Protocol of all ops: they are frozen, and the same draws give the same pixels in any thread and process."""
 
@@ -41,7 +100,7 @@ class Op(Protocol):
         """Number of uniform random numbers that a sample needs."""
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return `(height, width)` of the results for images of `size`; None where it differs from image to image."""
+        """Return `(height, width)` of the results for images of `size`; None if it differs from image to image."""
 
 
 Ops: TypeAlias = Annotated[Sequence[Op], a_list("ops, like [RandomResizedCrop(size=224), HorizontalFlip()]")]
@@ -64,12 +123,12 @@ class PixelOp(Op, Protocol):
     """An op that maps pixels at an unchanged size."""
 
     def skips(self, draws: Draws) -> bool:
-        """Return true where these draws leave the image as it is."""
+        """Return true if these draws leave the image unchanged."""
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        """Return the new pixels: in `out` (C-contiguous, of the image's shape, maybe the image itself) where given.
+        """Return the new pixels: in `out` (C-contiguous, of the image's shape, maybe the image itself) if given.
 
-        `image` may be read-only and of any strides; it changes only where it is `out`.
+        `image` may be read-only and of any strides; it changes only if it is `out`.
         """
 
 
@@ -81,9 +140,13 @@ class MovingOp(PixelOp, Protocol):
         """Return the steps for an image of this size: from places after a step to those before it; none if skipped."""
 
 
-def is_op(value: object) -> TypeGuard[Op]:
-    """Return true where `value` is an op that tpufeed can run."""
-    return isinstance(value, WindowOp | PixelOp) and not isinstance(value, type)
+class CheckedOp:
+    """Base of ops: whoever makes one has its fields checked by their annotations. OptionErrors name the op."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{type(self).__name__}: ")
 
 
 class SameSizeOp(CheckedOp):
@@ -106,7 +169,7 @@ class RandomlyApplied(SameSizeOp):
 
 
 def keep(image: Pixels, out: Pixels | None) -> Pixels:
-    """Return the image unchanged: copied to `out`, or itself where there is none."""
+    """Return the image unchanged: copied to `out`, or itself without one."""
     if out is None or out is image:
         return image
     np.copyto(out, image)
@@ -114,10 +177,10 @@ def keep(image: Pixels, out: Pixels | None) -> Pixels:
 
 
 def copied(image: Pixels, out: Pixels | None) -> Pixels:
-    """Return the image unchanged in memory that may be written to: `out`, or a copy where there is none."""
+    """Return the image unchanged in memory that may be written to: `out`, or a copy."""
     return image.copy(order="C") if out is None else keep(image, out)
 
 
 def apart(image: Pixels, out: Pixels | None) -> Pixels:
-    """Return the image, or a copy where writing to `out` could change it: for ops that read after they write."""
+    """Return the image, or a copy if writing to `out` could change it: for ops that read after they write."""
     return image.copy() if out is not None and np.may_share_memory(image, out) else image

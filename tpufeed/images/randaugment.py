@@ -16,12 +16,11 @@ from tpufeed.images.color import (
     solarize,
 )
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.parameters import Fill
-from tpufeed.images.protocols import Affine, Draws, SameSizeOp, keep
-from tpufeed.images.resizing import cut_padded
+from tpufeed.images.protocols import Affine, Draws, Fill, SameSizeOp, keep
+from tpufeed.images.windows import cut_padded
 from tpufeed.options import between
 
-# Each takes the magnitude with its sign, -30 to 30; where the sign means nothing they leave it out of account. Those
+# Each takes the magnitude with its sign, -30 to 30; some have no use for the sign. Those
 # that move pixels give the rows of `warp` for an image of (height, width), or whole pixels (down, right) of a shift.
 _Recolour: TypeAlias = Callable[[Pixels, int, Pixels | None], Pixels]
 _Warp: TypeAlias = Callable[[int, int, int], tuple[Row, Row]]
@@ -35,7 +34,7 @@ class _Transform:
     shift: _Shift | None = None
 
     def map(self, height: int, width: int, signed: int) -> Affine | None:
-        """Return where pixels come from; None where none is moved."""
+        """Return where pixels come from; None if none is moved."""
         if self.warp is not None:
             return as_affine(self.warp(height, width, signed))
         if self.shift is None:

@@ -1,22 +1,20 @@
 """Rewrite JPEGs without loss, by the C extension `_restart`: restart markers, and baseline for progressive."""
 
-from tpufeed.images.jpeg_header import MAX_PIXELS
+from tpufeed.images.header import MAX_PIXELS
 
 try:  # by its own name: asked for a name, the package imports all ops first, and these need this file
     from tpufeed.images._restart import add_markers as _add_markers
     from tpufeed.images._restart import to_baseline as _to_baseline
 
     CAN_REWRITE = True
-except ImportError:  # an sdist that was installed where no C compiler is
+except ImportError:  # an sdist that was installed without a C compiler
     CAN_REWRITE = False
-
-__all__ = ["CAN_REWRITE", "CannotRewrite", "add_markers", "to_baseline"]
 
 
 class CannotRewrite(Exception):
-    """A JPEG cannot be rewritten. Nothing is wrong with it: it is stored as it is.
+    """A JPEG cannot be rewritten. Nothing is wrong with it: it is stored unchanged.
 
-    Its text is what is in the way, in a few words that stay the same, to be counted.
+    Its text is the reason, in a few words that stay the same, to be counted.
     """
 
 
@@ -47,7 +45,7 @@ def to_baseline(data: bytes) -> bytes:
     """Return a progressive JPEG, or one of several scans, as a baseline JPEG of one scan with the same coefficients.
 
     Its Huffman tables are the best for it. Quantization tables, metadata and what follows the end marker stay. Takes
-    3 bytes of memory a pixel, and 2 more where all chroma is kept. Releases the GIL.
+    3 bytes of memory a pixel, and 2 more if all chroma is kept. Releases the GIL.
 
     Raises:
         CannotRewrite: `data` is another JPEG, damaged, or none; or its scans leave out bits of coefficients.

@@ -17,7 +17,7 @@ def uniforms(seed: int, round_: int, samples: npt.NDArray[np.int64], op: int, co
         round_: the epoch for live ops, the variant in a cache.
         samples: ids within the split.
         op: the op's position among the ops.
-        count: numbers a sample.
+        count: numbers per sample.
 
     The hash is splitmix64 (Steele, Lea, Flood 2014, figure 15), keyed by all four.
     """
@@ -58,7 +58,7 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _mix_int(z: int) -> int:
-    # In Python's own integers: 0.3 us, and an array of one takes 5, which tells where samples come one by one.
+    # In Python's own integers: 0.3 us. An array of one takes 5, which tells if samples come one by one.
     z = (z + _GOLDEN) & _MASK
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK

@@ -31,7 +31,7 @@ _END_OF_LINE, _HORIZONTAL, _AS_ABOVE = "000000000001", "001", "1"
 
 
 def load_whole(image: Image.Image, data: bytes | memoryview) -> None:
-    """Load an image that Pillow has opened from `data`. Raises ImageError where rows are missing, and what Pillow does.
+    """Load an image that Pillow has opened from `data`. Raises ImageError if rows are missing, and what Pillow does.
 
     Good files cost no more than `load` does: the rows are only counted if one looks as if it had not been written.
     """
@@ -117,7 +117,7 @@ def _iter_pixels(data: bytes | memoryview) -> Iterator[memoryview]:
 
 
 def _check_gif_rows(data: bytes, place: tuple[slice, slice]) -> None:
-    """Decode twice over different colours. Raises ImageError where they are seen at `place`, the frame's own."""
+    """Decode twice over different colours. Raises ImageError if they are seen at `place`, the frame's own."""
     offset = 13 + (3 * 2 ** ((data[10] & 7) + 1) if data[10] & 0x80 else 0)
     while data[offset] != 0x2C:  # extensions, up to the first frame
         offset += 2

@@ -1,13 +1,174 @@
-"""The ops that cut a window and bring it to a size."""
+"""Windows: cut out of images and brought to a size with the filter that the ratio asks for, and the ops that do so."""
 
 import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from tpufeed.images.parameters import CheckedOp, Fill, SizePx, positive_range
-from tpufeed.images.protocols import Draws, Window
-from tpufeed.images.resizing import short_side_size
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.errors import ImageError
+from tpufeed.images.decoding import Pixels
+from tpufeed.images.protocols import CheckedOp, Draws, Fill, SizePx, Window, apart, positive_range
 from tpufeed.options import between
+
+MOST_ENLARGED_PIXELS = 1 << 26
+_MOST_ASPECT = 16
+_LONGEST_SIDE_PX = 32766  # of what OpenCV remaps
+
+
+def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) -> Pixels:
+    """Resize `image`: bilinear, and averaged over areas if it shrinks by two or more, against aliasing.
+
+    Args:
+        image: uint8 of shape (h, w, channels); any strides.
+        out: C-contiguous uint8 memory of the result's shape to write into; it is what is returned.
+    """
+    assert out is None or out.shape[:2] == (height, width), f"{out.shape} is no memory for {height} x {width} pixels"
+    if out is not None and image.shape == out.shape:
+        out[...] = image
+        return out
+    if image.shape[:2] == (height, width):
+        return image
+    shrinks_by_two = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
+    filter_ = cv2.INTER_AREA if shrinks_by_two else cv2.INTER_LINEAR
+    result: Pixels = cv2.resize(image, (width, height), dst=out, interpolation=filter_)  # type: ignore[assignment]
+    return result if out is None else out
+
+
+def resize_reduced(
+    reduced: Pixels, factor: int, window: Window, out: Pixels | None = None, origin: tuple[int, int] = (0, 0)
+) -> Pixels:
+    """Cut and resize a window of an image that the decoder has made smaller by `factor`, as `resize` would.
+
+    A window seldom begins at a whole reduced pixel: rounded to one, the result was more than 2 levels off on average
+    (docs/pixels.md). Maps of whole numbers, in 1/32 pixel, give the same in all releases of OpenCV.
+
+    Args:
+        reduced: uint8 of shape (h, w, channels): all of the image, or a part with `factor` pixels around the window.
+        factor: 2, 4 or 8.
+        window: within the image.
+        out: as in `resize`.
+        origin: the row and column of the image at which `reduced` begins, multiples of `factor`.
+    """
+    # Places are computed in the whole image and moved then: rounding must not depend on where a part begins.
+    above, before = origin[0] // factor, origin[1] // factor
+    if window.height >= 2 * factor * window.out_height and window.width >= 2 * factor * window.out_width:
+        top, bottom = (round(side / factor) for side in (window.top, window.top + window.height))
+        left, right = (round(side / factor) for side in (window.left, window.left + window.width))
+        cut = reduced[top - above : bottom - above, left - before : right - before]
+        return resize(cut, window.out_height, window.out_width, out)
+    y = _reduced_places(window.top, window.height, window.out_height, factor, above, reduced.shape[0])[:, None]
+    x = _reduced_places(window.left, window.width, window.out_width, factor, before, reduced.shape[1])
+    whole = np.empty((window.out_height, window.out_width, 2), np.int16)
+    whole[..., 0], whole[..., 1] = x >> 5, y >> 5
+    parts = ((y & 31) << 5 | (x & 31)).astype(np.uint16)
+    result: Pixels = cv2.remap(  # type: ignore[assignment]  # uint8 in, uint8 out
+        reduced, whole, parts, cv2.INTER_LINEAR, dst=out, borderMode=cv2.BORDER_REPLICATE
+    )
+    return result if out is None else out
+
+
+def _reduced_places(
+    start: int, length: int, out_length: int, factor: int, skipped: int, most: int
+) -> npt.NDArray[np.int32]:
+    """Return the middles of an axis' new pixels among `most` reduced ones behind `skipped` others, in 1/32 pixel."""
+    middles = (start + (np.arange(out_length) + 0.5) * (length / out_length)) / factor - 0.5
+    places: npt.NDArray[np.int32] = np.clip(np.rint(middles * 32) - skipped * 32, 0, (most - 1) * 32).astype(np.int32)
+    return places
+
+
+def short_side_size(height: int, width: int, short_side_px: int) -> tuple[int, int]:
+    """Return `(height, width)` scaled, aspect kept, so that the shorter side is `short_side_px`."""
+    scale = short_side_px / min(height, width)
+    return max(short_side_px, round(height * scale)), max(short_side_px, round(width * scale))
+
+
+def is_too_long(size: tuple[int, int], image: tuple[int, int]) -> bool:
+    """Return true for a `size`, (height, width), that is too much to make of a thin image of few pixels.
+
+    With the shorter side brought to 256, one of 1x60000 pixels has four billion.
+    """
+    pixels = size[0] * size[1]
+    enlarged = pixels > max(MOST_ENLARGED_PIXELS, image[0] * image[1])
+    return enlarged and max(size) > _MOST_ASPECT * min(size)
+
+
+def refuse_too_long(size: tuple[int, int], image: tuple[int, int]) -> ImageError:
+    """Return the error of an image that `is_too_long`."""
+    return ImageError(
+        "too_large",
+        f"resized, the image of {image[1]}x{image[0]} pixels would have {size[1]}x{size[0]}, more than "
+        f"{MOST_ENLARGED_PIXELS}; put an op that crops right behind Resize, or leave the image out",
+    )
+
+
+def cut_resized(image: Pixels, size: tuple[int, int], box: tuple[int, int, int, int], fill: Fill) -> Pixels:
+    """Cut a box out of an enlarged image of which the rest is not made: bilinear, within a level of `resize`.
+
+    Args:
+        image: uint8 RGB.
+        size: (height, width) that all of it would have.
+        box: (top, left, height, width) in pixels of that; it may reach beyond.
+        fill: as in `cut_padded`.
+
+    Raises:
+        ImageError: the box itself is too large.
+    """
+    top, left, height, width = box
+    if is_too_long((height, width), image.shape[:2]) or max(height, width) > _LONGEST_SIDE_PX:
+        raise refuse_too_long((height, width), image.shape[:2])
+    spans = []
+    for axis, (start, length) in enumerate(((top, height), (left, width))):
+        low, high = (min(max(place, 0), size[axis]) for place in (start, start + length))
+        middles = (np.arange(low, max(high, low + 1)) + 0.5) * (image.shape[axis] / size[axis]) - 0.5
+        first = max(0, int(middles[0]))
+        stop = max(first + 1, min(image.shape[axis], int(middles[-1]) + 2))
+        spans.append((low, high, first, stop, (middles - first).astype(np.float32)))
+    (above, below, first_row, stop_row, rows), (before, behind, first_column, stop_column, columns) = spans
+    if above >= below or before >= behind:
+        return cut_padded(image, (image.shape[0], 0, height, width), fill)
+    x, y = np.meshgrid(columns, rows)
+    part = image[first_row:stop_row, first_column:stop_column]
+    inner: Pixels = cv2.remap(part, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)  # type: ignore[assignment]
+    return cut_padded(inner, (top - above, left - before, height, width), fill)
+
+
+def reduction(height: int, width: int, wanted_height: int, wanted_width: int) -> int:
+    """Return the largest of 1, 2, 4, 8 by which a decoder may reduce an image and still give the wanted size."""
+    reduce = 8
+    while reduce > 1 and (height < wanted_height * reduce or width < wanted_width * reduce):
+        reduce //= 2
+    return reduce
+
+
+def cut_padded(image: Pixels, box: tuple[int, int, int, int], fill: Fill, out: Pixels | None = None) -> Pixels:
+    """Cut rows `[top, top + height)` and columns `[left, left + width)`; `fill` beyond the image.
+
+    Args:
+        image: uint8 RGB of any strides.
+        box: (top, left, height, width); it may lie beside the image altogether.
+        fill: the level, or (red, green, blue).
+        out: C-contiguous memory of (height, width, 3), maybe the image itself; it is what is returned.
+    """
+    top, left, height, width = box
+    view = image[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
+    if view.size == 0:
+        out = np.empty((height, width, image.shape[2]), np.uint8) if out is None else out
+        out[...] = fill
+        return out
+    above, before = max(0, -top), max(0, -left)
+    below, after = height - above - view.shape[0], width - before - view.shape[1]
+    padded: Pixels = cv2.copyMakeBorder(  # type: ignore[assignment]  # uint8 in, uint8 out
+        apart(view, out), above, below, before, after, cv2.BORDER_CONSTANT, dst=out, value=scalar(fill)
+    )
+    return padded if out is None else out
+
+
+def scalar(fill: Fill) -> tuple[int, int, int]:
+    """Return `fill` as OpenCV takes it."""
+    return (fill, fill, fill) if isinstance(fill, int) else fill
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
         return store_image(images[number], ImagePolicy(presize_px=side)).data
 
     def warm(number: int) -> bytes:
-        return pipeline.run_encoded(memoryview(images[number]), [op[number] for op in draws]).tobytes()
+        return pipeline.run_stored(memoryview(images[number]), None, [op[number] for op in draws]).tobytes()
 
     flags = "".join(f" --op {quote(repr(op))}" for op in ops)
     if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # what warmup does by itself

@@ -187,9 +187,9 @@ def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) ->
         data = memoryview(images[number])
         with suppress(ImageError, OpError):  # the loader names bad records
             begun = time.process_time()
-            plain.run_encoded(data, ())
+            plain.run_stored(data, None, ())
             between = time.process_time()
-            pipeline.run_encoded(data, [op[number] for op in draws])
+            pipeline.run_stored(data, None, [op[number] for op in draws])
             decoding += between - begun
             whole += time.process_time() - between
         if time.perf_counter() > stop:

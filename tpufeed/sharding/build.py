@@ -6,7 +6,7 @@ from pathlib import Path
 from tpufeed.build.run import BuildResult, ProgressListener, run
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import OptionError
-from tpufeed.images.decoding import MAX_PIXELS
+from tpufeed.images.header import MAX_PIXELS
 from tpufeed.images.policy import Check, Encode, MaxPixels, MinSidePx, PresizeMode, PresizePx, Progressive, Quality
 from tpufeed.options import Count, Names, Whole, checked
 from tpufeed.sharding.append import AppendRecipe

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 from tpufeed.dataset.naming import check_split_name, read_classes
 from tpufeed.dataset.schema import DType, FeatureSpec
 from tpufeed.errors import OptionError, url_identity
-from tpufeed.images.decoding import MAX_PIXELS
+from tpufeed.images.header import MAX_PIXELS
 from tpufeed.images.policy import (
     Check,
     Encode,

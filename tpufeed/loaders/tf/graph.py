@@ -19,7 +19,7 @@ from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.order import Share, World
 from tpufeed.errors import OptionError
 from tpufeed.images.protocols import Op, WindowOp
-from tpufeed.images.resizing import MOST_ENLARGED_PIXELS
+from tpufeed.images.windows import MOST_ENLARGED_PIXELS
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Scalar
 from tpufeed.loaders.feed import ENDLESS
 from tpufeed.loaders.tf.stream import OTHER_CHECKPOINT, HandedEpoch, place_identity

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.images.reading import segments_of
 from tpufeed.errors import ImageError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, markers, pipeline
 from tpufeed.images.decoding import decode
-from tpufeed.images.markers import Box, read_segments
+from tpufeed.images.markers import Box
 from tpufeed.images.pipeline import Pipeline, run_views
 
 SAMPLINGS = {
@@ -41,15 +42,15 @@ def photograph(height, width, sampling="4:2:0", interval=1, quality=85, seed=0):
 
 def whole(monkeypatch, data, ops, draws, fast):
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "read_segments", lambda _: None)
-        return Pipeline(ops, 0, fast=fast).run_encoded(memoryview(data), draws)
+        patch.setattr(pipeline, "find_segments", lambda *_: None)
+        return Pipeline(ops, 0, fast=fast).run_stored(memoryview(data), None, draws)
 
 
 def check_equal(jpeg, ops, draws, fast):
     with pytest.MonkeyPatch.context() as patch:
         expected = whole(patch, jpeg, ops, draws, fast)
         patch.setattr(markers, "_LEAST_SPARED_PX", 0)
-        np.testing.assert_array_equal(Pipeline(ops, 0, fast=fast).run_encoded(memoryview(jpeg), draws), expected)
+        np.testing.assert_array_equal(Pipeline(ops, 0, fast=fast).run_stored(memoryview(jpeg), None, draws), expected)
 
 
 def draws_of(count):
@@ -78,7 +79,7 @@ def test_every_box_is_cut_with_the_pixels_of_the_whole_image(sampling, height, w
     jpeg = photograph(height, width, sampling)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(markers, "_LEAST_SPARED_PX", 0)
-        found = read_segments(memoryview(jpeg))
+        found = segments_of(jpeg)
         cut = found and found.cut(Box(top, left, bottom, right))
     if found is None:  # one segment is the image
         assert height <= SAMPLINGS[sampling][1]
@@ -95,7 +96,7 @@ def test_every_box_is_cut_with_the_pixels_of_the_whole_image(sampling, height, w
 
 def test_what_lies_outside_the_window_is_not_read():
     data = photograph(300, 400, interval=5)
-    cut = read_segments(memoryview(data)).cut(Box(100, 100, 180, 180))
+    cut = segments_of(data).cut(Box(100, 100, 180, 180))
     assert (cut.top, cut.left, cut.height, cut.width) == (96, 80, 96, 160)
     assert len(cut.data) < len(data) / 4
     # The first row of segments is damaged: the window has the pixels that it had, the whole image does not decode.
@@ -103,8 +104,8 @@ def test_what_lies_outside_the_window_is_not_read():
     damaged = data[:start] + bytes(30) + data[start + 30 :]
     draws = [tuple([0.1, 0.5] * 10 + [0.9, 0.9])]
     ops = [RandomResizedCrop(64, scale=(0.05, 0.06))]
-    run = Pipeline(ops, 0, fast=True).run_encoded
-    np.testing.assert_array_equal(run(memoryview(damaged), draws), run(memoryview(data), draws))
+    run = Pipeline(ops, 0, fast=True).run_stored
+    np.testing.assert_array_equal(run(memoryview(damaged), None, draws), run(memoryview(data), None, draws))
     with pytest.raises(ImageError):
         decode(damaged)
 
@@ -113,7 +114,7 @@ def test_bytes_behind_the_end_marker_are_not_read():
     data = photograph(300, 400, interval=5)
     box = Box(100, 100, 180, 180)
     trailer = b"\xff\xd0trailer\xff\xd8\xff\xd9"
-    assert read_segments(memoryview(data + trailer)).cut(box) == read_segments(memoryview(data)).cut(box)
+    assert segments_of(data + trailer).cut(box) == segments_of(data).cut(box)
 
 
 def test_damage_within_the_window_is_an_error():
@@ -121,7 +122,7 @@ def test_damage_within_the_window_is_an_error():
     middle = data.index(b"\xff\xd5", len(data) // 2) - 60
     damaged = data[:middle] + bytes(range(1, 51)) + data[middle + 50 :]
     with pytest.raises(ImageError, match="does not decode"):
-        Pipeline([CenterCrop(200)], 0, fast=True).run_encoded(memoryview(damaged), [()])
+        Pipeline([CenterCrop(200)], 0, fast=True).run_stored(memoryview(damaged), None, [()])
 
 
 def test_variants_share_one_cut_that_holds_all_their_windows(monkeypatch):
@@ -135,7 +136,7 @@ def test_variants_share_one_cut_that_holds_all_their_windows(monkeypatch):
         for window, other in zip(got, expected, strict=True):
             assert np.abs(window.astype(int) - other).mean() < 4
     shared = []
-    monkeypatch.setattr(pipeline, "read_segments", lambda _: shared.append(1))
+    monkeypatch.setattr(pipeline, "find_segments", lambda *_: shared.append(1))
     again = run_views([Pipeline(ops, 0)] * 3, memoryview(data), draws, [None] * 3)
     for window, other in zip(got, again, strict=True):
         np.testing.assert_array_equal(window, other)
@@ -152,9 +153,9 @@ def test_images_that_are_turned_have_the_pixels_of_the_whole_image(orientation, 
     data = with_exif(photograph(200, 280, interval=3), orientation)
     ops, draws = [CenterCrop((60, 90))], [()]
     pipe = Pipeline(ops, 0, fast=True, upright=True)
-    got = pipe.run_encoded(memoryview(data), draws)
-    monkeypatch.setattr(pipeline, "read_segments", lambda _: None)
-    np.testing.assert_array_equal(got, pipe.run_encoded(memoryview(data), draws))
+    got = pipe.run_stored(memoryview(data), None, draws)
+    monkeypatch.setattr(pipeline, "find_segments", lambda *_: None)
+    np.testing.assert_array_equal(got, pipe.run_stored(memoryview(data), None, draws))
 
 
 def marker_places(data):
@@ -195,7 +196,7 @@ def test_a_file_that_lies_about_its_segments_is_decoded_whole(lie):
     jpeg = SimpleNamespace(data=data, markers=marker_places(data), frame=data.index(b"\xff\xc0"))
     assert len(jpeg.markers) == 19
     hostile = LIES[lie](jpeg)
-    found = read_segments(memoryview(hostile))
+    found = segments_of(hostile)
     assert found is None or found.cut(Box(40, 40, 60, 60)) is None
 
 
@@ -222,7 +223,7 @@ def test_the_window_of_a_mutant_is_that_of_the_whole_image_or_an_error(count, mo
                 mutant[rng.choice(marker_places(data) or [at]) + 1] = rng.randrange(256)
         top, left = rng.randrange(height), rng.randrange(width)
         box = Box(top, left, rng.randint(top + 1, height), rng.randint(left + 1, width))
-        found = read_segments(memoryview(mutant))
+        found = segments_of(mutant)
         cut = found and found.cut(box)
         if not cut:
             continue

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.images.reading import decode_upright
 from tpufeed.errors import ImageError
 from tpufeed.images import CenterCrop, RandomResizedCrop, Resize
-from tpufeed.images.decoding import decode, decode_upright, image_size
-from tpufeed.images.jpeg_header import read_jpeg_header
+from tpufeed.images.decoding import decode, image_size
+from tpufeed.images.header import read_jpeg_header
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, load_image, store_image
 
@@ -26,7 +27,7 @@ READERS = {
     "decode": decode,
     "eighth": lambda data: decode(data, 8),
     "upright": decode_upright,
-    "resize": lambda data: Pipeline([Resize(32)], 0).run_encoded(memoryview(data), [()]),
+    "resize": lambda data: Pipeline([Resize(32)], 0).run_stored(memoryview(data), None, [()]),
     "load": lambda data: load_image(data, ImagePolicy()),
 } | {name: lambda data, policy=policy: store_image(data, policy) for name, policy in POLICIES.items()}
 
@@ -71,7 +72,7 @@ def test_a_lossless_jpeg_is_never_decoded_at_a_reduced_size(components):
     for ops in ([Resize(32)], [CenterCrop(64)], [RandomResizedCrop(20)]):
         pipeline = Pipeline(ops, 3)
         draws = [op[0] for op in pipeline.draw(0, np.arange(1))]
-        assert np.array_equal(pipeline.run_encoded(memoryview(data), draws), pipeline.run(expected, draws))
+        assert np.array_equal(pipeline.run_stored(memoryview(data), None, draws), pipeline.run(expected, draws))
     stored = store_image(data, ImagePolicy(encode="png"))
     assert np.array_equal(decode(stored.data), expected)
     for name, policy in POLICIES.items():
