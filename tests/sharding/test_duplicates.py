@@ -19,13 +19,12 @@ import tpufeed
 from tests.gcs_server import GcsServer
 from tests.sharding.test_joined import begun, forge
 from tpufeed.build.commit import put_report, read_report
-from tpufeed.build.digests import Overlap, read_digests
+from tpufeed.build.digests import Overlap, group_equal, read_digests
 from tpufeed.build.item import Item
 from tpufeed.build.plan import Owner, iter_tasks, read_plan
 from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, PLAN, report_name
 from tpufeed.errors import DuplicateWriterError, ManifestError, OptionError, TooManyRejectsError
-from tpufeed.sharding.duplicates import group_equal
 from tpufeed.sharding.recipe import SizeEstimate, cut
 from tpufeed.storage.local import LocalStore
 
@@ -392,7 +391,7 @@ def test_a_forged_digest_is_refused(doubled, tmp_path):
 def test_the_report_is_written_block_by_block(doubled, tmp_path, monkeypatch):
     """With room for the names of three groups at once it says the same."""
     whole = tpufeed.shard(doubled, tmp_path / "whole", shares=SHARES, workers=1)
-    monkeypatch.setattr("tpufeed.sharding.duplicates._GROUPS_AT_ONCE", 3)
+    monkeypatch.setattr("tpufeed.build.digests._GROUPS_AT_ONCE", 3)
     result = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, workers=1)
     assert report_of(tmp_path / "d") == report_of(tmp_path / "whole")
     assert result.duplicates.crossing == whole.duplicates.crossing

@@ -57,7 +57,7 @@ class Index:
         self, store: Store, variant: Variant, reader: SpanReader | None = None, stage: ShardStage | None = None
     ) -> None:
         self._store = store
-        self._reader = reader or SpanReader()
+        self._reader = reader
         self._stage = stage
         self._variant = variant
         self._where = f"{store.url}/{variant.index.name}"
@@ -92,6 +92,7 @@ class Index:
                 if isinstance(mapped.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
                     mapped.obj.madvise(mmap.MADV_DONTNEED)  # pages still in use come back from the page cache
                 return found
+        reader = self._reader = self._reader or SpanReader()
         at, name, tries_left = self._header_bytes, self._variant.index.name, _TRIES
         spans = [
             Span(name, at + self._starts[shard] * ITEM_BYTES, at + self._starts[shard + 1] * ITEM_BYTES)
@@ -100,7 +101,7 @@ class Index:
         while True:
             found = []
             try:
-                for shard, data in zip(shards, self._reader.read(self._store, spans), strict=True):
+                for shard, data in zip(shards, reader.read(self._store, spans), strict=True):
                     if isinstance(data, StoreError):
                         raise data
                     found.append(self._checked(shard, np.frombuffer(data, ITEM, len(data) // ITEM_BYTES)))

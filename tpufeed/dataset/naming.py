@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tpufeed.errors import OptionError
@@ -32,6 +32,12 @@ _DATA = re.compile(
 _VERSION_INDEX = re.compile(rf"({_SPLIT.pattern})(?:-v[0-9]+)?-version-([0-9]+)\.index\.npy")
 _COUNT = re.compile(r"-[0-9]+\.tfrec\Z")
 _UNCOUNTED = "-*.tfrec"
+
+SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 
 def is_data_name(name: str) -> bool:
@@ -182,3 +188,9 @@ def report_name(task: int) -> str:
 def removals_name(run_id: str) -> str:
     """Return the name of the list of objects that a build with --overwrite removes; `run_id` is that of its plan."""
     return f"{REMOVALS}-{run_id}.json"
+
+
+def splits_mentioned(names: Iterable[str]) -> set[str]:
+    """Return those of train, val and test that some names mention: `flowers-train` is no split's usual name."""
+    words = (word for name in names for word in re.findall("[a-z]+", name.lower()))
+    return {SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD}

@@ -76,11 +76,11 @@ class Reader:
                 f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "
                 f"{manifest.tensor_shape}, as the manifest says. It was edited or damaged; build the dataset again"
             )
-        self._spans = SpanReader(threads)
+        is_remote = shards.local_path("x") is None
+        self._spans = SpanReader(threads) if is_remote or index_store.local_path("x") is None else None
+        self._remote = RemoteShards(shards, self._shards, self._spans) if is_remote and self._spans else None
         # The stage has copies from the store of the shards alone.
         self._index = Index(index_store, variant, self._spans, stage if index_store.url == shards.url else None)
-        is_remote = shards.local_path("x") is None
-        self._remote = RemoteShards(shards, self._shards, self._spans) if is_remote else None
         self._stage = stage
         wanted, allowed = open_shards or OPEN_SHARDS, _MOST_MAPPED
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -203,7 +203,8 @@ class Reader:
         with self._lock:
             self._opened.clear()
         self._index.release()
-        self._spans.close()
+        if self._spans is not None:
+            self._spans.close()
 
     def place(self, shard: int, record: int) -> str:
         """Return a record's name for errors."""

@@ -137,7 +137,8 @@ class HorizontalFlip(RandomlyApplied):
         return () if self.skips(draws) else ((-1.0, 0.0, float(width), 0.0, 1.0, 0.0),)
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        return _flip(image, _LEFT_TO_RIGHT, out)
+        flipped: Pixels = cv2.flip(image, _LEFT_TO_RIGHT, dst=out)  # type: ignore[assignment]  # uint8 in, uint8 out
+        return flipped if out is None else out
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +157,10 @@ class VerticalFlip(RandomlyApplied):
         return () if self.skips(draws) else ((1.0, 0.0, 0.0, 0.0, -1.0, float(height)),)
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        return _flip(image, _UPSIDE_DOWN, out)
+        flipped: Pixels = cv2.flip(image, _UPSIDE_DOWN, dst=out)  # type: ignore[assignment]  # uint8 in, uint8 out
+        return flipped if out is None else out
 
 
 def may_mirror(op: object) -> bool:
     """Return true for an op that mirrors images. What a function of the user's does is not known."""
     return isinstance(op, HorizontalFlip | VerticalFlip) and op.p > 0
-
-
-def _flip(image: Pixels, axis: int, out: Pixels | None) -> Pixels:
-    flipped: Pixels = cv2.flip(image, axis, dst=out)  # type: ignore[assignment]  # uint8 in, uint8 out
-    return flipped if out is None else out

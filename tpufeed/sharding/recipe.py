@@ -17,7 +17,7 @@ import numpy as np
 
 from tpufeed import __version__
 from tpufeed.build.commit import Reject, find_finished, find_lost
-from tpufeed.build.digests import Duplicates
+from tpufeed.build.digests import Duplicates, find_duplicates, report_duplicates
 from tpufeed.build.item import Item
 from tpufeed.build.plan import Plan, PlanHeader, Task, check_same_plan, read_plan
 from tpufeed.build.recipe import Draft, Recipe, SplitPreview
@@ -26,7 +26,6 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, record_schema
 from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError
-from tpufeed.sharding.duplicates import find_duplicates, report_duplicates
 from tpufeed.sharding.inputs import Files, iter_taken
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from tpufeed.build.item import Item
+from tpufeed.dataset.naming import splits_mentioned
 from tpufeed.errors import NoInputsError, OptionError, SourceError, TpufeedError
 from tpufeed.sharding.boxes import FlipPairs, declare
 from tpufeed.sharding.columns import Declared
@@ -28,7 +29,6 @@ from tpufeed.sharding.sources.source import (
     is_hidden,
     listing,
     resolve,
-    splits_mentioned,
 )
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store

@@ -11,14 +11,13 @@ from pathlib import Path
 import msgspec
 
 from tpufeed.build.item import ImageRef, Item
-from tpufeed.dataset.naming import MANIFEST, count_ending, show_endings
+from tpufeed.dataset.naming import MANIFEST, SPLIT_OF_WORD, count_ending, show_endings, splits_mentioned
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.annotations import AnnotationFiles
 from tpufeed.sharding.sources.source import (
     IMAGE_SUFFIXES,
-    SPLIT_OF_WORD,
     Found,
     Place,
     Source,
@@ -26,7 +25,6 @@ from tpufeed.sharding.sources.source import (
     is_image_name,
     listing,
     show,
-    splits_mentioned,
     stem_of,
 )
 from tpufeed.storage.local import temporary_folder

@@ -21,11 +21,6 @@ _MANY_SHOWN = 8
 _ROW_DIGITS = 9  # so that the order of names is that of rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-SPLIT_OF_WORD = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 # Folders that other programs put among images: thumbnails of a Synology or QNAP, bins, snapshots.
 HIDDEN_FOLDERS = (
     r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
@@ -184,12 +179,6 @@ def is_hidden(name: str) -> bool:
 def stem_of(name: str) -> str:
     """Return a relative path without the suffix of an image."""
     return name.rpartition(".")[0]
-
-
-def splits_mentioned(names: Iterable[str]) -> set[str]:
-    """Return those of train, val and test that some names mention: `flowers-train` is no split's usual name."""
-    words = (word for name in names for word in re.findall("[a-z]+", name.lower()))
-    return {SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD}
 
 
 def name_of_row(file: str, row: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tpufeed.build.item import ImageRef, Item
-from tpufeed.dataset.naming import count_ending
+from tpufeed.dataset.naming import count_ending, splits_mentioned
 from tpufeed.dataset.tfrecord_files import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.options import ShardOptions
@@ -25,7 +25,6 @@ from tpufeed.sharding.sources.source import (
     Source,
     listing,
     show,
-    splits_mentioned,
 )
 from tpufeed.sharding.sources.table import check_others, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
