@@ -146,13 +146,13 @@ class Builds(RuleBasedStateMachine):
             bad = bad or ("label" if said and not set(sample.labels) <= set(said) else "")
             if bad != "image" and (path, sample.pixels) in base.known:  # a damaged file has other bytes
                 continue
+            unsure = (place_of(path), sample.pixels) in self.unsure  # left out before as a copy, it may be known since
             if bad:
                 maybe.add(path)
-                if duplicates != "drop" or not self.is_double(sample, by_path, base):
+                if not unsure and (duplicates != "drop" or not self.is_double(sample, by_path, base)):
                     sure.add(path)
             elif duplicates != "drop" or sample.pixels not in {*base.contents, *taken}:
                 taken.add(sample.pixels)
-                unsure = (place_of(path), sample.pixels) in self.unsure
                 groups.append(([sample], 0 if unsure else 1, 1))
         return groups, sure, maybe
 
