@@ -61,7 +61,7 @@ def prepare(work: Path, photos: int) -> dict[str, float]:
         ),
         "cache-final": (
             *("cache", "warmup", work / "shards", work / "cache-final", "--variants", 2),
-            *("--op", "RandomResizedCrop(256)", *heavy, "--final", "RandomCrop(224)", "--final", "HorizontalFlip"),
+            *("--op", "RandomResizedCrop(256)", *heavy, "--live", "RandomCrop(224)", "--live", "HorizontalFlip"),
         ),
     }
     seconds = {}

@@ -1,7 +1,7 @@
 """An augmentation that no host can do live, warmed into a cache: albumentations before and after.
 
     pip install 'tpufeed[torch]' albumentations
-    tpufeed shard photos flowers --shares train=0.8,val=0.2
+    tpufeed shard photos flowers --splits train=0.8,val=0.2
     python examples/heavy_augment_cache.py --data flowers --cache flowers-heavy --epochs 8
 
 Feeds an EMULATED TPU v3-8 with the augmentation done live, warms a cache of four variants, feeds it from there, and

@@ -83,7 +83,7 @@ def open_data(options):
     try:
         tpufeed.open_dataset(adopted)
     except DatasetNotFoundError:
-        result = tpufeed.adopt(options.data, adopted, splits=["train", "val"], classes=options.classes)
+        result = tpufeed.adopt(options.data, adopted, only=["train", "val"], classes=options.classes)
         counts = ", ".join(f"{split.records} in {name}" for name, split in result.manifest.splits.items())
         print(f"adopted {options.data}: {counts}")
     return str(adopted)

@@ -1,7 +1,7 @@
 """Lightning with tpufeed's loaders: training, validation, and checkpoints from which it goes on in mid-epoch.
 
     pip install 'tpufeed[torch,lightning]'
-    tpufeed shard photos flowers --shares train=0.8,val=0.2
+    tpufeed shard photos flowers --splits train=0.8,val=0.2
     python examples/lightning_flowers.py --data flowers --epochs 10 --out run1
 
 The accelerator is Lightning's choice. The same command again goes on after the last checkpoint in --out.

@@ -1,7 +1,7 @@
 """JAX: samples with several labels (`--task tags`), or a point to be found in each image (`--task point`).
 
     scripts/make_scenes.py scenes
-    tpufeed shard scenes/scenes.jsonl scenes-tfrecord --label tags --keypoints spot --shares train=0.8,val=0.2
+    tpufeed shard scenes/scenes.jsonl scenes-tfrecord --label tags --keypoints spot --splits train=0.8,val=0.2
     python examples/samples_jax.py --data scenes-tfrecord --task tags
     python examples/samples_jax.py --data scenes-tfrecord --task point
 

@@ -1,7 +1,7 @@
 """torch: a mask for each image (`--task mask`, a small U-Net), or two views of each (`--task views`, SimCLR).
 
     scripts/make_scenes.py scenes
-    tpufeed shard scenes/scenes.jsonl scenes-tfrecord --image-column mask=mask_path:mask --shares train=0.8,val=0.2
+    tpufeed shard scenes/scenes.jsonl scenes-tfrecord --image-column mask=mask_path:mask --splits train=0.8,val=0.2
     python examples/samples_torch.py --data scenes-tfrecord --task mask
     python examples/samples_torch.py --data scenes-tfrecord --task views
 

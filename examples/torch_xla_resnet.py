@@ -1,6 +1,6 @@
 """A small ResNet on all devices of torch_xla: bfloat16, validation, checkpoints, and going on after a kill.
 
-    tpufeed shard photos flowers --shares train=0.8,val=0.2
+    tpufeed shard photos flowers --splits train=0.8,val=0.2
     python examples/torch_xla_resnet.py --data flowers --epochs 10 --out run1
 
 On a TPU VM that is all; without a TPU put PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 before it. The same command again goes on

@@ -289,7 +289,7 @@ def test_the_commands_for_caches_run_as_they_stand(sources: Path, tmp_path: Path
             run_here([line], tmp_path)
     final = tpufeed.open_dataset(tmp_path / "out/final").manifest.cache
     assert final is not None
-    assert [op["op"] for op in final.final] == ["RandomCrop", "HorizontalFlip"]
+    assert [op["op"] for op in final.live] == ["RandomCrop", "HorizontalFlip"]
     heavy = tpufeed.open_dataset(tmp_path / "out/heavy").manifest.cache
     assert heavy is not None
     assert heavy.ops[1] == {"op": "Custom", "version": "2", "target": "my.augment:heavy"}

@@ -141,7 +141,7 @@ def test_a_forged_manifest_is_refused(change, forged):
 
 def test_what_a_manifest_names_is_not_imported(forged):
     def change(parts):
-        parts.all["cache"]["final"] = [{"op": "Custom", "version": "1", "target": "antigravity:geohash"}]
+        parts.all["cache"]["live"] = [{"op": "Custom", "version": "1", "target": "antigravity:geohash"}]
 
     with pytest.raises(OptionError, match="no loader imports what a manifest names"):
         load(forged("raw", change))

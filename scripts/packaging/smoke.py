@@ -53,7 +53,7 @@ def check_installation() -> None:
 
 
 def check_core(folder: Path) -> None:
-    run("shard", folder / "photos", folder / "flowers", "--shares", "train=0.8,val=0.2", "--shards", 2)
+    run("shard", folder / "photos", folder / "flowers", "--splits", "train=0.8,val=0.2", "--shards", 2)
     run("cache", "warmup", folder / "flowers", folder / "cache", "--size", SIDE, "--variants", 2)
     for dataset in ("flowers", "cache"):
         assert run("verify", folder / dataset).startswith("sound: ")
@@ -295,7 +295,7 @@ def check_metrics(folder: Path) -> None:
 
 def check_engine(folder: Path, *options: str) -> None:
     """The same bytes as from processes of this host."""
-    run("shard", folder / "photos", folder / "again", "--shares", "train=0.8,val=0.2", "--shards", 2, *options)
+    run("shard", folder / "photos", folder / "again", "--splits", "train=0.8,val=0.2", "--shards", 2, *options)
     first, again = (tpufeed.open_dataset(folder / name).manifest.content_digest for name in ("flowers", "again"))
     assert first == again
 

@@ -27,7 +27,7 @@ def folders(photo_folder, tmp_path_factory):
 def grown(folders, tmp_path_factory):
     """A dataset of one build and some appends; not to be changed."""
     url = tmp_path_factory.mktemp("grown") / "d"
-    tpufeed.shard(folders[0], url, shard_bytes="200KB", shares="train=0.7,val=0.3", workers=1)
+    tpufeed.shard(folders[0], url, shard_bytes="200KB", splits="train=0.7,val=0.3", workers=1)
     for folder in folders[1:]:
         tpufeed.append(folder, url, workers=1)
     return url

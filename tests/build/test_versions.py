@@ -148,7 +148,7 @@ def halves(photo_folder, tmp_path_factory):
 def build_part(base, source):
     """A part that follows the version `base`, and what publishes it."""
     store = open_part(base.store, base.number + 1)
-    result = tpufeed.shard(source, store.url, shard_bytes="60KB", shares="train=0.8,val=0.2", workers=1)
+    result = tpufeed.shard(source, store.url, shard_bytes="60KB", splits="train=0.8,val=0.2", workers=1)
     about = Part(
         kind="append",
         folder=part_folder(base.number + 1),
@@ -164,7 +164,7 @@ def build_part(base, source):
 def grown(halves, tmp_path):
     """A dataset of two versions, and the dataset of version 1 as it was opened before."""
     url = tmp_path / "d"
-    tpufeed.shard(halves[0], url, shard_bytes="60KB", shares="train=0.8,val=0.2", workers=1)
+    tpufeed.shard(halves[0], url, shard_bytes="60KB", splits="train=0.8,val=0.2", workers=1)
     before = open_dataset(url)
     publish(*build_part(before, halves[1]))
     return url, before

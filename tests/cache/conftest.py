@@ -31,7 +31,7 @@ def photo_folder(tmp_path_factory):
 def source(photo_folder):
     """Its dataset, in two splits."""
     url = photo_folder.parent / "dataset"
-    tpufeed.shard(photo_folder, url, shard_bytes="150KB", shares="train=0.8,val=0.2", workers=1)
+    tpufeed.shard(photo_folder, url, shard_bytes="150KB", splits="train=0.8,val=0.2", workers=1)
     return str(url)
 
 

@@ -107,7 +107,7 @@ def test_sample_i_is_record_i_in_every_variant(source, built):
 def test_the_manifest_says_what_it_is_a_cache_of(source, raw, jpeg):
     info = raw.manifest.cache
     assert info.source_digest == open_dataset(source).content_digest
-    assert (info.encode, info.shape, info.dtype, info.variants, info.final) == ("raw", (SIDE, SIDE, 3), "uint8", 3, ())
+    assert (info.encode, info.shape, info.dtype, info.variants, info.live) == ("raw", (SIDE, SIDE, 3), "uint8", 3, ())
     assert [op["op"] for op in info.ops] == ["RandomResizedCrop", "HorizontalFlip"]
     assert raw.manifest.tensor_shape == (SIDE, SIDE, 3)
     assert jpeg.manifest.tensor_shape is None

@@ -46,28 +46,28 @@ def test_the_command_does_what_the_function_does(source, undisturbed, bytes_of, 
 def test_every_flag_reaches_the_manifest(kind, source, photo_folder, tmp_path):
     (tmp_path / "classes.txt").write_text("\n".join(("cat", "astronaut", "coffee", "rocket", "camera", "no one")))
     ops = ["Resize(40)", "RandomResizedCrop(size=24, scale=(0.3, 1.0))", "GaussianBlur(3)"]
-    flags = ["--final", "RandomCrop(20)", "--final", "HorizontalFlip", "--variants", 2, "--encode", "webp"]
+    flags = ["--live", "RandomCrop(20)", "--live", "HorizontalFlip", "--variants", 2, "--encode", "webp"]
     flags += ["--quality", 70, "--seed", 9, "--shard-size", "30KB", "--max-rejects", "3%", "--workers", 1]
     for op in ops:
         flags += ["--op", op]
     keywords = {
         "ops": [Resize(40), RandomResizedCrop(24, scale=(0.3, 1.0)), GaussianBlur(3)],
-        "final": [RandomCrop(20), HorizontalFlip()],
+        "live": [RandomCrop(20), HorizontalFlip()],
         "variants": 2,
         "encode": "webp",
         "quality": 70,
         "seed": 9,
         "shard_bytes": 30_000,
     }
-    stored = {**keywords, **{name: [to_dict(op) for op in keywords[name]] for name in ("ops", "final")}}
+    stored = {**keywords, **{name: [to_dict(op) for op in keywords[name]] for name in ("ops", "live")}}
     if kind == "raw images":
         source = photo_folder
-        flags += ["--shares", "train=0.7,val=0.3", "--label", "auto", "--classes", tmp_path / "classes.txt"]
+        flags += ["--splits", "train=0.7,val=0.3", "--label", "auto", "--classes", tmp_path / "classes.txt"]
         flags += ["--max-pixels", 10**6, "--min-side", 8, "--policy", "alpha=black", "--policy", "exif=ignore"]
         chosen = {"label": "auto", "max_pixels": 10**6, "min_side": 8}
-        keywords |= chosen | {"policy": {"alpha": "black", "exif": "ignore"}, "shares": {"train": 0.7, "val": 0.3}}
+        keywords |= chosen | {"policy": {"alpha": "black", "exif": "ignore"}, "splits": {"train": 0.7, "val": 0.3}}
         keywords |= {"classes": ["cat", "astronaut", "coffee", "rocket", "camera", "no one"]}
-        stored |= chosen | {"alpha": "black", "exif": "ignore", "split": [["train", 0.7], ["val", 0.3]]}
+        stored |= chosen | {"alpha": "black", "exif": "ignore", "splits": [["train", 0.7], ["val", 0.3]]}
         stored |= {"classes": keywords["classes"]}
     done = run(source, tmp_path / "cli", *flags)
     assert done.returncode == 0, done.stderr

@@ -109,9 +109,9 @@ def test_none_can_be_a_final_op(source, here, monkeypatch):
     """A loader would import what a manifest names."""
     monkeypatch.chdir(here)
     for flags in ((), ("--dry-run",)):
-        done = run_here("cache", "warmup", source, "c", "--op", CROP, "--final", "my_ops:heavy@2", *flags)
+        done = run_here("cache", "warmup", source, "c", "--op", CROP, "--live", "my_ops:heavy@2", *flags)
         assert (done.returncode, done.stdout) == (2, "")
-        assert re.fullmatch(r"error: .*'my_ops:heavy'.* pass all final ops to each loader: ops=\[.*\]\n", done.stderr)
+        assert re.fullmatch(r"error: .*'my_ops:heavy'.* pass all live ops to each loader: ops=\[.*\]\n", done.stderr)
     assert not (here / "c").exists()
 
 

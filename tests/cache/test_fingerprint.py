@@ -17,7 +17,7 @@ GOLDEN = {
     "everything": (
         {
             "ops": [CROP, FLIP, Custom("my.augment:heavy", "2")],
-            "final": [RandomCrop(192)],
+            "live": [RandomCrop(192)],
             "variants": 4,
             "encode": "jpeg",
             "quality": 80,
@@ -71,7 +71,7 @@ def test_everything_that_changes_bytes_changes_the_fingerprint():
         {"ops": [CROP, HorizontalFlip(0.25)]},
         {"ops": [CROP, Custom("my.augment:heavy")]},
         {"ops": [CROP, Custom("my.augment:heavy", "2")]},
-        {"ops": ops, "final": [FLIP]},
+        {"ops": ops, "live": [FLIP]},
         {"ops": ops, "variants": 2},
         {"ops": ops, "encode": "png"},
         {"ops": ops, "encode": "jpeg"},
@@ -90,4 +90,4 @@ def test_what_changes_no_bytes_leaves_the_fingerprint():
     assert fingerprint_of(ops=[RandomResizedCrop([224, 224]), FLIP]) == fingerprint_of(
         ops=(RandomResizedCrop((224, 224)), HorizontalFlip(p=0.5))
     )
-    assert fingerprint_of(size=224) == fingerprint_of(ops=None, final=None) == fingerprint_of(ops=[CROP, FLIP])
+    assert fingerprint_of(size=224) == fingerprint_of(ops=None, live=None) == fingerprint_of(ops=[CROP, FLIP])

@@ -20,7 +20,7 @@ from tpufeed.errors import DatasetNotFoundError
 TPUFEED = [str(Path(sys.executable).with_name("tpufeed")), "cache", "warmup"]
 SEED = None  # or the one that a failure has printed
 OPTIONS = {
-    "raw images": {"size": 64, "variants": 3, "shard_bytes": "40KB", "shares": "train=0.8,val=0.2"},
+    "raw images": {"size": 64, "variants": 3, "shard_bytes": "40KB", "splits": "train=0.8,val=0.2"},
     "a dataset": {"size": 64, "variants": 2, "shard_bytes": "10KB", "encode": "jpeg"},
 }
 

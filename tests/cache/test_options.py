@@ -50,11 +50,11 @@ def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
         ({"quality": 0}, "quality is a whole number between 1 and 100, not 0"),
         ({"seed": -1}, "seed is a whole number between 0 and"),
         ({"shard_bytes": "much"}, "'much' is no size"),
-        ({"shares": "train"}, "is a dataset, whose splits and labels stand; these options are for raw images: shares"),
+        ({"splits": "train"}, "is a dataset, whose splits and labels stand; these options are for raw images: splits"),
         ({"max_pixels": 9, "policy": {"alpha": "black"}}, "options are for raw images: max_pixels, policy"),
         ({"max_rejects": "many"}, "'many' is no budget for rejects"),
-        ({"final": [Foreign()]}, "'Foreign' is none of the ops that this tpufeed has"),
-        ({"final": ["RandomCrop(16)"]}, "ops are tpufeed.images.RandomResizedCrop"),
+        ({"live": [Foreign()]}, "'Foreign' is none of the ops that this tpufeed has"),
+        ({"live": ["RandomCrop(16)"]}, "ops are tpufeed.images.RandomResizedCrop"),
         ({"size": 0}, "size is one or two numbers of pixels"),
         ({"workers": 0}, "workers is a whole number, at least 1"),
         ({"shard_bytes": "2KB"}, "a shard of 2000 bytes cannot hold one record of 3472; .*--shard-size"),
@@ -98,8 +98,8 @@ def test_what_is_allowed_is_the_first_variant(augmented, tmp_path):
 
 
 def test_a_cache_that_is_presized_is_a_source_as_any_other(source, tmp_path):
-    """Also with final ops: nothing that is stored went through them."""
-    presized = warmup(source, tmp_path / "p", ops=[Resize((48, 48))], final=[RandomCrop(SIDE)], workers=1).url
+    """Also with live ops: nothing that is stored went through them."""
+    presized = warmup(source, tmp_path / "p", ops=[Resize((48, 48))], live=[RandomCrop(SIDE)], workers=1).url
     assert warmup(presized, tmp_path / "c", size=SIDE, variants=2, workers=1).images
 
 

@@ -98,7 +98,7 @@ CHANGES = [
         {"size": None, "ops": [RandomResizedCrop(SIDE)]},
         r"another cache: ops, number 2, is HorizontalFlip\(p=0\.5\) there and not set here \(see",
     ),
-    ({"final": [HorizontalFlip()]}, r"final is not set there and HorizontalFlip\(p=0\.5\) here \(see"),
+    ({"live": [HorizontalFlip()]}, r"live is not set there and HorizontalFlip\(p=0\.5\) here \(see"),
     ({"variants": 2}, r"another cache: variants is 3 there and 2 here \(see"),
     ({"encode": "jpeg"}, r'another cache: encode is "raw" there and "jpeg" here; quality is not set there and 90 here'),
     ({"seed": 5}, r"another cache: seed is 0 there and 5 here \(see"),

@@ -27,7 +27,7 @@ def photos(photo_folder, tmp_path):
 @pytest.fixture
 def source(photos, tmp_path):
     """A dataset of the first third."""
-    return tpufeed.shard(photos[0], tmp_path / "d", shard_bytes="100KB", shares="train=0.8,val=0.2", workers=1).url
+    return tpufeed.shard(photos[0], tmp_path / "d", shard_bytes="100KB", splits="train=0.8,val=0.2", workers=1).url
 
 
 @pytest.fixture

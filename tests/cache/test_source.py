@@ -85,7 +85,7 @@ def as_they_lie(folder, _):
 
 
 SOURCES = {
-    "folder": (as_they_lie, {"shares": "train=0.8,val=0.2"}),
+    "folder": (as_they_lie, {"splits": "train=0.8,val=0.2"}),
     "table": (make_table, {"label": "species", "split_by": "subset"}),
     "tars": (make_tars, {}),
     "splits": (make_splits, {}),
@@ -120,7 +120,7 @@ def test_it_is_the_cache_of_the_dataset(kind, photo_folder, bytes_of, tmp_path):
 
 
 def test_any_number_of_workers_and_any_cuts_make_the_same_samples(photo_folder, bytes_of, tmp_path):
-    options = {"ops": OPS, "variants": 2, "shares": "train=0.8,val=0.2"}
+    options = {"ops": OPS, "variants": 2, "splits": "train=0.8,val=0.2"}
     one = warmup(photo_folder, tmp_path / "1", workers=1, shard_bytes="40KB", **options)
     three = warmup(photo_folder, tmp_path / "3", workers=3, shard_bytes="40KB", **options)
     assert len(one.manifest.splits["train"].variants[0].shards) > 3
@@ -216,14 +216,14 @@ def test_a_label_that_is_none_is_a_reject(photo_folder, tmp_path):
 
 def test_a_finished_cache_is_recognised_and_its_source_compared(photo_folder, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "photos")
-    options = {"size": SIDE, "shares": "train=0.8,val=0.2", "workers": 1}
+    options = {"size": SIDE, "splits": "train=0.8,val=0.2", "workers": 1}
     done = warmup(tmp_path / "photos", tmp_path / "c", **options)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
     again = warmup(tmp_path / "photos", tmp_path / "c", **options)
     assert (again.seconds, again.images) == (0, done.images)
     for change, message in (
-        ({"shares": "train=0.7,val=0.3"}, r'split is \[\["train",0.8\],\["val",0.2\]\] there and \[\["train",0.7\],'),
-        ({"shares": "val=0.2,train=0.8"}, r'split is \[\["train",0.8\],\["val",0.2\]\] there and \[\["val",0.2\],'),
+        ({"splits": "train=0.7,val=0.3"}, r'splits is \[\["train",0.8\],\["val",0.2\]\] there and \[\["train",0.7\],'),
+        ({"splits": "val=0.2,train=0.8"}, r'splits is \[\["train",0.8\],\["val",0.2\]\] there and \[\["val",0.2\],'),
         ({"label": "none"}, r'another cache: label is "auto" there and "none" here \(see'),
         ({"policy": {"alpha": "black"}}, r'another cache: alpha is "white" there and "black" here \(see'),
         ({"min_side": 9}, r"another cache: min_side is 1 there and 9 here \(see"),
@@ -256,7 +256,7 @@ def test_images_that_change_after_the_plan_are_rejects(photo_folder, tmp_path):
 def test_a_dataset_and_its_photographs_are_different_sources(photo_folder, source, tmp_path):
     warmup(source, tmp_path / "c", size=SIDE, workers=1)
     with pytest.raises(DatasetExistsError, match="it was warmed from another source"):
-        warmup(photo_folder, tmp_path / "c", size=SIDE, workers=1, shares="train=0.8,val=0.2")
+        warmup(photo_folder, tmp_path / "c", size=SIDE, workers=1, splits="train=0.8,val=0.2")
     (tmp_path / "c/manifest.json").unlink()
     with pytest.raises(DuplicateWriterError, match=r"source is .* there and"):
         warmup(photo_folder, tmp_path / "c", size=SIDE, workers=1)

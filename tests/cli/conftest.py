@@ -61,7 +61,7 @@ def large_folder(tmp_path_factory):
 def dataset_url(photo_folder):
     """Not to be changed."""
     url = str(photo_folder.parent / "dataset")
-    done = run_here("shard", photo_folder, url, "--shard-size", "60KB", "--shares", "train=0.7,val=0.3")
+    done = run_here("shard", photo_folder, url, "--shard-size", "60KB", "--splits", "train=0.7,val=0.3")
     assert done.returncode == 0, done.stderr
     return url
 

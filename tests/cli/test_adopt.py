@@ -29,7 +29,7 @@ def flowers(tmp_path_factory, photos):
 
 def test_beside_the_files(run, flowers, tmp_path):
     folder = shutil.copytree(flowers, tmp_path / "flowers")
-    done = run("adopt", folder, "--splits", "train,val")
+    done = run("adopt", folder, "--only", "train,val")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     for line, split in zip(lines, ("train", "val"), strict=False):
@@ -61,7 +61,7 @@ def test_elsewhere_with_flags(run, flowers, tmp_path):
         "none",
         "--filename-key",
         "none",
-        "--splits",
+        "--only",
         "val",
     )
     done = run("adopt", flowers, "--to", tmp_path / "to", *flags, "--classes", tmp_path / "classes.txt")
@@ -76,7 +76,7 @@ def test_elsewhere_with_flags(run, flowers, tmp_path):
 
 
 def test_as_json(run, flowers, tmp_path):
-    done = run("adopt", flowers, "--to", tmp_path / "to", "--splits", "train,val", "--json")
+    done = run("adopt", flowers, "--to", tmp_path / "to", "--only", "train,val", "--json")
     facts = json.loads(done.stdout)
     size = (flowers / "train/00-224x224-7.tfrec").stat().st_size
     assert facts["splits"]["train"] == {"images": 7, "variants": 1, "shards": 1, "bytes": size}
@@ -107,9 +107,9 @@ def test_errors_are_one_line_with_their_code(run, flowers, tmp_path):
         done = run("adopt", *arguments)
         assert (done.returncode, done.stdout) == (code, "")
         assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr), done.stderr
-    assert run("adopt", flowers, "--to", tmp_path / "to", "--splits", "train").returncode == 0
-    done = run("adopt", flowers, "--to", tmp_path / "to", "--splits", "train")
+    assert run("adopt", flowers, "--to", tmp_path / "to", "--only", "train").returncode == 0
+    done = run("adopt", flowers, "--to", tmp_path / "to", "--only", "train")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/to is adopted already: nothing to do\n")
-    done = run("adopt", flowers, "--to", tmp_path / "to", "--splits", "val")
+    done = run("adopt", flowers, "--to", tmp_path / "to", "--only", "val")
     assert done.returncode == 2
     assert "already holds a manifest.json, and it is not of this source, these files" in done.stderr

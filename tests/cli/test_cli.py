@@ -82,7 +82,7 @@ def test_a_destination_of_another_build(refused, photo_folder, dataset_url, tmp_
         2,
         "of another build: shard_bytes is 60000 there and 70000 here",
         *("shard", photo_folder, tmp_path / "d"),
-        *("--shard-size", "70KB", "--shares", "train=0.7,val=0.3"),
+        *("--shard-size", "70KB", "--splits", "train=0.7,val=0.3"),
     )
     assert no_dataset(tmp_path / "d")
 
@@ -99,10 +99,10 @@ def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
         (["--shard-size", "1KB"], r"cannot hold .*\.jpg, whose record takes \d+; give a --shard-size"),
         (["--shard-size", "ten"], "'ten' is no size; write it like 64MB"),
         (["--shard-size", "9" * 400 + "GiBB"], "is no size"),
-        (["--shares", "train=0.9"], "add up to 0.9, not 1"),
-        (["--shares", "train=0.9,val=x"], "is no split; write them like train=0.9,val=0.1"),
-        (["--shares", "a/b"], "a split is named by letters"),
-        (["--shares", "train=nan"], "a share is in"),
+        (["--splits", "train=0.9"], "add up to 0.9, not 1"),
+        (["--splits", "train=0.9,val=x"], "is no split; write them like train=0.9,val=0.1"),
+        (["--splits", "a/b"], "a split is named by letters"),
+        (["--splits", "train=nan"], "a share is in"),
         (["--check", "fast"], "check is 'full' or 'header', not 'fast'"),
         (["--workers", "0"], "workers is a whole number, at least 1, not 0"),
         (["--presize", "3"], "presize.* between 8 and 16384, not 3"),

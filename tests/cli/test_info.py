@@ -47,7 +47,7 @@ def test_the_transform_of_a_cache(run, cache_url):
     lines = shown.splitlines()
     facts = lines[lines.index("cache: raw 32x32, 2 variants of RandomResizedCrop, HorizontalFlip") :]
     made_by = next(number for number, line in enumerate(facts) if line.startswith("made by: "))
-    for line in ("  final: none", "  encode: raw", "  seed: 0"):
+    for line in ("  live: none", "  encode: raw", "  seed: 0"):
         assert facts.count(line) == 1
         assert facts.index(line) < made_by
     assert f"fingerprint: {cache.fingerprint}" in shown

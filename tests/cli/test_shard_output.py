@@ -14,7 +14,7 @@ from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.storage.store import open_store
 
-SMALL = ["--shard-size", "60KB", "--shares", "train=0.7,val=0.3"]
+SMALL = ["--shard-size", "60KB", "--splits", "train=0.7,val=0.3"]
 
 
 def events_of(stderr):
@@ -227,10 +227,10 @@ def test_every_option_reaches_the_build(run, photo_folder, dataset_url, tmp_path
     assert manifest.class_names == ("coffee", "cat", "astronaut")
     assert manifest.images == {"webp, encoded anew": 30}
     small = open_dataset(dataset_url).manifest.options
-    assert (small["shard_bytes"], small["split"]) == (60000, {"train": 0.7, "val": 0.3})
+    assert (small["shard_bytes"], small["splits"]) == (60000, {"train": 0.7, "val": 0.3})
     command = typer.main.get_command(app).commands["shard"]
     there_are = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
-    assert there_are == {*OPTIONS, "--shard-size", "--shares", *OF_OTHER_TESTS}
+    assert there_are == {*OPTIONS, "--shard-size", "--splits", *OF_OTHER_TESTS}
 
 
 def test_overwrite_replaces_another_build(run, photo_folder, tmp_path):

@@ -28,7 +28,7 @@ def photo_folder(tmp_path_factory):
 def dataset_url(photo_folder):
     """Splits train and val of several shards each; not to be changed."""
     url = photo_folder.parent / "dataset"
-    tpufeed.shard(photo_folder, url, shard_bytes="50KB", shares="train=0.7,val=0.3", workers=1)
+    tpufeed.shard(photo_folder, url, shard_bytes="50KB", splits="train=0.7,val=0.3", workers=1)
     return str(url)
 
 

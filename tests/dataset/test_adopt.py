@@ -111,7 +111,7 @@ def adoption(request, sources, tmp_path_factory):
             store.put(name, data)
         url = store.url
     before = contents(sources[layout])
-    result = tpufeed.adopt(url, dst, splits=splits)
+    result = tpufeed.adopt(url, dst, only=splits)
     assert contents(sources[layout]) == before
     return layout, result
 
@@ -201,10 +201,10 @@ def test_a_cache_of_it(sources, tmp_path):
 
 
 def test_an_unlabelled_split_is_adopted_apart(sources, tmp_path):
-    result = tpufeed.adopt(sources["kaggle"], tmp_path / "test", splits=["test"], label_key="none")
+    result = tpufeed.adopt(sources["kaggle"], tmp_path / "test", only=["test"], label_key="none")
     assert not result.manifest.labelled
     assert result.manifest.class_names == result.manifest.splits["test"].class_counts == ()
-    assert not tpufeed.adopt(sources["kaggle"], tmp_path / "again", splits=["test"]).manifest.labelled
+    assert not tpufeed.adopt(sources["kaggle"], tmp_path / "again", only=["test"]).manifest.labelled
     with tpufeed.Loader(result.url, "test", batch_size=7, ops=OPS, columns=["image", "filename"]) as loader:
         _, names = next(iter(loader))
     assert sorted(names) == [f"test0{number:02d}" for number in range(7)]
@@ -268,7 +268,7 @@ def test_files_without_a_record_are_told_of(photos, tmp_path, write_tfrecords, c
     assert tpufeed.adopt(tmp_path / "a").manifest.splits["train"].records == 1
     assert "split" not in caplog.text
     (tmp_path / "a/val.tfrecord").touch()
-    splits = tpufeed.adopt(tmp_path / "a", tmp_path / "to", splits="x, val").manifest.splits
+    splits = tpufeed.adopt(tmp_path / "a", tmp_path / "to", only="x, val").manifest.splits
     assert {name: split.records for name, split in splits.items()} == {"x": 1, "val": 0}
     assert "split val holds no record" in caplog.text
     assert "1 of 2 TFRecord files hold no record, like y.tfrecord" in caplog.text

@@ -58,10 +58,10 @@ def test_splits_without_labels(refused, photo, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "test/0.tfrec", [{"image": photo, "id": b"x"}])
     message = (
         r"test/0\.tfrec, record 0, byte 0: feature 'class' is missing; the record has id, image; take the splits that "
-        r"have it with --splits train,val, and adopt the others apart with --splits test --label-key none --to DST"
+        r"have it with --only train,val, and adopt the others apart with --only test --label-key none --to DST"
     )
     refused(RecordError, message)
-    refused(OptionError, "has no split 'dev'; by its files' names it has test, train", splits=["dev"])
+    refused(OptionError, "has no split 'dev'; by its files' names it has test, train", only=["dev"])
 
 
 def test_tensors_instead_of_images(refused):

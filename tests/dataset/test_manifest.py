@@ -67,7 +67,7 @@ def a_cache():
     cache = CacheInfo(
         source_digest="0" * 32,
         ops=({"op": "Resize", "version": 1, "size": [8, 8]},),
-        final=(),
+        live=(),
         encode="raw",
         shape=(8, 8, 3),
         dtype="uint8",

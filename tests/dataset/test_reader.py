@@ -72,7 +72,7 @@ def test_a_manifest_that_is_copied_over_itself_is_looked_at_once(dataset_url, tm
 
 
 def test_a_split_without_records(photo_folder, tmp_path):
-    tpufeed.shard(photo_folder, tmp_path / "d", shares="train=0.999999,val=0.000001", workers=1)
+    tpufeed.shard(photo_folder, tmp_path / "d", splits="train=0.999999,val=0.000001", workers=1)
     dataset = open_dataset(tmp_path / "d")
     assert list(dataset.iter_examples("val")) == []
     dataset.reader("val")

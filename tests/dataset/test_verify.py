@@ -248,7 +248,7 @@ def test_an_index_that_lies_and_has_the_crc_of_the_manifest(wrong, copy):
 
 
 def test_an_index_cut_in_an_empty_split(photo_folder, tmp_path):
-    tpufeed.shard(photo_folder, tmp_path / "d", shares="train=0.999999,val=0.000001", workers=1)
+    tpufeed.shard(photo_folder, tmp_path / "d", splits="train=0.999999,val=0.000001", workers=1)
     assert verify(tmp_path / "d").records == 40
     os.truncate(tmp_path / "d/val.index.npy", 100)
     assert places_of(tmp_path / "d") == [("val.index.npy", None, None)]

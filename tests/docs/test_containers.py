@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_photos(folder, 40, "80x60")
     run_here(
         [
-            "tpufeed shard photos flowers --shares train=0.8,val=0.2",
+            "tpufeed shard photos flowers --splits train=0.8,val=0.2",
             "tpufeed cache warmup flowers flowers-64 --op 'Resize(size=64)' --op 'CenterCrop(size=64)'",
         ],
         folder,

@@ -20,7 +20,7 @@ from tpufeed.errors import TaskError
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 240  # the shared machine stands still for a minute at times
 TASKS = "tests.engines.engine_tasks"
-SHARD = {"shard_bytes": "30KB", "shares": "train=0.8,val=0.2"}
+SHARD = {"shard_bytes": "30KB", "splits": "train=0.8,val=0.2"}
 WARM = {"size": 32, "variants": 2, "shard_bytes": "40KB"}
 
 

@@ -49,7 +49,7 @@ def flowers(tmp_path_factory: pytest.TempPathFactory) -> Flowers:
     folder = tmp_path_factory.mktemp("examples")
     command = [sys.executable, ROOT / "scripts/make_photos.py", folder / "photos", "--count", PHOTOS]
     subprocess.run([*map(str, command), "--size", "160x120"], check=True, capture_output=True)
-    tpufeed.shard(folder / "photos", folder / "flowers", shard_bytes="200KB", shares="train=0.8,val=0.2", workers=1)
+    tpufeed.shard(folder / "photos", folder / "flowers", shard_bytes="200KB", splits="train=0.8,val=0.2", workers=1)
     cache.warmup(folder / "flowers", folder / "flowers-64", size=SIDE, variants=2, shard_bytes="300KB", workers=1)
     splits = tpufeed.open_dataset(folder / "flowers").manifest.splits
     return Flowers(folder, splits["train"].records, splits["val"].records)

@@ -92,8 +92,8 @@ def growing(photo_folder, more, tmp_path_factory):
     """By work: the folder that it begins with, the words of its command, and how many samples it ends with."""
     folder = tmp_path_factory.mktemp("growing")
     start, small, cached = folder / "append", folder / "compact", folder / "warmup"
-    tpufeed.shard(photo_folder, start, shard_bytes="60KB", shares="train=0.8,val=0.2", workers=1)
-    tpufeed.shard(photo_folder, small, shard_bytes="900KB", shares="train=0.8,val=0.2", workers=1)
+    tpufeed.shard(photo_folder, start, shard_bytes="60KB", splits="train=0.8,val=0.2", workers=1)
+    tpufeed.shard(photo_folder, small, shard_bytes="900KB", splits="train=0.8,val=0.2", workers=1)
     for part in sorted(more.iterdir()):
         tpufeed.append(part, small, workers=1)
     cache.warmup(small, folder / "source", size=32, shard_bytes="40KB", workers=1)

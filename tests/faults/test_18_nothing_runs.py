@@ -86,7 +86,7 @@ def test_a_custom_op_in_a_manifest_is_not_run_unasked(cache_copy, monkeypatch, t
     (tmp_path / "evil_op.py").write_text(f"{touch}def run(image, generator):\n    return image\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     manifest = json.loads((cache_copy / "manifest.json").read_text())
-    manifest["cache"]["final"] = [{"op": "Custom", "target": "evil_op:run", "version": "1"}]
+    manifest["cache"]["live"] = [{"op": "Custom", "target": "evil_op:run", "version": "1"}]
     (cache_copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(TpufeedError, match=r"evil_op:run.*ops="):
         list(tpufeed.Loader(cache_copy, batch_size=4))

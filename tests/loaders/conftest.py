@@ -36,7 +36,7 @@ def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dataset_url(photo_folder: Path) -> str:
     """JPEGs that differ in size; splits train and val, several shards each."""
     url = str(photo_folder.parent / "dataset")
-    tpufeed.shard(photo_folder, url, shard_bytes="80KB", shares="train=0.7,val=0.3", workers=1)
+    tpufeed.shard(photo_folder, url, shard_bytes="80KB", splits="train=0.7,val=0.3", workers=1)
     return url
 
 

@@ -139,7 +139,7 @@ def test_a_mirror_swaps_the_points_of_each_pair(of_boxes, of_images, ops, mirror
 @pytest.mark.parametrize("encode", ["raw", "png"])
 def test_caches_hold_the_points_swapped_and_live_flips_swap_on_top(of_images, tmp_path, encode):
     ops, live = [Resize(SIZE), HorizontalFlip()], [HorizontalFlip(1.0)]
-    cache = warmup(of_images, tmp_path / "c", ops=ops, final=live, variants=2, encode=encode, workers=1).url
+    cache = warmup(of_images, tmp_path / "c", ops=ops, live=live, variants=2, encode=encode, workers=1).url
     with tpufeed.Loader(cache, columns=["image", "points"], ops=[], batch_size=COUNT, processes=0) as loader:
         batches = [next(iter(loader)), next(iter(loader))]
     stored = [check_names(images, points) for images, points, _ in batches]

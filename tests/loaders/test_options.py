@@ -45,7 +45,7 @@ def test_what_cannot_be_is_refused(options, message):
 
 
 def test_an_empty_split_is_refused(photo_folder, tmp_path):
-    url = tpufeed.shard(photo_folder, tmp_path / "d", shares={"train": 1 - 1e-9, "val": 1e-9}, workers=1).url
+    url = tpufeed.shard(photo_folder, tmp_path / "d", splits={"train": 1 - 1e-9, "val": 1e-9}, workers=1).url
     with pytest.raises(OptionError, match=rf"^{url}: split 'val' is empty"):
         tpufeed.Loader(url, "val")
 

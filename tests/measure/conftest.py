@@ -32,7 +32,7 @@ def colour_folder(tmp_path_factory):
 def dataset_url(colour_folder):
     """40 samples in several shards; not to be changed."""
     url = str(colour_folder.parent / "dataset")
-    tpufeed.shard(colour_folder, url, shard_bytes="3KB", shares="train=0.8,val=0.2", workers=1)
+    tpufeed.shard(colour_folder, url, shard_bytes="3KB", splits="train=0.8,val=0.2", workers=1)
     return url
 
 

@@ -235,7 +235,7 @@ def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None
 
 def test_an_empty_split(colour_folder: Path, tmp_path: Path) -> None:
     url = str(tmp_path / "lopsided")
-    tpufeed.shard(colour_folder, url, shares="train=0.999999,val=0.000001", workers=1)
+    tpufeed.shard(colour_folder, url, splits="train=0.999999,val=0.000001", workers=1)
     with pytest.raises(OptionError, match="split 'val' is empty, so there is nothing to measure"):
         examine(url, split="val")
 
@@ -317,7 +317,7 @@ def test_photographs_are_presized_as_sharding_does(photos: dict[str, bytes], tmp
 
 def test_an_encoded_cache_is_measured_with_its_live_ops(dataset_url: str, tmp_path: Path) -> None:
     url = str(tmp_path / "cache")
-    warmup(dataset_url, url, ops=[Resize(48), CenterCrop(40)], final=OPS, encode="jpeg", workers=1)
+    warmup(dataset_url, url, ops=[Resize(48), CenterCrop(40)], live=OPS, encode="jpeg", workers=1)
     found = examine(url, seconds=1.0, batch_size=8)
     assert found.fed
     assert stages_of(found)["decoding"].images_per_second > 0

@@ -96,7 +96,7 @@ class Builds(RuleBasedStateMachine):
                 source.edit("spoil")
             source.write()
         self.options = {
-            "shares": "train=0.7,val=0.3" if splits else None,
+            "splits": "train=0.7,val=0.3" if splits else None,
             "split_by_content": splits and draw.random() < 0.2,
             "encode": draw.choice(["keep", "keep", "exact", "png"]),
             "seed": draw.randrange(3),
@@ -199,7 +199,7 @@ class Builds(RuleBasedStateMachine):
             elif duplicates == "drop" and (path, sample.pixels) not in version.known:
                 self.unsure.add((place_of(path), sample.pixels))
         for name, samples in version.splits.items():
-            assert self.options["shares"] or name == "train"
+            assert self.options["splits"] or name == "train"
             for sample in samples:
                 key = sample.pixels if self.options["split_by_content"] else sample.path
                 there = self.split_of.setdefault(key, name)

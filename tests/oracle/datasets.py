@@ -133,7 +133,7 @@ def make_pool(folder):
         return str(folder / name)
 
     write_images(raw / "png", 53, ["ant", "bee", "cow"])
-    url = shard("png", raw / "png", shards=3, shares="train=0.8,val=0.2")
+    url = shard("png", raw / "png", shards=3, splits="train=0.8,val=0.2")
     pool["png"] = made(url, columns=("label", "text", "height"), splits=("train", "val"))
 
     write_images(raw / "jpeg", 31, ["bee", "dog"], 100, ".jpg")
@@ -145,16 +145,16 @@ def make_pool(folder):
         folder / "jpeg",
         folder / "live",
         ops=[Resize((18, 20)), HorizontalFlip()],
-        final=[RandomCrop(16, padding=1)],
+        live=[RandomCrop(16, padding=1)],
         variants=2,
         shard_bytes="20KB",
         workers=1,
     )
     pool["live"] = made(folder / "live", size=(16, 16))
-    pool["live"].versions[0].final = (RandomCrop(16, padding=1),)
+    pool["live"].versions[0].live = (RandomCrop(16, padding=1),)
 
     write_images(raw / "grown0", 26, ["cow", "dog"], 200)
-    url = shard("grown", raw / "grown0", shards=2, shares="train=0.8,val=0.2")
+    url = shard("grown", raw / "grown0", shards=2, splits="train=0.8,val=0.2")
     for step, classes in ((1, ["dog", "ant"]), (2, ["eel", "cow", "fox"])):
         write_images(raw / f"grown{step}", 19, classes, 200 + 100 * step)
         tpufeed.append(raw / f"grown{step}", url, workers=1)

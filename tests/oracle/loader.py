@@ -37,7 +37,7 @@ class Version:
         digest: its content digest, which is a name here.
         past: those of the versions before.
         damaged: places (variant, shard, record) that cannot be read.
-        final: the ops that a cache leaves to loaders.
+        live: the ops that a cache leaves to loaders.
     """
 
     url: str
@@ -45,7 +45,7 @@ class Version:
     digest: str
     past: tuple[str, ...] = ()
     damaged: frozenset[tuple[int, int, int]] = frozenset()
-    final: tuple[Any, ...] = ()
+    live: tuple[Any, ...] = ()
     grown: bool = False
 
 
@@ -59,7 +59,7 @@ class Options:
     shuffle: bool = True
     repeat: bool = False
     columns: tuple[str, ...] = ("image", "label")
-    ops: Any = None  # None: the final ops of a cache
+    ops: Any = None  # None: the live ops of a cache
     views: Any = None  # lists of ops, each already as often as it is asked for
     fill: dict[str, Any] = field(default_factory=dict)
     pad: dict[str, int] = field(default_factory=dict)
@@ -399,7 +399,7 @@ class Reference:
             pixels, jpeg = decoded(data), data if data.startswith(b"\xff\xd8") else None
         if cache:
             seed ^= int.from_bytes(hashlib.blake2b(cache["fingerprint"].encode(), digest_size=8).digest(), "little")
-        views = options.views or [version.final if options.ops is None else options.ops]
+        views = options.views or [version.live if options.ops is None else options.ops]
         seeds = [seed]  # of each view
         for view in range(1, len(views)):
             salt = hashlib.blake2b(str(view).encode(), digest_size=7).digest()

@@ -144,7 +144,7 @@ def bytes_of():
 @pytest.fixture(scope="session")
 def build_options():
     """Those of `undisturbed`: many small shards in two splits."""
-    return {"shard_bytes": "40KB", "shares": "train=0.8,val=0.2"}
+    return {"shard_bytes": "40KB", "splits": "train=0.8,val=0.2"}
 
 
 @pytest.fixture(scope="session")
@@ -229,7 +229,7 @@ class Command:
 @pytest.fixture
 def command(flawed_folder, build_options, tmp_path):
     """`command()`: a fresh `Command` with its own orders, for `flawed_folder` and `build_options`."""
-    flags = ["--shard-size", build_options["shard_bytes"], "--shares", build_options["shares"]]
+    flags = ["--shard-size", build_options["shard_bytes"], "--splits", build_options["splits"]]
 
     def make(source=flawed_folder, flags=flags):
         return Command(tmp_path / f"hook-{len(list(tmp_path.glob('hook-*')))}", source, flags)

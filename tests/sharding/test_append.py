@@ -57,7 +57,7 @@ NEW = [f"{name}/{number}.png" for name in ("ape", "cat", "emu") for number in ra
 @pytest.fixture
 def grown(tmp_path):
     """A dataset of 40 images, to which 30 were appended."""
-    tpufeed.shard(draw(tmp_path / "old", OLD), tmp_path / "d", shares="train=0.8,val=0.2", workers=1)
+    tpufeed.shard(draw(tmp_path / "old", OLD), tmp_path / "d", splits="train=0.8,val=0.2", workers=1)
     before = bytes_below(tmp_path / "d")
     result = tpufeed.append(draw(tmp_path / "new", NEW, 1), tmp_path / "d", workers=1)
     return tmp_path / "d", before, result
@@ -93,7 +93,7 @@ def test_the_splits_are_those_that_one_build_deals(grown, tmp_path):
     url, _, _ = grown
     shutil.copytree(tmp_path / "old", tmp_path / "both")
     shutil.copytree(tmp_path / "new", tmp_path / "both", dirs_exist_ok=True)
-    tpufeed.shard(tmp_path / "both", tmp_path / "at-once", shares="train=0.8,val=0.2", workers=1)
+    tpufeed.shard(tmp_path / "both", tmp_path / "at-once", splits="train=0.8,val=0.2", workers=1)
     for split in ("train", "val"):
         assert sorted(samples_of(url, split)) == sorted(samples_of(tmp_path / "at-once", split))
 
@@ -279,7 +279,7 @@ def sign(tmp_path):
         thread.join()
 
 
-SIGNED = {"shares": "train=0.5,val=0.5", "image_columns": {"mask": "mask:mask"}, "workers": 1, "max_rejects": 1}
+SIGNED = {"splits": "train=0.5,val=0.5", "image_columns": {"mask": "mask:mask"}, "workers": 1, "max_rejects": 1}
 
 
 def test_urls_that_are_signed_again_are_the_same_images(sign, tmp_path):
@@ -420,17 +420,17 @@ def test_overwrite_discards_what_an_append_has_left(grown, tmp_path):
 
 def test_overwriting_the_dataset_removes_its_versions(grown, tmp_path):
     url, _, _ = grown
-    tpufeed.shard(tmp_path / "old", url, shares="train=0.8,val=0.2", seed=1, overwrite=True, workers=1)
-    tpufeed.shard(tmp_path / "old", tmp_path / "fresh", shares="train=0.8,val=0.2", seed=1, workers=1)
+    tpufeed.shard(tmp_path / "old", url, splits="train=0.8,val=0.2", seed=1, overwrite=True, workers=1)
+    tpufeed.shard(tmp_path / "old", tmp_path / "fresh", splits="train=0.8,val=0.2", seed=1, workers=1)
     assert bytes_below(url).keys() == bytes_below(tmp_path / "fresh").keys()
 
 
 def test_shard_appends_with_the_options_of_the_dataset_alone(grown, tmp_path):
     url, _, _ = grown
     more = draw(tmp_path / "more", ["cat/m.png"], 3)
-    with pytest.raises(OptionError, match=r"split is \{.*\} there and not set here; presize is not set there and 8"):
+    with pytest.raises(OptionError, match=r"splits is \{.*\} there and not set here; presize is not set there and 8"):
         tpufeed.shard(more, url, append=True, presize=8, workers=1)
-    other, given = tmp_path / "by-content", {"shares": "train=0.8,val=0.2", "workers": 1}
+    other, given = tmp_path / "by-content", {"splits": "train=0.8,val=0.2", "workers": 1}
     tpufeed.shard(tmp_path / "old", other, split_by_content=True, **given)
     with pytest.raises(OptionError, match=r"split_by_content is (True|true|set) there and not set here"):
         tpufeed.shard(more, other, append=True, **given)
@@ -439,7 +439,7 @@ def test_shard_appends_with_the_options_of_the_dataset_alone(grown, tmp_path):
     result = tpufeed.shard(more, url, append=True, presize=8, allow_different=True, workers=1)
     assert result.manifest.history[-1].different["presize"] == 8
     assert (
-        tpufeed.shard(draw(more, ["cat/n.png"], 4), url, append=True, shares="train=0.8,val=0.2", workers=1).added == 1
+        tpufeed.shard(draw(more, ["cat/n.png"], 4), url, append=True, splits="train=0.8,val=0.2", workers=1).added == 1
     )
 
 
@@ -528,7 +528,7 @@ def test_a_bucket_grows_as_a_folder_does(grown, tmp_path):
     with GcsServer(md5=False) as server, pytest.MonkeyPatch.context() as patch:
         for key, value in server.environment().items():
             patch.setenv(key, value)
-        tpufeed.shard(tmp_path / "old", "gs://bucket/d", shares="train=0.8,val=0.2", workers=1)
+        tpufeed.shard(tmp_path / "old", "gs://bucket/d", splits="train=0.8,val=0.2", workers=1)
         old = tpufeed.open_dataset("gs://bucket/d")
         result = tpufeed.append(tmp_path / "new", "gs://bucket/d", workers=1)
         assert (result.added, result.manifest.number) == (30, 2)

@@ -121,7 +121,7 @@ def test_ids_stay_whatever_list_of_classes_a_source_has(kinds, seed, tmp_path):
         make, words = draw.choice(kinds), draw.sample(WORDS, draw.randint(2, 5))
         source = make(tmp_path / f"source-{step}", words, 100 * step, draw)
         if step == 0:
-            tpufeed.shard(source, tmp_path / "d", shares="train=0.5,val=0.5", workers=1)
+            tpufeed.shard(source, tmp_path / "d", splits="train=0.5,val=0.5", workers=1)
         else:
             assert tpufeed.append(source, tmp_path / "d", workers=1).added == 3 * len(words)
         classes = check(tmp_path / "d")

@@ -87,10 +87,10 @@ def test_what_says_how_to_read_is_inherited_and_can_be_unset(tmp_path):
 def test_shares_and_masks_can_be_unset(tmp_path):
     url = tmp_path / "d"
     tpufeed.shard(
-        draw(tmp_path / "old", [f"a/{number}.png" for number in range(20)]), url, shares="train=0.5,val=0.5", workers=1
+        draw(tmp_path / "old", [f"a/{number}.png" for number in range(20)]), url, splits="train=0.5,val=0.5", workers=1
     )
     new = draw(tmp_path / "new", [f"a/n{number}.png" for number in range(20)], 1)
-    tpufeed.append(new, url, unset=["shares"], workers=1)
+    tpufeed.append(new, url, unset=["splits"], workers=1)
     assert len([name for name in samples_of(url) if "/n" in name]) == 20
     draw(tmp_path / "masks", [])
     for number in range(4):
@@ -194,7 +194,7 @@ def test_the_preview_refuses_what_the_append_refuses(case, base):
 
 @pytest.mark.parametrize(
     "options",
-    [{"presize": 8}, {"encode": "jpeg"}, {"seed": 1}, {"classes": ["b", "a"]}, {"shares": "train=0.5,val=0.5"}],
+    [{"presize": 8}, {"encode": "jpeg"}, {"seed": 1}, {"classes": ["b", "a"]}, {"splits": "train=0.5,val=0.5"}],
 )
 def test_the_preview_refuses_options_that_are_not_the_dataset_s(options, base):
     run = {"append": True, "workers": 1}

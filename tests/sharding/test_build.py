@@ -60,7 +60,7 @@ def rejects_of(folder):
 @pytest.fixture(scope="module")
 def odd_build(odd_folder, tmp_path_factory):
     url = tmp_path_factory.mktemp("odd") / "dataset"
-    return tpufeed.shard(odd_folder, url, shard_bytes="60KB", shares="train=0.6,val=0.4", workers=1)
+    return tpufeed.shard(odd_folder, url, shard_bytes="60KB", splits="train=0.6,val=0.4", workers=1)
 
 
 def test_tensorflow_reads_every_sound_image_once(odd_build, odd_files):
@@ -149,7 +149,7 @@ def test_any_number_of_workers_makes_the_same_bytes(options, photo_folder, odd_f
     def build(workers):
         return tpufeed.shard(
             *(tmp_path / "photos", tmp_path / f"{workers}"),
-            **{"shard_bytes": "60KB", "shares": "train=0.8,val=0.2", "workers": workers, **options},
+            **{"shard_bytes": "60KB", "splits": "train=0.8,val=0.2", "workers": workers, **options},
         )
 
     one, three = build(1), build(3)
@@ -250,7 +250,7 @@ def test_too_many_rejects_are_an_error_and_no_dataset_until_they_are_allowed(odd
     [
         ({"hosts": 100}, r"split train has fewer shards \(90\) than hosts \(100\)"),
         ({"shard_bytes": "100KB"}, "split train has 11 shards of 0.10 MB, less than 10 MB; fewer"),
-        ({"shares": "train=0.999999,val=0.000001"}, "split val is empty"),
+        ({"splits": "train=0.999999,val=0.000001"}, "split val is empty"),
     ],
 )
 def test_what_would_serve_training_better_is_said(options, warning, photo_folder, tmp_path):
@@ -271,7 +271,7 @@ def test_unlabelled_images(photo_folder, tmp_path):
 
 
 def test_a_split_without_images_counts_zero_of_each_class(photo_folder, tmp_path):
-    manifest = tpufeed.shard(photo_folder, tmp_path / "d", shares="train=0.999999,val=0.000001", workers=1).manifest
+    manifest = tpufeed.shard(photo_folder, tmp_path / "d", splits="train=0.999999,val=0.000001", workers=1).manifest
     assert manifest.splits["val"].records == 0
     assert manifest.splits["val"].class_counts == (0, 0, 0)
     assert tpufeed.verify(tmp_path / "d").records == 90

@@ -96,7 +96,7 @@ def test_boxes_categories_and_crowds(coco, tmp_path):
 
 
 def test_boxes_are_presized_and_split_with_their_images(coco, tmp_path):
-    result = shard(coco(), tmp_path / "d", presize=30, presize_mode="fit", shares="train=0.5,val=0.5")
+    result = shard(coco(), tmp_path / "d", presize=30, presize_mode="fit", splits="train=0.5,val=0.5")
     assert set(result.manifest.splits) == {"train", "val"}
     samples = samples_of(result.url)
     assert np.reshape(samples["000000000002.png"]["boxes"], (-1, 4)).tolist() == [[0, 10, 15, 22.75]]

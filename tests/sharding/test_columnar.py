@@ -137,7 +137,7 @@ def test_a_folder_that_datasets_has_saved(small_jpegs, tmp_path):
     assert len(train) == 20
     assert len(stored(tmp_path / "d", "my_split")) == 10
     assert open_dataset(tmp_path / "d").manifest.class_names == ("tench", "goldfish", "3")
-    tpufeed.shard(tmp_path / "saved/train", tmp_path / "one", shares="a=0.5,b=0.5", workers=1)
+    tpufeed.shard(tmp_path / "saved/train", tmp_path / "one", splits="a=0.5,b=0.5", workers=1)
     assert set(open_dataset(tmp_path / "one").manifest.splits) == {"a", "b"}
     tpufeed.shard(str(tmp_path / "saved/train/data-*.arrow"), tmp_path / "named", workers=1)
     assert len(stored(tmp_path / "named")) == 20
@@ -259,7 +259,7 @@ def test_a_file_that_was_written_again_with_other_rows(kind, duplicates, small_j
         return {split: sorted(stored(tmp_path / "d", split).items()) for split in splits}
 
     save(range(8))
-    options = {"shares": "train=0.5,val=0.5", "duplicates": duplicates, "encode": "exact", "workers": 1}
+    options = {"splits": "train=0.5,val=0.5", "duplicates": duplicates, "encode": "exact", "workers": 1}
     tpufeed.shard(source, tmp_path / "d", **options)
     first = all_stored()
     save([*range(8), *range(8, 13)])  # more rows, in digits as well
@@ -335,7 +335,7 @@ def test_a_plan_at_the_destination_names_rows_of_the_source_alone(hub, small_jpe
         ({"image": "nothing"}, "has no column 'nothing' for the image; it has image, label, caption"),
         ({"label": "nothing"}, "has no column 'nothing' for the label"),
         ({"image_columns": {"mask": "caption:mask"}}, "the column 'caption' holds string, no images"),
-        ({"shares": "a=0.5,b=0.5"}, "files of the splits train, validation"),
+        ({"splits": "a=0.5,b=0.5"}, "files of the splits train, validation"),
         ({"split_by": "folder"}, "no folders to split by"),
         ({"masks": "."}, "--image-column mask=COLUMN:mask"),
     ],

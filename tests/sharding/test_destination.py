@@ -32,7 +32,7 @@ def test_a_foreign_file_under_a_name_of_the_build_is_not_touched(
         ({"shard_bytes": "50KB"}, "shard_bytes is 40000 there and 50000 here"),
         ({"classes": ["cat", "coffee"]}, r'classes is not set there and \["cat","coffee"\] here'),
         ({"policy": {"alpha": "black"}}, 'alpha is "white" there and "black" here'),
-        ({"shares": "train"}, r"split is \{.*0\.8.*\} there and \{\"train\":1\.0\} here"),
+        ({"splits": "train"}, r"splits is \{.*0\.8.*\} there and \{\"train\":1\.0\} here"),
         ({"check": "header"}, 'check is "full" there and "header" here'),
     ],
 )

@@ -68,7 +68,7 @@ def report_of(url):
 
 
 def test_duplicates_are_counted_and_named_and_those_across_splits_warned_of(doubled, tmp_path):
-    result = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, workers=1)
+    result = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, workers=1)
     groups = report_of(tmp_path / "d")
     assert len(groups) == 20
     crossing = [group for group in groups if len({image["split"] for image in group["images"]}) > 1]
@@ -84,26 +84,26 @@ def test_duplicates_are_counted_and_named_and_those_across_splits_warned_of(doub
         first, second = (image["path"] for image in group["images"])
         assert (doubled / first).read_bytes() == (doubled / second).read_bytes()
     assert sum(split.records for split in result.manifest.splits.values()) == 80, "none was left out"
-    again = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, workers=1)
+    again = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, workers=1)
     assert (again.seconds, again.duplicates) == (0, found)
     assert of_val in again.warnings
-    assert tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, duplicates="keep", workers=1).warnings == ()
+    assert tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, duplicates="keep", workers=1).warnings == ()
 
 
 def test_keep_says_nothing_and_makes_the_same_bytes(doubled, tmp_path):
-    result = tpufeed.shard(doubled, tmp_path / "kept", shares=SHARES, duplicates="keep", workers=1)
+    result = tpufeed.shard(doubled, tmp_path / "kept", splits=SHARES, duplicates="keep", workers=1)
     assert result.duplicates is None
     assert not [said for said in result.warnings if "as well" in said]
     assert not (tmp_path / "kept" / DUPLICATES).exists()
-    tpufeed.shard(doubled, tmp_path / "told", shares=SHARES, workers=1)
+    tpufeed.shard(doubled, tmp_path / "told", splits=SHARES, workers=1)
     for name in ("train-00000-of-00001.tfrecord", "train.index.npy"):
         assert (tmp_path / "kept" / name).read_bytes() == (tmp_path / "told" / name).read_bytes()
-    again = tpufeed.shard(doubled, tmp_path / "kept", shares=SHARES, workers=1)
+    again = tpufeed.shard(doubled, tmp_path / "kept", splits=SHARES, workers=1)
     assert again.images == again.earlier_images, "how they are reported is no other dataset"
 
 
 def test_drop_keeps_the_first_of_each_and_names_the_others(doubled, tmp_path, caplog):
-    result = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, duplicates="drop", max_rejects=0, workers=1)
+    result = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, duplicates="drop", max_rejects=0, workers=1)
     assert (result.rejects, result.images, result.read_before) == (0, 60, 80)
     assert (tmp_path / "d/rejects.jsonl").read_bytes() == b""
     assert "80 images are read before the build, to find duplicates" in caplog.text
@@ -123,22 +123,22 @@ def test_drop_keeps_the_first_of_each_and_names_the_others(doubled, tmp_path, ca
         assert (doubled / first["path"]).read_bytes() == (doubled / other["path"]).read_bytes()
         assert blake2b(doubled / first["path"]) == group["digest"]
     caplog.clear()
-    again = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, duplicates="drop", workers=1)
+    again = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, duplicates="drop", workers=1)
     assert again.images == again.earlier_images
     assert "images are read" not in caplog.text, "a finished build is recognised without reading"
     assert again.duplicates == found
     with pytest.raises(DuplicateWriterError, match='duplicates is "drop" there and not set here'):
-        tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, workers=1)
+        tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, workers=1)
 
 
 def test_other_rejects_still_count(doubled, tmp_path):
     (doubled / "cat/bad.png").write_bytes(b"no image")
     with pytest.raises(TooManyRejectsError, match="1 of 61 inputs cannot be taken"):
-        tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, duplicates="drop", max_rejects=0, workers=1)
+        tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, duplicates="drop", max_rejects=0, workers=1)
 
 
 def test_split_by_content_keeps_equal_images_in_one_split(doubled, tmp_path):
-    result = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, split_by_content=True, workers=1)
+    result = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, split_by_content=True, workers=1)
     assert (result.duplicates.images, result.duplicates.crossing, result.read_before) == (20, {}, 80)
     content = Counter()
     for split in ("train", "val"):
@@ -162,7 +162,7 @@ def test_members_of_tars_and_rows_of_tables(doubled, tmp_path):
     assert len(report_of(tmp_path / "tar")) == 20
     lines = "\n".join(json.dumps({"path": str(path), "label": path.parent.name}) for path in files)
     (tmp_path / "t.jsonl").write_text(lines)
-    result = tpufeed.shard(tmp_path / "t.jsonl", tmp_path / "table", shares=SHARES, workers=1)
+    result = tpufeed.shard(tmp_path / "t.jsonl", tmp_path / "table", splits=SHARES, workers=1)
     assert len(report_of(tmp_path / "table")) == 20
     assert any("images of val are in train as well" in said for said in result.warnings)
 
@@ -225,7 +225,7 @@ def test_reports_of_an_older_tpufeed_have_no_digests(doubled, tmp_path, caplog):
 
 @pytest.mark.parametrize("options", [("--duplicates", "drop"), ("--split-by-content",), ()])
 def test_a_build_that_was_killed_goes_on_without_reading_again(options, doubled, command, bytes_of, tmp_path):
-    flags = ["--shards", 8, "--shares", SHARES, "--workers", 1, *options]
+    flags = ["--shards", 8, "--splits", SHARES, "--workers", 1, *options]
     whole = command(doubled, flags).run_here(tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     killed = command(doubled, flags)
@@ -390,9 +390,9 @@ def test_a_forged_digest_is_refused(doubled, tmp_path):
 
 def test_the_report_is_written_block_by_block(doubled, tmp_path, monkeypatch):
     """With room for the names of three groups at once it says the same."""
-    whole = tpufeed.shard(doubled, tmp_path / "whole", shares=SHARES, workers=1)
+    whole = tpufeed.shard(doubled, tmp_path / "whole", splits=SHARES, workers=1)
     monkeypatch.setattr("tpufeed.build.digests._GROUPS_AT_ONCE", 3)
-    result = tpufeed.shard(doubled, tmp_path / "d", shares=SHARES, workers=1)
+    result = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, workers=1)
     assert report_of(tmp_path / "d") == report_of(tmp_path / "whole")
     assert result.duplicates.crossing == whole.duplicates.crossing
 
@@ -413,7 +413,7 @@ def test_groups_are_those_of_equal_digests_with_a_new_one(numbers, first_new):
 
 def test_the_command(doubled, tmp_path):
     run = CliRunner().invoke
-    words = ["shard", str(doubled), str(tmp_path / "d"), "--shares", SHARES, "--workers", "1"]
+    words = ["shard", str(doubled), str(tmp_path / "d"), "--splits", SHARES, "--workers", "1"]
     preview = run(app, [*words, "--duplicates", "drop", "--dry-run"])
     assert "read before the build, to compare what is in them: 80 images" in preview.output
     preview = run(app, [*words, "--split-by-content", "--dry-run", "--json"])

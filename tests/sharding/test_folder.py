@@ -265,11 +265,11 @@ def test_a_folder_that_cannot_be_a_splits_name(name, tree, take):
 
 
 def test_shares_would_make_classes_of_splits(tree, take):
-    with pytest.raises(OptionError, match="has a folder for each split, which shares would make its classes"):
-        take(tree(*SPLIT_TREE), shares="train=0.5,val=0.5")
-    inventory, inputs = take(tree(*SPLIT_TREE), shares="a=0.5,b=0.5", label="none")
+    with pytest.raises(OptionError, match="has a folder for each split, which `splits` would make its classes"):
+        take(tree(*SPLIT_TREE), splits="train=0.5,val=0.5")
+    inventory, inputs = take(tree(*SPLIT_TREE), splits="a=0.5,b=0.5", label="none")
     assert (inventory.splits, len(inputs)) == (("a", "b"), 5)
-    assert take(tree(*SPLIT_TREE).joinpath("train"), shares="a=0.5,b=0.5")[0].classes.names == ("cat", "dog")
+    assert take(tree(*SPLIT_TREE).joinpath("train"), splits="a=0.5,b=0.5")[0].classes.names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_file_spelt_in_two_ways_is_in_one_split_and_listed_twice(small_jpegs, 
     )
     rows = [way.format(number) for number in range(len(small_jpegs)) for way in ways]
     (tmp_path / "t.csv").write_text("path\n" + "\n".join(rows))
-    inventory, _ = take(tmp_path / "t.csv", shares="train=0.5,val=0.5")
+    inventory, _ = take(tmp_path / "t.csv", splits="train=0.5,val=0.5")
     numbers = {split: [Path(item.path).stem for item, _ in inventory.iter_inputs(split)] for split in inventory.splits}
     assert not set(numbers["train"]) & set(numbers["val"])
     assert all(numbers.values())

@@ -38,7 +38,7 @@ def flowers(photos, tmp_path):
 
 
 def build(src, dst, **options):
-    options = {"shares": "train=0.8,val=0.2", "shards": 3, "names": "kaggle", "workers": 1} | options
+    options = {"splits": "train=0.8,val=0.2", "shards": 3, "names": "kaggle", "workers": 1} | options
     return tpufeed.shard(src, dst, **options)
 
 
@@ -163,7 +163,7 @@ def test_what_cannot_be(photos, tmp_path):
     with pytest.raises(OptionError, match="names is 'tpufeed' or 'kaggle', not 'webdataset'"):
         build(photos, tmp_path / "flowers", names="webdataset")
     with pytest.raises(OptionError, match="split 'fold1' ends in a digit"):
-        build(photos, tmp_path / "flowers", shares="rest=0.5,fold1=0.5")
+        build(photos, tmp_path / "flowers", splits="rest=0.5,fold1=0.5")
     rows = [{"path": str(path), "label": path.parent.name, "id": path.stem} for path in photos.glob("dog/*.png")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(OptionError, match="'id', which is the key of image/filename with names='kaggle'"):

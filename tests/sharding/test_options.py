@@ -99,7 +99,7 @@ def test_a_split_given_twice():
 )
 def test_splits_that_cannot_be(splits, message):
     with pytest.raises(OptionError, match=message):
-        ShardOptions(shares=splits)
+        ShardOptions(splits=splits)
 
 
 @pytest.mark.parametrize(("size", "message"), [(0, "at least one byte, not 0"), (-1, "-1 is no size")])
@@ -126,7 +126,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
     """By the names of the keywords, as messages say what differs."""
     given = {
         "hosts": 3,
-        "shares": {"a": 1.0},
+        "splits": {"a": 1.0},
         "split_by": None,
         "image": "path",
         "label": "kind",
@@ -153,7 +153,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
     }
     assert ShardOptions(**given, shard_bytes="1KB", policy=policy).to_dict() == {
         "shard_bytes": 1000,
-        **{{"shares": "split"}.get(name, name): value for name, value in given.items()},
+        **given,
         **policy,
         "restart_markers": True,
     }
@@ -161,7 +161,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
 
 
 def test_no_option_is_left_out_of_the_plan():
-    keywords = {each.name for each in fields(ShardOptions) if each.init} - {"policy", "shards", "shares"}
+    keywords = {each.name for each in fields(ShardOptions) if each.init} - {"policy", "shards", "splits"}
     keywords -= {
         "columns",
         "image_columns",
@@ -176,7 +176,7 @@ def test_no_option_is_left_out_of_the_plan():
         "names",
         "keeps_classes",
     }  # stands in a plan only where it is given: plans of before have none
-    assert ShardOptions().to_dict().keys() >= keywords | {"split"}
+    assert ShardOptions().to_dict().keys() >= keywords | {"splits"}
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def test_no_option_is_left_out_of_the_plan():
         ({"shards": 0}, "shards is a whole number, at least 1, not 0"),
         ({"shards": 12, "hosts": 8}, "shards are a multiple of the 8 hosts, not 12"),
         ({"hosts": 0}, "hosts is a whole number, at least 1, not 0"),
-        ({"shares": "train", "split_by": "fold"}, "either the splits' shares or what the source is split by"),
+        ({"splits": "train", "split_by": "fold"}, "either the splits' shares or what the source is split by"),
         ({"policy": {"gamma": "keep"}}, "no policy for gamma; there are alpha, animated, bands, cmyk, damaged, deep"),
         ({"policy": {"presize_px": 3}}, "no policy for presize_px"),
         ({"shard_bytes": "many"}, "'many' is no size"),
-        ({"shares": ""}, "a split is named by letters"),
+        ({"splits": ""}, "a split is named by letters"),
         ({"classes": []}, "no classes in the list of classes"),
         ({"encode": "avif"}, "encode"),
         ({"presize_mode": "wide"}, "presize"),
@@ -203,9 +203,9 @@ def test_keywords_that_cannot_be(keywords, message):
 
 def test_keywords_become_options(tmp_path):
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    options = ShardOptions(presize=64, min_side=9, classes=tmp_path / "classes.txt", shares={"a": 1})
+    options = ShardOptions(presize=64, min_side=9, classes=tmp_path / "classes.txt", splits={"a": 1})
     assert (options.images.presize_px, options.images.min_side_px) == (64, 9)
-    assert (options.class_names, options.shares) == (("cat", "dog"), {"a": 1})
+    assert (options.class_names, options.split_shares) == (("cat", "dog"), {"a": 1})
 
 
 @pytest.mark.parametrize(("function", "options"), [(shard, (ShardOptions,)), (warmup, (CacheOptions, ShardOptions))])

@@ -19,7 +19,7 @@ def state_of(folder):
     "options",
     [
         {"shard_bytes": "100KB"},
-        {"shards": 4, "hosts": 2, "shares": "train=0.8,val=0.2"},
+        {"shards": 4, "hosts": 2, "splits": "train=0.8,val=0.2"},
         {"encode": "png", "shard_bytes": "300KB"},
     ],
     ids=str,
@@ -80,7 +80,7 @@ def _another_build(photos, finished, place):
 def _a_changed_source(photos, finished, place):
     shutil.copytree(finished, place)
     next(photos.glob("*/*.jpg")).unlink()
-    return {"shard_bytes": "40KB", "shares": "train=0.8,val=0.2"}
+    return {"shard_bytes": "40KB", "splits": "train=0.8,val=0.2"}
 
 
 def _the_beginnings_of_another(photos, finished, place):

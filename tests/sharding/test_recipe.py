@@ -57,7 +57,7 @@ def size_of(item):
 @few
 @given(listings(), SPLITS, st.integers(1150, 20_000), st.integers(0, 5))
 def test_every_input_is_in_exactly_one_task_of_its_split(rows, splits, shard_bytes, seed):
-    header, tasks = make_plan(rows, ShardOptions(shard_bytes=shard_bytes, shares=splits, seed=seed))
+    header, tasks = make_plan(rows, ShardOptions(shard_bytes=shard_bytes, splits=splits, seed=seed))
     dealt = [item for task in tasks for item in task.inputs]
     assert sorted((item.path, item.bytes, item.version, header.class_names[item.label]) for item in dealt) == sorted(
         (row.path, row.bytes, row.version, row.label_name) for row in rows
@@ -76,7 +76,7 @@ def test_every_input_is_in_exactly_one_task_of_its_split(rows, splits, shard_byt
 @few
 @given(listings(), SPLITS, st.integers(1150, 20_000))
 def test_a_stored_plan_gives_back_its_tasks(rows, splits, shard_bytes):
-    header, tasks = make_plan(rows, ShardOptions(shard_bytes=shard_bytes, shares=splits))
+    header, tasks = make_plan(rows, ShardOptions(shard_bytes=shard_bytes, splits=splits))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, PLAN)
         path.parent.mkdir()
@@ -93,7 +93,7 @@ def test_a_stored_plan_gives_back_its_tasks(rows, splits, shard_bytes):
 @given(listings(), st.permutations(range(60)), SPLITS)
 def test_the_order_of_a_listing_changes_nothing(rows, order, splits):
     shuffled = [rows[n] for n in order if n < len(rows)]
-    options = ShardOptions(shard_bytes=5000, shares=splits)
+    options = ShardOptions(shard_bytes=5000, splits=splits)
     header, tasks = make_plan(rows, options)
     again, tasks_again = make_plan(shuffled, options)
     assert tasks_again == tasks
@@ -116,7 +116,7 @@ def test_the_order_of_rows_for_the_same_path_changes_nothing(order):
 def test_a_split_keeps_its_files_when_others_are_added(paths, more, splits):
     def dealt(names):
         rows = [Item(name, 10, "1") for name in sorted(names)]
-        _, tasks = make_plan(rows, ShardOptions(shard_bytes=10_000, shares=splits))
+        _, tasks = make_plan(rows, ShardOptions(shard_bytes=10_000, splits=splits))
         return {item.path: task.split for task in tasks for item in task.inputs}
 
     before, after = dealt(paths), dealt(paths | more)
@@ -203,7 +203,7 @@ def test_all_hosts_read_equally_many_shards(count, hosts, size, times, splits):
     sizing = size or {"shards": hosts * times}
     if "shard_bytes" in sizing:
         sizing = {"shard_bytes": sizing["shard_bytes"] + 1300}
-    header, tasks = make_plan(equal_rows(count), ShardOptions(hosts=hosts, shares=splits, **sizing))
+    header, tasks = make_plan(equal_rows(count), ShardOptions(hosts=hosts, splits=splits, **sizing))
     inputs = {name: sum(len(task.inputs) for task in tasks if task.split == name) for name in splits}
     assert sum(inputs.values()) == count
     for name, shards in header.splits.items():
@@ -221,7 +221,7 @@ def test_as_many_shards_as_asked_for(shards, seed):
 
 
 def test_as_many_shards_as_asked_for_in_the_largest_split():
-    header, _ = make_plan(equal_rows(1000), ShardOptions(shards=20, shares={"val": 0.1, "train": 0.9}))
+    header, _ = make_plan(equal_rows(1000), ShardOptions(shards=20, splits={"val": 0.1, "train": 0.9}))
     assert header.splits["train"] == 20
     assert 1 <= header.splits["val"] <= 3
 

@@ -649,7 +649,7 @@ def test_shares_deal_rows_by_their_paths(table, take):
     rows = [{"path": f"{n}.jpg", "x": n} for n in range(10)]
 
     def split_of(rows):
-        inventory, _ = take(table(rows, "jsonl"), shares="a=0.5,b=0.5")
+        inventory, _ = take(table(rows, "jsonl"), splits="a=0.5,b=0.5")
         return {item.path: split for split in inventory.splits for item, _ in inventory.iter_inputs(split)}
 
     some = split_of(rows[:6])

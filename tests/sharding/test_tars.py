@@ -318,7 +318,7 @@ def test_tars_of_several_splits_are_warned_of(make_tar, sample, take, tmp_path):
         make_tar(sample(number), name)
     (warning,) = take(tmp_path / "tars")[0].warnings
     assert warning.startswith("tars are called like splits (train, val), and all of them become train: shard those of")
-    assert take(tmp_path / "tars", shares="a=0.5,b=0.5")[0].warnings == ()
+    assert take(tmp_path / "tars", splits="a=0.5,b=0.5")[0].warnings == ()
     assert take(tmp_path / "tars/flowers-train-*.tar")[0].warnings == ()
 
 
@@ -455,7 +455,7 @@ def test_a_tar_that_changes_after_the_plan(make_tar, sample, monkeypatch, tmp_pa
 
 def test_labels_and_shares_keep_their_places_when_tars_are_added(make_tar, sample, take, tmp_path):
     def dealt():
-        inventory, _ = take(tmp_path / "tars", shares="a=0.5,b=0.5")
+        inventory, _ = take(tmp_path / "tars", splits="a=0.5,b=0.5")
         return {item.path: split for split in inventory.splits for item, _ in inventory.iter_inputs(split)}
 
     make_tar([part for n in range(9) for part in sample(n)], "a.tar")

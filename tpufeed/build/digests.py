@@ -82,7 +82,7 @@ class Duplicates:
         said = [
             f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
             f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is "
-            "too good. --duplicates drop keeps one of each; --shares with --split-by-content keeps equal images in one "
+            "too good. --duplicates drop keeps one of each; --splits with --split-by-content keeps equal images in one "
             "split"
             for split, found in self.crossing.items()
         ]

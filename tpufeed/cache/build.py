@@ -31,13 +31,13 @@ def warmup(  # noqa: PLR0913  # the public face
     *,
     size: int | None = None,
     ops: Ops | None = None,
-    final: Ops | None = None,
+    live: Ops | None = None,
     variants: Variants = 1,
     encode: Encoding = "raw",
     quality: Quality = 90,
     seed: Seed = 0,
     shard_bytes: str | int | None = None,
-    shares: str | Mapping[str, float] | None = None,
+    splits: str | Mapping[str, float] | None = None,
     split_by: str | None = None,
     image: str | None = None,
     label: str = "auto",
@@ -64,7 +64,7 @@ def warmup(  # noqa: PLR0913  # the public face
         dst: where the cache goes.
         size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`; 224 by default.
         ops: applied to every sample, with other random numbers in every variant.
-        final: ops that loaders apply live to what the cache holds, with other random numbers in every epoch. Ops of
+        live: ops that loaders apply live to what the cache holds, with other random numbers in every epoch. Ops of
             your own cannot be among them: a loader imports nothing that a manifest names, and has to be given
             `ops=[...]`.
         variants: K; epoch e reads variant e mod K.
@@ -72,7 +72,7 @@ def warmup(  # noqa: PLR0913  # the public face
         quality: quality of JPEG and WebP, 1 to 100.
         seed: decides the random numbers.
         shard_bytes: aim for shards of this size; None: 128 MB, or less if there would be fewer than 64 shards.
-        shares: for raw images, as in `tpufeed.shard`; a dataset has its splits and labels.
+        splits: for raw images, as in `tpufeed.shard`; a dataset has its splits and labels.
         split_by: for raw images, too.
         image: for raw images, too.
         label: for raw images, too.

@@ -39,7 +39,7 @@ class CacheOptions:
 
     size: int | None = None
     ops: Ops | None = None
-    final: Ops | None = None
+    live: Ops | None = None
     variants: Variants = 1
     encode: Encoding = "raw"
     quality: Quality = 90
@@ -57,7 +57,7 @@ class CacheOptions:
         ops = (RandomResizedCrop(224 if self.size is None else self.size), HorizontalFlip())
         for name, value in (
             ("applied", ops if self.ops is None else tuple(self.ops)),
-            ("final", tuple(self.final or ())),
+            ("live", tuple(self.live or ())),
             ("size_bytes", None if self.shard_bytes is None else parse_size(self.shard_bytes)),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
@@ -66,7 +66,7 @@ class CacheOptions:
         """Return the options as plain data, for plan and manifest."""
         return {
             "ops": [to_dict(op) for op in self.applied],
-            "final": [to_dict(op) for op in self.final or ()],
+            "live": [to_dict(op) for op in self.live or ()],
             "variants": self.variants,
             "encode": self.encode,
             "quality": self.quality if self.encode in ("jpeg", "webp") else None,
@@ -80,24 +80,24 @@ class CacheOptions:
         Raises:
             OptionError: the ops leave images of different sizes, or workers or loaders cannot run them.
         """
-        final = self.final or ()
+        live = self.live or ()
         size = Pipeline(self.applied, self.seed).output_size(source_size)
         if size is None:
             raise OptionError(
                 "these ops leave images of different sizes; end with one that fixes the size, like "
                 "RandomResizedCrop(size=224) or Resize(256) and CenterCrop(224)"
             )
-        Pipeline(final, self.seed).output_size(size)  # raises if they are no ops
+        Pipeline(live, self.seed).output_size(size)  # raises if they are no ops
         for op in self.applied:
             if isinstance(op, Custom) and op.obstacle:  # even if this process does all: another may continue
                 raise OptionError(op.obstacle)
             if isinstance(op, Custom) and op.sample:
                 raise OptionError(f"{op} changes whole samples, which only loaders do: pass it to them, in ops=[...]")
-        for op in final:
+        for op in live:
             if isinstance(op, Custom):
                 raise OptionError(
-                    f"{op} cannot be a final op, as no loader imports what a manifest names. Leave it out here, and "
-                    f"pass all final ops to each loader: ops=[..., {op}]"
+                    f"{op} cannot be a live op, as no loader imports what a manifest names. Leave it out here, and "
+                    f"pass all live ops to each loader: ops=[..., {op}]"
                 )
             from_dict(to_dict(op))  # as loaders will, which know no ops but tpufeed's
         return size
@@ -107,7 +107,7 @@ class CacheOptions:
         return CacheInfo(
             source_digest=source_digest,
             ops=tuple(identity["ops"]),  # as a reader of the manifest sees them: with lists instead of tuples
-            final=tuple(identity["final"]),
+            live=tuple(identity["live"]),
             encode=self.encode,
             shape=(*size, 3),
             dtype="uint8",

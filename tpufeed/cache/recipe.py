@@ -211,7 +211,7 @@ class CacheRecipe(Recipe):
         """
         source, options, (height, width) = self.origin, self.options, self.size
         augment = Augmenter(options, source, mends=False)
-        ops, final = Pipeline(options.applied, augment.seed), Pipeline(options.final or (), augment.seed)
+        ops, live = Pipeline(options.applied, augment.seed), Pipeline(options.live or (), augment.seed)
         lengths, moving, seconds = list[int](), list[int](), list[float]()
         begun = time.monotonic()
         for sample in (sample for task in first for sample in source.iter_samples(header, task)):
@@ -227,7 +227,7 @@ class CacheRecipe(Recipe):
             seconds.append(time.perf_counter() - start)
             if len(seconds) <= _FIRST_SAMPLES:
                 stored = sample.image if isinstance(sample.image, np.ndarray) else decode(sample.image)
-                for pipeline, pixels in ((ops, stored), (final, variants[0])):
+                for pipeline, pixels in ((ops, stored), (live, variants[0])):
                     draws = [op[0] for op in pipeline.draw(0, np.array([sample.number]))]
                     try:
                         check_deterministic(pipeline, pixels, draws)

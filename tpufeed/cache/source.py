@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tpufeed.sharding.inventory import Inventory
 
 SOURCE_VERSION = "source_version"  # the version of the source that a cache covers, if the source has grown
-RAW_OPTIONS = ("shares", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
+RAW_OPTIONS = ("splits", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 _OF_SHARDS = frozenset(
     {"shard_bytes", "shards", "hosts", "seed", "check", "encode", "quality", "presize", "presize_mode"}
 )
@@ -203,7 +203,7 @@ class RawSource:
     def identity(self) -> dict[str, Any]:
         identity = {name: value for name, value in self.options.to_dict().items() if name not in _OF_SHARDS}
         if self.options.split_shares is not None:  # their order matters, and JSON has no order in a dict
-            identity["split"] = list(self.options.split_shares.items())
+            identity["splits"] = list(self.options.split_shares.items())
         return identity
 
     def digest(self) -> str:

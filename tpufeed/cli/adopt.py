@@ -35,8 +35,8 @@ def adopt_command(
             "--to", metavar="URL", help="Where manifest and index go; the files stay.", show_default="beside them"
         ),
     ] = None,
-    splits: Annotated[
-        str | None, flags.in_source(metavar="NAME,...", help="Take only these, like train,val.", show_default="all")
+    only: Annotated[
+        str | None, flags.in_source(metavar="NAME,...", help="Take only these splits, like train,val.", show_default="all")
     ] = None,
     image_key: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
     label_key: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,
@@ -73,7 +73,7 @@ def adopt_command(
     files.
 
     Examples:
-      tpufeed adopt /kaggle/input/flowers/tfrecords-jpeg-224x224 --splits train,val --to flowers
+      tpufeed adopt /kaggle/input/flowers/tfrecords-jpeg-224x224 --only train,val --to flowers
       tpufeed adopt gs://bucket/tfrecords --image-key image --label-key class --classes classes.txt
     """
     values = locals()

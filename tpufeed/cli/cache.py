@@ -11,7 +11,7 @@ from tpufeed.cli.console import echo, find_own_modules, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
 
-_OF_RAW_IMAGES = ("shares", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
+_OF_RAW_IMAGES = ("splits", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 _in_augmentation = partial(typer.Option, rich_help_panel="Augmentation")
 
 
@@ -23,7 +23,7 @@ def warmup_command(
     ],
     dst: Annotated[str, typer.Argument(metavar="DST", help="Where the cache goes: a path or URL.")],
     beam: flags.BeamArguments = None,
-    shares: flags.Shares = None,
+    splits: flags.Splits = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
     label: flags.Label = None,
@@ -44,7 +44,7 @@ def warmup_command(
             show_default="RandomResizedCrop and HorizontalFlip",
         ),
     ] = None,
-    final: Annotated[
+    live: Annotated[
         list[str] | None,
         _in_augmentation(
             metavar="OP",
@@ -102,8 +102,8 @@ def warmup_command(
 
     Examples:
       tpufeed cache warmup flowers flowers-224 --size 224 --variants 4
-      tpufeed cache warmup flowers flowers-256 --op 'Resize(256)' --op 'CenterCrop(256)' --final 'RandomCrop(224)'
-      tpufeed cache warmup photos gs://bucket/photos-224 --shares train=0.9,val=0.1 --encode jpeg --dry-run
+      tpufeed cache warmup flowers flowers-256 --op 'Resize(256)' --op 'CenterCrop(256)' --live 'RandomCrop(224)'
+      tpufeed cache warmup photos gs://bucket/photos-224 --splits train=0.9,val=0.1 --encode jpeg --dry-run
     """
     find_own_modules()
     values: dict[str, Any] = locals() | {
@@ -117,7 +117,7 @@ def warmup_command(
     from tpufeed.images.ops import parse_op
     from tpufeed.sharding.options import ShardOptions
 
-    for name in ("ops", "final"):
+    for name in ("ops", "live"):
         values[name] = None if values[name] is None else [parse_op(text) for text in values[name]]
     if dry_run:
         raw = given(ShardOptions, {name: values[name] for name in _OF_RAW_IMAGES})

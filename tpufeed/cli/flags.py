@@ -145,11 +145,11 @@ ShardSize = Annotated[
     str | None,
     in_shards("--shard-size", metavar="SIZE", help="Aim for shards of this size, like 64MB.", show_default="128MB"),
 ]
-Shares = Annotated[
+Splits = Annotated[
     str | None,
     in_source(
         metavar="NAME=SHARE,...",
-        help="Of the splits, like train=0.9,val=0.1, dealt by a stable hash of the path.",
+        help="The share of each split, like train=0.9,val=0.1, dealt by a stable hash of the path.",
         show_default="folders called train, val, ...; else all is train",
     ),
 ]
@@ -257,7 +257,7 @@ LiveOps = Annotated[
         metavar="OP",
         autocompletion=ops,
         help="What loaders apply live, as in `tpufeed cache warmup`. Repeatable.",
-        show_default="a cache's final ops, else RandomResizedCrop and HorizontalFlip",
+        show_default="a cache's live ops, else RandomResizedCrop and HorizontalFlip",
     ),
 ]
 Threads = Annotated[

@@ -20,7 +20,7 @@ _SAME_IN_THE_MANIFEST = (
     *("input_digest", "run_id", "format_version", "tool_version"),
 )
 _OPTIONS_SAID_ELSEWHERE = ("command", "source", "asked", "ops", "variants", "source_digest")
-_OPTIONS_OF_THE_CACHE = ("final", "encode", "quality", "seed")
+_OPTIONS_OF_THE_CACHE = ("live", "encode", "quality", "seed")
 
 
 @reports_errors
@@ -181,12 +181,12 @@ def _iter_cache_lines(cache: Mapping[str, Any], quality: int | None) -> Iterator
     ops = ", ".join(op["op"] for op in cache["ops"])
     yield f"cache: {cache['encode']} {height}x{width}, {number_of(cache['variants'], 'variant')} of {ops or 'no ops'}"
     yield f"  shape: {height} x {width} x {channels} {cache['dtype']}"
-    for title, key in (("op", "ops"), ("final", "final")):
+    for title, key in (("op", "ops"), ("live", "live")):
         for op in cache[key]:
             parameters = ", ".join(f"{name}={_value(value)}" for name, value in op.items() if name != "op")
             yield f"  {title}: {op['op']}({parameters})"
-    if not cache["final"]:
-        yield "  final: none"
+    if not cache["live"]:
+        yield "  live: none"
     yield f"  encode: {cache['encode']}{'' if quality is None else f', quality {quality}'}"
     yield f"  seed: {cache['seed']}"
     yield f"  source digest: {cache['source_digest']}"

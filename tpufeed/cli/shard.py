@@ -20,7 +20,7 @@ def shard_command(
     src: flags.Src,
     dst: Annotated[str, typer.Argument(metavar="DST", help="Where the dataset goes: a path or URL.")],
     beam: flags.BeamArguments = None,
-    shares: flags.Shares = None,
+    splits: flags.Splits = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
     label: flags.Label = None,
@@ -112,7 +112,7 @@ def shard_command(
     Interrupted, the same command goes on where it stopped.
 
     Examples:
-      tpufeed shard photos flowers --shares train=0.9,val=0.1
+      tpufeed shard photos flowers --splits train=0.9,val=0.1
       tpufeed shard flowers.csv from-table --image path --label species --dry-run
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """

@@ -87,7 +87,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     label_key: str | None = None,
     text_key: str | None = None,
     filename_key: str | None = None,
-    splits: Sequence[str] | None = None,
+    only: str | Sequence[str] | None = None,
     classes: str | Path | Sequence[str] | None = None,
     exif: Literal["apply", "ignore"] = "ignore",
     boxes_of: BoxesOf = "sizes",
@@ -105,7 +105,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         label_key: key of the class, one int64; "none" leaves the samples unlabelled.
         text_key: key of the class's name; "none" if there is none.
         filename_key: key of the path, or of what else names a sample; "none" if there is none.
-        splits: take only these, a list or "train,val". Names of folders or files tell which splits there are.
+        only: take only these splits, a list or "train,val". Names of folders or files tell which splits there are.
         classes: names of the classes in the order of labels, or a file with one per line. Default: the text feature if
             it maps one-to-one to labels; otherwise "0", "1" and so on.
         exif: "apply": loaders turn images by their EXIF orientation, as `shard` does, and caches hold them turned.
@@ -135,8 +135,8 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
             f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all who read it; "
             "give the credentials where the file system finds them, in its environment or configuration"
         )
-    wanted_splits = [split.strip() for split in splits.split(",")] if isinstance(splits, str) else splits
-    files = sort_files(source.url, source.iter_objects(), wanted_splits)
+    wanted = [split.strip() for split in only.split(",")] if isinstance(only, str) else only
+    files = sort_files(source.url, source.iter_objects(), wanted)
     options: dict[str, Any] = {
         "command": "adopt",
         "source": mask_secrets(source.url),

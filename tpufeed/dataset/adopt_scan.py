@@ -239,7 +239,7 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
         if label < 0:
             raise RecordError(
                 f"{place}: the label {keys.label!r} is {label}; classes count from 0. Where it stands for "
-                "'unknown', adopt this split apart with --splits, --label-key none and --to"
+                "'unknown', adopt this split apart with --only, --label-key none and --to"
             )
         if label >= classes:
             raise OptionError(f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes")
@@ -252,7 +252,7 @@ def missing_value(key: str, values: int | None, image: str | None, place: str, p
     way = (
         "choose another with --image-key"
         if key == image
-        else "take the splits that have it with --splits train,val, and adopt the others apart with --splits test "
+        else "take the splits that have it with --only train,val, and adopt the others apart with --only test "
         "--label-key none --to DST"
     )
     return RecordError(f"{place}: feature {key!r} {found}; the record has {', '.join(sorted(present))}; {way}")

@@ -84,11 +84,11 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Origin of a cache: its source, and the ops that made it; `final` are the ops that loaders apply live."""
+    """Origin of a cache: its source, and the ops that made it; `live` are the ops that loaders apply live."""
 
     source_digest: str
     ops: tuple[dict[str, Any], ...]
-    final: tuple[dict[str, Any], ...]
+    live: tuple[dict[str, Any], ...]
     encode: str
     shape: tuple[int, int, int]
     dtype: str
@@ -381,7 +381,7 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
             yield f"{feature.name}: {problem}"
     if cache is not None and not _is_image(cache.shape):
         yield f"a cache of shape {cache.shape} holds no images"
-    if cache is not None and not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.final)):
+    if cache is not None and not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.live)):
         yield "an op of the cache has no name"
 
 

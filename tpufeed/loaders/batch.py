@@ -527,11 +527,11 @@ def _make_alike(sources: Sequence[SampleSource], options: LoaderOptions) -> list
 def _own_ops(dataset: Dataset) -> Sequence[Op]:
     """Return the ops that a cache's manifest leaves to loaders."""
     manifest = dataset.manifest
-    ops = [] if manifest.cache is None else [from_dict(each) for each in manifest.cache.final]
+    ops = [] if manifest.cache is None else [from_dict(each) for each in manifest.cache.live]
     for op in ops:
         if isinstance(op, Custom):  # the author of a manifest must not choose what is imported here
             raise OptionError(
-                f"{dataset.url}: its manifest names {shown(op.target)} among the final ops, and no loader "
+                f"{dataset.url}: its manifest names {shown(op.target)} among the live ops, and no loader "
                 "imports what a manifest names. If you want it to run, pass all of them: "
                 f"ops=[..., Custom({shown(op.target)})]"
             )

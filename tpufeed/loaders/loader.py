@@ -125,7 +125,7 @@ class Loader(Feed, Iterated):
         split: the part of the dataset to read.
         batch_size: samples in a batch of one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
-            come out equal in size. None: the `final` ops of a cache, or no op.
+            come out equal in size. None: the live ops of a cache, or no op.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
             width, filename, text, or the name of a feature; of a mixture also source, the number of the sample's
             dataset in it. By default ("image", "label"), or images alone if the dataset has no labels. None: a dict of

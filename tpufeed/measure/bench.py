@@ -54,7 +54,7 @@ class BenchOptions:
         repeats: measurements of each loader, in turns with the others.
         warm_up: short rounds before them that count for nothing; they fill the page cache and the stage.
         split: the dataset's split.
-        ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's `final` ops.
+        ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's live ops.
         threads: threads of the loader, see `tpufeed.Loader`.
         processes: processes of the loader, see `tpufeed.Loader`.
         model: the model that an emulated TPU trains; by default ResNet-50, which the profiles are for.

@@ -22,7 +22,7 @@ from tpufeed.storage.store import Store
 
 # Entries of stored options that decide no bytes of records.
 _OF_SOURCE = {"command", "source"} | {name for name, role in ROLES.items() if role is not Role.RECORDS}
-_STORED_OTHERWISE = {"shares", "shards", "policy", "image_columns"}  # than they are given
+_STORED_OTHERWISE = {"splits", "shards", "policy", "image_columns"}  # than they are given
 
 
 @checked()
@@ -162,8 +162,8 @@ class AppendRecipe(ShardRecipe):
         options["keeps_classes"] = "classes" in options
         if "policy" in inherited:
             options["policy"] = {name: stored[name] for name in POLICIES if name in stored}
-        if "shares" in inherited:
-            options["shares"] = stored.get("split")
+        if "splits" in inherited:
+            options["splits"] = stored.get("splits")
         if "shards" in inherited & stored.keys():  # the number was for all images
             shards = [shard for split in base.manifest.splits.values() for shard in split.variants[0].shards]
             options["shard_bytes"] = max(1, *(shard.bytes for shard in shards))
@@ -175,7 +175,7 @@ class AppendRecipe(ShardRecipe):
                 "those of the new images lie: --masks DIR"
             )
         if "split_by" in given:
-            options["shares"] = None
+            options["splits"] = None
         return ShardOptions(**(options | given))
 
     def check_joined(self, store: Store, plan: Plan) -> None:

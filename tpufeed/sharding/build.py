@@ -19,7 +19,7 @@ def shard(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,
     *,
-    shares: str | Mapping[str, float] | None = None,
+    splits: str | Mapping[str, float] | None = None,
     split_by: str | None = None,
     image: str | None = None,
     label: str = "auto",
@@ -67,7 +67,7 @@ def shard(  # noqa: PLR0913  # the public face
             .tsv, .jsonl, .parquet); one or more WebDataset tars; a .json of COCO's; Parquet files with images inside,
             or a folder of them, as Hugging Face's hub has them; a folder of `datasets`' `save_to_disk`. A path or URL.
         dst: where the dataset goes: a path or URL.
-        shares: of the splits, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each sample's path.
+        splits: the share of each split, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each path.
             None takes folders called train, val and so on as splits if there are any, else everything is train.
         split_by: "folder" for the folders right below the source, or the column of a table that says the split.
         image: the column of a table that holds paths or images, the extension of a tar's images, or the folder that

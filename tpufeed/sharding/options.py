@@ -97,7 +97,7 @@ class ShardOptions:
         keeps_classes: `classes` are those of the dataset that an append adds to. If the new source has a list of
             classes itself, that list still says what its numbers mean.
         size_bytes: `shard_bytes` as a number.
-        split_shares: `shares` by name; None if the source may say the splits itself.
+        split_shares: the share of each split by name; None if the source may say the splits itself.
         class_names: `classes`, read from their file; None for the classes that occur.
         images: how images are checked and stored.
         declared: the types of `columns`, `boxes` and `keypoints`.
@@ -110,7 +110,7 @@ class ShardOptions:
         OptionError: one of them cannot be.
     """
 
-    shares: str | Mapping[str, float] | None = None
+    splits: str | Mapping[str, float] | None = None
     split_by: str | None = field(default=None, metadata=_READING)
     # A folder of images if the source is COCO's, else a column or a suffix.
     image: str | None = field(default=None, metadata={"role": Role.COCO_PLACE})
@@ -155,7 +155,7 @@ class ShardOptions:
         check_fields(self)
         if self.shards is not None and self.shard_bytes is not None:
             raise OptionError("give either a size of the shards or their number, not both")
-        if self.shares is not None and self.split_by is not None:
+        if self.splits is not None and self.split_by is not None:
             raise OptionError("give either the splits' shares or what the source is split by, not both")
         if self.boxes is None and self.box_columns:
             raise OptionError("box_columns have a value for each box; say which column holds the boxes: --boxes COLUMN")
@@ -168,8 +168,8 @@ class ShardOptions:
             raise OptionError(f"a shard size is at least one byte, not {size_bytes}")
         if self.shards is not None and self.shards % self.hosts:
             raise OptionError(f"shards are a multiple of the {self.hosts} hosts, not {self.shards}")
-        if self.split_by_content and self.shares is None:
-            raise OptionError("split_by_content deals images to splits by shares; give those, like train=0.9,val=0.1")
+        if self.split_by_content and self.splits is None:
+            raise OptionError("split_by_content deals images to splits by shares; give splits, like train=0.9,val=0.1")
         policy: dict[str, Any] = dict(self.policy or {})
         unknown = policy.keys() - POLICIES
         if unknown:
@@ -191,7 +191,7 @@ class ShardOptions:
         lacks_markers = self.encode in ("keep", "jpeg") and not images.restart_markers
         for name, value in (
             ("size_bytes", size_bytes),
-            ("split_shares", None if self.shares is None else parse_shares(self.shares)),
+            ("split_shares", None if self.splits is None else parse_shares(self.splits)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
             ("declared", declare(self.boxes, self.keypoints, columns) if has_marks else tuple(columns)),
@@ -222,7 +222,7 @@ class ShardOptions:
         return {
             **({"shard_bytes": self.size_bytes} if self.shards is None else {"shards": self.shards}),
             "hosts": self.hosts,
-            "split": self.split_shares,
+            "splits": self.split_shares,
             "split_by": self.split_by,
             "image": self.image,
             "label": self.label,

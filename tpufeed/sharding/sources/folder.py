@@ -65,7 +65,7 @@ class FolderSource(Source):
         split_folders = options.split_by == "folder" or _has_split_folders(store)
         if split_folders and options.split_shares is not None and label != "none":
             raise OptionError(
-                f"{store.url} has a folder for each split, which shares would make its classes; leave the shares out "
+                f"{store.url} has a folder for each split, which `splits` would make its classes; leave splits out "
                 "to keep the splits, or give the folder of one split only"
             )
         self._store, self._place, self._options, self.base = store, place, options, store.url

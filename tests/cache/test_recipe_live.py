@@ -1,4 +1,4 @@
-"""`final` ops: recorded in the cache, applied by every loader without being told, fresh in every epoch."""
+"""Live ops: recorded in the cache, applied by every loader without being told, fresh in every epoch."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ from tpufeed.images.pipeline import Pipeline
 from tpufeed.loaders.torch.host import TFRecordImages
 
 SIDE, LARGE = 24, 32
-FINAL = [RandomCrop(SIDE), HorizontalFlip()]
+LIVE = [RandomCrop(SIDE), HorizontalFlip()]
 
 
 @pytest.fixture(scope="module")
 def cached(source, tmp_path_factory):
     """Two variants of 32 pixels, for crops of 24."""
     url = tmp_path_factory.mktemp("final") / "cache"
-    return warmup(source, url, ops=[RandomResizedCrop(LARGE)], final=FINAL, variants=2, workers=1)
+    return warmup(source, url, ops=[RandomResizedCrop(LARGE)], live=LIVE, variants=2, workers=1)
 
 
 def pixels_of(url, variant, split="train"):
@@ -53,9 +53,9 @@ LOADERS = {"Loader": numpy_epochs, "to_tf": tf_epochs, "TFRecordImages": torch_e
 
 def test_the_manifest_records_them(cached, source):
     info = open_dataset(cached.url).manifest.cache
-    assert [from_dict(op) for op in info.final] == FINAL
+    assert [from_dict(op) for op in info.live] == LIVE
     assert info.shape == (LARGE, LARGE, 3)
-    assert [op["op"] for op in open_dataset(cached.url).manifest.options["final"]] == ["RandomCrop", "HorizontalFlip"]
+    assert [op["op"] for op in open_dataset(cached.url).manifest.options["live"]] == ["RandomCrop", "HorizontalFlip"]
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -64,7 +64,7 @@ def test_loaders_apply_them_afresh_in_every_epoch(loader, cached):
     draws_seed = cached.manifest.draws_seed(0)
     seen = []
     for epoch, images in enumerate(LOADERS[loader](cached.url, 4)):
-        pipeline = Pipeline(FINAL, draws_seed)
+        pipeline = Pipeline(LIVE, draws_seed)
         for sample, image in images.items():
             assert image.shape == (SIDE, SIDE, 3)
             draws = [op[0] for op in pipeline.draw(epoch, np.array([sample]))]
@@ -84,7 +84,7 @@ def test_ops_that_a_loader_is_given_take_their_place(cached):
 
 @pytest.mark.parametrize("encode", ["jpeg", "png"])
 def test_they_apply_to_encoded_images_too(encode, source, tmp_path):
-    done = warmup(source, tmp_path / "c", ops=[Resize((LARGE, LARGE))], final=FINAL, encode=encode, workers=1)
+    done = warmup(source, tmp_path / "c", ops=[Resize((LARGE, LARGE))], live=LIVE, encode=encode, workers=1)
     for images in numpy_epochs(done.url, 2):
         assert {image.shape for image in images.values()} == {(SIDE, SIDE, 3)}
 
@@ -92,7 +92,7 @@ def test_they_apply_to_encoded_images_too(encode, source, tmp_path):
 def test_a_final_flip_does_not_undo_the_one_in_the_cache(source, tmp_path):
     """With the same seed and place among its ops it would draw the same number, and turn every image back."""
     ops = [HorizontalFlip(), CenterCrop((40, 50))]
-    done = warmup(source, tmp_path / "c", ops=ops, final=[HorizontalFlip()], workers=1)
+    done = warmup(source, tmp_path / "c", ops=ops, live=[HorizontalFlip()], workers=1)
     plain = pixels_of(warmup(source, tmp_path / "plain", ops=ops[1:], workers=1).url, 0)
     (images,) = numpy_epochs(done.url, 1)
     same = [np.abs(images[sample].astype(int) - plain[sample]).mean() < 1 for sample in images]
