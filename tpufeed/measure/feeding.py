@@ -14,7 +14,7 @@ from tpufeed.errors import OptionError
 from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture
-from tpufeed.measure.accelerator import EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
+from tpufeed.measure.accelerator import EmulatedAccelerator, Limits, problems_of, repeat_epochs
 from tpufeed.measure.clock import StepClock
 from tpufeed.measure.naive import NaiveLoader
 from tpufeed.measure.results import BenchRun
@@ -132,10 +132,10 @@ def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, lim
     """Feed a real device, or none: then no figure of a step says anything."""
     clock, counters = StepClock(), TpuCounters()
     step = None if choice.kind == "none" else open_step(choice)
-    epochs = RepeatedEpochs(clock(loader), True)
-    first = 0.0
-    with closing(epochs.batches()) as batches:
-        for given, batch in enumerate(batches, 1):
+    short, given, first = list[str](), 0, 0.0
+    with closing(repeat_epochs(clock(loader), True, short)) as batches:
+        for _, batch in batches:
+            given += 1  # `enumerate` would hold the batch, one more of the loader's buffers
             if step is not None:
                 step(batch)
             del batch
@@ -157,7 +157,7 @@ def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, lim
         batch_size=batch_size,
         images=report.steps * batch_size,
         first_batch_seconds=report.first_wait_seconds,
-        problems=(*few_steps(max(0, report.steps - 1)), *epochs.problems()),
+        problems=tuple(problems_of(max(0, report.steps - 1), short)),
         timeline=times,
         verdict="" if step is None else report.verdict,
         **{name: getattr(report, name) for name in names},
