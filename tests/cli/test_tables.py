@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli.test_terminal import ESCAPE
-from tpufeed.cli import tables
+from tpufeed.cli import console
 
 COLUMNS = ("fed from", "img/s", "idle %")
 ROWS = [("EMULATED größe猫, numpy", "7,500", "0.4"), ("EMULATED größe猫, naive", "310", "95.9")]
@@ -16,8 +16,8 @@ def show(monkeypatch, capsys):
 
     def show(width, *arguments, **options):
         monkeypatch.setenv("COLUMNS", str(width or 20))
-        monkeypatch.setattr(tables, "is_terminal", lambda _: width is not None)
-        tables.print_table("EMULATED device", *arguments, **options)
+        monkeypatch.setattr(console, "is_terminal", lambda _: width is not None)
+        console.print_table("EMULATED device", *arguments, **options)
         return [line.rstrip() for line in ESCAPE.sub("", capsys.readouterr().out).splitlines() if line.strip()]
 
     return show

@@ -120,10 +120,10 @@ def test_variants_stand_side_by_side(cache_url):
 
 
 def test_an_image_that_does_not_decode_is_marked_under_its_own_name(dataset_url, monkeypatch):
-    def fail(_):
+    def fail(*_):
         raise ImageError("unreadable", "rotten")
 
-    monkeypatch.setattr(contact_sheet, "decode", fail)
+    monkeypatch.setattr(contact_sheet.Pipeline, "run_stored", fail)
     made = make_contact_sheet(open_dataset(dataset_url), "train", SheetOptions(count=2, size_px=SIZE))
     assert middles(made) == [contact_sheet._FAULT_INK] * 2  # where the lines of the cross meet
     assert len(made.problems) == 2

@@ -19,11 +19,10 @@ from tpufeed.images import Custom, HorizontalFlip
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.measure import alternatives, stages
 from tpufeed.measure.alternatives import FedImages, take_sample, try_alternatives, write_sample
-from tpufeed.measure.clock import StepReport, StepTimes, save_steps
+from tpufeed.measure.clock import SavedSteps, StepReport, StepTimes
 from tpufeed.measure.doctor import examine
-from tpufeed.measure.naive import measure_pillow
+from tpufeed.measure.naive import measure_files, measure_pillow
 from tpufeed.measure.prediction import Measurements
-from tpufeed.measure.rawfiles import measure_files
 from tpufeed.measure.stages import LoaderRates, measure_loader
 
 OPS = [RandomResizedCrop(32), HorizontalFlip()]
@@ -242,7 +241,8 @@ def test_an_empty_split(colour_folder: Path, tmp_path: Path) -> None:
 
 def test_a_saved_run_that_waits_on_tracing_is_believed(cache_url: str, tmp_path: Path) -> None:
     report = StepReport(steps=50, idle_percent=1.0, tracing_percent=40.0, wall_seconds=9.0)
-    save_steps(tmp_path / "run.json", report, StepTimes())
+    saved = SavedSteps("tpufeed-steps", 1, report, StepTimes())
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(saved))
     found = examine(cache_url, seconds=1.0, batch_size=8, steps=tmp_path / "run.json")
     assert found.actions[0].do.startswith("your step waits on tracing, not on data")
     assert any(note.startswith(f"{tmp_path / 'run.json'}: ") for note in found.notes)

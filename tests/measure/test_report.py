@@ -2,7 +2,6 @@
 
 import re
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.measure.report_example import NASTY, make_diagnosis, make_run, make_runs, make_xla_run
-from tpufeed.errors import MissingExtraError, OptionError, StoreError
+from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.measure.clock import StepTimes
 from tpufeed.measure.report import check_report_path, headline, write_report
 from tpufeed.measure.results import Action, BenchRun
@@ -261,25 +260,3 @@ def test_the_same_bytes_whatever_the_users_settings_in_the_colours_of_the_page(
         write(tmp_path, make_diagnosis(), make_runs(20))
         assert matplotlib.rcParams.copy() == settings
     assert (tmp_path / "out.html").read_text() == page
-
-
-def test_a_report_that_cannot_be_written_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [make_run("a", 9.0, 3)]
-    write_report(str(tmp_path / "out.html"), None, runs)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    real = tempfile.NamedTemporaryFile
-
-    def full(**how: Any) -> Any:
-        file = real(**how)
-        file.write = lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))  # type: ignore[assignment]
-        return file
-
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
-    with pytest.raises(StoreError, match=r"out\.html: No space left on device"):
-        write_report(tmp_path / "out.html", None, runs)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    monkeypatch.undo()
-    with pytest.raises(StoreError, match=r"^/proc/out\.html: "):
-        write_report("/proc/out.html", None, runs)

@@ -135,8 +135,7 @@ def warmup_command(
             echo(f"tried: {number_of(foretold.probed, 'sample')}, {each}")
             echo(f"fingerprint: {foretold.fingerprint}")
 
-        print_preview(
-            foretold, values["engine"], as_json, ("split", "samples", "variants", "shards"), rows, say_details
-        )
+        columns = ("split", "samples", "variants", "shards")
+        print_preview(foretold, values["engine"], as_json, columns, rows, say_details)
         return
     run_build("warming", lambda listen: warmup(listener=listen, **given(warmup, values)), as_json, log_json)

@@ -1,4 +1,4 @@
-"""A sample of a dataset, and what its images would give stored otherwise: tried with the real loader.
+"""Try with the real loader what a sample of images would give if it were stored otherwise.
 
 An alternative is made of the sample, as `tpufeed shard` and `tpufeed cache warmup` would make it, and written as a
 small dataset. The loader then feeds from that for a short time.
@@ -50,11 +50,10 @@ _FEATURES_BYTES = 400  # of a record, besides the image
 def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[bytes], list[str]]:
     """Read images from all over the first variant of a split: as many as come in this time, at least one block.
 
-    Returns:
-        The images as their records hold them, and messages about records that could not be read.
+    Return them as their records hold them, and messages about records that could not be read.
 
     Raises:
-        StoreError, ShardError: they cannot be read at all.
+        StoreError, ShardError: a shard cannot be read at all.
     """
     reader, stop = dataset.reader(split), time.monotonic() + seconds
     places = draw_evenly(dataset, split, _SAMPLES, seed=0)
@@ -126,34 +125,29 @@ def write_sample(
     return str(folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FedImages:
     """Encoded images of a dataset or of files, and how the loader feeds them.
 
     Attributes:
-        url: where they come from.
         images: some of them.
-        records: how many there are in all.
+        records: number of all images.
         are_files: there is no dataset yet.
-        ops: of the loader; images come out of them in one size.
-        batch_size: of the loader.
+        ops: ops of the loader, which bring images to one size.
     """
 
     url: str
     images: Sequence[bytes]
     records: int
-    are_files: bool = False
     ops: Sequence[Op]
     batch_size: int
+    are_files: bool = False
 
 
 def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[tuple[Alternative, ...], list[str]]:
-    """Measure other ways to store a sample; return them, and why some could not be tried.
+    """Measure other ways to store a sample, each for some seconds; return them, and why some could not be tried.
 
-    Args:
-        sample: what is fed now.
-        folder: for small datasets.
-        seconds: of each measurement.
+    Small datasets are written to `folder`.
     """
     url, images, ops = quote(sample.url), sample.images, tuple(sample.ops)
     pipeline = Pipeline(ops, seed=0)
@@ -174,9 +168,9 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
     flags = "".join(f" --op {quote(repr(op))}" for op in ops)
     if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # what warmup does by itself
         flags = f" --size {size[0]}"
-    command = f"tpufeed shard {url} DATASET-{side} --presize {side}"
-    if not sample.are_files:
-        command = f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
+    command = f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
+    if sample.are_files:
+        command = f"tpufeed shard {url} DATASET-{side} --presize {side}"
     cache = f"tpufeed cache warmup {url} CACHE{flags} --variants {_VARIANTS}"
     # (what to do, how to make an image of it, (height, width, channels) of raw pixels, live ops, variants)
     ways: list[tuple[str, Callable[[int], bytes], tuple[int, int, int] | None, Sequence[Op] | None, int]] = [
@@ -206,20 +200,12 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
         cost = f"{total / 1e9:,.1f} GB" if total >= 1e8 else f"{total / 1e6:,.1f} MB"
         cost += f" for {variants} variants" if variants > 1 else ""
         cost += f", about {minutes:,.0f} minutes" if minutes >= 2 else f", about {max(1, round(minutes * 60))} s"
-        found.append(
-            Alternative(
-                do=do,
-                images_per_second=rate,
-                record_bytes=record_bytes,
-                total_bytes=total,
-                cost=f"{cost} on this host",
-            )
-        )
+        found.append(Alternative(do, rate, record_bytes, total, f"{cost} on this host"))
     return tuple(found), notes
 
 
 def _change(change: Callable[[int], bytes], count: int, seconds: float) -> list[bytes]:
-    """Change images on all cores, as many as are done in this time, at least a block; bad ones are left out."""
+    """Change as many images on all cores as are done in this time, at least a block; bad ones are left out."""
     stop = time.monotonic() + seconds
 
     def run(number: int) -> bytes | None:

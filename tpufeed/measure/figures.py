@@ -86,7 +86,7 @@ def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> list[
 
 
 def ends(items: Sequence[Item], most: int) -> Sequence[Item]:
-    """Return all items, or the first and the last where there are more than `most`."""
+    """Return all items, or the first and the last if there are more than `most`."""
     return items if len(items) <= most else [*items[: most // 2], *items[-(most // 2) :]]
 
 

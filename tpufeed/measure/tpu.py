@@ -90,7 +90,7 @@ class AcceleratorProfile:
         images_per_second: rate of all its chips together.
         batch_size: the batch size that the profile is defined for, if any.
         flops_per_sample: FLOPs of training on one image, if known.
-        tpu: the TPU that the profile is for, if any.
+        tpu: the TPU of the profile, if any.
     """
 
     name: str
@@ -102,8 +102,7 @@ class AcceleratorProfile:
     def training(self, model: str) -> "AcceleratorProfile":
         """Return the same TPU training another model at the same FLOP/s.
 
-        Raises:
-            OptionError: there is no such model, or this profile is not of a TPU.
+        Raises OptionError if there is no such model, or this profile is not of a TPU.
         """
         flops = training_flops(model)
         if self.tpu is None or self.flops_per_sample is None:
@@ -145,8 +144,7 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
 def find_model(name: str) -> str:
     """Return the model's name in `MODELS`. Spellings like ResNet-50, efficientnet-b0 and ViT-B/16 are understood.
 
-    Raises:
-        OptionError: the model is unknown; the message names the nearest and the option `--flops-per-sample`.
+    Raises OptionError, which names the nearest and the option `--flops-per-sample`.
     """
 
     def plain(text: str) -> str:
@@ -167,8 +165,8 @@ def training_flops(name: str, side_px: Count | None = None) -> float:
 
     Args:
         name: a model, see `find_model`.
-        side_px: side of square images, where it is not the model's usual one. The cost is scaled with their area. That
-            is close for convolutions; the attention of a vision transformer grows somewhat faster.
+        side_px: side of square images, if it is not the model's usual one. The cost is scaled with their area. That is
+            close for convolutions; the attention of a vision transformer grows somewhat faster.
     """
     giga_multiply_adds, usual_px = MODELS[find_model(name)]
     return giga_multiply_adds * 1e9 * _TRAINING_FLOPS * ((side_px or usual_px) / usual_px) ** 2
@@ -178,7 +176,7 @@ def training_flops(name: str, side_px: Count | None = None) -> float:
 def mfu_percent(
     images_per_second: float | None, flops_per_sample: Flops | None, tpu: Tpu | None, chips: Count | None = None
 ) -> float | None:
-    """Return images a second x FLOPs of an image / (peak x chips), in percent; None where one of them is not known.
+    """Return images a second x FLOPs of an image / (peak x chips), in percent; None if one of them is not known.
 
     Args:
         images_per_second: rate of all `chips` together.
