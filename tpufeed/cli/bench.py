@@ -81,10 +81,10 @@ def bench_command(
 ) -> None:
     """Feed an accelerator, real or emulated, and say how long it waits.
 
-    Every loader is measured in processes of its own, in turns with the others; figures are medians and leave out the
-    first step. Where the measurement is not to be trusted there is no verdict, but a reason. It takes about datasets x
-    loaders x (repeats x seconds + warm-ups x 2 s), and some seconds for each of them to start. A loader too slow for a
-    verdict in that time is measured for up to a minute longer.
+    Each measurement has its own process, and the loaders take turns; figures are medians and leave out the first step.
+    If a measurement is not to be trusted, there is a reason instead of a verdict. It takes about datasets x loaders x
+    (repeats x seconds + warm-ups x 2 s), and some seconds for each of them to start. A loader too slow for a verdict in
+    that time is measured for up to a minute longer.
 
     Examples:
       tpufeed bench flowers flowers-224 --loader naive --loader numpy

@@ -155,9 +155,9 @@ def _print_build(result: "BuildResult") -> None:
         left = f", {number_of(dropped, 'image')} left out" if dropped else ""
         twice = number_of(result.duplicates.images, "image")
         echo(f"duplicates: {twice} more than once{left}; {result.duplicates.report} names each")
-    done = result.images - result.earlier_images
     if result.earlier_images:
         echo(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
+    done = result.images - result.earlier_images
     rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
     again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
     echo(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")

@@ -97,7 +97,7 @@ def warmup_command(
 ) -> None:
     """Precompute the expensive part of an augmentation, in one or more variants.
 
-    Interrupted, the same command goes on where it stopped; a cache that is complete is verified and left as it is.
+    If it is interrupted, the same command continues where it stopped. A complete cache is verified and left as it is.
     The options below Source, --policy, --max-pixels and --min-side are for raw images.
 
     Examples:

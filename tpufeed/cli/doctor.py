@@ -117,13 +117,12 @@ def _print(diagnosis: "Diagnosis") -> None:
     echo(f"needed: {diagnosis.tpu} with {diagnosis.model} takes {low:,.0f} to {high:,.0f} images a second")
     echo(f"fed: {figure(diagnosis.fed)} images a second")
     if diagnosis.cores_needed is not None:
-        said = between(*diagnosis.cores_needed)
-        cores = f"cores: {diagnosis.machine['cores']} here; the loader needs {said} like them"
-        echo(f"{cores}, if its rate grows with cores")
+        cores, needed = diagnosis.machine["cores"], between(*diagnosis.cores_needed)
+        echo(f"cores: {cores} here; the loader needs {needed} like them, if its rate grows with cores")
     if diagnosis.idle_percent is not None:
         least, most = (f"{percent:.0f} %" for percent in diagnosis.idle_percent)
-        both = f"{least} at its low rate, {most} at its high rate"
-        echo(f"predicted idle: {both if least != most else f'{least} at either rate'}")
+        same = f"{least} at either rate"
+        echo(f"predicted idle: {same if least == most else f'{least} at its low rate, {most} at its high rate'}")
         echo(f"binds: {diagnosis.binding}")
     echo(diagnosis.verdict)
     if diagnosis.actions:

@@ -121,8 +121,8 @@ def _print_splits(facts: dict[str, Any]) -> None:
             sizes += ends if split["shards"] > 1 else [None, None]
         megabytes = ["-" if size is None else f"{size / 1e6:,.1f}" for size in sizes]
         rows.append((name, f"{split['images']:,}", str(split["variants"]), str(split["shards"]), *megabytes))
-    ends_of_sizes = ("smallest", "largest") if several else ()
-    print_table(facts["url"], ("split", "images", "variants", "shards", "MB", "MB a shard", *ends_of_sizes), rows)
+    columns = ("split", "images", "variants", "shards", "MB", "MB a shard", "smallest", "largest")
+    print_table(facts["url"], columns if several else columns[:-2], rows)
 
 
 def _print_classes(facts: dict[str, Any]) -> None:

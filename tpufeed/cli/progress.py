@@ -35,12 +35,11 @@ class ProgressLine:
             from rich.progress import Progress as Bar
 
             console = Console(stderr=True, highlight=False)
-            said, left = "{task.fields[said]}", TextColumn("ETA {task.fields[left]}")
-            columns: list[ProgressColumn] = [TextColumn("{task.description} " + said, markup=False)]
+            columns: list[ProgressColumn] = [TextColumn("{task.description} {task.fields[said]}", markup=False)]
             if console.width >= _LEAST_COLUMNS:
-                verb, bar_ = TextColumn("{task.description}"), BarColumn(_BAR_COLUMNS)
-                columns = [verb, bar_, TextColumn(said, markup=False), TimeElapsedColumn(), left]
-            # Where there was nothing to tell, nothing is left behind: `update` makes the line stay.
+                said, left = TextColumn("{task.fields[said]}", markup=False), TextColumn("ETA {task.fields[left]}")
+                columns = [TextColumn("{task.description}"), BarColumn(_BAR_COLUMNS), said, TimeElapsedColumn(), left]
+            # If there was nothing to tell, nothing is left behind: `update` makes the line stay.
             bar = Bar(*columns, console=console, transient=True)
             self._live = bar, bar.add_task(self._verb, total=None, said="", left=_clock_face(None))
             bar.start()

@@ -10,7 +10,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -128,7 +127,24 @@ class EmulatedAccelerator:
                 "accelerator takes a step: give it full ones"
             )
         waits = begun - ends
-        run = BenchRun(
+        steady = dict[str, Any]()  # figures of the steady state, in which nobody waits for the loader to begin
+        verdict = ""
+        if len(images) > 1:
+            wait, computed = float(waits[1:].sum()), (len(images) - 1) * self.step_seconds
+            wall = wait + computed
+            idle, au, late = (100 * part / wall for part in (wait, computed, oversleep))
+            if late > _MOST_OVERSLEEP_PERCENT:
+                problems.append(
+                    f"this host woke the emulator late, by {late:.1f} % of the time, more than "
+                    f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
+                    "nothing else at work), or make its steps longer (a larger batch)"
+                )
+            passes = "passes" if au >= _AU_FLOOR_PERCENT else "is below"
+            floor = f"AU {au:.1f} % {passes} MLPerf Storage's floor of {_AU_FLOOR_PERCENT:.0f} %"
+            verdict = "" if problems else f"idle {idle:.1f} %: {idle_band(idle)}; {floor}"
+            steady = {"images_per_second": sum(images[1:]) / wall, "idle_percent": idle, "au_percent": au}
+            steady |= {"oversleep_percent": late, "wall_seconds": wall, **wait_percentiles(waits[1:])}
+        return BenchRun(
             label=self.profile.name,
             device=f"EMULATED {self.profile.name}",
             batch_size=self.batch_size,
@@ -137,46 +153,20 @@ class EmulatedAccelerator:
             images=sum(images),
             first_batch_seconds=float(waits[0]),
             problems=tuple(problems),
+            verdict=verdict,
             timeline=StepTimes(
                 wait_seconds=tuple(waits.tolist()),
                 compute_seconds=(self.step_seconds,) * len(images),
                 ready=tuple(ready.tolist()),
             ),
-        )
-        if run.steps < 2:
-            return run
-        # The steady state, in which nobody waits for the loader to begin.
-        wait, computed = float(waits[1:].sum()), (run.steps - 1) * self.step_seconds
-        wall = wait + computed
-        idle, au, late = (100 * part / wall for part in (wait, computed, oversleep))
-        if late > _MOST_OVERSLEEP_PERCENT:
-            problems.append(
-                f"this host woke the emulator late, by {late:.1f} % of the time, more than "
-                f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
-                "nothing else at work), or make its steps longer (a larger batch)"
-            )
-        passes = "passes" if au >= _AU_FLOOR_PERCENT else "is below"
-        floor = f"AU {au:.1f} % {passes} MLPerf Storage's floor of {_AU_FLOOR_PERCENT:.0f} %"
-        return replace(
-            run,
-            images_per_second=sum(images[1:]) / wall,
-            **wait_percentiles(waits[1:]),
-            idle_percent=idle,
-            au_percent=au,
-            oversleep_percent=late,
-            wall_seconds=wall,
-            problems=tuple(problems),
-            verdict="" if problems else f"idle {idle:.1f} %: {idle_band(idle)}; {floor}",
+            **steady,
         )
 
 
 def repeat_epochs(loader: Iterable[Any], endless: bool, short: list[str]) -> Generator[tuple[int, Any]]:
-    """Yield (epoch from 0, batch) of one epoch after the other, or of one; close it, and each iterator is closed.
+    """Yield (epoch from 0, batch) of one epoch, or if `endless` of one after the other; close the loader's iterators.
 
-    Args:
-        loader: gives the batches.
-        endless: go on after the first epoch.
-        short: gets a sentence for each epoch that gave fewer batches than `len(loader)` promises.
+    `short` gets a sentence for each epoch that gave fewer batches than `len(loader)` promises.
 
     Raises:
         LoaderError: an epoch has no batch.

@@ -1,4 +1,4 @@
-"""The benchmark: datasets times loaders, measured in turns, each measurement in a process of its own."""
+"""The benchmark: datasets times loaders, measured in turns, each measurement in its own process."""
 
 import os
 import threading

@@ -5,7 +5,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -51,7 +51,6 @@ class StepReport:
     All figures are of the steady state, but `steps`, `images`, those that begin with `first_`, and `compile_seconds`.
 
     Attributes:
-        steps: number of all steps.
         images: number of all images; None if batches have no shape and no batch size was given.
         images_per_second: images in a second of `wall_seconds`.
         bytes_per_second: bytes of the batches' arrays, which cross to the device.
@@ -176,7 +175,7 @@ class StepClock:
         unless `batches.close()` ends it. An exception in the loop or in the loader passes through. `len`, state and
         attributes are the loader's.
 
-        In nested loops of one clock time counts once: a step of the outer loop ends where the inner loop begins.
+        In nested loops of one clock time counts once: a step of the outer loop ends when the inner loop begins.
         """
         kind = StatefulTimedLoader if hasattr(loader, "state_dict") else TimedLoader
         return kind(loader, self)
@@ -184,8 +183,7 @@ class StepClock:
     def report(self, batch_size: int | None = None) -> StepReport:
         """Report on the steps that have ended so far.
 
-        Args:
-            batch_size: images of each step; by default they are counted, as the first axis of a batch's first array.
+        `batch_size` is the images of each step; by default they are counted: the first axis of a batch's first array.
         """
         steps, compiled = len(self._waits), self._compiling.result()
         first, later = compiled or (None, None)
@@ -213,7 +211,33 @@ class StepClock:
                 "errors in its threads or workers; torch_xla's ParallelLoader takes an exception of its source for the "
                 "end"
             )
-        report = StepReport(
+        # The steady state: all steps but the first, and the ends of epochs.
+        waits, syncs, computes = (np.array(part[1:]) for part in (self._waits, self._syncs, self._computes))
+        wait, sync = float(waits.sum()) + self._end_wait, float(syncs.sum())
+        wall = wait + sync + float(computes.sum())
+        steady = dict[str, Any]()
+        if steps > 1 and wall > 0:
+            images_then = total(self._images[1:]) if batch_size is None else (steps - 1) * batch_size
+            sent = total(self._nbytes[1:])
+            steady = {
+                "images_per_second": None if images_then is None else images_then / wall,
+                "bytes_per_second": None if sent is None else sent / wall,
+                "step_ms": float(np.median(waits + syncs + computes)) * 1e3,
+                **wait_percentiles(waits),
+                "idle_percent": 100 * wait / wall,
+                "sync_percent": 100 * sync / wall if self._splits else None,
+                "wall_seconds": wall,
+            }
+            if later is not None or self._splits:
+                counts = later or Counter[str]()
+                # Compiling can be of several threads, and syncs in the loop's body wait for the device as well.
+                tracing = max(sync - counts["device_wait_ns"] / 1e9, counts["compile_ns"] / 1e9, 0.0)
+                steady["tracing_percent"] = 100 * min(wall, tracing) / wall
+            if later is not None:
+                steady["recompilations"] = later["compilations"]
+                steady["host_syncs"] = None if xla_counts() is None else later["host_syncs"]
+                notes += compile_advice(later, steps - 1)
+        return StepReport(
             steps=steps,
             images=images,
             first_wait_seconds=self._waits[0] if steps else None,
@@ -221,33 +245,7 @@ class StepClock:
             compile_seconds=None if first is None else first["compile_ns"] / 1e9,
             short_epochs=tuple(self._short),
             notes=tuple(notes),
-        )
-        # The steady state: all steps but the first, and the ends of epochs.
-        waits, syncs, computes = (np.array(part[1:]) for part in (self._waits, self._syncs, self._computes))
-        wait, sync = float(waits.sum()) + self._end_wait, float(syncs.sum())
-        wall = wait + sync + float(computes.sum())
-        if steps < 2 or wall <= 0:
-            return report
-        tracing = None
-        if later is not None or self._splits:
-            counts = later or Counter[str]()
-            # Compiling can be of several threads, and syncs in the loop's body wait for the device as well.
-            tracing = min(wall, max(sync - counts["device_wait_ns"] / 1e9, counts["compile_ns"] / 1e9, 0.0))
-        steady_images = total(self._images[1:]) if batch_size is None else (steps - 1) * batch_size
-        sent = total(self._nbytes[1:])
-        return replace(
-            report,
-            images_per_second=None if steady_images is None else steady_images / wall,
-            bytes_per_second=None if sent is None else sent / wall,
-            step_ms=float(np.median(waits + syncs + computes)) * 1e3,
-            **wait_percentiles(waits),
-            idle_percent=100 * wait / wall,
-            sync_percent=100 * sync / wall if self._splits else None,
-            tracing_percent=None if tracing is None else 100 * tracing / wall,
-            wall_seconds=wall,
-            recompilations=None if later is None else later["compilations"],
-            host_syncs=None if later is None or xla_counts() is None else later["host_syncs"],
-            notes=(*report.notes, *(() if later is None else compile_advice(later, steps - 1))),
+            **steady,
         )
 
     def timeline(self) -> StepTimes:
@@ -290,7 +288,7 @@ class _TimedEpoch(Iterator[Batch]):
         self._loader, self._clock = loader, clock
         self._iterator: Iterator[Batch] | None = None
         self._splitter: WaitSplitter | None = None
-        self._step: Any = None  # this epoch's last step; it runs where the clock holds it, too
+        self._step: Any = None  # this epoch's last step; it still runs if the clock holds it, too
         self._number = self._batches = 0
         self._promised: int | None = None  # batches of the epoch by `len`
         self._kept = self._closed = False
@@ -399,7 +397,7 @@ class TimedLoader(Generic[Batch]):
         self._clock = clock
 
     def __bool__(self) -> bool:
-        return True  # also where the loader has no length
+        return True  # also if the loader has no length
 
     def __len__(self) -> int:
         """Return the batches of an epoch. Raises TypeError if the loader has no length."""

@@ -123,7 +123,7 @@ def make_contact_sheet(dataset: Dataset, split: str | None = None, options: Shee
             left = _GAP_PX + column * sample_px + variant * (size_px + _GAP_PX)
             top = _TITLE_PX + row * row_px
             corners.append((left, top))
-            label_text, name, image = _read_tile(dataset, reader, place, size_px)
+            label_text, name, image = _read_tile(manifest, reader, place, size_px)
             if isinstance(image, str):
                 problems.append(image)
                 right, bottom = left + size_px - 1, top + size_px - 1
@@ -162,16 +162,14 @@ def write_sheet(image: Image.Image, path: Path) -> None:
     write_file(path, partial(image.save, format=name, quality=90))
 
 
-def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
+def _read_tile(manifest: Manifest, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
     """Return label, file name and thumbnail of a record; if it is damaged, a message instead of the thumbnail."""
-    manifest, name = dataset.manifest, ""
+    name = ""
     (payload,) = iter_payloads(reader, [place])
     if isinstance(payload, RecordError):
         return "", "", str(payload)
-    names = dict(enumerate(manifest.class_names))
-    found = (
-        names.get(label, label) if isinstance(label, int) else label for label in read_labels(manifest, reader, payload)
-    )
+    names: dict[int | str, str] = dict(enumerate(manifest.class_names))
+    found = (names.get(label, label) for label in read_labels(manifest, reader, payload))
     label = ", ".join(map(str, dict.fromkeys(found)))
     try:
         features = decode_arrays(payload)
@@ -179,7 +177,11 @@ def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> 
         feature = None if key is None else features.get(key)
         if feature is not None and len(feature.values) and isinstance(feature.values[0], memoryview):
             name = str(feature.values[0], "utf-8", "replace")
-        image = Image.fromarray(np.ascontiguousarray(_read_pixels(manifest, reader.layout.decode(payload)[0])))
+        data, shape = reader.layout.decode(payload)[0], manifest.tensor_shape
+        if shape is not None and len(data) != math.prod(shape):
+            raise RecordError(f"the image has {len(data)} bytes; a tensor of {shape} takes {math.prod(shape)}")
+        pixels = Pipeline((), seed=0, upright=manifest.upright).run_stored(data, shape, ())
+        image = Image.fromarray(np.ascontiguousarray(pixels))
         stored = image.height, image.width
         scale = size_px / max(image.size)
         if scale >= 2:  # a tiny image is shown in visible pixels
@@ -230,13 +232,6 @@ def _colours(mask: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Pixels:
     return pixels
 
 
-def _read_pixels(manifest: Manifest, image: memoryview) -> Pixels:
-    shape = manifest.tensor_shape
-    if shape is not None and len(image) != math.prod(shape):
-        raise RecordError(f"the image has {len(image)} bytes; a tensor of {shape} takes {math.prod(shape)}")
-    return Pipeline((), seed=0, upright=manifest.upright).run_stored(image, shape, ())
-
-
 def _write(
     draw: ImageDraw.ImageDraw,
     corner: tuple[int, int],
@@ -251,7 +246,9 @@ def _write(
     """
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     fonts = _fonts(font_px)
-    font = next((font for font in fonts if _has_all(font, text)), None)
+    box, wide = "\U0010fffd", [letter for letter in {*text} if not letter.isascii()]
+    drawn = ((font, [bytes(font.getmask(letter)) for letter in (box, *wide)]) for font in fonts)
+    font = next((font for font, (missing, *masks) in drawn if missing not in masks), None)
     if font is None:
         text, font = text.encode("ascii", "backslashreplace").decode(), fonts[0]
     shown = text
@@ -272,9 +269,3 @@ def _fonts(font_px: int) -> list[ImageFont.FreeTypeFont | ImageFont.ImageFont]:
         with contextlib.suppress(OSError):
             fonts.append(ImageFont.truetype(name, font_px))
     return fonts
-
-
-def _has_all(font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str) -> bool:
-    """Return True if no character of the text is drawn as the box for missing ones."""
-    missing = bytes(font.getmask("\U0010fffd"))
-    return all(bytes(font.getmask(letter)) != missing for letter in {*text} if not letter.isascii())

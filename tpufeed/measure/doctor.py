@@ -212,7 +212,7 @@ def _examine_datasets(
         found, why = _attempt(lambda: measure_storage(dataset, split, seconds))
         storage = found or Storage(why_not=why)
         with temporary_folder() as folder:
-            # Loaders keep copies of remote shards: the sample stands for them, on a local disk and in the page cache.
+            # Loaders keep copies of remote shards: the sample plays their part, on a local disk and in the page cache.
             copied = dataset.is_remote and not mixes
             near: tuple[str | Mixture, str, Sequence[Op] | None] = (what, split, live)
             if copied:

@@ -1,4 +1,4 @@
-"""Describe what measurements were made on: the machine, the packages, and where a dataset lies."""
+"""Describe what measurements were made on: the machine, the packages, and the place of a dataset."""
 
 import datetime
 import os

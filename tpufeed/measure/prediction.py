@@ -2,7 +2,7 @@
 
 Storage, the loader and the transfer to the device work at the same time: together they are as fast as the slowest of
 them. Reading, decoding and ops share the cores of the loader: there the times of an image add up. The steady state is
-judged: where the page cache or the loaders' copies of shards hold the split, storage limits the first epoch only.
+judged: if the page cache or the loaders' copies of shards hold the split, storage limits the first epoch only.
 """
 
 import re

@@ -127,7 +127,7 @@ def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: flo
     if slow:
         smaller = max(1, min(batch // 2, int(batch * seconds / _BATCHES_TIMED / each)))
         return measure_loader(url, split, smaller, seconds, **options)
-    # Each thread counts the seconds that it reads, and that it decodes. All of them at once give so many times as much.
+    # Each thread counts its seconds of reading and of decoding. All threads together give `threads` times as much.
     work = taken * batch * after.threads
     reading, decoding = after.read_seconds - before.read_seconds, after.decode_seconds - before.decode_seconds
     workers = number_of(after.threads // max(1, after.processes), "thread")

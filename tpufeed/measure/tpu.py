@@ -27,12 +27,9 @@ class Tpu:
 
     Attributes:
         name: Google's name without "tpu-": v5e-8.
-        chips: number of chips of the host.
-        devices: number of devices that a framework sees. Each TensorCore of v2, v3 and v7x is a device; the chips of
-            other generations are one device each.
+        devices: number of devices that a framework sees: TensorCores of v2, v3 and v7x, chips of other generations.
         peak_tflops: bf16 TFLOP/s of a chip, as Google publishes them.
-        low: images a second of ResNet-50 training, all chips together.
-        high: the same figure for a well tuned training.
+        low, high: images a second of ResNet-50 training on all chips together, usual and well tuned.
     """
 
     name: str
@@ -59,10 +56,9 @@ TPUS = {
     )
 }
 
-# Name: (10^9 multiply-adds of a forward pass, pixels of the side of its images). torchvision publishes
-# them with its weights ("GFLOPS" in its tables). ResNet-50's 4.089 is rounded to 4.1, because the rates of the TPUs
-# above use 24.6e9 FLOPs an image. mobilenet_v1 and xception, which torchvision lacks, are counted by TensorFlow's
-# profiler on the models of Keras.
+# Name: (10^9 multiply-adds of a forward pass, side of its images in pixels). torchvision publishes them with its
+# weights ("GFLOPS"). ResNet-50's 4.089 is rounded to 4.1: the rates of the TPUs above use 24.6e9 FLOPs an image.
+# mobilenet_v1 and xception, which torchvision lacks, were counted by TensorFlow's profiler on the models of Keras.
 MODELS = {
     "alexnet": (0.714, 224), "convnext_tiny": (4.456, 224), "convnext_small": (8.684, 224),
     "convnext_base": (15.355, 224), "convnext_large": (34.361, 224), "densenet121": (2.834, 224),
@@ -86,11 +82,9 @@ class AcceleratorProfile:
     """The rate at which an accelerator trains when it never waits.
 
     Attributes:
-        name: a name for people.
         images_per_second: rate of all its chips together.
         batch_size: the batch size that the profile is defined for, if any.
         flops_per_sample: FLOPs of training on one image, if known.
-        tpu: the TPU of the profile, if any.
     """
 
     name: str

@@ -173,7 +173,7 @@ def _find(logdir: str | Path) -> list[Path]:
             "for example `gcloud storage cp -r URL/plugins/profile/RUN .`"
         )
     root = Path(logdir)
-    try:  # `Path.is_dir` and `rglob` see nothing where they may not look
+    try:  # `Path.is_dir` and `rglob` see nothing in folders that they may not read
         if stat.S_ISREG(root.stat().st_mode):
             return [root]
         os.listdir(root)
@@ -259,7 +259,7 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
 if __name__ == "__main__":
     from xprof.convert import raw_to_tool_data
 
-    for name in sys.argv[1:]:  # leave the tables of the profile in each folder there; end where xprof cannot read one
+    for name in sys.argv[1:]:  # leave each profile's tables in its folder; end at one that xprof cannot read
         found: Tables = []
         for tool in _TOOLS:
             profile = str(Path(name, _PROFILE))
