@@ -9,7 +9,8 @@ import pytest
 import tpufeed
 from tests.measure.conftest import OPS
 from tpufeed.images.windows import CenterCrop
-from tpufeed.measure.alternatives import FedImages, take_sample, try_alternatives, write_sample
+from tpufeed.measure.alternatives import FedImages, try_alternatives, write_sample
+from tpufeed.measure.sampling import take_sample
 
 pytestmark = pytest.mark.usefixtures("quiet_host")
 

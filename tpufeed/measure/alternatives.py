@@ -4,7 +4,6 @@ An alternative is made of the sample, as `tpufeed shard` and `tpufeed cache warm
 small dataset. The loader then feeds from that for a short time.
 """
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,24 +18,21 @@ from crc32c import crc32c
 from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST
-from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
 from tpufeed.dataset.writer import ShardWriter
-from tpufeed.errors import ImageError, RecordError, StoreError, TpufeedError
+from tpufeed.errors import ImageError, StoreError, TpufeedError
 from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.measure.prediction import Alternative
-from tpufeed.measure.sampling import draw_evenly, iter_payloads
 from tpufeed.measure.stages import measure_loader
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.stage_folder import free_bytes
 
 SAMPLE_SPLIT = "train"
 
-_SAMPLES = 512
 _BLOCK = 16
 _PLENTY_BYTES = 128 << 20  # past the processor's cache, or copying would look faster than it is
 _MOST_ROUNDS = 64
@@ -45,32 +41,6 @@ _VARIANTS = 4  # of a raw cache
 _MARGIN = 8 / 7  # of 224 that is 256, what people presize to
 _SMALLER = 0.8  # of the bytes: less of a gain is not worth a build
 _FEATURES_BYTES = 400  # of a record, besides the image
-
-
-def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[bytes], list[str]]:
-    """Read images from all over the first variant of a split: as many as come in this time, at least one block.
-
-    Return them as their records hold them, and messages about records that could not be read.
-
-    Raises:
-        StoreError, ShardError: a shard cannot be read at all.
-    """
-    reader, stop = dataset.reader(split), time.monotonic() + seconds
-    places = draw_evenly(dataset, split, _SAMPLES, seed=0)
-    random.Random(0).shuffle(places)  # time that runs out leaves no part of the split unseen
-    images, damaged = list[bytes](), list[str]()
-    for start in range(0, len(places), _BLOCK):
-        if images and time.monotonic() > stop:
-            break
-        for payload in iter_payloads(reader, places[start : start + _BLOCK]):
-            try:
-                if isinstance(payload, RecordError):
-                    raise payload
-                images.append(bytes(reader.layout.decode(payload)[0]))
-            except RecordError as error:
-                damaged.append(str(error))
-    reader.release()
-    return images, damaged
 
 
 def write_sample(

@@ -19,7 +19,7 @@ from tpufeed.images import HorizontalFlip
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture, parse_mixture
-from tpufeed.measure.alternatives import SAMPLE_SPLIT, FedImages, take_sample, try_alternatives, write_sample
+from tpufeed.measure.alternatives import SAMPLE_SPLIT, FedImages, try_alternatives, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, load_steps
 from tpufeed.measure.machine import busy_notes, machine
 from tpufeed.measure.naive import measure_files
@@ -35,6 +35,7 @@ from tpufeed.measure.prediction import (
     predict,
 )
 from tpufeed.measure.results import Diagnosis, Stage
+from tpufeed.measure.sampling import take_sample
 from tpufeed.measure.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
 from tpufeed.measure.wording import number_of
 from tpufeed.measure.xplane import read_profile

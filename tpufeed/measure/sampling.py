@@ -1,8 +1,9 @@
-"""Choose samples of a split to look at: spread over all of it, or those of one class."""
+"""Choose samples of a split and read them: spread over all of it, or those of one class."""
 
 import difflib
 import itertools
 import random
+import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from tpufeed.tfrecord.example import decode_example
 
 _NAMED = 5
 _BLOCK = 32
+_MOST_TAKEN, _TAKEN_AT_ONCE = 512, 16
 
 Place = tuple[int, int]  # (shard, record)
 
@@ -98,3 +100,29 @@ def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | 
             yield reader.read(*place)
         except RecordError as error:
             yield error
+
+
+def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[bytes], list[str]]:
+    """Read images from all over the first variant of a split: as many as come in this time, at least one block.
+
+    Return them as their records hold them, and messages about records that could not be read.
+
+    Raises:
+        StoreError, ShardError: a shard cannot be read at all.
+    """
+    reader, stop = dataset.reader(split), time.monotonic() + seconds
+    places = draw_evenly(dataset, split, _MOST_TAKEN, seed=0)
+    random.Random(0).shuffle(places)  # time that runs out leaves no part of the split unseen
+    images, damaged = list[bytes](), list[str]()
+    for start in range(0, len(places), _TAKEN_AT_ONCE):
+        if images and time.monotonic() > stop:
+            break
+        for payload in iter_payloads(reader, places[start : start + _TAKEN_AT_ONCE]):
+            try:
+                if isinstance(payload, RecordError):
+                    raise payload
+                images.append(bytes(reader.layout.decode(payload)[0]))
+            except RecordError as error:
+                damaged.append(str(error))
+    reader.release()
+    return images, damaged
