@@ -54,7 +54,8 @@ class BenchOptions:
         repeats: measurements of each loader, in turns with the others.
         warm_up: short rounds before them that count for nothing; they fill the page cache and the stage.
         ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's `final` ops.
-        threads, processes: see `tpufeed.Loader`.
+        threads: see `tpufeed.Loader`.
+        processes: see `tpufeed.Loader`.
         model: the model that an emulated TPU trains; by default ResNet-50, which the profiles are for.
         tpu: a TPU to emulate at its high rate, short for the device emulated:tpu-NAME.
         patience_seconds: extra time of a measurement if `seconds` are too few for a verdict.

@@ -55,7 +55,9 @@ class StepReport:
         images_per_second: images in a second of `wall_seconds`.
         bytes_per_second: bytes of the batches' arrays, which cross to the device.
         step_ms: median of wait + sync + compute.
-        wait_ms_p50, wait_ms_p95, wait_ms_p99: percentiles of the waits for a batch.
+        wait_ms_p50: median of the waits for a batch.
+        wait_ms_p95: 95th percentile of the waits.
+        wait_ms_p99: 99th percentile of the waits.
         idle_percent: waits / wall.
         sync_percent: syncs / wall. torch_xla's loaders sync before they hand out the next batch: they trace, compile
             and launch the step, and wait for the device to take it. None with other loaders.

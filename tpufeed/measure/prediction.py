@@ -52,7 +52,7 @@ class Storage:
 
     Attributes:
         room: bytes that memory or local copies can hold for the epochs after the first.
-        detail, why_not: see `Stage`.
+        detail: see `Stage`, also for `why_not`.
     """
 
     bytes_per_second: float | None = None

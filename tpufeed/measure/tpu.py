@@ -29,7 +29,8 @@ class Tpu:
         name: Google's name without "tpu-": v5e-8.
         devices: number of devices that a framework sees: TensorCores of v2, v3 and v7x, chips of other generations.
         peak_tflops: bf16 TFLOP/s of a chip, as Google publishes them.
-        low, high: images a second of ResNet-50 training on all chips together, usual and well tuned.
+        low: images a second of ResNet-50 training on all chips together.
+        high: the same figure for a well tuned training.
     """
 
     name: str
