@@ -6,10 +6,11 @@ import shlex
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.measure.xspaces import encode_xspace, host_plane, step, tensor_core, write_profile
-from tpufeed.measure.clock import StepReport, StepTimes, save_steps
+from tpufeed.measure.clock import SavedSteps, StepReport, StepTimes
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 COMMANDS = [
@@ -26,7 +27,8 @@ def place(photo_folder, dataset_url, cache_url, tmp_path_factory):
     for name, target in (("photos", photo_folder), ("flowers", dataset_url), ("flowers-64", cache_url)):
         (folder / name).symlink_to(target)
     report = StepReport(steps=9, idle_percent=30.0, tracing_percent=1.0, wall_seconds=2.0)
-    save_steps(folder / "run.json", report, StepTimes())
+    saved = SavedSteps("tpufeed-steps", 1, report, StepTimes())
+    (folder / "run.json").write_bytes(msgspec.json.encode(saved))
     return folder
 
 

@@ -89,3 +89,58 @@ def test_what_made_it(run, dataset_url):
     shown = run("info", dataset_url).stdout
     assert f"made by: tpufeed {tpufeed.__version__} shard, from " in shown
     assert "features: image/encoded bytes, image/class/label int64" in shown
+
+
+def counted(shown):
+    """Images by class, from the table that `info` prints."""
+    found = re.findall(r"^\W*\d+\W+(astronaut|cat|coffee)\b.*?(\d+)\W*$", shown, re.MULTILINE)
+    return {name: int(count) for name, count in found}
+
+
+def test_info_as_json_says_the_truth(run, dataset_url, cache_url):
+    for url in (dataset_url, cache_url):
+        dataset = open_dataset(url)
+        done = run("info", url, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        facts = json.loads(done.stdout)
+        assert facts["url"] == url
+        assert facts["content_digest"] == dataset.content_digest
+        assert facts["classes"] == {"astronaut": 10, "cat": 10, "coffee": 10}
+        assert facts["options"]["command"] == ("shard" if url == dataset_url else "cache warmup")
+        assert (facts["cache"] is None) == (url == dataset_url)
+        for name, split in dataset.manifest.splits.items():
+            shards = [*Path(url).glob(f"{name}-*.tfrecord")]
+            assert facts["splits"][name]["images"] == split.records
+            assert facts["splits"][name]["class_counts"] == list(split.class_counts)
+            assert facts["splits"][name]["shards"] == len(shards)
+            sizes = [shard.stat().st_size for shard in shards]
+            assert facts["splits"][name]["bytes"] == sum(sizes)
+            assert facts["splits"][name]["smallest_shard_bytes"] == min(sizes)
+            assert facts["splits"][name]["largest_shard_bytes"] == max(sizes)
+
+
+def test_info_as_a_table(run, dataset_url, cache_url):
+    done = run("info", dataset_url)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, split in open_dataset(dataset_url).manifest.splits.items():
+        assert re.search(rf"{name} .* {split.records} .* 1 .* {len(split.variants[0].shards)} ", done.stdout)
+    assert counted(done.stdout) == {"astronaut": 10, "cat": 10, "coffee": 10}
+    assert f"content digest: {open_dataset(dataset_url).content_digest}" in done.stdout
+    assert "cache: raw 32x32, 2 variants of RandomResizedCrop, HorizontalFlip" in run("info", cache_url).stdout
+
+
+def test_info_counts_classes_beside_an_empty_split(run, photo_folder, tmp_path):
+    tpufeed.shard(photo_folder, tmp_path / "d", shares="train=0.999999,val=0.000001", workers=1)
+    assert counted(run("info", tmp_path / "d").stdout) == {"astronaut": 10, "cat": 10, "coffee": 10}
+
+
+def test_names_that_a_terminal_might_take_amiss(run, dataset_url, tmp_path):
+    """As mark-up, as characters that it does not have, and as bytes that are no character."""
+    place = tmp_path / "x[/red][bold]x größe 猫 b\udcffd"
+    place.parent.mkdir()
+    place.symlink_to(dataset_url)
+    done = run("info", place, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert counted(done.stdout)["astronaut"] == 10
+    assert str(tmp_path) in run("info", place, "--json").stdout
+    assert run("info", place / "no", PYTHONIOENCODING="ascii").returncode == 2

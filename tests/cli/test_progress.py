@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpufeed.cli import progress
+from tpufeed.cli import console, progress
 from tpufeed.cli.progress import ProgressLine, status
 
 PARTS = ["13,500/30,000 images", "1,234 img/s", "12 MB/s", "2 rejected"]
@@ -61,4 +61,4 @@ def test_what_can_be_written_over(monkeypatch):
     for term, terminal, live in (("xterm", True, True), ("dumb", True, False), ("xterm", False, False)):
         monkeypatch.setenv("TERM", term)
         assert progress.is_live(Stream(terminal)) == live
-    assert not progress.is_terminal(None)
+    assert not console.is_terminal(None)

@@ -9,7 +9,11 @@ from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
+from tpufeed.images import HorizontalFlip
+from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.measure import stages
 
+OPS = [RandomResizedCrop(32), HorizontalFlip()]
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 210), "größe猫": (230, 220, 40)}
 
 
@@ -58,3 +62,12 @@ def flat_url(colour_folder):
 def copy(dataset_url, tmp_path):
     """A copy of the dataset to damage."""
     return Path(shutil.copytree(dataset_url, tmp_path / "copy"))
+
+
+@pytest.fixture
+def quiet_host(monkeypatch, tmp_path):
+    """No TPU, no worker processes unless a test wants them, and copies of shards in a folder of the test's own."""
+    monkeypatch.setenv("TPUFEED_PROCESSES", "0")
+    monkeypatch.setenv("TPUFEED_STAGE_DIR", str(tmp_path / "copies"))
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
+    monkeypatch.setattr(stages, "_DEVICES", ("/nonexistent/accel*",))

@@ -1,8 +1,14 @@
-"""A diagnosis and runs as `doctor` and `bench` give them, with figures of a machine of two cores."""
+"""A diagnosis and runs as `doctor` and `bench` give them, of a machine of two cores, and the page of them."""
+
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tpufeed.measure.clock import StepTimes
+from tpufeed.measure.report import write_report
 from tpufeed.measure.results import Action, BenchRun, Diagnosis, Stage, spread
 
 NASTY = 'gs://bucket/<script>alert("1")</script>&amp;$x_1$|`a`#00f001 id="p1" \x00'
@@ -116,3 +122,50 @@ def make_diagnosis() -> Diagnosis:
         ),
         notes=("Page cache warm: the disk was not measured.",),
     )
+
+
+_VOID = {"meta", "link", "br"}
+
+
+class Page(HTMLParser):
+    """Elements and texts of a page; every element that opens must close."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text = ""
+        self.captions: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in _VOID:
+            self._open.append(tag)
+        if tag == "figcaption":
+            self.captions.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._open and self._open[-1] == "figcaption":
+            self.captions[-1] += data
+
+    def values(self, attribute: str) -> list[str]:
+        return [value for _, name, value in self.attributes if name == attribute]
+
+
+def write(folder: Path, *of: Any) -> Page:
+    path = folder / "out.html"
+    write_report(path, *of)
+    return Page(path.read_text())

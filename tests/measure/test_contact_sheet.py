@@ -14,7 +14,7 @@ from tpufeed.errors import ImageError, OptionError, ShardError
 from tpufeed.images.decoding import decode
 from tpufeed.measure import contact_sheet
 from tpufeed.measure.contact_sheet import SheetOptions, make_contact_sheet, write_sheet
-from tpufeed.measure.sampling import draw_evenly, draw_of_class, find_class
+from tpufeed.measure.sampling import draw_evenly, find_class
 from tpufeed.tfrecord.example import decode_example
 
 SIZE = 60
@@ -46,44 +46,6 @@ def test_the_first_split_is_the_default(dataset_url):
     assert not ImageChops.difference(one.image, other.image).getbbox()
     with pytest.raises(OptionError, match="has no split 'test'; it has train, val"):
         make_contact_sheet(dataset, "test")
-
-
-def test_samples_are_spread_over_the_split_and_seeded(dataset_url):
-    dataset = open_dataset(dataset_url)
-    shards = dataset.split("train").variants[0].shards
-    starts = np.cumsum([0, *(shard.records for shard in shards)])
-    for count in (1, 4, 9, 1000):
-        places = draw_evenly(dataset, "train", count, 0)
-        samples = [int(starts[shard]) + record for shard, record in places]
-        total = int(starts[-1])
-        assert len(samples) == min(count, total)
-        assert all(total * n // len(samples) <= s < total * (n + 1) // len(samples) for n, s in enumerate(samples))
-    assert (
-        draw_evenly(dataset, "train", 9, 1)
-        == draw_evenly(dataset, "train", 9, 1)
-        != draw_evenly(dataset, "train", 9, 2)
-    )
-
-
-@pytest.mark.parametrize("name", ["blue", "0"])
-def test_one_class(name, dataset_url):
-    dataset = open_dataset(dataset_url)
-    made = make_contact_sheet(dataset, "train", SheetOptions(count=5, class_name=name, size_px=SIZE))
-    assert all(blue > 200 and red < 60 for red, _, blue in middles(made))
-    everything = make_contact_sheet(dataset, "train", SheetOptions(count=100, class_name=name, size_px=SIZE))
-    assert len(everything.corners) == dataset.split("train").class_counts[0]
-
-
-def test_a_class_is_read_no_further_than_needed(dataset_url, monkeypatch):
-    dataset, read = open_dataset(dataset_url), []
-    original = contact_sheet.Reader.read_many
-    monkeypatch.setattr(
-        contact_sheet.Reader, "read_many", lambda self, places: read.extend(places) or original(self, places)
-    )
-    places, _ = draw_of_class(dataset, "train", 2, 1, 0)
-    assert places[0] in read
-    assert len(read) < dataset.split("train").records
-    assert draw_of_class(dataset, "train", 2, 3, 5) == draw_of_class(dataset, "train", 2, 3, 5)
 
 
 def test_classes_that_are_none(dataset_url, flat_url):
@@ -120,10 +82,10 @@ def test_variants_stand_side_by_side(cache_url):
 
 
 def test_an_image_that_does_not_decode_is_marked_under_its_own_name(dataset_url, monkeypatch):
-    def fail(_):
+    def fail(*_):
         raise ImageError("unreadable", "rotten")
 
-    monkeypatch.setattr(contact_sheet, "decode", fail)
+    monkeypatch.setattr(contact_sheet.Pipeline, "run_stored", fail)
     made = make_contact_sheet(open_dataset(dataset_url), "train", SheetOptions(count=2, size_px=SIZE))
     assert middles(made) == [contact_sheet._FAULT_INK] * 2  # where the lines of the cross meet
     assert len(made.problems) == 2
@@ -217,3 +179,12 @@ def test_the_label_is_drawn_under_its_image_whatever_it_is(text, dataset_url, fl
     assert top + SIZE <= box[1] < box[3] <= top + SIZE + 32
     monkeypatch.undo()
     assert make_contact_sheet(open_dataset(flat_url), "train", options).problems == ()
+
+
+@pytest.mark.parametrize("name", ["blue", "0"])
+def test_one_class(name, dataset_url):
+    dataset = open_dataset(dataset_url)
+    made = make_contact_sheet(dataset, "train", SheetOptions(count=5, class_name=name, size_px=SIZE))
+    assert all(blue > 200 and red < 60 for red, _, blue in middles(made))
+    everything = make_contact_sheet(dataset, "train", SheetOptions(count=100, class_name=name, size_px=SIZE))
+    assert len(everything.corners) == dataset.split("train").class_counts[0]

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shlex
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,32 +10,19 @@ import msgspec
 import pytest
 
 import tpufeed
-from tests.measure.conftest import write_images
+from tests.measure.conftest import OPS, write_images
 from tpufeed.cache import warmup
 from tpufeed.errors import DamageError, DatasetNotFoundError, OptionError
 from tpufeed.images import Custom, HorizontalFlip
-from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
+from tpufeed.images.windows import CenterCrop, Resize
 from tpufeed.measure import alternatives, stages
-from tpufeed.measure.alternatives import FedImages, take_sample, try_alternatives, write_sample
-from tpufeed.measure.clock import StepReport, StepTimes, save_steps
+from tpufeed.measure.clock import SavedSteps, StepReport, StepTimes
 from tpufeed.measure.doctor import examine
-from tpufeed.measure.naive import measure_pillow
-from tpufeed.measure.prediction import Measurements
-from tpufeed.measure.rawfiles import measure_files
 from tpufeed.measure.stages import LoaderRates, measure_loader
 
-OPS = [RandomResizedCrop(32), HorizontalFlip()]
+pytestmark = pytest.mark.usefixtures("quiet_host")
 SHORT: dict = {"seconds": 1.0, "ops": OPS, "batch_size": 8}
 STAGES = ["storage", "reading", "decoding", "ops", "assembly", "transfer"]
-
-
-@pytest.fixture(autouse=True)
-def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No TPU, no worker processes but where a test wants them, and copies of shards in a folder of the test's own."""
-    monkeypatch.setenv("TPUFEED_PROCESSES", "0")
-    monkeypatch.setenv("TPUFEED_STAGE_DIR", str(tmp_path / "copies"))
-    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
-    monkeypatch.setattr(stages, "_DEVICES", ("/nonexistent/accel*",))
 
 
 def stages_of(diagnosis) -> dict:
@@ -145,17 +130,6 @@ def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path, mo
     assert not [note for note in found.notes if "could not be tried" in note]
 
 
-def files_of(url: Path) -> Measurements:
-    return measure_files(str(url), OPS, 8, 0.01, lambda _: None)
-
-
-def test_the_columns_of_a_table_are_asked_for(colour_folder: Path, tmp_path: Path) -> None:
-    paths = sorted(colour_folder.glob("red/*"))
-    (tmp_path / "t.csv").write_text("\n".join(["path,kind,subset", *(f"{path},red,val" for path in paths)]))
-    assert [note for note in files_of(tmp_path / "t.csv").notes if "--label COLUMN" in note]
-    assert not [note for note in files_of(colour_folder).notes if "COLUMN" in note]
-
-
 def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
     shard = sorted(copy.glob("train-*.tfrecord"))[0]
     data = bytearray(shard.read_bytes())
@@ -200,11 +174,6 @@ def die(image, rng):
     os._exit(3)
 
 
-def sleep(image, rng):
-    time.sleep(0.01)
-    return image
-
-
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
@@ -242,7 +211,8 @@ def test_an_empty_split(colour_folder: Path, tmp_path: Path) -> None:
 
 def test_a_saved_run_that_waits_on_tracing_is_believed(cache_url: str, tmp_path: Path) -> None:
     report = StepReport(steps=50, idle_percent=1.0, tracing_percent=40.0, wall_seconds=9.0)
-    save_steps(tmp_path / "run.json", report, StepTimes())
+    saved = SavedSteps("tpufeed-steps", 1, report, StepTimes())
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(saved))
     found = examine(cache_url, seconds=1.0, batch_size=8, steps=tmp_path / "run.json")
     assert found.actions[0].do.startswith("your step waits on tracing, not on data")
     assert any(note.startswith(f"{tmp_path / 'run.json'}: ") for note in found.notes)
@@ -254,106 +224,9 @@ def test_a_file_that_is_no_profile(cache_url: str, tmp_path: Path) -> None:
         examine(cache_url, profile=tmp_path)
 
 
-def test_a_sample_dataset_holds_the_samples(dataset_url: str, tmp_path: Path) -> None:
-    images, damaged = take_sample(tpufeed.open_dataset(dataset_url), "train", 10.0)
-    assert len(set(images)) == tpufeed.open_dataset(dataset_url).split("train").records
-    assert not damaged
-    made = tpufeed.open_dataset(write_sample(tmp_path / "sample", images[:12]))
-    assert set(take_sample(made, "train", 10.0)[0]) == set(images[:12])
-
-
-def test_a_raw_sample_holds_the_pixels(tmp_path: Path) -> None:
-    pixels = [bytes([shade]) * (8 * 8 * 3) for shade in range(6)]
-    url = write_sample(tmp_path / "raw", pixels, (8, 8, 3))
-    with tpufeed.Loader(url, batch_size=2, shuffle=False, threads=1) as loader:
-        assert {image.tobytes() for batch in loader for image in batch} == set(pixels)
-
-
-def test_a_transfer_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    jax = pytest.importorskip("jax")
-    (tmp_path / "accel0").touch()
-    monkeypatch.setattr(stages, "_DEVICES", (f"{tmp_path}/accel*",))
-    monkeypatch.setattr(stages.importlib.util, "find_spec", lambda name: None if name == "torch_xla" else object())
-    found = stages.measure_transfer((8, 8, 3), 4, 0.01)
-    assert found.images_per_second is None
-    assert "the TPU does not answer" in found.why_not
-    devices = jax.devices("cpu")[:2]
-    monkeypatch.setattr(jax, "devices", lambda _: devices)
-    found = stages.measure_transfer((8, 8, 3), 4, 0.01)
-    assert found.images_per_second > 0
-    monkeypatch.setattr(stages.importlib.util, "find_spec", lambda _: None)
-    assert "neither torch_xla nor jax" in stages.measure_transfer((8, 8, 3), 4, 0.01).why_not
-
-
-def sample_of(dataset_url: str, **more) -> FedImages:
-    images, _ = take_sample(tpufeed.open_dataset(dataset_url), "train", 10.0)
-    return FedImages(
-        **{"url": dataset_url, "images": images[:16], "records": 1_000_000, "ops": OPS, "batch_size": 8, **more}
-    )
-
-
-def test_a_raw_cache_is_tried_with_its_bytes_and_its_command(dataset_url: str, tmp_path: Path) -> None:
-    (raw,), notes = try_alternatives(sample_of(dataset_url), tmp_path, 0.02)
-    assert not notes  # images of 60 pixels are not presized
-    assert raw.record_bytes == 32 * 32 * 3 + 400
-    assert raw.cost.startswith("13.9 GB for 4 variants, about ")
-    assert raw.do == f"warm a raw cache: tpufeed cache warmup {dataset_url} CACHE --size 32 --variants 4"
-
-
-def test_commands_can_be_pasted_into_a_shell(dataset_url: str, tmp_path: Path) -> None:
-    sample = replace(sample_of(dataset_url), url="my flowers", ops=(CenterCrop(32),))
-    ((raw,), _) = try_alternatives(sample, tmp_path, 0.02)
-    assert shlex.split(raw.do.partition(": ")[2])[3:7] == ["my flowers", "CACHE", "--op", repr(CenterCrop(32))]
-
-
-def test_photographs_are_presized_as_sharding_does(photos: dict[str, bytes], tmp_path: Path, dataset_url: str) -> None:
-    large = [photos["china.jpg"], photos["flower.jpg"]]
-    sample = sample_of(dataset_url, images=[*large * 4, b"no image"], are_files=True, url="photos/")
-    (shard, presized, _), _ = try_alternatives(sample, tmp_path, 0.02)
-    assert shard.do == "make shards of the files: tpufeed shard photos/ DATASET"
-    assert presized.do == "presize to 37: tpufeed shard photos/ DATASET-37 --presize 37"
-    assert presized.record_bytes < len(min(large, key=len)) / 10
-
-
 def test_an_encoded_cache_is_measured_with_its_live_ops(dataset_url: str, tmp_path: Path) -> None:
     url = str(tmp_path / "cache")
     warmup(dataset_url, url, ops=[Resize(48), CenterCrop(40)], live=OPS, encode="jpeg", workers=1)
     found = examine(url, seconds=1.0, batch_size=8)
     assert found.fed
     assert stages_of(found)["decoding"].images_per_second > 0
-
-
-def test_what_cannot_be_tried_is_said(dataset_url: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    found, notes = try_alternatives(sample_of(dataset_url, are_files=True), tmp_path / "file", 0.02)
-    assert not found
-    assert len(notes) == 2
-    assert all("could not be tried" in note and "Not a directory" in note for note in notes)
-    bad = sample_of(dataset_url, images=[b"no image", b"none either"], are_files=True)
-    assert try_alternatives(bad, tmp_path, 0.02) == ((), [])  # no build would take them
-
-
-def test_slow_images_come_in_smaller_batches(dataset_url: str) -> None:
-    ops = [*OPS, Custom("tests.measure.test_doctor:sleep")]
-    rates = stages.measure_loader(dataset_url, "train", 32, 0.2, ops=ops)
-    assert rates.batch_size < 32
-    assert 0 < rates.whole <= 1.1 * rates.decoding
-    assert rates.reading > rates.whole
-
-
-def test_images_that_do_not_decode_take_no_part_in_timing(photos: dict[str, bytes]) -> None:
-    assert stages.time_decoding([b"no image", photos["china.jpg"]], OPS, 0.05) > 0
-    assert stages.time_decoding([b"no image"], OPS, 0.01) == 1.0
-
-
-def test_pillow_is_measured_over_what_it_can_decode(photos: dict[str, bytes]) -> None:
-    assert measure_pillow([b"no image", photos["china.jpg"]], 32, 1, 0.05) > 0
-    assert measure_pillow([b"no image"], 32, 1, 0.01) == 0
-
-
-def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, bytes]) -> None:
-    (tmp_path / "good.jpg").write_bytes(photos["rocket.jpg"])
-    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
-    found = files_of(tmp_path)
-    assert found.total_bytes == 2 * found.record_bytes
-    assert any("cannot be read, the first: " in note and "gone.jpg" in note for note in found.notes)

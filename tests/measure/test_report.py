@@ -2,67 +2,16 @@
 
 import re
 import sys
-import tempfile
-from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.measure.report_example import NASTY, make_diagnosis, make_run, make_runs, make_xla_run
-from tpufeed.errors import MissingExtraError, OptionError, StoreError
-from tpufeed.measure.clock import StepTimes
+from tests.measure.report_example import NASTY, Page, make_diagnosis, make_run, make_runs, make_xla_run, write
+from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.measure.report import check_report_path, headline, write_report
 from tpufeed.measure.results import Action, BenchRun
 from tpufeed.measure.wording import say
-
-_VOID = {"meta", "link", "br"}
-
-
-class Page(HTMLParser):
-    """Elements and texts of a page; every element that opens must close."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: Counter[str] = Counter()
-        self.attributes: list[tuple[str, str, str]] = []
-        self.text = ""
-        self.captions: list[str] = []
-        self._open: list[str] = []
-        self.feed(html)
-        self.close()
-        assert not self._open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in _VOID:
-            self._open.append(tag)
-        if tag == "figcaption":
-            self.captions.append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self._open and self._open[-1] == "figcaption":
-            self.captions[-1] += data
-
-    def values(self, attribute: str) -> list[str]:
-        return [value for _, name, value in self.attributes if name == attribute]
-
-
-def write(folder: Path, *of: Any) -> Page:
-    path = folder / "out.html"
-    write_report(path, *of)
-    return Page(path.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -167,58 +116,6 @@ def test_a_run_with_problems_has_no_verdict(tmp_path: Path) -> None:
     assert "card verdict " in page.values("class")  # of no colour
 
 
-def test_thousands_of_steps_are_drawn_as_means(tmp_path: Path) -> None:
-    page = write(tmp_path, make_diagnosis(), [make_run(f"{n}, numpy", 20.0, 20_000) for n in range(9)])
-    assert (tmp_path / "out.html").stat().st_size < 600_000
-    assert page.tags["svg"] == 2 + 8
-    assert "20,000 steps: " in page.captions[2]
-    assert "drawn as 100 means" in page.captions[2]
-    assert "Run 9: " in page.text
-    assert "9 runs: figures show the first 4 and the last 4." in page.text
-
-
-def test_captions_tell_what_the_figures_show(tmp_path: Path) -> None:
-    timeline = StepTimes(
-        wait_seconds=(2.0, *[0.01] * 9, 0.91), compute_seconds=(3.0, *[0.09] * 10), ready=(0, 0, *[1] * 9)
-    )
-    page = write(tmp_path, None, [make_run("u, numpy", 9.0, 11, timeline=timeline, device="xla-cpu")])
-    told = page.captions[-1]
-    for part in (
-        "11 steps: wait 52.6 %, compute 47.4 %",
-        "it took 5 s, 2 s waiting",
-        "at most 10 ms",
-        "longest 910 ms",
-    ):
-        assert part in told
-    assert "The highest, of 1 s, is cut off." in told
-    assert "On average 0.8 batches were ready" in told
-
-
-@pytest.mark.parametrize(
-    "timeline",
-    [
-        StepTimes(wait_seconds=(0.0,)),
-        StepTimes(wait_seconds=(1.0, 5e-9, 1e3), ready=(1, 1)),
-        StepTimes(wait_seconds=(float("nan"), -1.0, 2.0), sync_seconds=(1.0, 1.0, float("inf"))),
-        StepTimes(wait_seconds=(float("nan"),)),
-    ],
-)
-def test_odd_timelines_are_drawn_or_left_out(timeline: StepTimes, tmp_path: Path) -> None:
-    page = write(tmp_path, None, [make_run("u, numpy", 9.0, 3, timeline=timeline)])
-    assert page.tags["svg"] >= 2
-    assert not re.search(r"\bnan\b|\binf\b", " ".join(value for _, name, value in page.attributes if name == "d"))
-
-
-def test_needs_are_those_of_the_model(tmp_path: Path) -> None:
-    diagnosis = make_diagnosis()
-    text = write(tmp_path, replace(diagnosis, needed=(2_050.0, 3_750.0)), []).text
-    assert "2.05k to 3.75k" in text  # of its own TPU
-    assert "750 to 1.37k" in text  # of v2-8, in the same proportion
-    other = write(tmp_path, replace(diagnosis, tpu="v9-1", needed=(2_050.0, 3_750.0)), []).text
-    assert "2.05k to 3.75k" in other
-    assert "1.5k to 2.74k" in other  # v2-8's own rate, for ResNet-50
-
-
 def test_paths_that_cannot_be_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     for name, said in (
@@ -261,25 +158,3 @@ def test_the_same_bytes_whatever_the_users_settings_in_the_colours_of_the_page(
         write(tmp_path, make_diagnosis(), make_runs(20))
         assert matplotlib.rcParams.copy() == settings
     assert (tmp_path / "out.html").read_text() == page
-
-
-def test_a_report_that_cannot_be_written_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [make_run("a", 9.0, 3)]
-    write_report(str(tmp_path / "out.html"), None, runs)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    real = tempfile.NamedTemporaryFile
-
-    def full(**how: Any) -> Any:
-        file = real(**how)
-        file.write = lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))  # type: ignore[assignment]
-        return file
-
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
-    with pytest.raises(StoreError, match=r"out\.html: No space left on device"):
-        write_report(tmp_path / "out.html", None, runs)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    monkeypatch.undo()
-    with pytest.raises(StoreError, match=r"^/proc/out\.html: "):
-        write_report("/proc/out.html", None, runs)

@@ -1,4 +1,4 @@
-"""Run by test_compiling_xla.py on one CPU device: writes down what clock and counts say of torch_xla's loaders.
+"""Run by test_compiling.py on one CPU device: writes down what clock and counts say of torch_xla's loaders.
 
 xla_clock.py OUT PROGRAM, a program that is run here as well, to import torch_xla but once: docs/measuring.md's
 """

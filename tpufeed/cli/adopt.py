@@ -16,12 +16,11 @@ if TYPE_CHECKING:
     from tpufeed.dataset.adopt import AdoptProgress, AdoptResult
 
 _KEY = "its key in the records"
-_LOOKED_UP = "by names and first records"
 _in_features = partial(typer.Option, rich_help_panel="Features")
 
 
 def _key_option(what: str) -> Any:
-    return _in_features(metavar="KEY", help=f"{what}.", show_default=_LOOKED_UP)
+    return _in_features(metavar="KEY", help=f"{what}.", show_default="by names and first records")
 
 
 @reports_errors

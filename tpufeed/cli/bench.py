@@ -8,8 +8,7 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
-from tpufeed.cli.console import echo, echo_error, find_own_modules, print_json, reports_errors
-from tpufeed.cli.tables import print_table
+from tpufeed.cli.console import echo, echo_error, find_own_modules, print_json, print_table, reports_errors
 from tpufeed.errors import mask_secrets
 from tpufeed.measure.wording import between, number_of
 from tpufeed.measure.wording import say as figure
@@ -82,10 +81,10 @@ def bench_command(
 ) -> None:
     """Feed an accelerator, real or emulated, and say how long it waits.
 
-    Every loader is measured in processes of its own, in turns with the others; figures are medians and leave out the
-    first step. Where the measurement is not to be trusted there is no verdict, but a reason. It takes about datasets x
-    loaders x (repeats x seconds + warm-ups x 2 s), and some seconds for each of them to start. A loader too slow for a
-    verdict in that time is measured for up to a minute longer.
+    Each measurement has its own process, and the loaders take turns; figures are medians and leave out the first step.
+    If a measurement is not to be trusted, there is a reason instead of a verdict. It takes about datasets x loaders x
+    (repeats x seconds + warm-ups x 2 s), and some seconds for each of them to start. A loader too slow for a verdict in
+    that time is measured for up to a minute longer.
 
     Examples:
       tpufeed bench flowers flowers-224 --loader naive --loader numpy
@@ -115,7 +114,7 @@ def bench_command(
 
 
 def _print(result: "BenchResult") -> None:
-    """Print a table, verdicts and problems; each line says EMULATED where the device is."""
+    """Print a table, verdicts and problems; each line says EMULATED if the device is emulated."""
     from tpufeed.measure.machine import describe, describe_place
 
     runs = result.runs
@@ -131,18 +130,9 @@ def _print(result: "BenchResult") -> None:
     else:
         shares = {"MXU %": ("mxu_percent", 1), "duty %": ("duty_cycle_percent", 1)}
         start = {"compile s": ("compile_seconds", 1)}
-    columns = {
-        "img/s": ("images_per_second", 0),
-        "of": ("rates", 0),
-        "idle %": ("idle_percent", 1),
-        **shares,
-        "MFU %": ("mfu_percent", 1),
-        "wait ms p50": ("wait_ms_p50", 1),
-        "p95": ("wait_ms_p95", 1),
-        "p99": ("wait_ms_p99", 1),
-        **start,
-        "first batch s": ("first_batch_seconds", 2),
-    }
+    columns = {"img/s": ("images_per_second", 0), "of": ("rates", 0), "idle %": ("idle_percent", 1), **shares}
+    columns |= {"MFU %": ("mfu_percent", 1), "wait ms p50": ("wait_ms_p50", 1), "p95": ("wait_ms_p95", 1)}
+    columns |= {"p99": ("wait_ms_p99", 1), **start, "first batch s": ("first_batch_seconds", 2)}
     rows = []
     for name, run in zip(names, runs, strict=True):
         of = "n/a" if run.rates is None else between(run.rates.lowest, run.rates.highest)
@@ -158,7 +148,7 @@ def _print(result: "BenchResult") -> None:
 
 
 def _iter_verdicts(runs: "Sequence[BenchRun]") -> Iterator[str]:
-    """Yield the verdict of each row, or why there is none; reasons that all rows share come once."""
+    """Yield the verdict of each row, or why it has none; reasons that all rows share come once."""
     shared = [problem for problem in runs[0].problems if len(runs) > 1 and all(problem in run.problems for run in runs)]
     for problem in shared:
         yield f"no verdict for any row: {problem}"

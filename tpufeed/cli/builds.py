@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tpufeed.cli.console import echo, log_event, print_json, warn
+from tpufeed.cli.console import echo, log_event, print_json, print_table, warn
 from tpufeed.cli.progress import ProgressLine
-from tpufeed.cli.tables import print_table
 from tpufeed.errors import OptionError
 from tpufeed.measure.wording import between, number_of
 
@@ -22,12 +21,12 @@ _LOG_SECONDS = 1.0
 
 
 def given(function: Callable[..., Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that are called like parameters of `function`, but None: it says the default itself."""
+    """Return the flags named like parameters of `function`, without None: the function has the default."""
     return {name: flags[name] for name in inspect.signature(function).parameters if flags.get(name) is not None}
 
 
 def parse_pairs(texts: Sequence[str] | None, what: str, example: str) -> dict[str, str]:
-    """Values by name of texts like the example, "alpha=black" or "tags:int64[]". Raises OptionError."""
+    """Return values by name, from texts like the example: "alpha=black", "tags:int64[]". Raises OptionError."""
     pairs = dict[str, str]()
     for text in texts or []:
         name, mark, value = text.partition("=") if "=" in example else text.rpartition(":")
@@ -42,7 +41,7 @@ def parse_pairs(texts: Sequence[str] | None, what: str, example: str) -> dict[st
 def engine_of_flags(
     name: str, workers: int | None, ray_address: str | None, beam_arguments: Sequence[str] | None
 ) -> "Engine | None":
-    """The engine beyond this host that is asked for. Raises OptionError and MissingExtraError as `make_engine` does."""
+    """Return the engine, if one other than this host is asked for. Raises as `make_engine`."""
     from tpufeed.engines.choice import LOCAL, make_engine
 
     engine = make_engine(name, workers, ray_address, beam_arguments or ())
@@ -52,7 +51,7 @@ def engine_of_flags(
 def run_build(
     verb: str, build: "Callable[[ProgressListener], BuildResult]", as_json: bool = False, log_json: bool = False
 ) -> None:
-    """Run a build, show how far it is, and print its summary. With `log_json` progress is JSON lines on stderr."""
+    """Run a build, show its progress, and print its summary. With `log_json` progress is JSON lines on stderr."""
     import msgspec
 
     due = 0.0
@@ -69,12 +68,9 @@ def run_build(
             line.update(done, progress.total_images, parts, progress.earlier_images)
             if log_json and time.monotonic() >= due:
                 due = time.monotonic() + _LOG_SECONDS
-                rates = {
-                    "images_per_second": round(images, 1),
-                    "mb_per_second": round(size, 2),
-                    "eta_seconds": line.left,
-                }
-                log_event({"event": "progress", **msgspec.to_builtins(progress), **rates})
+                rates = {"images_per_second": round(images, 1), "mb_per_second": round(size, 2)}
+                facts = msgspec.to_builtins(progress) | rates | {"eta_seconds": line.left}
+                log_event({"event": "progress", **facts})
 
         result = build(listen)
     if log_json:
@@ -148,21 +144,6 @@ def _print_build(result: "BuildResult") -> None:
         if counts:
             echo(f"{what}: {_say(counts)}")
     say_listing(result, further_columns(manifest.features))
-    _say_not_taken(result)
-    done = result.images - result.earlier_images
-    if result.earlier_images:
-        echo(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
-    rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
-    again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
-    echo(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
-    if result.added is not None:
-        there = f"; {number_of(result.skipped, 'image')} were there already" if result.skipped else ""
-        echo(f"version {manifest.number}: {number_of(result.added, 'image')} added{there}")
-    echo(f"dataset: {result.url}")
-
-
-def _say_not_taken(result: "BuildResult") -> None:
-    manifest = result.manifest
     if result.rejects:
         rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(result.rejected)})"
         folder = "" if result.added is None else f"{manifest.history[-1].folder}/"
@@ -170,10 +151,20 @@ def _say_not_taken(result: "BuildResult") -> None:
         if manifest.rejects != result.rejected:
             echo(f"rejected by all versions together: {number_of(sum(manifest.rejects.values()), 'image')}")
     if result.duplicates is not None:
-        said = f"{number_of(result.duplicates.images, 'image')} more than once"
-        if result.duplicates.dropped:
-            said += f", {number_of(result.duplicates.dropped, 'image')} left out"
-        echo(f"duplicates: {said}; {result.duplicates.report} names each")
+        dropped = result.duplicates.dropped
+        left = f", {number_of(dropped, 'image')} left out" if dropped else ""
+        twice = number_of(result.duplicates.images, "image")
+        echo(f"duplicates: {twice} more than once{left}; {result.duplicates.report} names each")
+    if result.earlier_images:
+        echo(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
+    done = result.images - result.earlier_images
+    rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
+    again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
+    echo(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
+    if result.added is not None:
+        there = f"; {number_of(result.skipped, 'image')} were there already" if result.skipped else ""
+        echo(f"version {manifest.number}: {number_of(result.added, 'image')} added{there}")
+    echo(f"dataset: {result.url}")
 
 
 def print_preview(
@@ -184,7 +175,7 @@ def print_preview(
     rows: Sequence[Sequence[str]],
     say_details: Callable[[], None],
 ) -> None:
-    """Print what a build would make: a table, details, room and time, and what is to be warned of."""
+    """Print what a build would make: a table, details, space and time, and warnings."""
     if as_json:
         print_json(preview)
         return
@@ -216,7 +207,7 @@ def _nothing_new(skipped: int, url: str, version: int) -> str:
 
 
 def say_listing(listing: "BuildResult | Preview", columns: Mapping[str, str]) -> None:
-    """Print what is to be known of a source: columns of the user's table, and what was left out or is there twice."""
+    """Print columns of the user's table, and what of the source was left out or listed twice."""
     if listing.images_from:
         echo(f"names of images are relative to: {listing.images_from}")
     if columns:
@@ -227,7 +218,7 @@ def say_listing(listing: "BuildResult | Preview", columns: Mapping[str, str]) ->
 
 
 def say_left_out(endings: Mapping[str, int], named: str = "as images are") -> None:
-    """Files of a source that are not named as they should be, if there are any."""
+    """Print how many files of a source are not named as they should be, if there are any."""
     from tpufeed.dataset.naming import show_endings
 
     if endings:

@@ -97,7 +97,7 @@ def warmup_command(
 ) -> None:
     """Precompute the expensive part of an augmentation, in one or more variants.
 
-    Interrupted, the same command goes on where it stopped; a cache that is complete is verified and left as it is.
+    If it is interrupted, the same command continues where it stopped. A complete cache is verified and left as it is.
     The options below Source, --policy, --max-pixels and --min-side are for raw images.
 
     Examples:
@@ -135,8 +135,7 @@ def warmup_command(
             echo(f"tried: {number_of(foretold.probed, 'sample')}, {each}")
             echo(f"fingerprint: {foretold.fingerprint}")
 
-        print_preview(
-            foretold, values["engine"], as_json, ("split", "samples", "variants", "shards"), rows, say_details
-        )
+        columns = ("split", "samples", "variants", "shards")
+        print_preview(foretold, values["engine"], as_json, columns, rows, say_details)
         return
     run_build("warming", lambda listen: warmup(listener=listen, **given(warmup, values)), as_json, log_json)

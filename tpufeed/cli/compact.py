@@ -27,7 +27,7 @@ def compact_command(
     """Join the small shards that appends have left into full ones, as the next version.
 
     Samples keep their numbers. The small shards stay for readers of the versions before, until `tpufeed prune`.
-    Interrupted, the same command goes on where it stopped.
+    If it is interrupted, the same command continues where it stopped.
 
     Examples:
       tpufeed compact flowers
@@ -49,10 +49,8 @@ def compact_command(
     if result.shards == result.shards_before:
         echo(f"{result.url}: there is nothing to join; version {result.version} stays")
         return
-    echo(
-        f"version {result.version}: {number_of(result.shards_before, 'shard')} became {result.shards:,}; "
-        f"{result.copied_bytes / 1e6:,.1f} MB were copied in {result.seconds:.1f} s"
-    )
+    copied = f"{result.copied_bytes / 1e6:,.1f} MB were copied in {result.seconds:.1f} s"
+    echo(f"version {result.version}: {number_of(result.shards_before, 'shard')} became {result.shards:,}; {copied}")
     echo(f"to remove the small ones: tpufeed prune {result.url}")
 
 

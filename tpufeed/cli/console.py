@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -21,6 +21,9 @@ INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 and the signal's num
 _BREAK = re.compile("[\t\n\u2028\u2029]")  # beyond what `errors.printable` escapes: a line is one line
 _TRACE = "Traceback (most recent call last):\n"
 _CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_PIPE_COLUMNS = 200  # width of a pipe, for which rich would take 80
+_PIPED_PROSE_COLUMNS = 100  # wider text is hard to read in a log or a mail
+_PROSE_COLUMNS = 30  # narrower columns of text are hard to read
 
 
 class Stopped(SystemExit):
@@ -28,15 +31,14 @@ class Stopped(SystemExit):
 
 
 class OutputStream(io.TextIOWrapper):
-    """stdout or stderr of the command, in the place of Python's own.
+    """stdout or stderr of the command, instead of Python's own: all writers, also rich and --help, fail alike.
 
-    Whoever writes, rich for a table or for --help too, it ends in the same way. On the first error what is still
-    written goes nowhere.
+    After the first error all that is written goes nowhere.
 
     Raises:
-        StoreError: stdout cannot be written to, as its disk is full, say. That of stderr is passed over: there is
-            nobody to tell.
-        SystemExit: who reads it has closed the pipe; with the code `CLOSED_PIPE`.
+        StoreError: stdout cannot be written to, say because the disk is full. The same of stderr is passed over: there
+            is nobody to tell.
+        SystemExit: the reader has closed the pipe; with the code `CLOSED_PIPE`.
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
@@ -71,17 +73,9 @@ class OutputStream(io.TextIOWrapper):
             raise StoreError(f"stdout cannot be written to: {error.strerror or error}") from error
 
 
-def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
+def reports_errors(command: Callable[P, None], interrupted: str = "interrupted") -> Callable[P, None]:
     """Turn errors raised on purpose into a line on stderr and their exit code; others are bugs and keep their trace."""
-    return _reporting(command, "interrupted")
 
-
-def reports_build_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """`reports_errors` for a command that goes on where it was interrupted."""
-    return _reporting(command, "interrupted; run the same command again to go on from here")
-
-
-def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         as_lines = bool(kwargs.get("log_json"))
@@ -89,7 +83,7 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
             with _logging(as_lines):
                 command(*args, **kwargs)
                 if sys.stdout is not None:
-                    sys.stdout.flush()  # where a disk is full, that shows only now
+                    sys.stdout.flush()  # if a disk is full, that shows only now
         except TpufeedError as error:
             _report(type(error), str(error), as_lines)
             raise SystemExit(error.exit_code) from None
@@ -113,12 +107,16 @@ def _reporting(command: Callable[P, None], interrupted: str) -> Callable[P, None
     return run
 
 
+def reports_build_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """`reports_errors` for a command that continues where it was interrupted."""
+    return reports_errors(command, "interrupted; run the same command again to go on from here")
+
+
 def _report(kind: type[Exception], message: str, as_json: bool) -> None:
-    text = f"error: {message}"
     if as_json:
         log_event({"event": "error", "type": kind.__name__, "message": message})
     else:  # one line, unless it carries the traceback of a worker
-        for line in text.rstrip().split("\n") if _TRACE in text else [text]:
+        for line in f"error: {message}".rstrip().split("\n") if _TRACE in message else [f"error: {message}"]:
             echo_error(line)
 
 
@@ -172,6 +170,60 @@ def echo_error(text: object) -> None:
 def warn(message: str) -> None:
     """Print a warning on stderr; the exit code stays."""
     echo_error(f"warning: {message}")
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return True if a person sees the stream. FORCE_COLOR, by which rich goes, is about colours alone."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    texts: Collection[int] = (0,),
+    prose: bool = False,
+) -> None:
+    """Print a table on stdout if there is room for it, else a line per row.
+
+    Args:
+        title: a line above it.
+        columns: their names.
+        rows: their cells.
+        texts: the numbers of the columns that hold text; the others hold figures.
+        prose: True if the last column is text that may be folded.
+    """
+    from rich.box import SIMPLE
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    columns, rows = list(map(printable, columns)), [list(map(printable, row)) for row in rows]
+    table = Table(box=SIMPLE)
+    for number, column in enumerate(columns):
+        folds = prose and number == len(columns) - 1
+        width = _PROSE_COLUMNS if folds else max(cell_len(cells[number]) for cells in (columns, *rows))
+        figures = not folds and number not in texts
+        table.add_column(column, justify="right" if figures else "left", no_wrap=not folds, min_width=width)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    echo(title)  # not the table's, which would fold it to the table's width
+    seen = is_terminal(sys.stdout)
+    console = Console(highlight=False, width=None if seen else _PIPED_PROSE_COLUMNS if prose else _PIPE_COLUMNS)
+    unlimited = console.options.update(width=_PIPE_COLUMNS)
+    if seen and Measurement.get(console, unlimited, table).minimum > console.width:
+        for row in rows:
+            named = [f"{column} {cell}" for column, cell in zip(columns[1:], row[1:], strict=True)]
+            if prose:  # text needs no name
+                named[-1:] = [row[-1]] if row[-1] else []
+            echo(f"{row[0]}: {', '.join(named)}")
+        return
+    console.print(table)
 
 
 def find_own_modules() -> None:

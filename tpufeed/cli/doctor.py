@@ -8,9 +8,10 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
-from tpufeed.cli.console import echo, find_own_modules, print_json, reports_errors
+from tpufeed.cli.console import echo, find_own_modules, print_json, print_table, reports_errors
 from tpufeed.cli.progress import status
-from tpufeed.cli.tables import print_table
+from tpufeed.measure.wording import between
+from tpufeed.measure.wording import say as figure
 
 if TYPE_CHECKING:
     from tpufeed.measure.results import Diagnosis
@@ -105,8 +106,6 @@ def doctor_command(
 
 def _print(diagnosis: "Diagnosis") -> None:
     """Print the stages as a table, the prediction, and what to do next."""
-    from tpufeed.measure.wording import say as figure
-
     low, high = diagnosis.needed
     rows = []
     for stage in diagnosis.stages:
@@ -118,15 +117,12 @@ def _print(diagnosis: "Diagnosis") -> None:
     echo(f"needed: {diagnosis.tpu} with {diagnosis.model} takes {low:,.0f} to {high:,.0f} images a second")
     echo(f"fed: {figure(diagnosis.fed)} images a second")
     if diagnosis.cores_needed is not None:
-        least, most = (f"{cores:,}" for cores in diagnosis.cores_needed)
-        said = least if least == most else f"{least} to {most}"
-        echo(
-            f"cores: {diagnosis.machine['cores']} here; the loader needs {said} like them, if its rate grows with cores"
-        )
+        cores, needed = diagnosis.machine["cores"], between(*diagnosis.cores_needed)
+        echo(f"cores: {cores} here; the loader needs {needed} like them, if its rate grows with cores")
     if diagnosis.idle_percent is not None:
         least, most = (f"{percent:.0f} %" for percent in diagnosis.idle_percent)
-        both = f"{least} at its low rate, {most} at its high rate"
-        echo(f"predicted idle: {both if least != most else f'{least} at either rate'}")
+        same = f"{least} at either rate"
+        echo(f"predicted idle: {same if least == most else f'{least} at its low rate, {most} at its high rate'}")
         echo(f"binds: {diagnosis.binding}")
     echo(diagnosis.verdict)
     if diagnosis.actions:

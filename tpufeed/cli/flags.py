@@ -12,7 +12,7 @@ in_source, in_shards, in_images, in_run, in_output, in_data, in_device, in_measu
     partial(typer.Option, rich_help_panel=panel)
     for panel in ("Source", "Shards", "Images", "Run", "Output", "Data", "Device", "Measuring")
 )
-# The same names stand where they are obeyed, in modules that import numpy and more. A test compares them.
+# The modules that obey these names import numpy and more: they have the names as well, and a test compares them.
 ENGINES = ("local", "ray", "beam")
 LOADERS = ("numpy", "torch", "tf", "tf-direct", "xla", "jax", "naive")
 REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")

@@ -7,8 +7,7 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import split_facts
-from tpufeed.cli.console import echo, print_json, reports_errors
-from tpufeed.cli.tables import print_table
+from tpufeed.cli.console import echo, print_json, print_table, reports_errors
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
@@ -57,31 +56,25 @@ def info_command(
 
 
 def _print_versions(dataset: "Dataset", as_json: bool) -> None:
-    """Print each version that has led to this one: what it has added, and if it can still be opened."""
+    """Print each version up to this one: what it has added, and if it can still be opened."""
     import msgspec
 
     from tpufeed.dataset.reader import find_versions
 
-    kept = find_versions(dataset.store, dataset)
+    there = find_versions(dataset.store, dataset)
     parts = [
-        {"version": number, "kept": number in kept, **msgspec.to_builtins(part)}
+        {"version": number, "kept": number in there, **msgspec.to_builtins(part)}
         for number, part in enumerate(dataset.manifest.history, 1)
     ]
     if as_json:
         print_json(parts)
         return
     splits = list(dataset.manifest.splits)
-    rows = [
-        (
-            str(part["version"]),
-            part["kind"],
-            *(f"{part['records'].get(name, 0):,}" for name in splits),
-            f"{part['skipped']:,}",
-            "yes" if part["kept"] else "no",
-            part["source"],
-        )
-        for part in parts
-    ]
+    rows = []
+    for part in parts:
+        added = [f"{part['records'].get(name, 0):,}" for name in splits]
+        kept = "yes" if part["kept"] else "no"
+        rows.append((str(part["version"]), part["kind"], *added, f"{part['skipped']:,}", kept, part["source"]))
     columns = ("version", "made by", *(f"{name} added" for name in splits), "skipped", "kept", "from")
     print_table(_printable(dataset.url), columns, rows, texts=(1, len(columns) - 1))
     for part in parts:
@@ -118,7 +111,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
 
 
 def _print_splits(facts: dict[str, Any]) -> None:
-    """Print the sizes of shards, and the smallest and the largest where a split has several."""
+    """Print the sizes of shards, and the smallest and the largest if a split has several."""
     several = any(split["shards"] > 1 for split in facts["splits"].values())
     rows = []
     for name, split in facts["splits"].items():
@@ -128,8 +121,8 @@ def _print_splits(facts: dict[str, Any]) -> None:
             sizes += ends if split["shards"] > 1 else [None, None]
         megabytes = ["-" if size is None else f"{size / 1e6:,.1f}" for size in sizes]
         rows.append((name, f"{split['images']:,}", str(split["variants"]), str(split["shards"]), *megabytes))
-    ends_of_sizes = ("smallest", "largest") if several else ()
-    print_table(facts["url"], ("split", "images", "variants", "shards", "MB", "MB a shard", *ends_of_sizes), rows)
+    columns = ("split", "images", "variants", "shards", "MB", "MB a shard", "smallest", "largest")
+    print_table(facts["url"], columns if several else columns[:-2], rows)
 
 
 def _print_classes(facts: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from tpufeed.cli.console import echo_error, printable
+from tpufeed.cli.console import echo_error, is_terminal, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -19,7 +19,7 @@ _LEAST_COLUMNS = 60  # on a narrower terminal bar and clocks would leave no room
 
 
 class ProgressLine:
-    """The line of one command, on stderr. Used by one thread, within `with`."""
+    """The line of one command, on stderr. It is for one thread, and for `with`."""
 
     def __init__(self, verb: str, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._verb, self._quiet, self._clock = verb, quiet, clock
@@ -35,12 +35,11 @@ class ProgressLine:
             from rich.progress import Progress as Bar
 
             console = Console(stderr=True, highlight=False)
-            said, left = "{task.fields[said]}", TextColumn("ETA {task.fields[left]}")
-            columns: list[ProgressColumn] = [TextColumn("{task.description} " + said, markup=False)]
+            columns: list[ProgressColumn] = [TextColumn("{task.description} {task.fields[said]}", markup=False)]
             if console.width >= _LEAST_COLUMNS:
-                verb, bar_ = TextColumn("{task.description}"), BarColumn(_BAR_COLUMNS)
-                columns = [verb, bar_, TextColumn(said, markup=False), TimeElapsedColumn(), left]
-            # Where there was nothing to tell, nothing is left behind: `update` makes the line stay.
+                said, left = TextColumn("{task.fields[said]}", markup=False), TextColumn("ETA {task.fields[left]}")
+                columns = [TextColumn("{task.description}"), BarColumn(_BAR_COLUMNS), said, TimeElapsedColumn(), left]
+            # If there was nothing to tell, nothing is left behind: `update` makes the line stay.
             bar = Bar(*columns, console=console, transient=True)
             self._live = bar, bar.add_task(self._verb, total=None, said="", left=_clock_face(None))
             bar.start()
@@ -57,7 +56,7 @@ class ProgressLine:
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest will take, where that can be told."""
+        """Seconds that the rest will take, if that can be told."""
         rate = (self._done - self._earlier) / self.seconds
         return (self._total - self._done) / rate if rate > 0 else None
 
@@ -76,7 +75,7 @@ class ProgressLine:
 
 @contextmanager
 def status(verb: str) -> Iterator[Callable[[str], None]]:
-    """Within it a line says what is at work, where progress cannot be told; only a terminal shows it."""
+    """Show a line that says what is at work, for work without progress; only a terminal shows it."""
     if not is_live():
         yield lambda _: None
         return
@@ -88,16 +87,8 @@ def status(verb: str) -> Iterator[Callable[[str], None]]:
 
 
 def is_live(stream: Any = None) -> bool:
-    """Return true where a line on `stream`, by default stderr, can be written over."""
+    """Return True if a line on `stream`, by default stderr, can be written over."""
     return is_terminal(stream or sys.stderr) and os.environ.get("TERM", "") not in ("dumb", "unknown")
-
-
-def is_terminal(stream: Any) -> bool:
-    """Return true where a person sees it. FORCE_COLOR, which makes rich say so of a file, is about colours alone."""
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # there is none, or it is closed
-        return False
 
 
 def _clock_face(seconds: float | None) -> str:

@@ -109,7 +109,7 @@ def shard_command(
 ) -> None:
     """Turn raw images into TFRecord shards with a manifest.
 
-    Interrupted, the same command goes on where it stopped.
+    If it is interrupted, the same command continues where it stopped.
 
     Examples:
       tpufeed shard photos flowers --splits train=0.9,val=0.1
@@ -166,8 +166,8 @@ def append_command(  # each option is a flag
 ) -> None:
     """Add new images to a dataset, as its next version.
 
-    They are stored with the options of the dataset. Images that are in it already are skipped; nothing that stands is
-    written again, and who reads an older version goes on.
+    They are stored with the options of the dataset. Images that are in it already are skipped. No file of the dataset
+    is written again, so that readers of an older version continue.
 
     Examples:
       tpufeed append photos flowers

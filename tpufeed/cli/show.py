@@ -35,7 +35,7 @@ def show_command(
 ) -> None:
     """Draw a labelled contact sheet of samples.
 
-    Exit 1 where one of them is damaged; the sheet marks it.
+    Exit 1 if one of them is damaged; the sheet marks it.
 
     Examples:
       tpufeed show flowers --out sheet.png

@@ -36,7 +36,7 @@ def verify_command(
     """Read every byte and compare it with the manifest.
 
     Sizes, every CRC, every feature, the index and the counts are compared. Lists all damage with shard, record and
-    byte, and files that cannot be read; exit 1 where there is either.
+    byte, and files that cannot be read; exit 1 if there is either.
 
     Examples:
       tpufeed verify flowers

@@ -4,12 +4,12 @@ All figures come from nominal times of steps. A host that is too busy to end a s
 measured sleeps counted as computing, as in MLPerf Storage's emulator, a starved host would look like a well fed one.
 """
 
+import itertools
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -27,28 +27,25 @@ _QUEUE_BATCHES = 2
 
 
 class Limits(NamedTuple):
-    """The end of a measurement: after so many steps, or so many seconds.
-
-    A loader that gives too few steps for a verdict in `seconds` is measured for up to `patience_seconds` longer.
-    """
+    """The end of a measurement, see `EmulatedAccelerator.run`."""
 
     steps: int | None = None
     seconds: float | None = None
     patience_seconds: float = 0.0
 
     def reached(self, steps: int, seconds: float) -> bool:
-        """Return True at the end, so many steps and seconds after the first batch came."""
+        """Return True if this is the end: `steps` have run, and the first batch came `seconds` ago."""
         if steps == self.steps:
             return True
-        enough = steps > _FEWEST_STEPS  # the first one counts for nothing
-        return self.seconds is not None and seconds >= self.seconds + (0 if enough else self.patience_seconds)
+        patience = self.patience_seconds if steps <= _FEWEST_STEPS else 0.0  # the first one counts for nothing
+        return self.seconds is not None and seconds >= self.seconds + patience
 
 
 class EmulatedAccelerator:
     """A device that trains on batches of `batch_size` images at a profile's rate, with a queue of two batches.
 
-    It needs no thread: when a step begins and ends follows from the times at which batches come. The caller sleeps
-    where it would stand before a full queue.
+    It needs no thread: the times of the steps follow from the times at which batches come. When the queue is full, the
+    caller sleeps.
     """
 
     @checked()
@@ -77,9 +74,9 @@ class EmulatedAccelerator:
 
         Args:
             loader: gives batches: an array, or a tuple or dict whose first member is one; its first axis counts.
-            steps: end after so many steps.
+            steps: end after this number of steps.
             seconds: end so long after the first batch. Without `steps` and `seconds` the run ends after one epoch.
-            patience_seconds: extra time where `seconds` give fewer steps than a verdict takes.
+            patience_seconds: extra time, at most, if `seconds` give too few steps for a verdict.
 
         Raises:
             OptionError: a batch has more images than a step takes, or `steps` or `seconds` are not positive.
@@ -87,17 +84,18 @@ class EmulatedAccelerator:
             Exception: the loader's.
         """
         limits = Limits(steps, seconds, patience_seconds)
-        epochs = RepeatedEpochs(loader, steps is not None or seconds is not None)
+        short, endless = list[str](), steps is not None or seconds is not None
         arrivals, begins, images = array("d"), array("d"), list[int]()
         free = float("-inf")  # when the device ends its last step
         oversleep = 0.0
         # The queue and the step that computes hold their batches: a loader with few buffers must feel that.
         held = deque[Any](maxlen=_QUEUE_BATCHES + 1)
         asked = self._now()
-        with closing(epochs.batches()) as batches:
-            for batch in batches:
+        with closing(repeat_epochs(loader, endless, short)) as batches:
+            for epoch, batch in batches:
                 arrivals.append(self._now())
                 images.append(int(first_shape(batch)[0]))
+                may_be_small = epoch + 1  # the last batch of each epoch; with more the device only seems busy
                 if images[-1] > self.batch_size:
                     raise OptionError(
                         f"a batch of {images[-1]} images, for an accelerator that takes {self.batch_size} a step"
@@ -121,16 +119,32 @@ class EmulatedAccelerator:
         ends = np.concatenate([[asked], begun[:-1] + self.step_seconds])
         queued = np.append(arrivals, float("inf"))
         ready = np.sum([queued[n : n + len(begun)] <= ends for n in range(_QUEUE_BATCHES)], axis=0)
-        problems = [*few_steps(len(images) - 1)]
+        problems = problems_of(len(images) - 1, short)
         small = sum(count < self.batch_size for count in images)
-        if small > epochs.number + 1:  # the last batch of an epoch may be small; with more the device only seems busy
+        if small > may_be_small:
             problems.append(
                 f"{small} of {len(images)} batches had fewer images than the {self.batch_size} that the "
                 "accelerator takes a step: give it full ones"
             )
-        problems += epochs.problems()
         waits = begun - ends
-        run = BenchRun(
+        steady = dict[str, Any]()  # figures of the steady state, in which nobody waits for the loader to begin
+        verdict = ""
+        if len(images) > 1:
+            wait, computed = float(waits[1:].sum()), (len(images) - 1) * self.step_seconds
+            wall = wait + computed
+            idle, au, late = (100 * part / wall for part in (wait, computed, oversleep))
+            if late > _MOST_OVERSLEEP_PERCENT:
+                problems.append(
+                    f"this host woke the emulator late, by {late:.1f} % of the time, more than "
+                    f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
+                    "nothing else at work), or make its steps longer (a larger batch)"
+                )
+            passes = "passes" if au >= _AU_FLOOR_PERCENT else "is below"
+            floor = f"AU {au:.1f} % {passes} MLPerf Storage's floor of {_AU_FLOOR_PERCENT:.0f} %"
+            verdict = "" if problems else f"idle {idle:.1f} %: {idle_band(idle)}; {floor}"
+            steady = {"images_per_second": sum(images[1:]) / wall, "idle_percent": idle, "au_percent": au}
+            steady |= {"oversleep_percent": late, "wall_seconds": wall, **wait_percentiles(waits[1:])}
+        return BenchRun(
             label=self.profile.name,
             device=f"EMULATED {self.profile.name}",
             batch_size=self.batch_size,
@@ -139,92 +153,55 @@ class EmulatedAccelerator:
             images=sum(images),
             first_batch_seconds=float(waits[0]),
             problems=tuple(problems),
+            verdict=verdict,
             timeline=StepTimes(
                 wait_seconds=tuple(waits.tolist()),
                 compute_seconds=(self.step_seconds,) * len(images),
                 ready=tuple(ready.tolist()),
             ),
-        )
-        if run.steps < 2:
-            return run
-        # The steady state, in which nobody waits for the loader to begin.
-        wait, computed = float(waits[1:].sum()), (run.steps - 1) * self.step_seconds
-        wall = wait + computed
-        idle, au, late = (100 * part / wall for part in (wait, computed, oversleep))
-        if late > _MOST_OVERSLEEP_PERCENT:
-            problems.append(
-                f"this host woke the emulator late, by {late:.1f} % of the time, more than "
-                f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
-                "nothing else at work), or make its steps longer (a larger batch)"
-            )
-        passes = "passes" if au >= _AU_FLOOR_PERCENT else "is below"
-        floor = f"AU {au:.1f} % {passes} MLPerf Storage's floor of {_AU_FLOOR_PERCENT:.0f} %"
-        return replace(
-            run,
-            images_per_second=sum(images[1:]) / wall,
-            **wait_percentiles(waits[1:]),
-            idle_percent=idle,
-            au_percent=au,
-            oversleep_percent=late,
-            wall_seconds=wall,
-            problems=tuple(problems),
-            verdict="" if problems else f"idle {idle:.1f} %: {idle_band(idle)}; {floor}",
+            **steady,
         )
 
 
-def few_steps(steps: int) -> tuple[str, ...]:
-    """Return a problem, as a sentence, where figures of so few steps after the first one say little."""
-    if steps >= _FEWEST_STEPS:
-        return ()
-    were = "step was" if steps == 1 else "steps were"
-    return (f"{steps} {were} measured after the first one, {_FEWEST_STEPS} are the fewest that say anything",)
+def repeat_epochs(loader: Iterable[Any], endless: bool, short: list[str]) -> Generator[tuple[int, Any]]:
+    """Yield (epoch from 0, batch) of one epoch, or if `endless` of one after the other; close the loader's iterators.
 
+    `short` gets a sentence for each epoch that gave fewer batches than `len(loader)` promises.
 
-@dataclass
-class RepeatedEpochs:
-    """The batches of one epoch after the other, or of one epoch.
-
-    Attributes:
-        number: number of the epoch that is under way, from 0.
-        ended: number of epochs that came to their end.
-        short: (number, batches it gave, batches it has by `len`) of each epoch that ended early.
+    Raises:
+        LoaderError: an epoch has no batch.
     """
+    for epoch in itertools.count():
+        given = 0
+        iterator = iter(loader)
+        try:
+            for batch in iterator:
+                given += 1
+                yield epoch, batch
+                # A generator's variable would hold one more of the loader's buffers than a device's queue does.
+                del batch
+        finally:
+            getattr(iterator, "close", lambda: None)()
+        if not given:
+            raise LoaderError(
+                f"the loader gave no batch in epoch {epoch + 1}. Is the split smaller than a batch, or is "
+                "this a generator or iterator, which can be gone through once only?"
+            )
+        promised = length_of(loader)
+        if promised is not None and given < promised:
+            short.append(f"the loader ended early: epoch {epoch + 1} had {given} batches of {promised}")
+        if not endless:
+            return
 
-    loader: Iterable[Any]
-    endless: bool
-    number: int = 0
-    ended: int = 0
-    short: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def batches(self) -> Generator[Any]:
-        """Yield the batches. Raises LoaderError for an epoch without any."""
-        while self.ended == 0 or self.endless:
-            self.number, given = self.ended, 0
-            iterator = iter(self.loader)
-            try:
-                for batch in iterator:
-                    given += 1
-                    yield batch
-                    # A generator's variable would hold one more of the loader's buffers than a device's queue does.
-                    del batch
-            finally:
-                close = getattr(iterator, "close", None)
-                if close is not None:
-                    close()
-            if not given:
-                raise LoaderError(
-                    f"the loader gave no batch in epoch {self.ended + 1}. Is the split smaller than a batch, or is "
-                    "this a generator or iterator, which can be gone through once only?"
-                )
-            promised = length_of(self.loader)
-            if promised is not None and given < promised:
-                self.short.append((self.number, given, promised))
-            self.ended += 1
-
-    def problems(self) -> tuple[str, ...]:
-        """Return a sentence where an epoch ended early."""
-        if not self.short:
-            return ()
-        number, given, promised = self.short[0]
-        again = f", and {len(self.short) - 1} more epochs did" if len(self.short) > 1 else ""
-        return (f"the loader ended early: epoch {number + 1} had {given} batches of {promised}{again}",)
+def problems_of(steps: int, short: Sequence[str]) -> list[str]:
+    """Return why figures of so many steps after the first say little, and which epochs were `short`, as sentences."""
+    problems = []
+    if steps < _FEWEST_STEPS:
+        were = "step was" if steps == 1 else "steps were"
+        problems.append(
+            f"{steps} {were} measured after the first one, {_FEWEST_STEPS} are the fewest that say anything"
+        )
+    if short:
+        problems.append(short[0] + (f", and {len(short) - 1} more epochs did" if len(short) > 1 else ""))
+    return problems

@@ -1,10 +1,9 @@
-"""A sample of a dataset, and what its images would give stored otherwise: tried with the real loader.
+"""Try with the real loader what a sample of images would give if it were stored otherwise.
 
 An alternative is made of the sample, as `tpufeed shard` and `tpufeed cache warmup` would make it, and written as a
 small dataset. The loader then feeds from that for a short time.
 """
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,24 +18,21 @@ from crc32c import crc32c
 from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST
-from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
 from tpufeed.dataset.writer import ShardWriter
-from tpufeed.errors import ImageError, RecordError, StoreError, TpufeedError
+from tpufeed.errors import ImageError, StoreError, TpufeedError
 from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.measure.prediction import Alternative
-from tpufeed.measure.sampling import draw_evenly, iter_payloads
 from tpufeed.measure.stages import measure_loader
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.stage_folder import free_bytes
 
 SAMPLE_SPLIT = "train"
 
-_SAMPLES = 512
 _BLOCK = 16
 _PLENTY_BYTES = 128 << 20  # past the processor's cache, or copying would look faster than it is
 _MOST_ROUNDS = 64
@@ -45,33 +41,6 @@ _VARIANTS = 4  # of a raw cache
 _MARGIN = 8 / 7  # of 224 that is 256, what people presize to
 _SMALLER = 0.8  # of the bytes: less of a gain is not worth a build
 _FEATURES_BYTES = 400  # of a record, besides the image
-
-
-def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[bytes], list[str]]:
-    """Read images from all over the first variant of a split: as many as come in this time, at least one block.
-
-    Returns:
-        The images as their records hold them, and messages about records that could not be read.
-
-    Raises:
-        StoreError, ShardError: they cannot be read at all.
-    """
-    reader, stop = dataset.reader(split), time.monotonic() + seconds
-    places = draw_evenly(dataset, split, _SAMPLES, seed=0)
-    random.Random(0).shuffle(places)  # time that runs out leaves no part of the split unseen
-    images, damaged = list[bytes](), list[str]()
-    for start in range(0, len(places), _BLOCK):
-        if images and time.monotonic() > stop:
-            break
-        for payload in iter_payloads(reader, places[start : start + _BLOCK]):
-            try:
-                if isinstance(payload, RecordError):
-                    raise payload
-                images.append(bytes(reader.layout.decode(payload)[0]))
-            except RecordError as error:
-                damaged.append(str(error))
-    reader.release()
-    return images, damaged
 
 
 def write_sample(
@@ -125,34 +94,29 @@ def write_sample(
     return str(folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FedImages:
     """Encoded images of a dataset or of files, and how the loader feeds them.
 
     Attributes:
-        url: where they come from.
         images: some of them.
-        records: how many there are in all.
+        records: number of all images.
         are_files: there is no dataset yet.
-        ops: of the loader; images come out of them in one size.
-        batch_size: of the loader.
+        ops: ops of the loader, which bring images to one size.
     """
 
     url: str
     images: Sequence[bytes]
     records: int
-    are_files: bool = False
     ops: Sequence[Op]
     batch_size: int
+    are_files: bool = False
 
 
 def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[tuple[Alternative, ...], list[str]]:
-    """Measure other ways to store a sample; return them, and why some could not be tried.
+    """Measure other ways to store a sample, each for some seconds; return them, and why some could not be tried.
 
-    Args:
-        sample: what is fed now.
-        folder: for small datasets.
-        seconds: of each measurement.
+    Small datasets are written to `folder`.
     """
     url, images, ops = quote(sample.url), sample.images, tuple(sample.ops)
     pipeline = Pipeline(ops, seed=0)
@@ -173,9 +137,9 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
     flags = "".join(f" --op {quote(repr(op))}" for op in ops)
     if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # what warmup does by itself
         flags = f" --size {size[0]}"
-    command = f"tpufeed shard {url} DATASET-{side} --presize {side}"
-    if not sample.are_files:
-        command = f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
+    command = f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
+    if sample.are_files:
+        command = f"tpufeed shard {url} DATASET-{side} --presize {side}"
     cache = f"tpufeed cache warmup {url} CACHE{flags} --variants {_VARIANTS}"
     # (what to do, how to make an image of it, (height, width, channels) of raw pixels, live ops, variants)
     ways: list[tuple[str, Callable[[int], bytes], tuple[int, int, int] | None, Sequence[Op] | None, int]] = [
@@ -205,20 +169,12 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
         cost = f"{total / 1e9:,.1f} GB" if total >= 1e8 else f"{total / 1e6:,.1f} MB"
         cost += f" for {variants} variants" if variants > 1 else ""
         cost += f", about {minutes:,.0f} minutes" if minutes >= 2 else f", about {max(1, round(minutes * 60))} s"
-        found.append(
-            Alternative(
-                do=do,
-                images_per_second=rate,
-                record_bytes=record_bytes,
-                total_bytes=total,
-                cost=f"{cost} on this host",
-            )
-        )
+        found.append(Alternative(do, rate, record_bytes, total, f"{cost} on this host"))
     return tuple(found), notes
 
 
 def _change(change: Callable[[int], bytes], count: int, seconds: float) -> list[bytes]:
-    """Change images on all cores, as many as are done in this time, at least a block; bad ones are left out."""
+    """Change as many images on all cores as are done in this time, at least a block; bad ones are left out."""
     stop = time.monotonic() + seconds
 
     def run(number: int) -> bytes | None:

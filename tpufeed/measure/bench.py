@@ -1,4 +1,4 @@
-"""The benchmark: datasets times loaders, measured in turns, each measurement in a process of its own."""
+"""The benchmark: datasets times loaders, measured in turns, each measurement in its own process."""
 
 import os
 import threading
@@ -46,20 +46,19 @@ class BenchOptions:
 
     Attributes:
         device: emulated:PROFILE, emulated with `step_ms`, xla-cpu, xla-tpu, jax-cpu, jax-tpu, or none, which only
-            drains the loader. By default emulated:tpu-v3-8, or emulated where `step_ms` is given.
+            drains the loader. By default emulated:tpu-v3-8, or emulated if `step_ms` is given.
         batch_size: images of a step; by default the profile's, or 128.
         step_ms: milliseconds that an emulated accelerator of your own takes for a batch.
         steps: steps of each measurement.
-        seconds: seconds of each measurement, from its first batch on; by default 8, where no `steps` are given.
+        seconds: seconds of each measurement, from its first batch on; by default 8, unless `steps` are given.
         repeats: measurements of each loader, in turns with the others.
         warm_up: short rounds before them that count for nothing; they fill the page cache and the stage.
-        split: the dataset's split.
         ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's live ops.
-        threads: threads of the loader, see `tpufeed.Loader`.
-        processes: processes of the loader, see `tpufeed.Loader`.
+        threads: see `tpufeed.Loader`.
+        processes: see `tpufeed.Loader`.
         model: the model that an emulated TPU trains; by default ResNet-50, which the profiles are for.
         tpu: a TPU to emulate at its high rate, short for the device emulated:tpu-NAME.
-        patience_seconds: extra time of a measurement where `seconds` are too few for a verdict.
+        patience_seconds: extra time of a measurement if `seconds` are too few for a verdict.
     """
 
     device: str | None = None
@@ -87,7 +86,7 @@ class BenchOptions:
 
     @property
     def choice(self) -> DeviceChoice:
-        """The device, with its profile where it is an emulated one."""
+        """The device, with its profile if it is emulated."""
         name = self.device or (DEFAULT_DEVICE if self.step_ms is None else EMULATED)
         if self.tpu is not None:
             name = f"{EMULATED}:tpu-{find_tpu(self.tpu).name}"
@@ -112,7 +111,7 @@ class BenchOptions:
 
     @property
     def images_a_step(self) -> int:
-        """The batch size, as given or as it follows from the device."""
+        """The batch size: given, or the device's own."""
         known = self.choice.profile
         return self.batch_size or (None if known is None else known.batch_size) or _BATCH_SIZE
 
@@ -125,7 +124,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measurement; holds everything that another process needs to make it."""
+    """One measurement, as another process is told to make it."""
 
     url: str
     loader: str
@@ -141,8 +140,7 @@ class BenchResult:
 
     Attributes:
         machine: see `machine.machine`.
-        places: where the datasets lie, see `machine.place_of`.
-        options: the options, as given.
+        places: where the datasets are, see `machine.place_of`.
         runs: the median run of each dataset and loader, in the order given.
     """
 
@@ -184,9 +182,7 @@ def _open(url: str) -> Dataset | Mixture:
 def measure_apart(measurement: Measurement) -> BenchRun:
     """Make the measurement in a new process, which is gone in the end, with all that it has started.
 
-    Raises:
-        TpufeedError: as `measure`.
-        LoaderError: the process died, or takes longer than a quarter of an hour.
+    Raises as `measure`, or LoaderError: the process died, or takes longer than a quarter of an hour.
     """
     choice = measurement.options.choice
     variables = {} if "TF_CPP_MIN_LOG_LEVEL" in os.environ else {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -241,9 +237,9 @@ def bench(
     Args:
         urls: datasets or caches; "URL=0.7,URL=0.3" is a mixture of several.
         loaders: numpy, torch, tf, tf-direct, xla, jax, and naive, which is what people write themselves.
-        options: device, batches, and how long.
+        options: the device, the batches, and how long to measure.
         measure: makes one measurement.
-        listen: is told what will be measured next.
+        listen: hears what will be measured next.
 
     Raises:
         UsageError: a dataset, loader, device or package does not exist; raised before anything is measured.
@@ -273,7 +269,7 @@ def bench(
     short = replace(options, seconds=seconds, patience_seconds=0.0)
     for one in measurements * options.warm_up:
         measured(replace(one, options=short), " (warm-up)")
-    # They take turns, A B A B: a machine that grows slower for a while does so for all alike.
+    # They take turns, A B A B: if the machine is slower for a while, it is so for all.
     rounds = [[measured(one) for one in measurements] for _ in range(options.repeats)]
     runs = tuple(map(middle_run, zip(*rounds, strict=True)))
     return BenchResult(machine=about, places=tuple(places), options=options, runs=runs)
@@ -305,13 +301,8 @@ def middle_run(runs: Sequence[BenchRun]) -> BenchRun:
     """Return the repeat with the median rate, with the spread of all repeats and the problems of any."""
     rated = sorted(runs, key=lambda run: run.images_per_second or 0.0)
     middle = rated[(len(rated) - 1) // 2]
-    problems = list(middle.problems)
-    doubtful = [run for run in runs if run.problems]
+    problems, doubtful = middle.problems, [run for run in runs if run.problems]
     if doubtful and not problems:
-        problems.append(f"in {len(doubtful)} of {number_of(len(runs), 'repeat')}: {doubtful[0].problems[0]}")
-    return replace(
-        middle,
-        rates=spread([run.images_per_second for run in runs if run.images_per_second is not None]),
-        problems=tuple(problems),
-        verdict="" if problems else middle.verdict,
-    )
+        problems = (f"in {len(doubtful)} of {number_of(len(runs), 'repeat')}: {doubtful[0].problems[0]}",)
+    rates = spread([run.images_per_second for run in runs if run.images_per_second is not None])
+    return replace(middle, rates=rates, problems=problems, verdict="" if problems else middle.verdict)

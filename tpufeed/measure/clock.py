@@ -5,7 +5,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from tpufeed.errors import OptionError
 from tpufeed.measure.compiling import CompileWatch, WaitSplitter, compile_advice, split_waits, xla_counts
+from tpufeed.measure.wording import say
 
 # Idle time in percent: the bands of xprof, TensorBoard's profiler, for input-bound programs.
 MODERATE_PERCENT = 5.0
@@ -32,7 +33,7 @@ class StepTimes:
         wait_seconds: time that the step waited for its batch.
         sync_seconds: time of tracing, compiling and launching the step, which torch_xla's loaders do in the `next()`
             after it. A sync before an epoch's first step counts for that step as well. Empty with other loaders.
-        compute_seconds: time of the step itself; of an emulated accelerator the nominal one.
+        compute_seconds: time of the step itself; the nominal one if the accelerator is emulated.
         ready: batches that an emulated accelerator had in its queue when the step asked for one; else empty.
     """
 
@@ -50,8 +51,7 @@ class StepReport:
     All figures are of the steady state, but `steps`, `images`, those that begin with `first_`, and `compile_seconds`.
 
     Attributes:
-        steps: number of all steps.
-        images: number of all images; None where batches have no shape and no batch size was given.
+        images: number of all images; None if batches have no shape and no batch size was given.
         images_per_second: images in a second of `wall_seconds`.
         bytes_per_second: bytes of the batches' arrays, which cross to the device.
         step_ms: median of wait + sync + compute.
@@ -62,7 +62,7 @@ class StepReport:
         sync_percent: syncs / wall. torch_xla's loaders sync before they hand out the next batch: they trace, compile
             and launch the step, and wait for the device to take it. None with other loaders.
         tracing_percent: share of the time in which the host traced and compiled: the syncs without their waits for the
-            device, or the compile time, whichever is more. None where no framework counts.
+            device, or the compile time, whichever is more. None if no framework counts.
         wall_seconds: time inside the loop; evaluation between two epochs does not count.
         first_wait_seconds: time from asking for the first batch until it was there, `iter(loader)` included.
         first_compute_seconds: time of the first step, with the syncs around it.
@@ -95,7 +95,7 @@ class StepReport:
 
     @property
     def blame(self) -> Blame | None:
-        """The cause of most waiting; the accelerator, where neither data nor tracing takes 5 % of the time."""
+        """The cause of most waiting; the accelerator, if neither data nor tracing takes 5 % of the time."""
         if self.idle_percent is None:
             return None
         tracing = self.tracing_percent or 0.0
@@ -120,24 +120,20 @@ class StepReport:
 
     def summary(self) -> str:
         """Return lines for people; n/a stands for unknown."""
-
-        def say(value: float | None, unit: str = "", digits: int = 1) -> str:
-            return "n/a" if value is None else f"{value:,.{digits}f}{unit}"
-
         megabytes = None if self.bytes_per_second is None else self.bytes_per_second / 1e6
         lines = [
-            f"{self.steps} steps: idle {say(self.idle_percent, ' %')} of {say(self.wall_seconds, ' s', 2)}, "
-            f"{say(self.images_per_second, '', 0)} images a second, {say(megabytes, ' MB')} a second to the device",
-            f"a step takes {say(self.step_ms, ' ms')}; waits for a batch: p50 {say(self.wait_ms_p50, ' ms')}, "
-            f"p95 {say(self.wait_ms_p95, ' ms')}, p99 {say(self.wait_ms_p99, ' ms')}",
-            f"first step, left out of these: {say(self.first_wait_seconds, ' s', 2)} for its batch, "
-            f"{say(self.first_compute_seconds, ' s', 2)} in the step, of which compiling "
-            f"{say(self.compile_seconds, ' s', 2)}",
+            f"{self.steps} steps: idle {say(self.idle_percent, '%', 1)} of {say(self.wall_seconds, 's', 2)}, "
+            f"{say(self.images_per_second)} images a second, {say(megabytes, 'MB', 1)} a second to the device",
+            f"a step takes {say(self.step_ms, 'ms', 1)}; waits for a batch: p50 {say(self.wait_ms_p50, 'ms', 1)}, "
+            f"p95 {say(self.wait_ms_p95, 'ms', 1)}, p99 {say(self.wait_ms_p99, 'ms', 1)}",
+            f"first step, left out of these: {say(self.first_wait_seconds, 's', 2)} for its batch, "
+            f"{say(self.first_compute_seconds, 's', 2)} in the step, of which compiling "
+            f"{say(self.compile_seconds, 's', 2)}",
         ]
         if self.sync_percent is not None or self.tracing_percent is not None:
             lines.append(
-                f"sync {say(self.sync_percent, ' %')} of the time, tracing and compiling "
-                f"{say(self.tracing_percent, ' %')}; recompilations after step 1: {say(self.recompilations, '', 0)}"
+                f"sync {say(self.sync_percent, '%', 1)} of the time, tracing and compiling "
+                f"{say(self.tracing_percent, '%', 1)}; recompilations after step 1: {say(self.recompilations)}"
             )
         return "\n".join([*lines, self.verdict, *self.notes])
 
@@ -151,7 +147,7 @@ class StepClock:
 
     With torch_xla's loaders, `next()` also traces, compiles and launches the step before; that is `sync`, not wait.
 
-    Where computing is asynchronous (torch_xla, JAX) the step has to end with something that waits for the device.
+    With torch_xla and JAX, which compute asynchronously, the step has to end with something that waits for the device.
     Otherwise the device's time shows up as a wait of a later step.
     """
 
@@ -176,12 +172,12 @@ class StepClock:
     def __call__(self, loader: Iterable[Batch]) -> "TimedLoader[Batch]":
         """Return the loader with its steps timed. It can be iterated as often as the loader, as Lightning's `fit` does.
 
-        Leaving a loop early ends the last step there and closes the loader's iterator. Where the iterator is kept
-        (`batches = iter(clock(loader))`) the clock cannot see when the loop is left: then the last step is left out,
+        Leaving a loop early ends the last step there and closes the loader's iterator. If you keep the iterator
+        (`batches = iter(clock(loader))`), the clock cannot see when the loop is left: then the last step is left out,
         unless `batches.close()` ends it. An exception in the loop or in the loader passes through. `len`, state and
         attributes are the loader's.
 
-        In nested loops of one clock time counts once: a step of the outer loop ends where the inner loop begins.
+        In nested loops of one clock time counts once: a step of the outer loop ends when the inner loop begins.
         """
         kind = StatefulTimedLoader if hasattr(loader, "state_dict") else TimedLoader
         return kind(loader, self)
@@ -189,8 +185,7 @@ class StepClock:
     def report(self, batch_size: int | None = None) -> StepReport:
         """Report on the steps that have ended so far.
 
-        Args:
-            batch_size: images of each step; by default they are counted, as the first axis of a batch's first array.
+        `batch_size` is the images of each step; by default they are counted: the first axis of a batch's first array.
         """
         steps, compiled = len(self._waits), self._compiling.result()
         first, later = compiled or (None, None)
@@ -218,7 +213,33 @@ class StepClock:
                 "errors in its threads or workers; torch_xla's ParallelLoader takes an exception of its source for the "
                 "end"
             )
-        report = StepReport(
+        # The steady state: all steps but the first, and the ends of epochs.
+        waits, syncs, computes = (np.array(part[1:]) for part in (self._waits, self._syncs, self._computes))
+        wait, sync = float(waits.sum()) + self._end_wait, float(syncs.sum())
+        wall = wait + sync + float(computes.sum())
+        steady = dict[str, Any]()
+        if steps > 1 and wall > 0:
+            images_then = total(self._images[1:]) if batch_size is None else (steps - 1) * batch_size
+            sent = total(self._nbytes[1:])
+            steady = {
+                "images_per_second": None if images_then is None else images_then / wall,
+                "bytes_per_second": None if sent is None else sent / wall,
+                "step_ms": float(np.median(waits + syncs + computes)) * 1e3,
+                **wait_percentiles(waits),
+                "idle_percent": 100 * wait / wall,
+                "sync_percent": 100 * sync / wall if self._splits else None,
+                "wall_seconds": wall,
+            }
+            if later is not None or self._splits:
+                counts = later or Counter[str]()
+                # Compiling can be of several threads, and syncs in the loop's body wait for the device as well.
+                tracing = max(sync - counts["device_wait_ns"] / 1e9, counts["compile_ns"] / 1e9, 0.0)
+                steady["tracing_percent"] = 100 * min(wall, tracing) / wall
+            if later is not None:
+                steady["recompilations"] = later["compilations"]
+                steady["host_syncs"] = None if xla_counts() is None else later["host_syncs"]
+                notes += compile_advice(later, steps - 1)
+        return StepReport(
             steps=steps,
             images=images,
             first_wait_seconds=self._waits[0] if steps else None,
@@ -226,33 +247,7 @@ class StepClock:
             compile_seconds=None if first is None else first["compile_ns"] / 1e9,
             short_epochs=tuple(self._short),
             notes=tuple(notes),
-        )
-        # The steady state: all steps but the first, and the ends of epochs.
-        waits, syncs, computes = (np.array(part[1:]) for part in (self._waits, self._syncs, self._computes))
-        wait, sync = float(waits.sum()) + self._end_wait, float(syncs.sum())
-        wall = wait + sync + float(computes.sum())
-        if steps < 2 or wall <= 0:
-            return report
-        tracing = None
-        if later is not None or self._splits:
-            counts = later or Counter[str]()
-            # Compiling can be of several threads, and syncs in the loop's body wait for the device as well.
-            tracing = min(wall, max(sync - counts["device_wait_ns"] / 1e9, counts["compile_ns"] / 1e9, 0.0))
-        steady_images = total(self._images[1:]) if batch_size is None else (steps - 1) * batch_size
-        sent = total(self._nbytes[1:])
-        return replace(
-            report,
-            images_per_second=None if steady_images is None else steady_images / wall,
-            bytes_per_second=None if sent is None else sent / wall,
-            step_ms=float(np.median(waits + syncs + computes)) * 1e3,
-            **wait_percentiles(waits),
-            idle_percent=100 * wait / wall,
-            sync_percent=100 * sync / wall if self._splits else None,
-            tracing_percent=None if tracing is None else 100 * tracing / wall,
-            wall_seconds=wall,
-            recompilations=None if later is None else later["compilations"],
-            host_syncs=None if later is None or xla_counts() is None else later["host_syncs"],
-            notes=(*report.notes, *(() if later is None else compile_advice(later, steps - 1))),
+            **steady,
         )
 
     def timeline(self) -> StepTimes:
@@ -263,13 +258,13 @@ class StepClock:
     def save(self, path: str | Path, batch_size: int | None = None) -> StepReport:
         """Write report and timeline as JSON, for `load_steps` and `tpufeed doctor --clock`; return the report."""
         report = self.report(batch_size)
-        save_steps(path, report, self.timeline())
+        Path(path).write_bytes(msgspec.json.encode(SavedSteps("tpufeed-steps", 1, report, self.timeline())) + b"\n")
         return report
 
     # The iterators below call these two.
 
     def _finish(self, now: float) -> int | None:
-        """End the step that runs. Return its number, from 0; None where no step runs."""
+        """End the step that runs. Return its number, from 0; None if no step runs."""
         if self._step is None:
             return None
         begin, wait, sync, images, nbytes = self._step
@@ -295,7 +290,7 @@ class _TimedEpoch(Iterator[Batch]):
         self._loader, self._clock = loader, clock
         self._iterator: Iterator[Batch] | None = None
         self._splitter: WaitSplitter | None = None
-        self._step: Any = None  # this epoch's last step; it runs where the clock holds it, too
+        self._step: Any = None  # this epoch's last step; it still runs if the clock holds it, too
         self._number = self._batches = 0
         self._promised: int | None = None  # batches of the epoch by `len`
         self._kept = self._closed = False
@@ -404,10 +399,10 @@ class TimedLoader(Generic[Batch]):
         self._clock = clock
 
     def __bool__(self) -> bool:
-        return True  # also where the loader has no length
+        return True  # also if the loader has no length
 
     def __len__(self) -> int:
-        """Return the batches of an epoch. Raises TypeError where the loader has no length."""
+        """Return the batches of an epoch. Raises TypeError if the loader has no length."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -429,23 +424,17 @@ class StatefulTimedLoader(TimedLoader[Batch]):
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on where `state` says; raises what the loader raises."""
+        """Let the loader continue from `state`; raises what the loader raises."""
         self._loader.load_state_dict(state)
 
 
-class _Saved(msgspec.Struct):
+class SavedSteps(msgspec.Struct):
+    """The file that `StepClock.save` writes, as JSON."""
+
     format: Literal["tpufeed-steps"]
     version: Literal[1]
     report: StepReport
     times: StepTimes
-
-
-_SAVED = msgspec.json.Decoder(_Saved)
-
-
-def save_steps(path: str | Path, report: StepReport, times: StepTimes) -> None:
-    """Write both as JSON, for `load_steps` and `tpufeed doctor --clock`."""
-    Path(path).write_bytes(msgspec.json.encode(_Saved("tpufeed-steps", 1, report, times)) + b"\n")
 
 
 def load_steps(path: str | Path) -> StepReport:
@@ -455,7 +444,7 @@ def load_steps(path: str | Path) -> StepReport:
         OptionError: the file cannot be read, or is another file.
     """
     try:
-        return _SAVED.decode(Path(path).read_bytes()).report
+        return msgspec.json.decode(Path(path).read_bytes(), type=SavedSteps).report
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}; clock.save(path) writes such a file") from error
     except msgspec.DecodeError as error:
@@ -465,7 +454,7 @@ def load_steps(path: str | Path) -> StepReport:
 
 
 def idle_band(idle_percent: float) -> str:
-    """Return xprof's words for so much idle time."""
+    """Return xprof's words for this share of idle time."""
     if idle_percent >= HIGH_PERCENT:
         return "highly input-bound"
     return "moderately input-bound" if idle_percent >= MODERATE_PERCENT else "not input-bound"
@@ -478,25 +467,22 @@ def wait_percentiles(waits: "np.typing.NDArray[np.float64]") -> dict[str, Any]:
 
 
 def length_of(sized: Any) -> int | None:
-    """Return the batches that a loader promises; None where it does not."""
+    """Return the number of batches that a loader promises, if it does."""
     try:
         return len(sized)
-    except Exception:  # noqa: BLE001  # TypeError where there is none, but loaders raise what they like
+    except Exception:  # noqa: BLE001  # TypeError if there is no length, but loaders raise what they like
         return None
 
 
 def first_shape(batch: Any) -> Any:
-    """Return the shape of the first array of a batch, as its framework gives it; None where there is none."""
+    """Return the shape of the first array of a batch, as its framework gives it; None if there is none."""
     while True:
         if isinstance(batch, tuple | list):
-            if not batch:
-                return None
-            batch = batch[0]
-            continue
-        shape = getattr(batch, "shape", None)
-        if shape is not None or not isinstance(batch, Mapping):
+            batch = batch[0] if batch else None
+        elif (shape := getattr(batch, "shape", None)) is not None or not isinstance(batch, Mapping):
             return shape
-        batch = next(iter(batch.values()), None)
+        else:
+            batch = next(iter(batch.values()), None)
 
 
 def size_of(batch: Any) -> tuple[int, int]:

@@ -21,7 +21,7 @@ _JAX_LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 def xla_counts() -> Counter[str] | None:
     """Return torch_xla's counts since the process began, all devices and threads together.
 
-    The difference of two results is what was counted in between. None where the process has not imported torch_xla.
+    The difference of two results is what was counted in between. None if the process has not imported torch_xla.
 
     Keys:
         compilations, compile_ns: graphs that were in no cache, and their time.
@@ -74,7 +74,7 @@ class CompileWatch:
     """Count what the first step and what the later steps compile, without what is compiled between two epochs."""
 
     def __init__(self) -> None:
-        self._first, self._later = Counter[str](), Counter[str]()
+        self._counts = Counter[str](), Counter[str]()  # of the first step, of the later steps
         self._settled = False
         self._before: Counter[str] | None = None  # None between epochs
         self._jax: Counter[str] | None = None
@@ -96,18 +96,18 @@ class CompileWatch:
     def result(self) -> tuple[Counter[str], Counter[str]] | None:
         """Return the counts of the first step and of the later steps.
 
-        None where no framework that counts has compiled or run anything: another framework may train here.
+        None if no framework that counts has compiled or run anything: another framework may train here.
         """
         self._collect()
-        whole = self._first + self._later
-        return (self._first, self._later) if whole["compilations"] or whole["executions"] else None
+        found = any(counts["compilations"] or counts["executions"] for counts in self._counts)
+        return self._counts if found else None
 
     def _collect(self) -> None:
-        """Add what was counted since the last time; nothing where someone has cleared torch_xla's counts meanwhile."""
+        """Add what was counted since the last time; nothing if someone has cleared torch_xla's counts meanwhile."""
         if self._before is not None:
             total = self._read()
             # The minus of Counters leaves out what is not above zero, as counts are that were cleared since.
-            (self._later if self._settled else self._first).update(total - self._before)
+            self._counts[self._settled].update(total - self._before)
             self._before = total
 
     def _read(self) -> Counter[str]:
@@ -117,10 +117,9 @@ class CompileWatch:
 
 
 def _listen_to_jax() -> Counter[str] | None:
-    """Register a listener at JAX and return its counts, which grow; None where JAX is not loaded."""
-    register: Any = getattr(
-        getattr(sys.modules.get("jax"), "monitoring", None), "register_event_duration_secs_listener", None
-    )
+    """Register a listener at JAX and return its counts, which grow; None if JAX is not loaded."""
+    monitoring = getattr(sys.modules.get("jax"), "monitoring", None)
+    register: Any = getattr(monitoring, "register_event_duration_secs_listener", None)
     if register is None:
         return None
     counts = Counter[str]()
@@ -143,7 +142,7 @@ class WaitSplitter:
 
     Attributes:
         waited: returns the seconds that the loader's consumer has waited so far.
-        before: the part of them that is not of this iteration.
+        before: the seconds before this `next()`.
         close: ends the iteration.
     """
 

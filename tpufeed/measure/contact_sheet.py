@@ -1,6 +1,6 @@
-"""Draw a labelled contact sheet of a dataset: thumbnails of its records in a grid as square as can be.
+"""Draw a labelled contact sheet of a dataset: thumbnails of its records in a nearly square grid.
 
-A line of text stands above the grid and two lines under each image. Variants of a sample stand side by side.
+There is a line of text above the grid and two lines under each image. Variants of a sample are side by side.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME
 from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
-from tpufeed.images.decoding import Pixels, decode, turn
+from tpufeed.images.decoding import Pixels
 from tpufeed.images.geometry import Geometry
-from tpufeed.images.mending import mend, orientation_of
+from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 from tpufeed.loaders.columns import Sample
 from tpufeed.measure.files import check_output, write_file
@@ -51,7 +51,7 @@ class SheetOptions:
     """Options of a contact sheet.
 
     Attributes:
-        count: at most so many images; of a cache all K variants of count // K samples.
+        count: most images on it; of a cache all K variants of count // K samples.
         class_name: show only samples of this class, by name or id.
         seed: seed of the choice of samples.
         size_px: side of the square that each image is fitted into.
@@ -68,13 +68,7 @@ class SheetOptions:
 
 @dataclass(frozen=True, slots=True)
 class ContactSheet:
-    """A sheet.
-
-    Attributes:
-        image: the sheet itself.
-        corners: (left, top) of the square of each image, in the order drawn.
-        problems: what is wrong with the images that could not be shown.
-    """
+    """A sheet: its picture, (left, top) of each image's square, and why some images could not be shown."""
 
     image: Image.Image
     corners: tuple[tuple[int, int], ...]
@@ -82,12 +76,12 @@ class ContactSheet:
 
 
 def make_contact_sheet(dataset: Dataset, split: str | None = None, options: SheetOptions | None = None) -> ContactSheet:
-    """Draw thumbnails of samples of a split (its first by default), with label and file name or sample number.
+    """Draw thumbnails of samples of a split (by default the first), with label and file name or sample number.
 
-    Only the records shown are read; for a class also those that had to be looked at to find them.
+    Only the records shown are read; for a class also the records that are searched.
 
     Raises:
-        OptionError: no such split or class, or none of its samples is in the split.
+        OptionError: there is no such split or class, or the split has no sample of it.
         ShardError: a shard is missing, or not the manifest's.
     """
     options, manifest = options or SheetOptions(), dataset.manifest
@@ -129,7 +123,7 @@ def make_contact_sheet(dataset: Dataset, split: str | None = None, options: Shee
             left = _GAP_PX + column * sample_px + variant * (size_px + _GAP_PX)
             top = _TITLE_PX + row * row_px
             corners.append((left, top))
-            label_text, name, image = _read_tile(dataset, reader, place, size_px)
+            label_text, name, image = _read_tile(manifest, reader, place, size_px)
             if isinstance(image, str):
                 problems.append(image)
                 right, bottom = left + size_px - 1, top + size_px - 1
@@ -148,16 +142,16 @@ def make_contact_sheet(dataset: Dataset, split: str | None = None, options: Shee
 
 
 def check_sheet_path(path: Path) -> None:
-    """Raise OptionError where no sheet can be written to `path`."""
+    """Raise OptionError if no sheet can be written to `path`."""
     check_output(path, "the sheet's name", tuple(_FORMATS))
 
 
 def write_sheet(image: Image.Image, path: Path) -> None:
-    """Write the sheet in the format that its name says, whole or not at all; what was there is replaced.
+    """Write the sheet in the format of the path's ending, whole or not at all; an earlier file is replaced.
 
     Raises:
-        OptionError: another ending, no such folder, or an image too large for the format.
-        StoreError: it cannot be written.
+        OptionError: see `check_output`; or the image is too large for the format.
+        StoreError: the sheet cannot be written.
     """
     check_sheet_path(path)
     name, longest_px = _FORMATS[path.suffix.lower()]
@@ -168,16 +162,14 @@ def write_sheet(image: Image.Image, path: Path) -> None:
     write_file(path, partial(image.save, format=name, quality=90))
 
 
-def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
-    """Return label, file name and thumbnail of a record; a message in place of the thumbnail if it is damaged."""
-    manifest, name = dataset.manifest, ""
+def _read_tile(manifest: Manifest, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
+    """Return label, file name and thumbnail of a record; if it is damaged, a message instead of the thumbnail."""
+    name = ""
     (payload,) = iter_payloads(reader, [place])
     if isinstance(payload, RecordError):
         return "", "", str(payload)
-    names = dict(enumerate(manifest.class_names))
-    found = (
-        names.get(label, label) if isinstance(label, int) else label for label in read_labels(manifest, reader, payload)
-    )
+    names: dict[int | str, str] = dict(enumerate(manifest.class_names))
+    found = (names.get(label, label) for label in read_labels(manifest, reader, payload))
     label = ", ".join(map(str, dict.fromkeys(found)))
     try:
         features = decode_arrays(payload)
@@ -185,7 +177,11 @@ def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> 
         feature = None if key is None else features.get(key)
         if feature is not None and len(feature.values) and isinstance(feature.values[0], memoryview):
             name = str(feature.values[0], "utf-8", "replace")
-        image = Image.fromarray(np.ascontiguousarray(_read_pixels(dataset, reader.layout.decode(payload)[0])))
+        data, shape = reader.layout.decode(payload)[0], manifest.tensor_shape
+        if shape is not None and len(data) != math.prod(shape):
+            raise RecordError(f"the image has {len(data)} bytes; a tensor of {shape} takes {math.prod(shape)}")
+        pixels = Pipeline((), seed=0, upright=manifest.upright).run_stored(data, shape, ())
+        image = Image.fromarray(np.ascontiguousarray(pixels))
         stored = image.height, image.width
         scale = size_px / max(image.size)
         if scale >= 2:  # a tiny image is shown in visible pixels
@@ -236,21 +232,6 @@ def _colours(mask: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Pixels:
     return pixels
 
 
-def _read_pixels(dataset: Dataset, image: memoryview) -> Pixels:
-    shape = dataset.manifest.tensor_shape
-    if shape is None:
-        try:
-            pixels = decode(image)
-        except ImageError as error:
-            image = memoryview(mend(image, error))  # as loaders do
-            pixels = decode(image)
-        return turn(pixels, orientation_of(image)) if dataset.manifest.upright else pixels
-    pixels = np.frombuffer(image, np.uint8)
-    if pixels.size != np.prod(shape):
-        raise RecordError(f"the image has {pixels.size} bytes; a tensor of {shape} takes {np.prod(shape)}")
-    return pixels.reshape(shape)
-
-
 def _write(
     draw: ImageDraw.ImageDraw,
     corner: tuple[int, int],
@@ -259,13 +240,15 @@ def _write(
     width_px: int,
     ink: str | tuple[int, int, int],
 ) -> None:
-    """Write text on one line, without its middle where it is wider than `width_px`.
+    """Write text on one line, without its middle if it is wider than `width_px`.
 
-    The first font is taken that has all its characters. Where none has, they are written as escapes, never as boxes.
+    The first font that has all characters is taken. If none has, they are written as escapes, never as boxes.
     """
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     fonts = _fonts(font_px)
-    font = next((font for font in fonts if _has_all(font, text)), None)
+    box, wide = "\U0010fffd", [letter for letter in {*text} if not letter.isascii()]
+    drawn = ((font, [bytes(font.getmask(letter)) for letter in (box, *wide)]) for font in fonts)
+    font = next((font for font, (missing, *masks) in drawn if missing not in masks), None)
     if font is None:
         text, font = text.encode("ascii", "backslashreplace").decode(), fonts[0]
     shown = text
@@ -280,15 +263,9 @@ def _write(
 
 @functools.lru_cache(maxsize=8)
 def _fonts(font_px: int) -> list[ImageFont.FreeTypeFont | ImageFont.ImageFont]:
-    """Return Pillow's own font, and of `_WIDE_FONTS` those that this system has."""
+    """Return Pillow's own font, and those of `_WIDE_FONTS` that this system has."""
     fonts: list[ImageFont.FreeTypeFont | ImageFont.ImageFont] = [ImageFont.load_default(font_px)]
     for name in _WIDE_FONTS:
         with contextlib.suppress(OSError):
             fonts.append(ImageFont.truetype(name, font_px))
     return fonts
-
-
-def _has_all(font: ImageFont.FreeTypeFont | ImageFont.ImageFont, text: str) -> bool:
-    """Return True if no character of the text is drawn as the box that stands for missing ones."""
-    missing = bytes(font.getmask("\U0010fffd"))
-    return all(bytes(font.getmask(letter)) != missing for letter in {*text} if not letter.isascii())

@@ -1,7 +1,7 @@
 """The doctor: measure what feeds a TPU from here, and say what binds and what to do about it.
 
 `examine` opens the dataset or the raw images, takes a sample, measures storage, the loader and the transfer
-(`stages`, `rawfiles`), tries other ways to store the images (`alternatives`), and has the rates judged (`prediction`).
+(`stages`, `naive`), tries other ways to store the images (`alternatives`), and has the rates judged (`prediction`).
 """
 
 import os
@@ -19,9 +19,10 @@ from tpufeed.images import HorizontalFlip
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture, parse_mixture
-from tpufeed.measure.alternatives import SAMPLE_SPLIT, FedImages, take_sample, try_alternatives, write_sample
+from tpufeed.measure.alternatives import SAMPLE_SPLIT, FedImages, try_alternatives, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, load_steps
 from tpufeed.measure.machine import busy_notes, machine
+from tpufeed.measure.naive import measure_files
 from tpufeed.measure.prediction import (
     ASSEMBLY,
     STORAGE,
@@ -33,8 +34,8 @@ from tpufeed.measure.prediction import (
     find_goal,
     predict,
 )
-from tpufeed.measure.rawfiles import measure_files
 from tpufeed.measure.results import Diagnosis, Stage
+from tpufeed.measure.sampling import take_sample
 from tpufeed.measure.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
 from tpufeed.measure.wording import number_of
 from tpufeed.measure.xplane import read_profile
@@ -74,20 +75,20 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
 
     Args:
         url: a dataset or cache, or raw images as `tpufeed shard` takes them; "URL=0.7,URL=0.3" is a mixture.
-        split: to be measured; None: "train", or else the first one.
-        tpu: that is to be fed; None: the one of this host, else a v3-8.
-        model: that it trains; None: resnet50.
-        flops_per_sample: of a training step, in place of a model.
-        batch_size: of this host; None: 128, and no advice about it.
-        ops: as for loaders; None: the cache's own, or RandomResizedCrop(224) and HorizontalFlip().
-        seconds: that all measurements may take together, about.
+        split: the split to measure. Default: "train", or else the first one.
+        tpu: the TPU to feed. Default: the one of this host, else a v3-8.
+        model: the model that it trains. Default: resnet50.
+        flops_per_sample: FLOPs of a training step, instead of a model.
+        batch_size: batch size of this host. Default: 128, and no advice about it.
+        ops: as for loaders. Default: the cache's own, or RandomResizedCrop(224) and HorizontalFlip().
+        seconds: time for all measurements together, about.
         steps: a report that `StepClock` saved.
         profile: a folder that a profiler wrote.
-        listener: told what is being measured.
+        listener: hears what is being measured.
 
     Raises:
         DatasetNotFoundError: there is neither a dataset nor are there images.
-        OptionError: an option that cannot be, a split that is not there or is empty, or images that differ in size.
+        OptionError: an option is wrong, the split is missing or empty, or images differ in size.
         StoreError, ManifestError: the dataset cannot be read.
     """
     if model is not None and flops_per_sample is not None:
@@ -116,7 +117,7 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
     """Return what a training run has shown: steps that a clock saved, and a profile.
 
     Raises:
-        OptionError: one cannot be read, or is none; it says what writes such a file.
+        OptionError: one cannot be read or is another file; the message says what writes such a file.
         DamageError, MissingExtraError: a profile cannot be read.
     """
     found = list[Evidence]()
@@ -154,7 +155,7 @@ def _choose_split(data: Dataset | Mixture, name: str | None) -> tuple[str, list[
 
 
 def _advise_on_shards(dataset: Dataset, split: str) -> tuple[str, ...]:
-    """Return what is wrong with the sizes of its shards; nothing of an adopted dataset, whose shards are another's."""
+    """Return what is wrong with the sizes of shards, unless another tool wrote them."""
     options, shards = dataset.manifest.options, dataset.split(split).variants[0].shards
     if options.get("command") == "adopt":
         return ()
@@ -173,8 +174,8 @@ def _examine_datasets(
     """Measure the loader, the storage of its heaviest source, the transfer, and for one dataset other ways to store it.
 
     Raises:
-        OptionError: options that do not fit it; its images differ in size; the split is empty.
-        DatasetNotFoundError, ManifestError, StoreError, ShardError: none of it can be read.
+        OptionError: options do not fit the data, images differ in size, or the split is empty.
+        DatasetNotFoundError, ManifestError, StoreError, ShardError: nothing can be read.
     """
     tell("a sample of it")
     mixes, what = isinstance(data, Mixture), data if isinstance(data, Mixture) else data.url
@@ -206,13 +207,13 @@ def _examine_datasets(
             f"{damaged[0]}. Run: tpufeed verify {quote(dataset.url)}"
         )
     storage = Storage()
-    stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not="none of the records that were looked at can be read")}
+    stages = {ASSEMBLY: Stage(ASSEMBLY, why_not="none of the records that were looked at can be read")}
     if images:
         tell(STORAGE)
         found, why = _attempt(lambda: measure_storage(dataset, split, seconds))
         storage = found or Storage(why_not=why)
         with temporary_folder() as folder:
-            # Loaders keep copies of remote shards: the sample stands for them, on a local disk and in the page cache.
+            # Loaders keep copies of remote shards: the sample plays their part, on a local disk and in the page cache.
             copied = dataset.is_remote and not mixes
             near: tuple[str | Mixture, str, Sequence[Op] | None] = (what, split, live)
             if copied:
@@ -222,21 +223,18 @@ def _examine_datasets(
             rates, why = _attempt(
                 lambda: measure_loader(*near[:2], batch_size, seconds * _LOADING, ops=near[2], max_bad_records=bad)
             )
-            stages = {ASSEMBLY: Stage(name=ASSEMBLY, why_not=why)}
+            stages = {ASSEMBLY: Stage(ASSEMBLY, why_not=why)}
             if rates is not None:
                 stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
             if rates is not None and encoded and manifest.cache is None and not mixes:
                 tell("other ways of storing the images")
-                sample = FedImages(
-                    url=dataset.url, images=images, records=records, ops=ops, batch_size=rates.batch_size
-                )
+                sample = FedImages(dataset.url, images, records, ops, rates.batch_size)
                 alternatives, untried = try_alternatives(sample, folder, seconds)
                 notes += untried
         if copied and rates is not None:
             stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
         tell(TRANSFER)
         stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
-    # Of a record as it is drawn, and of all that it is drawn from.
     shards = [[shard for variant in source.split(split).variants for shard in variant.shards] for source in sources]
     sizes = [sum(shard.bytes for shard in each) for each in shards]
     means = [size / sum(shard.records for shard in each) for size, each in zip(sizes, shards, strict=True)]

@@ -14,7 +14,7 @@ from tpufeed.errors import OptionError
 from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture
-from tpufeed.measure.accelerator import EmulatedAccelerator, Limits, RepeatedEpochs, few_steps
+from tpufeed.measure.accelerator import EmulatedAccelerator, Limits, problems_of, repeat_epochs
 from tpufeed.measure.clock import StepClock
 from tpufeed.measure.naive import NaiveLoader
 from tpufeed.measure.results import BenchRun
@@ -39,14 +39,7 @@ _REASON_CHARACTERS = 150
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The device that is fed.
-
-    Attributes:
-        name: its name, as given.
-        kind: how it is driven.
-        profile: the profile of an emulated device.
-        platform: "cpu" or "tpu" of a real device.
-    """
+    """The device that is fed: an emulated one has a profile, a real one the platform "cpu" or "tpu"."""
 
     name: str
     kind: Literal["emulated", "xla", "jax", "none"]
@@ -55,7 +48,7 @@ class DeviceChoice:
 
     @property
     def label(self) -> str:
-        """The name in tables, with EMULATED where it is so."""
+        """The name in tables, which says if it is EMULATED."""
         return self.name if self.profile is None else f"EMULATED {self.profile.name}"
 
 
@@ -86,7 +79,7 @@ def kind_of(data: Dataset | Mixture, split: str) -> str:
 
 
 def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
-    """Return the samples of a split. Raises OptionError where they are less than a batch."""
+    """Return the number of samples of a split. Raises OptionError if they are fewer than a batch."""
     records = dataset.split(split).records
     if records < batch_size:
         raise OptionError(
@@ -99,14 +92,9 @@ def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
 def feed(
     choice: DeviceChoice, loader: Iterable[Any], batch_size: int, limits: Limits, batches: int | None = None
 ) -> BenchRun:
-    """Feed the device from a loader until a limit is reached.
+    """Feed the device from a loader with batches of `batch_size` until a limit is reached.
 
-    Args:
-        choice: the device.
-        loader: gives batches of `batch_size`.
-        batch_size: images of a step.
-        limits: the end.
-        batches: of an epoch; None if unknown.
+    `batches` is the length of an epoch, if known.
 
     Raises:
         OptionError: the device does not exist here.
@@ -129,13 +117,13 @@ def feed(
 
 
 def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, limits: Limits) -> BenchRun:
-    """Feed a real device, or none: then no figure of a step says anything."""
+    """Feed a real device, or only drain the loader: then figures of a step say nothing."""
     clock, counters = StepClock(), TpuCounters()
     step = None if choice.kind == "none" else open_step(choice)
-    epochs = RepeatedEpochs(clock(loader), True)
-    first = 0.0
-    with closing(epochs.batches()) as batches:
-        for given, batch in enumerate(batches, 1):
+    short, given, first = list[str](), 0, 0.0
+    with closing(repeat_epochs(clock(loader), True, short)) as batches:
+        for _, batch in batches:
+            given += 1  # `enumerate` would hold the batch, one more of the loader's buffers
             if step is not None:
                 step(batch)
             del batch
@@ -157,7 +145,7 @@ def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, lim
         batch_size=batch_size,
         images=report.steps * batch_size,
         first_batch_seconds=report.first_wait_seconds,
-        problems=(*few_steps(max(0, report.steps - 1)), *epochs.problems()),
+        problems=tuple(problems_of(max(0, report.steps - 1), short)),
         timeline=times,
         verdict="" if step is None else report.verdict,
         **{name: getattr(report, name) for name in names},
@@ -166,10 +154,10 @@ def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, lim
 
 
 def open_step(choice: DeviceChoice) -> Callable[[Any], None]:
-    """Return a training step of a real device, which is done when it returns: waits that follow are the loader's.
+    """Return a training step of a real device, which returns when it is done: waits that follow are the loader's.
 
-    The step is small, because what is measured is how it is fed. The framework is imported here: torch_xla has to be
-    imported before a loader imports TensorFlow.
+    The step is small, because its feeding is measured. The framework is imported here: torch_xla has to be imported
+    before a loader imports TensorFlow.
 
     Raises:
         OptionError: there is no such device.
@@ -211,7 +199,7 @@ def _make_xla_step() -> Callable[[Any], None]:
 
 
 def _make_jax_step(platform: str) -> Callable[[Any], None]:
-    """Return a step of the same network for JAX. Raises RuntimeError where JAX has no device of that platform."""
+    """Return a step of the same network for JAX. Raises RuntimeError if JAX has no device of that platform."""
     import jax
     import jax.numpy as jnp
 

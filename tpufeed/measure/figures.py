@@ -32,7 +32,7 @@ MOST_RUNS = 8  # of more, the first and the last four are drawn
 _VARIABLES = ("ink", "faint", "grid", "band", "wait", "sync", "compute", "chosen")
 _INK, _FAINT, _GRID, _BAND, _WAIT, _SYNC, _COMPUTE, _CHOSEN = (f"#00f00{number}" for number in range(8))
 _PREDICTED = " (predicted)"
-_WIDTH_PX, _LETTERS = 380, 52  # so many letters of a label fit on a line
+_WIDTH_PX, _LETTERS = 380, 52  # _LETTERS of a label fit on a line
 _SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": _FAINT,
@@ -86,7 +86,7 @@ def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> list[
 
 
 def ends(items: Sequence[Item], most: int) -> Sequence[Item]:
-    """Return all items, or the first and the last where there are more than `most`."""
+    """Return all items, or the first and the last if there are more than `most`."""
     return items if len(items) <= most else [*items[: most // 2], *items[-(most // 2) :]]
 
 

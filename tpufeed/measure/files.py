@@ -1,8 +1,8 @@
 """Write a file for people whole or not at all, and check before the work that it can be written."""
 
-import os
-import tempfile
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,27 +16,23 @@ def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    umask = os.umask(0)
-    os.umask(umask)
-    temporary = None
+    temporary = path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex}")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as file:
-            temporary = Path(file.name)
+        with temporary.open("xb") as file:
             write(file)
-        temporary.chmod(0o666 & ~umask)  # such files are made for their owner alone
         temporary.replace(path)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from error
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def check_output(path: Path, what: str = "the name", suffixes: tuple[str, ...] = ()) -> None:
-    """Check where a file is to go: to be asked before measurements that take minutes.
+    """Check where a file is to go, before measurements that take minutes.
 
     Raises:
-        OptionError: another ending than one of `suffixes`, where there are any; no such folder; or a folder.
+        OptionError: the path has none of the `suffixes`, is a folder, or is in no folder.
         StoreError: the folder may not be searched.
     """
     if suffixes and path.suffix.lower() not in suffixes:

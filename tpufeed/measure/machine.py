@@ -1,4 +1,4 @@
-"""Describe what measurements were made on: the machine, the packages, and where a dataset lies."""
+"""Describe what measurements were made on: the machine, the packages, and the place of a dataset."""
 
 import datetime
 import os
@@ -24,12 +24,14 @@ _BUSY = 0.5
 
 
 def machine() -> dict[str, Any]:
-    """Return what figures are measured on. `load` is the load average: on a shared machine not every core is free."""
+    """Return what figures are measured on. `load` is the load average: a shared machine has few free cores."""
     versions = {}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    lines = _read_lines("/proc/cpuinfo")
+    lines = list[str]()
+    with suppress(OSError):  # a file of Linux
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
         "cpu": next(models, platform.processor() or platform.machine()),
@@ -45,7 +47,7 @@ def machine() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Return the memory of the host, or of this process' container where that has less."""
+    """Return the memory of the host, or of this process' container if that has less."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit()
     return installed if limit is None else min(installed, limit)
@@ -62,7 +64,7 @@ def describe(machine: Mapping[str, Any]) -> str:
 
 
 def busy_notes(machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return sentences about a load that others had put on the machine."""
+    """Return a sentence if others had put a load on the machine."""
     load, cores = machine["load"], machine["cores"]
     if load <= _BUSY * cores:
         return ()
@@ -73,7 +75,7 @@ def busy_notes(machine: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def place_of(dataset: Dataset) -> dict[str, Any]:
-    """Return where a dataset lies: `url`, `bytes`, `file_system` and `free_gb`, which are None where it is remote."""
+    """Return where a dataset is: `url`, `bytes`, and `file_system` and `free_gb`, which are None if it is remote."""
     manifest = dataset.manifest
     shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
     found: dict[str, Any] = {"url": dataset.url, "bytes": sum(shard.bytes for shard in shards)}
@@ -91,10 +93,3 @@ def describe_place(place: Mapping[str, Any]) -> str:
     if place["file_system"] is None:
         return f"{said}, remote"
     return f"{said} on {place['file_system']}, {place['free_gb']:,.0f} GB free"
-
-
-def _read_lines(path: str) -> list[str]:
-    """Return the lines of a file of Linux; none on other systems."""
-    with suppress(OSError):
-        return Path(path).read_text().splitlines()
-    return []

@@ -1,29 +1,49 @@
-"""What people write first to feed images: Pillow, one image after the other."""
+"""What people write first to feed images, with Pillow and without tpufeed: the "before" of every story.
+
+`NaiveLoader` is that for bench, over a dataset. `measure_files` is that for the doctor, over images that are no dataset
+yet.
+"""
 
 import io
 import itertools
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from tpufeed.dataset.reader import Dataset
+from tpufeed.errors import DatasetNotFoundError, ImageError, NoInputsError, OptionError, SourceError
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Op
+from tpufeed.measure.alternatives import FedImages, try_alternatives
+from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Alternative, Measurements, Storage
+from tpufeed.measure.results import Stage
+from tpufeed.measure.stages import measure_transfer
+from tpufeed.measure.wording import number_of
+from tpufeed.processes.limits import available_cores
+from tpufeed.sharding.inputs import Files, iter_read
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.sources.kinds import find_source
+from tpufeed.sharding.sources.source import Found
+from tpufeed.storage.local import temporary_folder
 from tpufeed.tfrecord.example import Feature, decode_example
 
 _IMAGE_PX = 224
+_MOST_LISTED = 20_000
+_SAMPLES = 256
 
 
 class NaiveLoader:
     """The loader that people write first: one thread, one sample after the other, with Pillow.
 
-    It reads records in their order, and gives them a random-resized crop to 224 pixels and a flip; tensors of a raw
-    cache stay as they are. Batches are (uint8 (n, height, width, 3), int64 (n,)). An epoch leaves out what is less
-    than a batch.
+    It reads records in order, crops at random to 224 pixels and flips; tensors of a raw cache stay as they are.
+    Batches are (uint8 (n, height, width, 3), int64 (n,)). An epoch leaves out the rest that fills no batch.
     """
 
     def __init__(self, dataset: Dataset, split: str, batch_size: int, seed: int = 0) -> None:
@@ -81,8 +101,85 @@ def random_crop(image: Image.Image, side_px: int, rng: random.Random) -> Image.I
     return image.resize((side_px, side_px), Image.Resampling.BILINEAR)
 
 
+def measure_files(
+    url: str, ops: Sequence[Op], batch_size: int, seconds: float, tell: Callable[[str], None]
+) -> Measurements:
+    """Measure raw images as torch's Dataset would read and decode them on all cores; try shards and caches of them.
+
+    Only the beginning of a long listing is read. `seconds` are for each measurement; `tell` hears what is measured.
+
+    Raises:
+        DatasetNotFoundError: there are no images.
+        OptionError: the ops leave images of several sizes.
+    """
+    tell("the files")
+    size = Pipeline(ops, 0).output_size(None)
+    if size is None:
+        raise OptionError("the ops leave images of several sizes; end with one that fixes it, like CenterCrop(224)")
+    try:
+        source = find_source(url, ShardOptions())
+        rows = list(itertools.islice(source.iter_items(Found()), _MOST_LISTED + 1))
+    except (SourceError, NoInputsError) as error:
+        raise DatasetNotFoundError(
+            f"{url} holds neither a dataset (no manifest.json) nor images: {error}. Give the URL of a dataset, or of "
+            "images as `tpufeed shard` takes them"
+        ) from error
+    drawn = random.Random(0).sample(rows, min(_SAMPLES, len(rows)))
+    images, unreadable = list[bytes](), list[str]()
+    start = time.perf_counter()
+    with closing(iter_read(Files(source.base), drawn)) as read:
+        for item, data in read:
+            if isinstance(data, ImageError):
+                unreadable.append(f"{item.path}: {data}")
+            else:
+                images.append(data[0])
+            if images and time.perf_counter() - start > seconds:
+                break
+    reading = len(images) / (time.perf_counter() - start)
+    count, cores = min(len(rows), _MOST_LISTED), available_cores()
+    notes = [f"there is no dataset here yet, but images: {count:,}{' and more' if len(rows) > count else ''}"]
+    if unreadable:
+        notes.append(f"{len(unreadable):,} of those looked at cannot be read, the first: {unreadable[0]}")
+    if source.kind == "table":  # the printed commands cannot know which of its columns is meant
+        notes.append("add --label COLUMN and --split-by COLUMN to the commands as this table needs them")
+    mean = float(np.mean([row.bytes for row in rows])) if rows else 0.0
+    stages = [Stage(ASSEMBLY, why_not="none of the files can be read")]
+    alternatives: tuple[Alternative, ...] = ()
+    if images:
+        decoding = measure_pillow(images, None, cores, seconds)
+        whole = measure_pillow(images, size[0], cores, seconds)
+        crop = 1 / (1 / whole - 1 / decoding) if 0 < whole < decoding else None
+        tell(TRANSFER)
+        stages = [
+            Stage(READING, reading, "file by file, in one thread"),
+            Stage(DECODING, decoding or None, "Pillow"),
+            Stage(OPS, crop, "a crop, resized by Pillow" if crop else "", "cannot be told from decoding"),
+            Stage(
+                ASSEMBLY,
+                min(whole, reading * cores) if whole else None,
+                f"Pillow in {number_of(cores, 'thread')}, as a Dataset of one's own does it; no tpufeed in it",
+                "Pillow decodes none of the images that were looked at",
+            ),
+            measure_transfer((*size, 3), batch_size, seconds),
+        ]
+        tell("what shards and caches of them would give")
+        sample = FedImages(url, images, count, ops, batch_size, are_files=True)
+        with temporary_folder() as folder:
+            alternatives, untried = try_alternatives(sample, folder, seconds)
+        notes += untried
+    return Measurements(
+        split="all",
+        record_bytes=mean,
+        total_bytes=mean * count,
+        storage=Storage(why_not="files are read one by one; see reading"),
+        stages={stage.name: stage for stage in stages},
+        alternatives=alternatives,
+        notes=tuple(notes),
+    )
+
+
 def measure_pillow(images: Sequence[bytes], side_px: int | None, threads: int, seconds: float) -> float:
-    """Return images a second that so many threads of this process decode, and crop to a side where one is given.
+    """Return images a second that threads of this process decode, and crop if a side is given.
 
     An image that Pillow refuses does not count.
     """

@@ -2,7 +2,7 @@
 
 Storage, the loader and the transfer to the device work at the same time: together they are as fast as the slowest of
 them. Reading, decoding and ops share the cores of the loader: there the times of an image add up. The steady state is
-judged: where the page cache or the loaders' copies of shards hold the split, storage limits the first epoch only.
+judged: if the page cache or the loaders' copies of shards hold the split, storage limits the first epoch only.
 """
 
 import re
@@ -31,14 +31,12 @@ _GOOD_BATCH = 128  # of a device: the sides of its matrix unit, and batch norm's
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The device and the model that are to be fed.
+    """The TPU and the model that are to be fed.
 
     Attributes:
-        tpu: its name.
-        model: what it trains.
-        needed: images a second that it takes, (low, high).
-        devices: cores that take batches of their own.
-        batch_size: of this host, where the user has one.
+        needed: images a second that the TPU takes, (low, high).
+        devices: number of devices that each take a batch.
+        batch_size: batch size of this host, if the user has given one.
     """
 
     tpu: str
@@ -53,10 +51,8 @@ class Storage:
     """The place that records come from.
 
     Attributes:
-        bytes_per_second: None where it was not measured.
         room: bytes that memory or local copies can hold for the epochs after the first.
-        detail: how it was measured.
-        why_not: the reason why `bytes_per_second` is None.
+        detail: see `Stage`, also for `why_not`.
     """
 
     bytes_per_second: float | None = None
@@ -65,22 +61,19 @@ class Storage:
     why_not: str = ""
 
     def limit(self, record_bytes: float, total_bytes: float) -> float | None:
-        """Return images a second in the steady state; None where storage is no limit, or its rate is not known."""
+        """Return images a second in the steady state; None if storage is no limit, or its rate is not known."""
         if total_bytes <= self.room or self.bytes_per_second is None or record_bytes <= 0:
             return None
         return self.bytes_per_second / record_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another way to store the same samples, measured with the real loader from memory.
+    """Another way to store the same samples, measured with the real loader from memory; see also `Action`.
 
     Attributes:
-        do: a sentence in the imperative, with the command.
-        images_per_second: of the loader.
         record_bytes: mean size of a record.
         total_bytes: size of all records.
-        cost: what it takes.
     """
 
     do: str
@@ -95,14 +88,11 @@ class Measurements:
     """Measurements of a split, or of raw images.
 
     Attributes:
-        split: its name.
         record_bytes: mean size of a record.
         total_bytes: size of all records.
-        storage: where records come from.
         stages: reading, decoding, ops, assembly and transfer by name, as far as they were measured. "assembly" is the
-            loader from end to end, from memory where records are remote.
-        alternatives: measured on the same samples.
-        hints: other things to do, whose effect is not known.
+            loader from end to end, from local copies if records are remote.
+        hints: further advice, whose effect is not known.
         notes: what was noticed, as sentences.
     """
 
@@ -117,7 +107,7 @@ class Measurements:
 
 
 class Evidence(NamedTuple):
-    """Evidence of a training run: what it waited for (None where that is not known), and that as a sentence."""
+    """Evidence of a training run: what it waited for (None if that is not known), and that as a sentence."""
 
     blames: Literal["data", "tracing", "accelerator"] | None
     says: str
@@ -127,15 +117,18 @@ def predict(
     measured: Measurements, goal: Goal, url: str, machine: dict[str, Any], evidence: Sequence[Evidence] = ()
 ) -> Diagnosis:
     """Return what binds, for how much of its time the device waits, and what to do about it."""
-    stages = {
-        name: measured.stages.get(name, Stage(name=name)) for name in (READING, DECODING, OPS, ASSEMBLY, TRANSFER)
-    }
+    stages = {name: measured.stages.get(name, Stage(name)) for name in (READING, DECODING, OPS, ASSEMBLY, TRANSFER)}
     storage, size = measured.storage, measured.record_bytes
     loader, transfer = stages[ASSEMBLY].images_per_second, stages[TRANSFER].images_per_second
     limit = storage.limit(size, measured.total_bytes)
     at_storage = storage.bytes_per_second / size if storage.bytes_per_second and size else None
     fed = None if loader is None else compose(loader, limit, transfer)
-    shares = core_shares([stages[name] for name in (READING, DECODING, OPS)], loader)
+    # The share of an image's time on the cores: of each stage, done by all threads alone; the rest is the loader's own.
+    seconds = {name: 1 / rate for name in (READING, DECODING, OPS) if (rate := stages[name].images_per_second)}
+    if loader:
+        seconds[ASSEMBLY] = max(0.0, 1 / loader - sum(seconds.values()))
+    total = sum(seconds.values())
+    shares = {name: part / total for name, part in seconds.items()} if total else {}
     binding, notes = ASSEMBLY, measured.notes
     if fed is None:
         idle = None
@@ -161,12 +154,12 @@ def predict(
         if at_storage is not None and at_storage < min(fed, goal.needed[1]):
             then = between(*predict_band(at_storage, goal.needed))
             notes += (f"the first epoch waits for storage: {at_storage:,.0f} images a second, predicted idle {then} %",)
-    described = [Stage(name=STORAGE, images_per_second=at_storage, detail=storage.detail, why_not=storage.why_not)]
+    described = [Stage(STORAGE, at_storage, storage.detail, storage.why_not)]
     for name, stage in stages.items():
         said = [stage.detail] if stage.detail else []
         if name in shares:
-            what = "of an image's time goes to handing over" if name == ASSEMBLY else "of an image's time"
-            said.append(f"{100 * shares[name]:.0f} % {what}")
+            goes = " goes to handing over" if name == ASSEMBLY else ""
+            said.append(f"{100 * shares[name]:.0f} % of an image's time{goes}")
         why_not = "" if stage.images_per_second is not None else stage.why_not or "it was not measured"
         described.append(replace(stage, detail="; ".join(said), why_not=why_not))
     return Diagnosis(
@@ -192,9 +185,8 @@ def _advise(
     """Return the advice that applies, the largest gain first; advice whose effect is not known comes last."""
     gains = list[Action]()
     for one in measured.alternatives:
-        rate = (
-            compose(one.images_per_second, measured.storage.limit(one.record_bytes, one.total_bytes), transfer) or 0.0
-        )
+        limit = measured.storage.limit(one.record_bytes, one.total_bytes)
+        rate = compose(one.images_per_second, limit, transfer) or 0.0
         if fed and rate < fed * LEAST_FACTOR:
             continue
         cost = one.cost
@@ -224,27 +216,13 @@ def _advise(
     return tuple(actions)
 
 
-def core_shares(stages: Sequence[Stage], whole: float | None) -> dict[str, float]:
-    """Return the share of an image's time on the cores that each stage takes; "assembly" is the loader's own share.
-
-    Args:
-        stages: those that cores do, each as fast as all threads would do it alone.
-        whole: images a second of the loader, which does all of them.
-    """
-    seconds = {stage.name: 1 / stage.images_per_second for stage in stages if stage.images_per_second}
-    if whole:
-        seconds[ASSEMBLY] = max(0.0, 1 / whole - sum(seconds.values()))
-    total = sum(seconds.values())
-    return {name: part / total for name, part in seconds.items()} if total else {}
-
-
 def compose(*rates: float | None) -> float | None:
-    """Return the rate of stages that overlap: the least of those that are known; None where none is."""
+    """Return the rate of stages that overlap: the least known one, if any is known."""
     return min((rate for rate in rates if rate is not None), default=None)
 
 
 def predict_band(fed: float, needed: tuple[float, float]) -> tuple[float, float]:
-    """Return the percent of its time that a device waits which gets `fed` images a second, at (low, high) need."""
+    """Return how many percent of its time a device waits that gets `fed` images a second, at its (low, high) need."""
     low, high = (100 * max(0.0, 1 - fed / rate) if rate > 0 else 0.0 for rate in needed)
     return low, high
 

@@ -72,15 +72,15 @@ _FIGURES = (
 def write_report(
     path: Path | str, diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[str, Any] | None = None
 ) -> None:
-    """Write the page to `path`, which ends in .html.
+    """Write the page to `path`, which ends in .html, whole or not at all; an earlier report is replaced.
 
-    It comes whole or not at all; an earlier report is replaced. The same arguments give the same bytes.
+    The same arguments give the same bytes.
 
     Args:
         path: the page's file.
         diagnosis: the doctor's findings, if any.
         runs: runs in order: the first is "before", the last is "after".
-        machine: the machine of the measurements, where no diagnosis names it.
+        machine: the machine of the measurements, if there is no diagnosis.
 
     Raises:
         OptionError: as `check_report_path`; or there is neither a diagnosis nor a run.
@@ -96,12 +96,7 @@ def write_report(
 
 
 def check_report_path(path: Path | str) -> None:
-    """Check that a report can be written to `path`: to be asked before measurements that take minutes.
-
-    Raises:
-        OptionError: another ending than .html, no such folder, or a folder.
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Check that a report can be written to `path`. Raises as `check_output`, or MissingExtraError."""
     check_output(Path(path), "a report's name", (".html",))
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "report")
@@ -110,7 +105,7 @@ def check_report_path(path: Path | str) -> None:
 def headline(runs: Sequence[BenchRun]) -> str:
     """Return in a sentence what improved from the first run to the one that idles least.
 
-    Only runs on the first one's device are compared that have a verdict: no problems, and an idle time that is known.
+    Only runs on the first one's device that have a verdict are compared.
     """
     trusted = [run for run in runs if run.device == runs[0].device and has_verdict(run)]
     if not trusted:
@@ -133,7 +128,7 @@ def headline(runs: Sequence[BenchRun]) -> str:
 
 
 def has_verdict(run: BenchRun) -> bool:
-    """Return whether a run's idle time is known and to be trusted."""
+    """Return True if a run's idle time is known and to be trusted."""
     return not run.problems and say(run.idle_percent) != say(None)
 
 
@@ -186,7 +181,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
             "to be fed": diagnosis.tpu,
             "it needs": f"{between(*diagnosis.needed)} images a second ({diagnosis.model})",
             "this host feeds": f"{say(diagnosis.fed)} images a second",
-            "idle (predicted)": _range(diagnosis.idle_percent, " %", 1),
+            "idle (predicted)": f"{between(*diagnosis.idle_percent, 1)} %" if diagnosis.idle_percent else say(None),
             "binds": diagnosis.binding,
         }
         body.append(_table("Diagnosis", ["what", "figure"], list(facts.items())))
@@ -202,7 +197,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose first column names the row; nothing where there are no rows."""
+    """Return a table whose first column names the row; nothing if there are no rows."""
     if not rows:
         return ""
     head = "".join(f"<th scope=col>{_text(name)}</th>" for name in columns)
@@ -230,10 +225,6 @@ def _figures(run: BenchRun) -> dict[str, str]:
         **{name: say(getattr(run, field), unit, digits) for name, field, unit, digits in _FIGURES},
         "to the device": say(sent, "MB/s", 1),
     }
-
-
-def _range(pair: tuple[float, float] | None, unit: str, digits: int = 0) -> str:
-    return say(None) if pair is None else between(min(pair), max(pair), digits) + unit
 
 
 def _plain(value: Any) -> str:

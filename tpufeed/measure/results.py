@@ -21,7 +21,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Return the spread of figures; None where there are none."""
+    """Return the spread of figures, if there are any."""
     return Spread(statistics.median(values), min(values), max(values), tuple(values)) if values else None
 
 
@@ -33,22 +33,19 @@ class BenchRun:
     step is left out.
 
     Attributes:
-        label: for people: "gs://bucket/flowers-224, numpy".
+        label: text for people: "gs://bucket/flowers-224, numpy".
         device: "EMULATED tpu-v3-8-high", "xla-cpu", "none", ...
-        steps: all of them, as `images` counts all.
-        url: of the dataset, or the folder of raw files.
-        loader: which one.
+        url: the dataset, or the folder of raw files.
         source: "raw files", "shards", "cache" or "mixture".
         rates: images a second of all repeats.
-        first_batch_seconds: from asking for the first batch until it was there.
-        compile_seconds: of the first step's computing, which traces and compiles.
+        first_batch_seconds: time from asking for the first batch until it was there.
+        compile_seconds: compile time of the first step.
         idle_percent: waits / wall.
         au_percent: MLPerf Storage's accelerator utilisation, steps / wall, from nominal step times.
-        oversleep_percent: time by which an emulator was woken late while its queue was full / wall. By so much it may
-            have held up the loader; above 2 % there is no verdict.
+        oversleep_percent: time by which an emulator woke late while its queue was full / wall. It may have held up the
+            loader for that long; above 2 % there is no verdict.
         wall_seconds: waits + steps.
-        problems: why the figures are not to be trusted, as sentences; where there are any, there is no verdict.
-        verdict: a sentence.
+        problems: why the figures are not to be trusted, as sentences; with any there is no verdict.
     """
 
     label: str
@@ -82,19 +79,19 @@ class BenchRun:
 
     @property
     def emulated(self) -> bool:
-        """True where no accelerator took the batches."""
+        """True if no accelerator took the batches."""
         return "emulated" in self.device.lower()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Stage:
     """Rate of one stage: images a second that it could do by itself, with all that this host has for it.
 
     Attributes:
         name: "storage", "reading", "decoding", "ops", "assembly", "transfer".
-        images_per_second: None where it could not be measured, or where this dataset does not pass the stage.
+        images_per_second: None if it could not be measured, or this dataset does not pass the stage.
         detail: how it was measured: "1.9 GB/s from the page cache, 2 threads".
-        why_not: the reason why `images_per_second` is None.
+        why_not: why `images_per_second` is None.
     """
 
     name: str
@@ -109,9 +106,9 @@ class Action:
 
     Attributes:
         do: a sentence in the imperative, with the command or the option.
-        factor: predicted rate / present rate; None where that is not known.
-        images_per_second: predicted.
-        idle_percent: predicted, (at the TPU's low rate, at its high rate).
+        factor: predicted rate / present rate, if known.
+        images_per_second: the predicted rate.
+        idle_percent: the predicted idle time, (at the TPU's low rate, at its high rate).
         cost: what it takes: "9.2 GB, about 12 minutes".
     """
 
@@ -123,7 +120,7 @@ class Action:
 
     @property
     def effect(self) -> str:
-        """What is predicted of it, for people; empty if nothing is known."""
+        """The prediction in words; empty if nothing is known."""
         parts = [] if self.factor is None else [f"{self.factor:,.1f}x"]
         if self.images_per_second is not None:
             parts.append(f"{self.images_per_second:,.0f} images a second")
@@ -137,19 +134,17 @@ class Diagnosis:
     """The doctor's findings.
 
     Attributes:
-        url: of the dataset, or of raw images.
-        split: that was measured.
+        url: the dataset, or raw images.
         machine: see `machine.machine`.
-        stages: in the order in which an image goes through them.
+        stages: in the order in which an image passes them.
         fed: images a second that arrive at the device: the least of assembly, storage and transfer.
-        tpu: that is to be fed: "v5e-8".
-        model: what it trains.
+        tpu: the TPU to be fed: "v5e-8".
         needed: images a second that it takes, (low, high).
-        idle_percent: predicted, (at the low rate, at the high one).
-        binding: name of the stage that binds; "accelerator" where none does.
+        idle_percent: predicted idle time, (at the low rate, at the high one).
+        binding: name of the stage that binds, or "accelerator" if none does.
         verdict: a sentence.
         actions: the best first.
-        notes: what was left out, what was noticed, as sentences.
+        notes: what was left out or noticed, as sentences.
     """
 
     url: str
@@ -168,10 +163,7 @@ class Diagnosis:
 
     @property
     def cores_needed(self) -> tuple[int, int] | None:
-        """Cores like those of this host that feed the device, (low, high), if the loader's rate grows with cores.
-
-        It is None where the loader could not be measured.
-        """
+        """Number of cores like this host's that feed the device, (low, high), if the loader scales with cores."""
         (rate,) = (stage.images_per_second for stage in self.stages if stage.name == "assembly")
         if not rate:
             return None

@@ -1,10 +1,12 @@
-"""Choose samples of a split to look at: spread over all of it, or those of one class."""
+"""Choose samples of a split and read them: spread over all of it, or those of one class."""
 
 import difflib
 import itertools
 import random
+import time
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
@@ -15,12 +17,13 @@ from tpufeed.tfrecord.example import decode_example
 
 _NAMED = 5
 _BLOCK = 32
+_MOST_TAKEN, _TAKEN_AT_ONCE = 512, 16
 
 Place = tuple[int, int]  # (shard, record)
 
 
 def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Place]:
-    """Draw `count` samples, or all where there are fewer: one at random from each of `count` equal parts."""
+    """Draw `count` samples, or all if there are fewer: one at random from each of `count` equal parts."""
     shards = dataset.split(split).variants[0].shards
     starts = [0, *itertools.accumulate(shard.records for shard in shards)]
     count, draw = min(count, starts[-1]), random.Random(seed)
@@ -33,9 +36,9 @@ def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Pla
 
 
 def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: int) -> tuple[list[Place], list[str]]:
-    """Draw up to `count` samples of a class, in the split's order; return messages about damaged records, too.
+    """Draw up to `count` samples of a class, in the split's order; also return messages about damaged records.
 
-    Reads records in a random order until there are enough: most of the split where the class is rare.
+    Reads records in a random order until there are enough: most of the split if the class is rare.
     """
     found_split = dataset.split(split)
     counts = found_split.class_counts
@@ -60,11 +63,7 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
 
 
 def find_class(manifest: Manifest, name: str) -> int:
-    """Return the id of a class that is given by its name, or by its id.
-
-    Raises:
-        OptionError: there is none; the message lists names like it.
-    """
+    """Return the id of a class that is given by name or id. Raises OptionError, which lists similar names."""
     names = manifest.class_names
     if name in names:
         return names.index(name)
@@ -83,23 +82,47 @@ def read_labels(manifest: Manifest, reader: Reader, payload: memoryview) -> list
     try:
         if LABEL in ints:
             return [reader.layout.decode(payload)[1][ints.index(LABEL)]]
-        key = next((spec.key for spec in manifest.features if spec.name == LABEL), None)
-        feature = None if key is None else decode_example(payload).get(key)
+        keys = [spec.key for spec in manifest.features if spec.name == LABEL]
+        features = decode_example(payload) if keys else {}
     except RecordError:
         return []
-    values = () if feature is None else feature.values
+    values = [value for key in keys if key in features for value in features[key].values]
     return [str(value, "utf-8", "replace") if isinstance(value, memoryview | bytes) else int(value) for value in values]
 
 
 def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | RecordError]:
     """Yield the payload at each place, or why there is none: one damaged record costs no other."""
-    try:
+    with suppress(RecordError):
         yield from reader.read_many(places)
         return
-    except RecordError:
-        pass
     for place in places:
         try:
             yield reader.read(*place)
         except RecordError as error:
             yield error
+
+
+def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[bytes], list[str]]:
+    """Read images from all over the first variant of a split: as many as come in this time, at least one block.
+
+    Return them as their records hold them, and messages about records that could not be read.
+
+    Raises:
+        StoreError, ShardError: a shard cannot be read at all.
+    """
+    reader, stop = dataset.reader(split), time.monotonic() + seconds
+    places = draw_evenly(dataset, split, _MOST_TAKEN, seed=0)
+    random.Random(0).shuffle(places)  # time that runs out leaves no part of the split unseen
+    images, damaged = list[bytes](), list[str]()
+    for start in range(0, len(places), _TAKEN_AT_ONCE):
+        if images and time.monotonic() > stop:
+            break
+        for payload in iter_payloads(reader, places[start : start + _TAKEN_AT_ONCE]):
+            try:
+                if isinstance(payload, RecordError):
+                    raise payload
+                images.append(bytes(reader.layout.decode(payload)[0]))
+            except RecordError as error:
+                damaged.append(str(error))
+    reader.release()
+    return images, damaged

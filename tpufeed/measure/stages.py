@@ -36,7 +36,7 @@ _DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 
 
 def measure_storage(dataset: Dataset, split: str, seconds: float) -> Storage:
-    """Return how fast all variants of a split come from where they lie, and what later epochs can find nearer.
+    """Measure how fast all variants of a split come from their store, and how much of it later epochs find nearer.
 
     Raises:
         StoreError: they cannot be read.
@@ -83,10 +83,10 @@ class LoaderRates:
     """Rates of a loader in its steady state, in images a second.
 
     Attributes:
-        whole: of batches as they come.
-        reading: of all its threads, if they did nothing but read records and verify CRCs.
-        decoding: of all its threads, if they did nothing but decode and apply ops.
-        batch_size: that was measured: smaller than asked for where hardly any batch would come.
+        whole: rate at which batches come.
+        reading: rate of all threads if they did nothing but read records and verify CRCs.
+        decoding: rate of all threads if they did nothing but decode and apply ops.
+        batch_size: images of the measured batches: fewer than asked for if hardly any batch would come.
         workers: the threads in words.
     """
 
@@ -98,17 +98,9 @@ class LoaderRates:
 
 
 def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
-    """Take batches from the real loader as fast as they come, epoch after epoch, once it is under way.
+    """Take batches of at most `batch_size` from the real loader for some seconds, once it is under way.
 
-    Args:
-        url: of a dataset; or a mixture of several.
-        split: of it.
-        batch_size: samples in a batch, at most.
-        seconds: how long to take batches.
-        options: of the loader.
-
-    Raises:
-        TpufeedError: the loader's errors.
+    Raises the loader's errors, as `TpufeedError`.
     """
     batch = batch_size
     if not isinstance(url, Mixture):
@@ -135,7 +127,7 @@ def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: flo
     if slow:
         smaller = max(1, min(batch // 2, int(batch * seconds / _BATCHES_TIMED / each)))
         return measure_loader(url, split, smaller, seconds, **options)
-    # Each thread counts the seconds that it reads, and that it decodes. All of them at once give so many times as much.
+    # Each thread counts its seconds of reading and of decoding. All threads together give `threads` times as much.
     work = taken * batch * after.threads
     reading, decoding = after.read_seconds - before.read_seconds, after.decode_seconds - before.decode_seconds
     workers = number_of(after.threads // max(1, after.processes), "thread")
@@ -148,34 +140,27 @@ def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: flo
 def tell_stages_apart(
     rates: LoaderRates, images: Sequence[bytes], ops: Sequence[Op], seconds: float
 ) -> dict[str, Stage]:
-    """Return reading, decoding, ops and assembly of a loader; `images` are some encoded ones, none of raw pixels."""
-    share = time_decoding(images, ops, seconds) if images else 1.0
-    none = Stage(name=OPS, why_not="there are none")
+    """Return reading, decoding, ops and assembly of a loader; `images` are encoded ones, or empty for raw pixels."""
+    share = time_decoding(images, ops, seconds) if images else 0.0
+    live = Stage(OPS, rates.decoding / (1 - share)) if ops and share < 1 else Stage(OPS, why_not="there are none")
     if not images:
-        decoding = Stage(name=DECODING, why_not="raw pixels need none")
-        live = Stage(name=OPS, images_per_second=rates.decoding) if ops else none
+        decoding = Stage(DECODING, why_not="raw pixels need none")
     elif ops and share >= 1:
         # A crop lets a JPEG be decoded at a smaller size, so that both together are faster than decoding in full.
-        detail = "with the ops, which let it be done at a smaller size"
-        decoding = Stage(name=DECODING, images_per_second=rates.decoding, detail=detail)
-        live = Stage(name=OPS, why_not="cannot be told from decoding, which they make cheaper")
+        decoding = Stage(DECODING, rates.decoding, "with the ops, which let it be done at a smaller size")
+        live = Stage(OPS, why_not="cannot be told from decoding, which they make cheaper")
     else:
-        decoding = Stage(name=DECODING, images_per_second=rates.decoding / share, detail="at full size")
-        live = Stage(name=OPS, images_per_second=rates.decoding / (1 - share)) if ops else none
+        decoding = Stage(DECODING, rates.decoding / share, "at full size")
     copied = ", pixels copied" if not images and not ops else ""
-    detail = f"the loader from end to end, {rates.workers}"
-    return {
-        READING: Stage(name=READING, images_per_second=rates.reading, detail=f"CRCs verified{copied}"),
-        DECODING: decoding,
-        OPS: live,
-        ASSEMBLY: Stage(name=ASSEMBLY, images_per_second=rates.whole, detail=detail),
-    }
+    reading = Stage(READING, rates.reading, f"CRCs verified{copied}")
+    whole = Stage(ASSEMBLY, rates.whole, f"the loader from end to end, {rates.workers}")
+    return {stage.name: stage for stage in (reading, decoding, live, whole)}
 
 
 def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) -> float:
     """Return the CPU time to decode images at full size, as a share of the CPU time to decode them with the ops.
 
-    It is 1 where there are no ops or no image decodes.
+    It is 1 if there are no ops or no image decodes.
     """
     # Not wall-clock time: on a host with four times its load that gave shares from 0.80 to 1.37, CPU time 0.82 to 0.85.
     # The CPU time of all threads of this process, since OpenCV starts some here and none in a loader's workers.
@@ -201,7 +186,7 @@ def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) ->
     """Measure uint8 batches to the devices of this host; a stage that cannot be measured says why."""
     where = "run the doctor on the TPU VM, while nothing else holds the TPU"
     if not any(list(Path("/").glob(pattern[1:])) for pattern in _DEVICES):
-        return Stage(name=TRANSFER, why_not=f"there is no TPU on this host (no /dev/accel*, no /dev/vfio); {where}")
+        return Stage(TRANSFER, why_not=f"there is no TPU on this host (no /dev/accel*, no /dev/vfio); {where}")
     batch = np.zeros((batch_size, *shape), np.uint8)
     try:
         if importlib.util.find_spec("torch_xla") is not None:
@@ -225,8 +210,7 @@ def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) ->
                     sent.block_until_ready()
 
         else:
-            why_not = "there is a TPU, but neither torch_xla nor jax can be imported to reach it"
-            return Stage(name=TRANSFER, why_not=why_not)
+            return Stage(TRANSFER, why_not="there is a TPU, but neither torch_xla nor jax can be imported to reach it")
         put()  # the first one compiles, and allocates
         start, done, elapsed = time.perf_counter(), 0, 0.0
         while elapsed < seconds:
@@ -235,6 +219,5 @@ def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) ->
             elapsed = time.perf_counter() - start
     except Exception as error:  # noqa: BLE001  # runtimes fail in their own ways, and the other stages are worth having
         reason = str(error) if isinstance(error, TpufeedError) else f"{type(error).__name__}: {error}"
-        why_not = f"the TPU does not answer ({reason.partition(chr(10))[0]}); {where}"
-        return Stage(name=TRANSFER, why_not=why_not)
-    return Stage(name=TRANSFER, images_per_second=done * batch_size / elapsed, detail=f"uint8, through {through}")
+        return Stage(TRANSFER, why_not=f"the TPU does not answer ({reason.partition(chr(10))[0]}); {where}")
+    return Stage(TRANSFER, done * batch_size / elapsed, f"uint8, through {through}")

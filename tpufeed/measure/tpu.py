@@ -27,11 +27,9 @@ class Tpu:
 
     Attributes:
         name: Google's name without "tpu-": v5e-8.
-        chips: number of chips of the host.
-        devices: number of devices that a framework sees. Each TensorCore of v2, v3 and v7x is a device; the chips of
-            other generations are one device each.
+        devices: number of devices that a framework sees: TensorCores of v2, v3 and v7x, chips of other generations.
         peak_tflops: bf16 TFLOP/s of a chip, as Google publishes them.
-        low: images a second of ResNet-50 training, all chips together.
+        low: images a second of ResNet-50 training on all chips together.
         high: the same figure for a well tuned training.
     """
 
@@ -59,10 +57,9 @@ TPUS = {
     )
 }
 
-# Name: (10^9 multiply-adds of a forward pass, pixels of the side of its images). torchvision publishes
-# them with its weights ("GFLOPS" in its tables). ResNet-50's 4.089 is rounded to 4.1, because the rates of the TPUs
-# above use 24.6e9 FLOPs an image. mobilenet_v1 and xception, which torchvision lacks, are counted by TensorFlow's
-# profiler on the models of Keras.
+# Name: (10^9 multiply-adds of a forward pass, side of its images in pixels). torchvision publishes them with its
+# weights ("GFLOPS"). ResNet-50's 4.089 is rounded to 4.1: the rates of the TPUs above use 24.6e9 FLOPs an image.
+# mobilenet_v1 and xception, which torchvision lacks, were counted by TensorFlow's profiler on the models of Keras.
 MODELS = {
     "alexnet": (0.714, 224), "convnext_tiny": (4.456, 224), "convnext_small": (8.684, 224),
     "convnext_base": (15.355, 224), "convnext_large": (34.361, 224), "densenet121": (2.834, 224),
@@ -86,11 +83,9 @@ class AcceleratorProfile:
     """The rate at which an accelerator trains when it never waits.
 
     Attributes:
-        name: a name for people.
         images_per_second: rate of all its chips together.
         batch_size: the batch size that the profile is defined for, if any.
         flops_per_sample: FLOPs of training on one image, if known.
-        tpu: the TPU that the profile is for, if any.
     """
 
     name: str
@@ -102,8 +97,7 @@ class AcceleratorProfile:
     def training(self, model: str) -> "AcceleratorProfile":
         """Return the same TPU training another model at the same FLOP/s.
 
-        Raises:
-            OptionError: there is no such model, or this profile is not of a TPU.
+        Raises OptionError if there is no such model, or this profile is not of a TPU.
         """
         flops = training_flops(model)
         if self.tpu is None or self.flops_per_sample is None:
@@ -145,8 +139,7 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
 def find_model(name: str) -> str:
     """Return the model's name in `MODELS`. Spellings like ResNet-50, efficientnet-b0 and ViT-B/16 are understood.
 
-    Raises:
-        OptionError: the model is unknown; the message names the nearest and the option `--flops-per-sample`.
+    Raises OptionError, which names the nearest and the option `--flops-per-sample`.
     """
 
     def plain(text: str) -> str:
@@ -167,8 +160,8 @@ def training_flops(name: str, side_px: Count | None = None) -> float:
 
     Args:
         name: a model, see `find_model`.
-        side_px: side of square images, where it is not the model's usual one. The cost is scaled with their area. That
-            is close for convolutions; the attention of a vision transformer grows somewhat faster.
+        side_px: side of square images, if it is not the model's usual one. The cost is scaled with their area. That is
+            close for convolutions; the attention of a vision transformer grows somewhat faster.
     """
     giga_multiply_adds, usual_px = MODELS[find_model(name)]
     return giga_multiply_adds * 1e9 * _TRAINING_FLOPS * ((side_px or usual_px) / usual_px) ** 2
@@ -178,7 +171,7 @@ def training_flops(name: str, side_px: Count | None = None) -> float:
 def mfu_percent(
     images_per_second: float | None, flops_per_sample: Flops | None, tpu: Tpu | None, chips: Count | None = None
 ) -> float | None:
-    """Return images a second x FLOPs of an image / (peak x chips), in percent; None where one of them is not known.
+    """Return images a second x FLOPs of an image / (peak x chips), in percent; None if one of them is not known.
 
     Args:
         images_per_second: rate of all `chips` together.

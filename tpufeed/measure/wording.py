@@ -12,13 +12,13 @@ def number_of(count: int, one: str, several: str = "") -> str:
 
 
 def between(low: float, high: float, digits: int = 0) -> str:
-    """Return `1,200 to 1,900`, or one figure where both are the same as they are shown."""
+    """Return `1,200 to 1,900`, or one figure if both look the same."""
     least, most = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
     return least if least == most else f"{least} to {most}"
 
 
 def say(value: float | None, unit: str = "", digits: int = 0) -> str:
-    """Return `1,200 ms`, or n/a where there is no finite figure."""
+    """Return `1,200 ms`, or n/a if there is no finite figure."""
     if value is None or not math.isfinite(value):
         return "n/a"
     return f"{value:,.{digits}f}{' ' if unit else ''}{unit}"

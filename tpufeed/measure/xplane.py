@@ -50,19 +50,15 @@ class ProfileReport:
     Attributes:
         devices: number of TensorCores of all hosts.
         device_type: the TPU's own name: "TPU v5e".
-        host: the host of the figures.
-        steps: number of steps measured. The first and the last of a capture may be cut; of three or more they are left
-            out.
+        steps: number of steps measured. The first and the last may be cut short; of three or more they are left out.
         step_ms: mean length of a step.
         infeed_percent: share of a step in infeed ops. TensorFlow's TPU loops have them; JAX and torch_xla do not.
         idle_percent: share of a step without any op on the TensorCore. JAX and torch_xla wait here for a batch, or for
             the host to trace and dispatch.
         input_percent: infeed and idle together; the verdict goes by it.
         duty_cycle_percent: share of the whole capture with a program on the TPU.
-        mxu_percent: how busy the matrix units were. None also where xprof says 0.0 %, as it does without their counter.
+        mxu_percent: how busy the matrix units were. None also if xprof says 0.0 %, as it does without their counter.
         mfu_percent: FLOPs as XLA counts them / peak, over the whole capture.
-        notes: further remarks of xprof, as sentences.
-        verdict: a sentence.
     """
 
     devices: int
@@ -98,10 +94,8 @@ def read_profile(logdir: str | Path) -> ProfileReport:
                 raise DamageError(f"{path} is empty: the capture was broken off; capture again")
     except OSError as error:
         raise OptionError(f"{error.filename or logdir} cannot be read: {error.strerror or error}") from error
-    reports = [
-        _host_report(path.name.removesuffix(_SUFFIX), tables)
-        for path, tables in zip(paths, convert(paths), strict=True)
-    ]
+    names = [path.name.removesuffix(_SUFFIX) for path in paths]
+    reports = [_host_report(name, tables) for name, tables in zip(names, convert(paths), strict=True)]
     hosts = [report for report in reports if report.devices]
     if not hosts:
         kinds = ", ".join(sorted({report.device_type or "none" for report in reports}))
@@ -172,14 +166,14 @@ def convert(profiles: Sequence[Path]) -> list[Tables]:
 
 
 def _find(logdir: str | Path) -> list[Path]:
-    """Return the newest run's files, one a host."""
+    """Return the files of the newest run, one per host."""
     if "://" in str(logdir):
         raise OptionError(
             f"profiles are read from local folders, not from {logdir}: copy the run first, "
             "for example `gcloud storage cp -r URL/plugins/profile/RUN .`"
         )
     root = Path(logdir)
-    try:  # `Path.is_dir` and `rglob` see nothing where they may not look
+    try:  # `Path.is_dir` and `rglob` see nothing in folders that they may not read
         if stat.S_ISREG(root.stat().st_mode):
             return [root]
         os.listdir(root)
@@ -220,10 +214,8 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
     notes = [f"the capture on {host}{_SUFFIX} failed in part: {error}" for error in errors]
     if told.get("hardware_type") != "TPU":
         return ProfileReport(devices=0, device_type=told["device_type"], host=host, notes=tuple(notes))
-    for name in (
-        "output_conclusion",
-        *(f"{what}_statement_html" for what in ("output", "eager", "outside_compilation")),
-    ):
+    texts = (f"{what}_statement_html" for what in ("output", "eager", "outside_compilation"))
+    for name in ("output_conclusion", *texts):
         remark = re.sub(r"<[^>]*>", "", told.get(name) or "").strip()
         notes += [f"xprof: {remark}"] if remark else []
     steps = [{column: float(row.get(column) or 0) for column in _STEP_COLUMNS} for row in rows if "tcIdleTimeMs" in row]
@@ -267,7 +259,7 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
 if __name__ == "__main__":
     from xprof.convert import raw_to_tool_data
 
-    for name in sys.argv[1:]:  # leave the tables of the profile in each folder there; end where xprof cannot read one
+    for name in sys.argv[1:]:  # leave each profile's tables in its folder; end at one that xprof cannot read
         found: Tables = []
         for tool in _TOOLS:
             profile = str(Path(name, _PROFILE))

@@ -1,8 +1,10 @@
-"""What goes to stdout and stderr: colours, closed pipes, encodings, and names that would speak to the terminal."""
+"""What goes to stdout and stderr: tables, errors, colours, closed pipes, encodings, and names with escape sequences."""
 
+import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tests.cli.test_terminal import TPUFEED, run_at_terminal
+from tests.cli.test_terminal import ESCAPE, TPUFEED, run_at_terminal
+from tpufeed.cli import console
+from tpufeed.cli.console import reports_errors
 
 FORGED = "\x1b[2J\x1b]0;title\x07\rerror: forged\nline\u202e\x9b31m"  # clears, renames, overwrites, turns around
 
@@ -163,3 +167,98 @@ def test_modules_that_are_commands(dataset_url):
     assert done.stdout.startswith(f"tpufeed {tpufeed.__version__}\n")
     assert "Usage: tpufeed cache warmup [OPTIONS]" in done.stdout
     assert Path(dataset_url).exists()
+
+
+def test_a_class_name_beyond_the_terminals_encoding(run, photo_folder, tmp_path):
+    shutil.copytree(photo_folder, tmp_path / "photos")
+    (tmp_path / "photos/cat").rename(tmp_path / "photos/größe")
+    done = run("shard", tmp_path / "photos", tmp_path / "d-größe", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"d-gr\xf6\xdfe" in done.stdout
+
+
+def test_a_limit_of_the_system_is_one_line(capsys):
+    @reports_errors
+    def command(error, log_json=False):
+        raise error
+
+    for error, said in (
+        (RuntimeError("can't start new thread"), "error: the system has no room for one more thread. Take fewer"),
+        (OSError(errno.EMFILE, "Too many open files"), "error: too many files are open, of "),
+    ):
+        with pytest.raises(SystemExit) as end:
+            command(error)
+        captured = capsys.readouterr().err
+        assert (end.value.code, captured.count("\n")) == (1, 1)
+        assert captured.startswith(said)
+        assert "`ulimit -" in captured
+    with pytest.raises(RuntimeError, match="a bug"):
+        command(RuntimeError("a bug"))
+
+
+def test_errors_that_other_packages_log_are_not_shown():
+    """gcsfs logs each request that fails, with its trace, before it raises what we report."""
+    program = """
+import logging
+from tpufeed.cli.console import reports_errors
+from tpufeed.errors import StoreError
+
+@reports_errors
+def command():
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        logging.getLogger("gcsfs").exception("a request failed")
+    logging.getLogger("tpufeed.build.commit").warning("replacing it")
+    raise StoreError("gs://bucket: no network")
+
+command()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("warning: replacing it\nerror: gs://bucket: no network\n")
+    assert "a request failed" not in done.stderr
+
+
+TABLE_COLUMNS = ("fed from", "img/s", "idle %")
+ROWS = [("EMULATED größe猫, numpy", "7,500", "0.4"), ("EMULATED größe猫, naive", "310", "95.9")]
+STAGES = [("storage", "135,626", "page cache, 1.5 GB/s, all of it"), ("ops", "n/a", "")]
+
+
+@pytest.fixture
+def show(monkeypatch, capsys):
+    """`show(width, ...)`: the lines that a terminal of so many columns gets; of a pipe for None."""
+
+    def show(width, *arguments, **options):
+        monkeypatch.setenv("COLUMNS", str(width or 20))
+        monkeypatch.setattr(console, "is_terminal", lambda _: width is not None)
+        console.print_table("EMULATED device", *arguments, **options)
+        return [line.rstrip() for line in ESCAPE.sub("", capsys.readouterr().out).splitlines() if line.strip()]
+
+    return show
+
+
+@pytest.mark.parametrize("width", [None, 60])
+def test_a_row_is_a_line_of_the_table(show, width):
+    title, names, rule, *rows = show(width, TABLE_COLUMNS, ROWS)
+    assert (title, names.split()) == ("EMULATED device", ["fed", "from", "img/s", "idle", "%"])
+    assert set(rule.strip()) == {"─"}
+    assert [row.split() for row in rows] == [[*row[0].split(), *row[1:]] for row in ROWS]
+
+
+def test_where_it_does_not_fit_nothing_is_cut_off(show):
+    assert show(40, TABLE_COLUMNS, ROWS) == [
+        "EMULATED device",
+        "EMULATED größe猫, numpy: img/s 7,500, idle % 0.4",
+        "EMULATED größe猫, naive: img/s 310, idle % 95.9",
+    ]
+
+
+def test_prose_is_folded_while_there_is_room(show):
+    columns = ("stage", "img/s", "what")
+    folded = show(56, columns, [("storage", "135,626", "page cache " * 6), *STAGES], prose=True)
+    assert len(folded) > 6
+    assert show(30, columns, STAGES, prose=True) == [
+        "EMULATED device",
+        "storage: img/s 135,626, page cache, 1.5 GB/s, all of it",
+        "ops: img/s n/a",
+    ]

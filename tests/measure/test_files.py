@@ -1,0 +1,54 @@
+"""Files for people: whole or not at all, and refused before the work."""
+
+import errno
+import os
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tpufeed.errors import OptionError, StoreError
+from tpufeed.measure.files import check_output, write_file
+
+
+def test_a_file_replaces_what_was_there_with_the_rights_of_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "out.html"
+    path.write_text("old")
+    write_file(path, lambda file: file.write(b"new"))
+    umask = os.umask(0)
+    os.umask(umask)
+    assert [found.name for found in tmp_path.iterdir()] == ["out.html"]
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o666 & ~umask)
+
+
+def test_a_file_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "out.html"
+    path.write_text("old")
+
+    def write(file: IO[bytes]) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StoreError, match=r"out\.html: No space left on device"):
+        write_file(path, write)
+    assert {found.name: found.read_text() for found in tmp_path.iterdir()} == {"out.html": "old"}
+    with pytest.raises(StoreError, match=r"^/proc/out\.html: "):
+        write_file(Path("/proc/out.html"), write)
+
+
+def test_names_of_any_length_that_a_folder_holds(tmp_path: Path) -> None:
+    path = tmp_path / ("猫" * 80 + ".html")  # 245 bytes
+    write_file(path, lambda file: file.write(b"new"))
+    assert path.read_bytes() == b"new"
+
+
+def test_where_no_file_can_go(tmp_path: Path) -> None:
+    for path, said in (
+        (tmp_path / "out.pdf", r"the sheet's name ends in \.png or \.jpg"),
+        (tmp_path / "none" / "out.png", "there is no folder .*none; make it first"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            check_output(path, "the sheet's name", (".png", ".jpg", ".jpeg"))
+    with pytest.raises(OptionError, match="is a folder; give the name of a file"):
+        check_output(tmp_path)
+    check_output(tmp_path / "out")

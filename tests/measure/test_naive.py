@@ -1,0 +1,35 @@
+"""Plain Python with Pillow, as people write it first: its loader, and what raw files give with it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.measure.conftest import OPS
+from tpufeed.measure.naive import measure_files, measure_pillow
+from tpufeed.measure.prediction import Measurements
+
+pytestmark = pytest.mark.usefixtures("quiet_host")
+
+
+def files_of(url: Path) -> Measurements:
+    return measure_files(str(url), OPS, 8, 0.01, lambda _: None)
+
+
+def test_the_columns_of_a_table_are_asked_for(colour_folder: Path, tmp_path: Path) -> None:
+    paths = sorted(colour_folder.glob("red/*"))
+    (tmp_path / "t.csv").write_text("\n".join(["path,kind,subset", *(f"{path},red,val" for path in paths)]))
+    assert [note for note in files_of(tmp_path / "t.csv").notes if "--label COLUMN" in note]
+    assert not [note for note in files_of(colour_folder).notes if "COLUMN" in note]
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, bytes]) -> None:
+    (tmp_path / "good.jpg").write_bytes(photos["rocket.jpg"])
+    (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    found = files_of(tmp_path)
+    assert found.total_bytes == 2 * found.record_bytes
+    assert any("cannot be read, the first: " in note and "gone.jpg" in note for note in found.notes)
+
+
+def test_pillow_is_measured_over_what_it_can_decode(photos: dict[str, bytes]) -> None:
+    assert measure_pillow([b"no image", photos["china.jpg"]], 32, 1, 0.05) > 0
+    assert measure_pillow([b"no image"], 32, 1, 0.01) == 0
