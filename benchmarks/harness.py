@@ -16,7 +16,6 @@ from tpufeed.measure.machine import describe, machine
 from tpufeed.measure.results import Spread, spread
 
 __all__ = [
-    "RESULTS",
     "Spread",
     "describe",
     "figure",

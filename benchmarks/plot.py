@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: where each picture is kept")
     args = parser.parse_args(arguments)
+    if unknown := set(args.names) - set(PICTURES):
+        parser.error(f"no such picture: {' '.join(sorted(unknown))}")
     for name in args.names or PICTURES:
         target = (args.out or PICTURES[name].folder) / f"{name}.svg"
         target.parent.mkdir(parents=True, exist_ok=True)
