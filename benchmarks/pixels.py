@@ -7,7 +7,7 @@ all. Two references in float64 (tests/images/float_resizing.py), both from the J
 colours and the accurate transform: "bilinear" between the four pixels around, as by tf.image and OpenCV, and
 "antialiased", where the triangle grows with the shrinking, as by Pillow. For a window that is decoded at 1/2, 1/4 or
 1/8, bilinear is between the means of so many pixels. Figures are mean absolute differences in levels of 255.
-torchvision is looked for in .peers, too (scripts/setup-peers).
+torchvision is measured if it is there, as it is for .peers/spdl/bin/python (scripts/setup-peers spdl).
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Makes docs/what-has-run.md: what has met real hardware and services, and what only stood in for them.
+"""Make docs/what-has-run.md: what has met real hardware and services, and what only stood in for them.
 
     python benchmarks/run.py ran-page [--write]
 
-A subject has run where a result says so: a page of `scripts/check-tpu`, saved as results/tpu-NAME.json; a result of a
+A subject has run if a result says so: a page of `scripts/check-tpu`, saved as results/tpu-NAME.json; a result of a
 machine of that kind; or a row of results/by-hand.json, of what a person ran: subject, date, machine, command, outcome.
 """
 
