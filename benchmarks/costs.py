@@ -3,17 +3,16 @@
 `scale_page.py` puts it into `benchmarks/scale.md`.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from curves import slope_of
-from scaling import HOSTS as HOSTS_OF_TPUS
 
+from benchmarks.curves import slope_of
+from benchmarks.harness import nest, read_result
+from benchmarks.scaling import HOSTS as HOSTS_OF_TPUS
 from tpufeed.dataset.order import EpochOrder, World, default_lanes
 from tpufeed.measure.tpu import TPUS
 
@@ -75,16 +74,14 @@ class Measured:
 
 def read_results(folder: Path) -> Measured:
     """The figures of `shard.json`, `feed.json` and `scale-plan.json`."""
-    shard, feed, plan = (_read(folder / f"{name}.json") for name in ("shard", "feed", "scale-plan"))
-    photo = shard["medians"]["tpufeed shard (full check)"] / shard["machine"]["cores"]
-    of_decoding = shard["medians"]["tpufeed shard (full check)"] / shard["medians"]["decoding alone, a process a core"]
-    small = feed["presized"]["loaders"]["decoding alone"]["median"] / feed["machine"]["cores"] * of_decoding
-    sizes = sorted(map(int, plan["sizes"]))
-    return Measured({"photo": photo, "small": small}, slope_of(plan, "cpu_seconds", sizes[-2], sizes[-1]))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text()))
+    shard, feed, plan = (read_result(name, folder) for name in ("shard", "feed", "scale-plan"))
+    ways = nest(shard["rows"], "way", value="median")
+    photo = ways["tpufeed shard (full check)"] / shard["machine"]["cores"]
+    of_decoding = ways["tpufeed shard (full check)"] / ways["decoding alone, a process a core"]
+    decoding = nest(feed["rows"], "work", value="median", loader="decoding alone")["presized"]
+    small = decoding / feed["machine"]["cores"] * of_decoding
+    sizes = nest(plan["rows"], "images")
+    return Measured({"photo": photo, "small": small}, slope_of(sizes, "cpu_seconds", *sorted(sizes)[-2:]))
 
 
 def iter_lines(measured: Measured) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The curves of `bench_scale.py`: what planning and building take by images, and what workers give by their number."""
+"""The curves of `scale.py`: what planning and building take by images, and what workers give by their number."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def plan_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:
 
 def build_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:
     """Building by images."""
-    from harness import machine
+    from benchmarks.harness import machine
 
     files = make_files(folder)
     options = {"check": "header", "shard_bytes": "8MB", "workers": machine()["cores"]}
@@ -97,8 +97,7 @@ def build_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:
 
 def worker_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:  # noqa: ARG001  # photos have their own number
     """Building with the full check, and feeding, by worker processes."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-    from make_photos import make_photos
+    from scripts.make_photos import make_photos
 
     make_photos(folder / "photos", PHOTOS, size=(375, 500))
     found: dict[str, list[list[float]]] = {name: [[] for _ in WORKERS] for name in ("shard", "Loader")}
@@ -108,14 +107,12 @@ def worker_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:  # no
             made = _child(BUILD, folder / "photos", url, json.dumps({"workers": workers}))
             found["shard"][place].append(made["images"] / made["seconds"])
             found["Loader"][place].append(_child(FEED, url, workers, BATCHES)["images_per_second"])
-    return {
-        "repeats": repeats,
-        "photos": PHOTOS,
-        **{
-            name: {str(workers): _spread(rates) for workers, rates in zip(WORKERS, by_workers, strict=True)}
-            for name, by_workers in found.items()
-        },
-    }
+    rows = [
+        {"what": name, "workers": workers, **_spread(rates)}
+        for name, by_workers in found.items()
+        for workers, rates in zip(WORKERS, by_workers, strict=True)
+    ]
+    return {"repeats": repeats, "photos": PHOTOS, "rows": rows}
 
 
 CURVES: dict[str, Callable[[Path, int, int], dict[str, Any]]] = {
@@ -138,27 +135,26 @@ def make_files(folder: Path) -> list[Path]:
     return files
 
 
-def slope_change_percent(result: dict[str, Any], key: str, first: int = 10_000, last: int | None = None) -> float:
-    """How much more an image costs from the size before `last` to it than from `first` to the one after that."""
-    sizes = sorted(map(int, result["sizes"]))
-    last = last or sizes[-1]
-    place = sizes.index(first)
-    early = slope_of(result, key, first, sizes[place + 1])
-    return 100 * (slope_of(result, key, sizes[sizes.index(last) - 1], last) / early - 1)
+def slope_change_percent(sizes: dict[int, dict[str, float]], key: str) -> float:
+    """How much more an image costs between the two largest sizes than from 10,000 to the size after it."""
+    counts = sorted(sizes)
+    early = slope_of(sizes, key, 10_000, counts[counts.index(10_000) + 1])
+    return 100 * (slope_of(sizes, key, *counts[-2:]) / early - 1)
 
 
-def slope_of(result: dict[str, Any], key: str, low: int, high: int) -> float:
-    """What an image more costs, from the size `low` to the size `high`."""
-    return float(result["sizes"][str(high)][key] - result["sizes"][str(low)][key]) / (high - low)
+def slope_of(sizes: dict[int, dict[str, float]], key: str, low: int, high: int) -> float:
+    """What an image more costs, from `low` to `high` images."""
+    return (sizes[high][key] - sizes[low][key]) / (high - low)
 
 
 def _by_size(repeats: int, most: int, run: Callable[[int], dict[str, float]]) -> dict[str, Any]:
-    sizes = {}
+    rows = []
     for count in (size for size in SIZES if size <= most):
         runs = [run(count) for _ in range(repeats if count <= _REPEATED else 1)]
-        sizes[str(count)] = {"runs": len(runs), **{key: statistics.median(one[key] for one in runs) for key in runs[0]}}
-        print(f"{count:,}: {sizes[str(count)]}", file=sys.stderr)
-    return {"repeats": repeats, "sizes": sizes}
+        medians = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
+        rows.append({"images": count, "runs": len(runs), **medians})
+        print(rows[-1], file=sys.stderr)
+    return {"repeats": repeats, "rows": rows}
 
 
 def _plan(folder: Path, count: int) -> dict[str, float]:
@@ -189,19 +185,15 @@ def _child(program: str, *arguments: object) -> dict[str, Any]:
 
 def show(part: str, result: dict[str, Any]) -> None:
     """A table."""
-    from harness import figure, print_table
+    from benchmarks.harness import figure, nest, print_table
 
     if part == "workers":
-        rows = [
-            [name, *(figure(result[name][str(workers)]["median"], 0) for workers in WORKERS)]
-            for name in ("shard", "Loader")
-        ]
+        rates = nest(result["rows"], "what", "workers", value="median")
+        rows = [[name, *(figure(rate, 0) for rate in each.values())] for name, each in rates.items()]
         print_table("Images a second by worker processes", ["", *map(str, WORKERS)], rows)
         return
-    keys = list(next(iter(result["sizes"].values())))
-    rows = [[key, *(figure(each[key], 2) for each in result["sizes"].values())] for key in keys]
-    print_table(f"{part}, by images", ["", *(f"{int(size):,}" for size in result["sizes"])], rows)
-    if len(result["sizes"]) > 3:  # two slopes above 10,000
-        print(
-            f"slope change of CPU seconds from 10,000 images on: {slope_change_percent(result, 'cpu_seconds'):+.1f} %"
-        )
+    sizes = nest(result["rows"], "images")
+    rows = [[key, *(figure(each[key], 2) for each in sizes.values())] for key in next(iter(sizes.values()))]
+    print_table(f"{part}, by images", ["", *(f"{size:,}" for size in sizes)], rows)
+    if len(sizes) > 3:  # two slopes above 10,000
+        print(f"slope change of CPU seconds from 10,000 images on: {slope_change_percent(sizes, 'cpu_seconds'):+.1f} %")

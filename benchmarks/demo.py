@@ -19,13 +19,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from harness import describe, figure, machine, print_table, write_result
-from local_gcs import CONNECTION_MB_PER_SECOND, LATENCY_MS, serve
-
+from benchmarks.entry import ROOT, command_of
+from benchmarks.harness import describe, figure, machine, print_table, write_result
+from benchmarks.local_gcs import CONNECTION_MB_PER_SECOND, LATENCY_MS, serve
 from tpufeed.measure.report import headline
 from tpufeed.measure.results import BenchRun
 
-ROOT = Path(__file__).parents[1]
 PROFILE = "tpu-v3-8"
 EMULATED = f"EMULATED {PROFILE}"
 ON_CPU = "torch_xla on CPU, a real step"
@@ -34,7 +33,7 @@ _CACHE_OPTIONS = ("--size", "224", "--variants", "2", "--encode", "raw")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One row: what bench_train.py is called with, and what a person calls it."""
+    """One row: what train.py is called with, and what a person calls it."""
 
     label: str
     loader: str
@@ -74,8 +73,8 @@ def gcs_feeds() -> list[Feed]:
     ]
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = _parse(argv)
+def main(arguments: list[str]) -> int:
+    args = _parse(arguments)
     started = time.perf_counter()
     work = args.keep or Path(tempfile.mkdtemp(prefix="tpufeed-demo-"))
     work.mkdir(parents=True, exist_ok=True)
@@ -90,8 +89,8 @@ def main(argv: list[str] | None = None) -> int:
                 for feed in (gcs_feeds() if args.gcs else feeds(about["cores"], args.all))
             ]
         show(results, batch_size)
-        result = {"photos": args.photos, "seconds_a_feed": args.seconds, "prepare_seconds": seconds, "rows": results}
-        path = write_result("demo-gcs" if args.gcs else "demo", result, work)
+        facts = {"photos": args.photos, "seconds_a_feed": args.seconds, "prepare_seconds": seconds}
+        path = write_result("demo-gcs" if args.gcs else "demo", facts, results, work)
     finally:
         if args.keep is None:
             for name in ("photos", "shards", "cache"):
@@ -157,9 +156,9 @@ def fitting_batch(photos: int) -> int:
 
 
 def run_feed(feed: Feed, root: str, batch_size: int, seconds: float) -> dict[str, Any]:
-    """The line of JSON of one run of bench_train.py."""
+    """The line of JSON of one run of train.py."""
     kind = "--photos" if feed.source == "photos" else "--data"
-    command = [sys.executable, str(ROOT / "benchmarks" / "bench_train.py"), "--json", "--loader", feed.loader]
+    command = command_of("train", "--json", "--loader", feed.loader)
     command += [kind, f"{root}/{feed.source}", "--device", feed.device]
     command += ["--batch", str(batch_size), "--seconds", str(seconds)]
     print(f"feeding {EMULATED if feed.emulated else ON_CPU} from {feed.label} ...", flush=True)
@@ -207,7 +206,7 @@ def _run(command: Sequence[str], capture: bool = False) -> str:
     return done.stdout or ""
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.partition("\n")[0])
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--all", action="store_true", help="also feed torch_xla on CPU devices")
@@ -217,11 +216,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="work here and keep everything; default: a temporary folder"
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_args(arguments)
     if args.photos < 3 or args.seconds <= 0:
         parser.error("--photos is at least 3, and --seconds more than 0")
     return args
-
-
-if __name__ == "__main__":
-    sys.exit(main())

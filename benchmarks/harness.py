@@ -1,6 +1,8 @@
 """What all benchmarks share: what machine this is, turns and spread, the result file and the table."""
 
 import json
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,24 +11,25 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.entry import RESULTS
 from tpufeed.measure.machine import describe, machine
 from tpufeed.measure.results import Spread, spread
 
 __all__ = [
-    "RESULTS",
     "Spread",
     "describe",
     "figure",
+    "flatten",
     "interleave",
     "machine",
     "medians_of",
+    "nest",
     "print_table",
+    "read_result",
     "rows_of",
     "spread",
     "write_result",
 ]
-
-RESULTS = Path(__file__).parent / "results"
 
 _TABLE_COLUMNS = 130  # of a pipe, where rich would wrap at 80
 
@@ -50,12 +53,50 @@ def interleave(
     return found
 
 
-def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Put `result`, with the machine, at NAME.json."""
+def write_result(
+    name: str, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path = RESULTS
+) -> Path:
+    """Write NAME.json: the machine, this process's command, settings and totals, and a row for each thing measured."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    result = {"machine": machine(), "command": command, "about": about, "rows": rows}
+    path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def read_result(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """Return the object of NAME.json."""
+    return dict(json.loads((folder / f"{name}.json").read_text()))
+
+
+def flatten(found: Mapping[Any, Any], *columns: str, value: str | None = None) -> list[dict[str, Any]]:
+    """Return a row for each leaf of nested mappings.
+
+    Args:
+        found: mappings as deep as there are columns.
+        columns: the name of each level's keys.
+        value: the name of the leaves, if they are no mappings themselves.
+    """
+    first, *others = columns
+    rows = []
+    for key, inner in found.items():
+        leaf = [dict(inner) if value is None else {value: inner}] if not others else []
+        rows += [{first: key, **row} for row in leaf or flatten(inner, *others, value=value)]
+    return rows
+
+
+def nest(rows: Sequence[Mapping[str, Any]], *columns: str, value: str | None = None, **wanted: Any) -> dict[Any, Any]:
+    """Undo `flatten`, for the rows that have all of `wanted`. A row without `value` gives None."""
+    found: dict[Any, Any] = {}
+    for row in rows:
+        if all(row.get(column) == each for column, each in wanted.items()):
+            place = found
+            for column in columns[:-1]:
+                place = place.setdefault(row[column], {})
+            rest = {column: each for column, each in row.items() if column not in {*columns, *wanted}}
+            place[row[columns[-1]]] = rest if value is None else row.get(value)
+    return found
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> None:

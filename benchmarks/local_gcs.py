@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.entry import ROOT
+
 if TYPE_CHECKING:
     from tests.gcs_server import GcsServer
 
-ROOT = Path(__file__).parents[1]
 LATENCY_MS, CONNECTION_MB_PER_SECOND = 30, 50
 
 
@@ -21,8 +22,6 @@ def serve(folder: Path | None = None) -> Iterator["GcsServer"]:
 
     gs:// URLs lead to it, in this process and in those that it starts, until the end of the context.
     """
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
     from tests.gcs_server import GcsServer
 
     command = [sys.executable, "-m", "tests.gcs_server", "--stop-with-stdin", "--no-md5"]

@@ -1,19 +1,19 @@
-"""Makes docs/what-has-run.md: what has met real hardware and services, and what only stood in for them.
+"""Make docs/what-has-run.md: what has met real hardware and services, and what only stood in for them.
 
-    python benchmarks/ran_page.py [--write]
+    python benchmarks/run.py ran-page [--write]
 
-A subject has run where a result says so: a page of `scripts/check-tpu`, saved as results/tpu-NAME.json; a result of a
-machine of that kind; or a line of results/by-hand.json, of what a person ran: subject, date, machine, command, outcome.
+A subject has run if a result says so: a page of `scripts/check-tpu`, saved as results/tpu-NAME.json; a result of a
+machine of that kind; or a row of results/by-hand.json, of what a person ran: subject, date, machine, command, outcome.
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parent.parent / "docs/what-has-run.md"
+from benchmarks.entry import RESULTS, ROOT, make_parser
+
+PAGE = ROOT / "docs/what-has-run.md"
 BY_HAND, PACKAGES = "by-hand", "packages"
 
 Results = Mapping[str, Any]
@@ -28,11 +28,11 @@ class Subject(NamedTuple):
     found: Callable[[Results], Iterator[str]] = lambda _: iter(())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str]) -> None:
+    parser = make_parser("ran-page", __doc__, save=False)
     parser.add_argument("--write", action="store_true", help="write the page")
     text = make_page(RESULTS)
-    if parser.parse_args().write:
+    if parser.parse_args(arguments).write:
         PAGE.write_text(text)
     else:
         print(text, end="")
@@ -41,7 +41,7 @@ def main() -> None:
 def make_page(folder: Path) -> str:
     """Return the page that the results in a folder make."""
     results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    by_hand = results.get(BY_HAND, [])
+    by_hand = results.get(BY_HAND, {}).get("rows", [])
     unknown = {run["subject"] for run in by_hand} - {subject.name for subject in SUBJECTS}
     if unknown:
         raise ValueError(f"{folder / BY_HAND}.json names {sorted(unknown)}, which are no subjects of ran_page.py")
@@ -49,8 +49,8 @@ def make_page(folder: Path) -> str:
     lines = [
         "# What has run where",
         "",
-        "Made by `python benchmarks/ran_page.py --write` from `benchmarks/results/`; a test holds it to them. If you",
-        "run a line of the first table, please send the result.",
+        "Made by `python benchmarks/run.py ran-page --write` from `benchmarks/results/`; a test holds it to them. If",
+        "you run a line of the first table, please send the result.",
         "",
         "## Has not run",
         "",
@@ -72,7 +72,7 @@ def make_page(folder: Path) -> str:
         "|---|---|---|---|",
         *(
             f"| {case['case']} | {case['python']} | {case['result']} | {case['date']} |"
-            for case in results.get(PACKAGES, {}).get("cases", ())
+            for case in results.get(PACKAGES, {}).get("rows", ())
         ),
         "",
         "## Machines of the benchmarks",
@@ -100,7 +100,7 @@ def _machines(results: Results) -> Iterator[str]:
 
 
 def _machine(result: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = result.get("machine") or result.get("host") or {} if isinstance(result, dict) else {}
+    found: Mapping[str, Any] = result.get("machine") or result.get("host") or {}
     return found
 
 
@@ -128,9 +128,10 @@ def _on_machine(wanted: Callable[[Mapping[str, Any]], bool]) -> Callable[[Result
 
 
 def _soaked(results: Results, seconds: float) -> Iterator[str]:
-    found = results.get("soak", {})
+    found = results.get("soak", {"about": {}})["about"]
     if found.get("seconds", 0) >= seconds:
-        yield f"{found['machine']['date']}, soak: {found['batches']:,} batches, wrong: {found['wrong'] or 'nothing'}"
+        date = results["soak"]["machine"]["date"]
+        yield f"{date}, soak: {found['batches']:,} batches, wrong: {found['wrong'] or 'nothing'}"
 
 
 def _cores(machine: Mapping[str, Any]) -> str:
@@ -156,7 +157,7 @@ SUBJECTS = (
     Subject(
         "more than 2 cores",
         "2 cores; arithmetic beyond (benchmarks/scaling.md)",
-        "`python benchmarks/bench_feed.py --save feed-NAME`",
+        "`python benchmarks/run.py feed --save feed-NAME`",
         _on_machine(lambda machine: machine["cores"] > 2),
     ),
     Subject(
@@ -194,12 +195,8 @@ SUBJECTS = (
     Subject(
         "an hour of feeding with faults",
         "20 minutes (`soak.json`), and 20 s in each run of the tests",
-        "`python benchmarks/soak.py --save`",
+        "`python benchmarks/run.py soak --save`",
         lambda results: _soaked(results, 3600),
     ),
     Subject("the long tests", "their short forms, in each run of the tests", LONG),
 )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Ranges of objects by bare sockets: what a server and a machine can move, for bench_staging.py to compare with.
+"""Ranges of objects by bare sockets: what a server and a machine can move, for staging.py to compare with.
 
 Without checks, retries and a client library: a thread a connection, and one system call for the body of each range.
 """

@@ -1,38 +1,33 @@
-"""The figures of `benchmarks/scale.md`: what `bench_scale.py` saved, and its cost by `costs.py`. Prints Markdown.
+"""The figures of `benchmarks/scale.md`: what `scale.py` saved, and its cost by `costs.py`. Prints Markdown.
 
-    python benchmarks/scale_page.py [--write]
+    python benchmarks/run.py scale-page [--write]
 
-`--write` puts them into the page, between its two marks, and draws `docs/scale.svg`.
+`--write` puts them into the page, between its two marks, and `plot scale` draws them.
 """
 
-import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import costs
-from curves import slope_of
-from harness import RESULTS
+from benchmarks import costs
+from benchmarks.curves import slope_of
+from benchmarks.entry import FOLDER, RESULTS, make_parser
+from benchmarks.harness import nest, read_result
 
-PAGE = Path(__file__).parent / "scale.md"
-PICTURE = Path(__file__).parent.parent / "docs/scale.svg"
-MARKS = "<!-- from here on: benchmarks/scale_page.py --write -->", "<!-- up to here -->"
+PAGE = FOLDER / "scale.md"
+MARKS = "<!-- from here on: benchmarks/run.py scale-page --write -->", "<!-- up to here -->"
 NAMES = "scale", "scale-plan", "scale-build", "scale-workers"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str]) -> None:
+    parser = make_parser("scale-page", __doc__, save=False)
     parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     text = "\n".join(iter_lines(RESULTS))
     if not options.write:
         print(text)
         return
-    from plot_scale import plot
-
     write(PAGE, text)
-    plot(read(RESULTS), PICTURE)
 
 
 def iter_lines(folder: Path) -> Iterator[str]:
@@ -46,7 +41,7 @@ def iter_lines(folder: Path) -> Iterator[str]:
 
 def read(folder: Path) -> dict[str, Any]:
     """The result files."""
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in NAMES}
+    return {name: read_result(name, folder) for name in NAMES}
 
 
 def iter_measured_lines(found: dict[str, Any]) -> Iterator[str]:
@@ -59,9 +54,9 @@ def iter_measured_lines(found: dict[str, Any]) -> Iterator[str]:
         yield ""
     yield from _iter_shard_lines(found["scale"])
     yield ""
-    rates = found["scale-workers"]
-    counts = list(rates["shard"])
-    yield f"Images a second by worker processes ({_where('scale-workers', rates)}):"
+    rates = nest(found["scale-workers"]["rows"], "what", "workers")
+    counts = list(map(str, rates["shard"]))
+    yield f"Images a second by worker processes ({_where('scale-workers', found['scale-workers'])}):"
     yield ""
     yield f"| | {' | '.join(counts)} |"
     yield f"|---|{'---:|' * len(counts)}"
@@ -77,12 +72,13 @@ def _iter_size_lines(name: str, result: dict[str, Any], columns: tuple[str, ...]
     heads = [column.replace("_mb", " MB").replace("_seconds", " seconds").replace("_", " ") for column in columns]
     yield f"| images | {' | '.join(heads)} | us of the CPU an image more | beside 10,000 to 100,000 |"
     yield f"|---:|{'---:|' * (len(columns) + 2)}"
-    sizes = sorted(map(int, result["sizes"]))
+    measured = nest(result["rows"], "images")
+    sizes = sorted(measured)
     slopes: list[float] = []
     for place, size in enumerate(sizes):
-        cells = [f"{result['sizes'][str(size)][column]:,.{_digits(column)}f}" for column in columns]
+        cells = [f"{measured[size][column]:,.{_digits(column)}f}" for column in columns]
         if size > 10_000:
-            slopes.append(slope_of(result, "cpu_seconds", sizes[place - 1], size))
+            slopes.append(slope_of(measured, "cpu_seconds", sizes[place - 1], size))
             cells += [f"{slopes[-1] * 1e6:.1f}", f"{100 * (slopes[-1] / slopes[0] - 1):+.1f} %" if slopes[1:] else ""]
         else:
             cells += ["", ""]
@@ -98,10 +94,9 @@ def _iter_shard_lines(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "| shards | records | manifest MB | `open_dataset`, s | `Loader`, s | its first batch, s | MB |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
-    for size in sorted(int(key) for key in result if key.isdigit()):
-        each = result[str(size)]
+    for size, each in sorted(nest(result["rows"], "records").items()):
         yield (
-            f"| {size // result['records_of_shard']:,} | {size:,} | {each['manifest_mb']:.2f} | "
+            f"| {size // result['about']['records_of_shard']:,} | {size:,} | {each['manifest_mb']:.2f} | "
             f"{each['open_dataset_seconds']:.3f} | {each['open_seconds']:.2f} | {each['first_batch_seconds']:.2f} | "
             f"{each['memory_mb']:.0f} |"
         )
@@ -111,7 +106,7 @@ def _where(name: str, result: dict[str, Any]) -> str:
     machine = result["machine"]
     return (
         f"[result](results/{name}.json); {machine['cores']} cores, load {machine['load']}, "
-        f"{machine['date']}, medians of {result['repeats']}"
+        f"{machine['date']}, medians of {result['about']['repeats']}"
     )
 
 
@@ -120,7 +115,3 @@ def write(page: Path, text: str) -> None:
     before, _, rest = page.read_text().partition(MARKS[0])
     _, _, after = rest.partition(MARKS[1])
     page.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}")
-
-
-if __name__ == "__main__":
-    main()

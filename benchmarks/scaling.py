@@ -1,24 +1,21 @@
 """What the measured rates of two cores come to on the hosts of TPUs: arithmetic, no measurement. Prints Markdown.
 
-    python benchmarks/scaling.py [--write]
+    python benchmarks/run.py scaling [--write]
 
 `--write` puts it into `scaling.md`, between the two marks.
 """
 
-import argparse
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from harness import RESULTS
-
+from benchmarks.entry import FOLDER, RESULTS, make_parser
+from benchmarks.harness import nest, read_result
 from tpufeed.measure.tpu import TPUS, Tpu
 
-PAGE = Path(__file__).parent / "scaling.md"
-MARKS = "<!-- from here on: benchmarks/scaling.py --write -->", "<!-- up to here -->"
+PAGE = FOLDER / "scaling.md"
+MARKS = "<!-- from here on: benchmarks/run.py scaling --write -->", "<!-- up to here -->"
 # (vCPUs of the host's largest VM, Gbit/s of its network card)
 HOSTS = {
     "v2-8": (96, 100),
@@ -58,10 +55,10 @@ class Measured:
     handing_seconds: float
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str]) -> None:
+    parser = make_parser("scaling", __doc__, save=False)
     parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     text = "\n".join(iter_lines(read_results(RESULTS)))
     if options.write:
         write(PAGE, text)
@@ -71,11 +68,12 @@ def main() -> None:
 
 def read_results(folder: Path) -> Measured:
     """The figures of `feed.json` and `gil.json`."""
-    feed, gil = (json.loads((folder / f"{name}.json").read_text()) for name in ("feed", "gil"))
+    feed, gil = read_result("feed", folder), read_result("gil", folder)
     cores = feed["machine"]["cores"]
-    loaders = {kind: feed[key]["loaders"]["tpufeed.Loader"]["median"] for kind, key in KINDS.items()}
+    rates = nest(feed["rows"], "work", loader="tpufeed.Loader")
+    loaders = {kind: rates[key]["median"] for kind, key in KINDS.items()}
     threads, processes = "threads: 1 of this process", "processes: 1 with 1 thread"
-    held: dict[str, Any] = gil["medians"]["gil"]
+    held = nest(gil["rows"], "work", "way", measurement="gil")
     return Measured(
         cores,
         {kind: rate / cores for kind, rate in loaders.items()},
@@ -148,7 +146,3 @@ def _rounded(value: float) -> str:
     """Two figures: the arithmetic carries no more."""
     digits = 1 - math.floor(math.log10(value))
     return f"{round(value, digits):,.0f}"
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ worker processes'), descriptors and threads of the process that lived longest ar
 decile of the last quarter of its time is that of the second quarter, plus 5 % and 8 MB, 2 descriptors and 2 threads at
 the most. (Not the median: while workers start again, which other work beside makes slow, memory is low.)
 
-    python benchmarks/soak.py [--seconds 3600] [--save]
+    python benchmarks/run.py soak [--seconds 3600] [--save]
 """
 
 import argparse
@@ -21,7 +21,6 @@ import random
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,8 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "scripts"), str(ROOT)]
+from benchmarks.entry import command_of, make_parser
 
 IMAGES, BATCH, SIDE = 3_000, 16, 32
 SLOWEST_STEP_SECONDS = 0.04
@@ -40,13 +38,12 @@ SLACK = {"memory_mb": 8.0, "descriptors": 2.0, "threads": 2.0}
 OPTIONS: dict[str, Any] = {"batch_size": BATCH, "seed": 7, "repeat": True, "columns": ["image", "sample"]}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: list[str]) -> int:
+    parser = make_parser("soak", __doc__)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--fault-seconds", type=float, default=6.0, help="between faults, on average (default: 6)")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/soak.json and soak.svg")
     parser.add_argument("--feed", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.feed:
         feed(options.feed)
         return 0
@@ -54,10 +51,11 @@ def main() -> int:
         result = soak(Path(folder), options)
     print(json.dumps({name: value for name, value in result.items() if name != "measured"}, indent=1))
     if options.save:
-        from harness import RESULTS, write_result
+        from benchmarks.harness import write_result
 
-        print(write_result("soak", result))
-        draw(result["measured"], RESULTS / "soak.svg")
+        about = {name: value for name, value in result.items() if name not in ("measured", "wrong")}
+        about["wrong"] = result["wrong"]
+        print(write_result(options.save, about, result["measured"]))
     return len(result["wrong"])
 
 
@@ -90,7 +88,7 @@ def disturb(folder: Path, options: argparse.Namespace, environment: dict[str, st
     began = time.monotonic()
     killed_feeds = killed_workers = written = 0
     log = folder / "batches.jsonl"
-    command = [sys.executable, __file__, "--feed", str(folder)]
+    command = command_of("soak", "--feed", folder)
     feeding = subprocess.Popen(command, env=environment)
     try:
         while time.monotonic() - began < options.seconds or not killed_workers:
@@ -207,24 +205,3 @@ def workers_of(process: int) -> list[int]:
     except OSError:
         return []
     return children + [worker for child in children for worker in workers_of(child)]
-
-
-def draw(measured: Sequence[dict[str, float]], path: Path) -> None:
-    """Draw the three curves, one below the other."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(len(SLACK), sharex=True, figsize=(9, 6))
-    for axis, name in zip(axes, SLACK, strict=True):
-        axis.plot([each["seconds"] / 60 for each in measured], [each[name] for each in measured], linewidth=0.8)
-        axis.set_ylabel(name.replace("_", " "))
-        axis.set_ylim(bottom=0)
-    axes[-1].set_xlabel("minutes")
-    figure.tight_layout()
-    figure.savefig(path)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,20 @@
 """The README's figures and links; tests/docs/test_programs.py runs its commands and programs."""
 
-import json
 import re
 from pathlib import Path
 
+from benchmarks.harness import nest, read_result
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-RESULTS = ROOT / "benchmarks/results"
 
 
 def test_its_table_shows_the_results():
-    feed = json.loads((RESULTS / "feed.json").read_text())
+    rates = nest(read_result("feed")["rows"], "loader", "work", value="median")
     rows = [line.strip("| ").split(" | ") for line in README.splitlines() if re.match(r"\| .*(\d|n/a) \|$", line)]
     assert len(rows) == 14
     for name, *cells in rows:
-        medians = [feed[work]["loaders"].get(name.strip("`"), {}).get("median") for work in ("jpeg", "presized", "raw")]
+        medians = [rates[name.strip("`")].get(work) for work in ("jpeg", "presized", "raw")]
         assert cells == [f"{median:,.0f}" if median else "n/a" for median in medians], name
 
 
@@ -25,7 +25,7 @@ def test_the_demo_s_idle_figures_are_those_of_its_result():
         "shards, tpufeed.Loader",
         "cache, tpufeed.Loader",
     )
-    idle = {row["label"]: row["idle_percent"] for row in json.loads((RESULTS / "demo.json").read_text())["rows"]}
+    idle = {row["label"]: row["idle_percent"] for row in read_result("demo")["rows"]}
     said = re.findall(r"([\d.]+)\s%", README.partition("## Try it")[2].partition("## Use it")[0])
     assert said == [f"{idle[label]:.1f}".removesuffix(".0") for label in labels]
 

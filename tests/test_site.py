@@ -5,10 +5,8 @@ import html
 import importlib.util
 import json
 import logging
-import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,6 +15,7 @@ import pytest
 import yaml
 
 import tpufeed
+from benchmarks.entry import command_of
 from tpufeed import cache, errors, images
 
 pytest.importorskip("mkdocs")
@@ -178,9 +177,10 @@ def test_the_commands_of_the_first_page_are_those_that_the_readme_is_tested_by()
 
 STAGES = {
     "machine": {"cpu": "A processor", "cores": 2, "date": "2026-11-22"},
-    "tpu": "v3-8",
-    "datasets": {
-        "full JPEGs": {
+    "about": {"tpu": "v3-8"},
+    "rows": [
+        {
+            "dataset": "full JPEGs",
             "needed": [4100, 7500],
             "binding": "decoding",
             "idle_percent": [79.1, 62.0],
@@ -189,7 +189,7 @@ STAGES = {
                 "decoding": {"median": 1810.0, "images_per_second": [1800.0, 1810.0, 1830.0]},
             },
         }
-    },
+    ],
 }
 
 
@@ -199,28 +199,12 @@ def test_pictures_show_what_the_results_say(tmp_path: Path) -> None:
     made_up.mkdir()
     drawn_here.mkdir()
     (made_up / "stages.json").write_text(json.dumps(STAGES))
-    program = f"""
-import json, sys
-from pathlib import Path
-sys.path.insert(0, {str(ROOT / "benchmarks")!r})
-import bench_order, plot, plot_doctor, plot_idle, plot_scale, plot_stages, plot_window, scale_page
-out = Path(sys.argv[1])
-plot_doctor.main(["--out", str(out)])
-plot_idle.main(["--out", str(out)])
-plot_window.main(["--out", str(out)])
-if (plot.FOLDER / "results/stages.json").exists():
-    plot_stages.main(["--out", str(out)])
-plot_stages.main(["--results", sys.argv[2], "--out", sys.argv[2]])
-bench_order.plot(json.loads((plot.FOLDER / "results/order.json").read_text())["orders"], out / "order.svg")
-plot_scale.plot(scale_page.read(scale_page.RESULTS), out / "scale.svg")
-"""
-    command = [sys.executable, "-c", program, str(drawn_here), str(made_up)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
+    for drawing in (["--out", drawn_here], ["stages", "--results", made_up, "--out", made_up]):
+        done = subprocess.run(command_of("plot", *drawing), check=False, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
     kept = {path.name: path for path in [*(ROOT / "benchmarks/plots").glob("*.svg"), *DOCS.glob("*.svg")]}
     drawn = {path.name: path for path in drawn_here.iterdir()}
-    assert set(kept) == set(drawn), "benchmarks/plot*.py draw them from benchmarks/results/"
+    assert set(kept) == set(drawn), "`run.py plot` draws them from benchmarks/results/"
     for name, path in drawn.items():
         assert words_of(path) == words_of(kept[name]), f"draw {name} again"
     stages = words_of(made_up / "stages.svg")

@@ -1,4 +1,4 @@
-"""What `bench_feed.py` measures, one loader a file, each run under the Python that has it (`scripts/setup-peers`).
+"""What `feed.py` measures, one loader a file, each run under the Python that has it (`scripts/setup-peers`).
 
 A loader's file has
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from nvidia.dali import fn, pipeline_def, types
 
-from peers import BATCH, SIZE, Source
+from benchmarks.peers import BATCH, SIZE, Source
 
 SETTINGS = {"jpeg": "3", "presized": "3", "raw": "3"}
 

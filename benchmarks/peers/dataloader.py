@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from peers import BATCH, Source, labelled_files
-from peers.pixels import PIXELS
+from benchmarks.peers import BATCH, Source, labelled_files
+from benchmarks.peers.pixels import PIXELS
 
 SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "mmap-2"}
 

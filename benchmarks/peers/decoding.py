@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from peers import BATCH, SIZE, Source, labelled_files
+from benchmarks.peers import BATCH, SIZE, Source, labelled_files
 
 SETTINGS = {"jpeg": "2", "small": "2", "presized": "2"}
 

@@ -1,4 +1,4 @@
-"""What `bench_dlio.py` plugs into DLIO, MLPerf Storage's engine: tpufeed as a data loader, a TF reader that decodes.
+"""What `dlio.py` plugs into DLIO, MLPerf Storage's engine: tpufeed as a data loader, a TF reader that decodes.
 
 DLIO finds the classes by `data_loader_classname` and `reader_classname`. Its data folder holds train/*.tfrecord, as
 DLIO wants it, and the manifest of a dataset of tpufeed over these files.

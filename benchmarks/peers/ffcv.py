@@ -16,7 +16,7 @@ from ffcv.transforms import RandomHorizontalFlip
 from ffcv.writer import DatasetWriter
 from simplejpeg import decode_jpeg_header
 
-from peers import BATCH, SIZE, Source, labelled_files
+from benchmarks.peers import BATCH, SIZE, Source, labelled_files
 
 SETTINGS = {"jpeg": "2", "presized": "2", "raw": "2"}
 

@@ -11,8 +11,8 @@ import grain
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from peers import BATCH, SIZE, Source, labelled_files
-from peers.pixels import PIXELS
+from benchmarks.peers import BATCH, SIZE, Source, labelled_files
+from benchmarks.peers.pixels import PIXELS
 
 SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "raw-2"}
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from peers import BATCH, SIZE, Source, labelled_files
-from peers.pixels import PIXELS, random_window
+from benchmarks.peers import BATCH, SIZE, Source, labelled_files
+from benchmarks.peers.pixels import PIXELS, random_window
 
 SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "array-2"}
 

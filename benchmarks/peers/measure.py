@@ -1,6 +1,6 @@
-"""One measurement, in a process of its own under the Python of the loader: `bench_feed.py` starts it.
+"""One measurement, in a process of its own under the Python of the loader: `feed.py` starts it.
 
-    python -m peers.measure MODULE SETTING WORK DATASET FILES FOLDER PLAIN --seconds S
+    python -m benchmarks.peers.measure MODULE SETTING WORK DATASET FILES FOLDER PLAIN --seconds S
 
 It prints the setting and images_per_second as JSON. With --seconds 0 the loader's format is made, and one batch looked
 at. SETTING "" is the file's own for that work.
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from peers import BATCH, SIZE, Source
+from benchmarks.peers import BATCH, SIZE, Source
 
 WARM_UP_BATCHES = 8
 WARM_UP_SECONDS = 1.0
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     options = parser.parse_args()
     source = Source(options.work, options.dataset, options.files, options.folder, options.plain)
-    print(json.dumps(run(importlib.import_module(f"peers.{options.module}"), source, options)), flush=True)
+    print(json.dumps(run(importlib.import_module(f"benchmarks.peers.{options.module}"), source, options)), flush=True)
 
 
 def run(loader: Any, source: Source, options: argparse.Namespace) -> dict[str, Any]:

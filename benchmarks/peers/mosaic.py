@@ -13,8 +13,8 @@ from streaming import MDSWriter, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader
 
-from peers import BATCH, SIZE, Source, labelled_files
-from peers.pixels import crop_pil, pixels_turbo
+from benchmarks.peers import BATCH, SIZE, Source, labelled_files
+from benchmarks.peers.pixels import crop_pil, pixels_turbo
 
 SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "ndarray-2"}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tpufeed
-from peers import BATCH, SCALE, SIZE, Source
+from benchmarks.peers import BATCH, SCALE, SIZE, Source
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
 
 SETTINGS = dict.fromkeys(("jpeg", "small", "presized", "raw"), "numpy")
@@ -18,7 +18,7 @@ def batches(source: Source, setting: str) -> Iterator[Any]:
     name, _, direct = setting.partition(":")
     ops = None if source.work == "raw" else [RandomResizedCrop(SIZE, scale=SCALE), HorizontalFlip()]
     if name == "grain_source":
-        from peers.grain import feed
+        from benchmarks.peers.grain import feed
 
         samples = tpufeed.grain_source(source.dataset, ops=ops).to_map_dataset()
         return feed(samples.map(lambda sample: (sample["image"], sample["label"])), 2)

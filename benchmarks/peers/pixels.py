@@ -14,7 +14,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from peers import SCALE, SIZE
+from benchmarks.peers import SCALE, SIZE
 
 cv2.setNumThreads(1)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-from make_photos import make_photos
 
 import tpufeed
-from peers import SIZE, Source
+from benchmarks.peers import SIZE, Source
+from scripts.make_photos import make_photos
 from tpufeed.tfrecord.example import decode_example
 
 PRESIZE_PX = 256

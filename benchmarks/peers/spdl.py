@@ -14,8 +14,8 @@ import numpy as np
 import spdl.io
 from spdl.pipeline import PipelineBuilder
 
-from peers import BATCH, SIZE, Source, labelled_files
-from peers.pixels import pixels_turbo, random_window
+from benchmarks.peers import BATCH, SIZE, Source, labelled_files
+from benchmarks.peers.pixels import pixels_turbo, random_window
 
 SETTINGS = {"jpeg": "turbo-3", "small": "turbo-3", "presized": "turbo-3", "raw": "npy-3"}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from peers import BATCH, SCALE, SIZE, Source
+from benchmarks.peers import BATCH, SCALE, SIZE, Source
 
 SETTINGS = dict.fromkeys(("jpeg", "small", "presized", "raw"), "auto")
 

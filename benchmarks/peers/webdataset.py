@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import webdataset
 
-from peers import BATCH, Source, labelled_files
-from peers.pixels import crop_pil, pixels_turbo
+from benchmarks.peers import BATCH, Source, labelled_files
+from benchmarks.peers.pixels import crop_pil, pixels_turbo
 
 SETTINGS = {"jpeg": "turbo-2", "small": "turbo-2", "presized": "turbo-2", "raw": "npy-2"}
 

@@ -252,12 +252,13 @@ def save(path: Path, row: Row) -> None:
     """Add the row to the file, in place of an earlier one of the same case and Python. What was skipped is left out."""
     if row.result.startswith("skipped"):
         return
-    before = json.loads(path.read_text())["cases"] if path.exists() else []
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
     today = datetime.now(UTC).date().isoformat()
     new = asdict(row) | {"result": row.result.partition("\n")[0], "date": today}
     others = [case for case in before if (case["case"], case["python"]) != (row.case, row.python)]
     machine = {"cores": os.cpu_count(), "system": os.uname().sysname, "architecture": os.uname().machine}
-    path.write_text(json.dumps({"machine": machine, "cases": [*others, new]}, indent=1) + "\n")
+    result = {"machine": machine, "command": "scripts/package-matrix ...", "about": {}, "rows": [*others, new]}
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

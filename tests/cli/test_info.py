@@ -130,7 +130,7 @@ def test_info_as_a_table(run, dataset_url, cache_url):
 
 
 def test_info_counts_classes_beside_an_empty_split(run, photo_folder, tmp_path):
-    tpufeed.shard(photo_folder, tmp_path / "d", shares="train=0.999999,val=0.000001", workers=1)
+    tpufeed.shard(photo_folder, tmp_path / "d", splits="train=0.999999,val=0.000001", workers=1)
     assert counted(run("info", tmp_path / "d").stdout) == {"astronaut": 10, "cat": 10, "coffee": 10}
 
 

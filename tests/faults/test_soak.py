@@ -1,31 +1,19 @@
 """The soak: short here, an hour with --long; and that it would find a leak, and a batch that is another."""
 
-import importlib.util
 import json
 import subprocess
-import sys
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
 import tpufeed
-
-ROOT = Path(__file__).parents[2]
-SOAK = ROOT / "benchmarks/soak.py"
-
-
-@pytest.fixture(scope="module")
-def soak():
-    spec = importlib.util.spec_from_file_location("soak", SOAK)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from benchmarks import soak
+from benchmarks.entry import command_of
 
 
 @pytest.mark.parametrize("seconds", [20, pytest.param(3600, marks=[pytest.mark.long, pytest.mark.timeout(4500)])])
 def test_batches_are_those_of_a_quiet_run_and_nothing_grows(seconds):
-    command = [sys.executable, SOAK, "--seconds", str(seconds), *(["--fault-seconds", "2"] if seconds < 60 else [])]
+    command = command_of("soak", "--seconds", seconds, *(["--fault-seconds", 2] if seconds < 60 else []))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "{" in done.stdout, done.stderr
     found = json.loads(done.stdout[done.stdout.index("{") :])
@@ -37,7 +25,7 @@ def test_batches_are_those_of_a_quiet_run_and_nothing_grows(seconds):
     assert found["killed_workers"]
 
 
-def test_growth_is_found(soak):
+def test_growth_is_found():
     flat = [{"memory_mb": 100 + second % 5, "descriptors": 40, "threads": 5} for second in range(100)]
     assert soak.find_growth(flat) == []
     leaking = [{**each, "memory_mb": 100 + 0.5 * second} for second, each in enumerate(flat)]
@@ -46,7 +34,7 @@ def test_growth_is_found(soak):
     assert [name for name, *_ in soak.find_growth(leaking)] == ["descriptors"]
 
 
-def test_a_batch_that_is_another_is_found(soak, cache_url, monkeypatch):
+def test_a_batch_that_is_another_is_found(cache_url, monkeypatch):
     monkeypatch.setitem(soak.OPTIONS, "batch_size", 4)
     with tpufeed.Loader(cache_url, "train", processes=1, **soak.OPTIONS) as loader:
         crcs = [soak.crc_of(*batch) for batch in islice(loader, 6)]

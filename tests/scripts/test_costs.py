@@ -1,36 +1,20 @@
 """benchmarks/scale.md: the arithmetic, and that the page shows its present outcome."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import costs, scale_page
 from tpufeed.loaders.options import LoaderOptions
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-
-@pytest.fixture
-def costs(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import costs
-
-    yield costs
-    for name in ("costs", "scale_page", "curves", "harness"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.usefixtures("costs")
 def test_the_page_shows_what_the_results_come_to():
-    import scale_page
-
     text = "\n".join(scale_page.iter_lines(scale_page.RESULTS))
     start, stop = scale_page.MARKS
     assert scale_page.PAGE.read_text().partition(start)[2].partition(stop)[0].strip() == text
 
 
-def test_a_bucket_s_rate_doubles_every_twenty_minutes(costs):
+def test_a_bucket_s_rate_doubles_every_twenty_minutes():
     """As many requests as 5,000, 10,000 a second and so on let through, or a little more as it grows all the time."""
     assert costs.bucket_seconds(0) == 0
     assert costs.bucket_seconds(5_000) == pytest.approx(1, rel=1e-3)
@@ -39,7 +23,7 @@ def test_a_bucket_s_rate_doubles_every_twenty_minutes(costs):
     assert costs.bucket_seconds(3 * first) == pytest.approx(2400, rel=1e-3)
 
 
-def test_the_slowest_of_all_bounds_decides(costs):
+def test_the_slowest_of_all_bounds_decides():
     dataset = costs.Dataset("made up", 1_000_000, 100_000, "photo")
     lines = list(costs.iter_dataset_lines(dataset, costs.Measured({"photo": 100.0}, 1e-5)))
     assert "- Listing, on one host: 1,000,000 / 1,000 pages x 0.2 s: **3.3 min**." in lines
@@ -54,14 +38,14 @@ def test_the_slowest_of_all_bounds_decides(costs):
     assert build == f"| build | {a:,} | {b:,} | ${a * 5e-6 + b * 4e-7:,.2f} | 0.10 TB | $0 | $2 | $12 |"
 
 
-def test_requests_of_a_start_do_not_grow_with_the_pod(costs):
+def test_requests_of_a_start_do_not_grow_with_the_pod():
     """tests/dataset/test_pods.py counts what real loaders ask for."""
     assert len({costs.start_requests(hosts, 56) for hosts in costs.PODS}) == 1
     assert costs.start_requests(64, 56) == 58 + 56 * 4 + 640
     assert costs.start_requests(1, 0) == 2 + 32 + 640
 
 
-def test_a_loader_s_defaults(costs, monkeypatch):
+def test_a_loader_s_defaults(monkeypatch):
     """Those of `plan_workers` and of the loader, for the cores of the hosts of TPUs."""
     from tpufeed.loaders import executor as workers
 
@@ -78,5 +62,5 @@ def test_a_loader_s_defaults(costs, monkeypatch):
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.5, "0.5 s"), (59, "59 s"), (90, "1.5 min"), (5400, "1.5 h"), (360_000, "100 h")]
 )
-def test_times_in_words(costs, seconds, text):
+def test_times_in_words(seconds, text):
     assert costs.hours(seconds) == text

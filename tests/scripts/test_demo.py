@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import demo, train
 from tpufeed.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -25,14 +25,6 @@ ROWS = [
     "cache, tpufeed.Loader.to_tf",
     "cache, tpufeed.Loader",
 ]
-
-
-@pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import demo
-
-    return demo
 
 
 def run_demo(*args: object) -> subprocess.CompletedProcess[str]:
@@ -48,12 +40,10 @@ def run_here(run: Callable[..., str], command: list[str], capture: bool = False)
         done = CliRunner().invoke(app, [*command[1:], "--workers", "1"])
         assert done.exit_code == 0, done.output
         return done.stdout
-    if not command[1].endswith("bench_train.py"):
+    if command[2] != "train":
         return run(command, capture=capture)
-    import bench_train
-
     with redirect_stdout(io.StringIO()) as said:
-        assert bench_train.main(command[2:]) == 0
+        assert train.main(command[3:]) == 0
     return said.getvalue()
 
 
@@ -69,7 +59,7 @@ def check_closing(output: str, rows: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.long)], ids=["here", "as it stands"])
 def test_the_demo_shows_every_feed_and_writes_its_figures(
-    apart: bool, demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it stands each feed is a process; here they run in one, as to import TensorFlow takes longer than to feed."""
     for extra in ("tensorflow", "skimage", "sklearn"):
@@ -92,7 +82,7 @@ def test_the_demo_shows_every_feed_and_writes_its_figures(
         assert any(row in line for line in table), f"{row}: {output}"
     result = json.loads((tmp_path / "demo.json").read_text())
     check_closing(output, result["rows"])
-    assert result["photos"] == 18
+    assert result["about"]["photos"] == 18
     assert result["machine"]["cores"] >= 1
     assert len(result["rows"]) == len(ROWS)
     for row in result["rows"]:
@@ -121,9 +111,7 @@ def test_the_demo_goes_through_a_bucket(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-gcs.json", "photos"]
 
 
-def test_the_demo_refuses_what_it_cannot_do(
-    demo: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_refuses_what_it_cannot_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "mine.jpg").write_bytes(b"")
     for arguments in (["--photos", "1"], ["--all", "--gcs"], ["--photos", "60", "--keep", str(tmp_path)]):
@@ -138,14 +126,12 @@ def test_the_demo_refuses_what_it_cannot_do(
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
-    """`bench(*arguments)` runs bench_train.py in this process and returns its exit code and what it printed."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import bench_train
+def bench(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
+    """`bench(*arguments)` runs `run.py train` in this process and returns its exit code and what it printed."""
 
     def run(*arguments: object) -> tuple[Any, str, str]:
         try:
-            code: Any = bench_train.main([str(argument) for argument in arguments])
+            code: Any = train.main([str(argument) for argument in arguments])
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()
@@ -202,7 +188,7 @@ def row(label: str, rate: float, idle: float, *problems: str) -> dict[str, Any]:
     return {**facts, **figures, "problems": list(problems), "repeats": 1}
 
 
-def test_the_last_word_is_on_rows_that_have_a_verdict(demo: ModuleType) -> None:
+def test_the_last_word_is_on_rows_that_have_a_verdict() -> None:
     pillow, shards, cache = row("raw files", 250, 96.5), row("shards", 6000, 20), row("cache", 7500, 0.2)
     (said,) = demo.closing_sentences([pillow, shards, cache])
     assert (
@@ -216,5 +202,5 @@ def test_the_last_word_is_on_rows_that_have_a_verdict(demo: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("photos", "batch"), [(2000, 128), (384, 128), (383, 64), (60, 16), (3, 1)])
-def test_a_batch_leaves_several_of_its_kind_in_an_epoch(demo: ModuleType, photos: int, batch: int) -> None:
+def test_a_batch_leaves_several_of_its_kind_in_an_epoch(photos: int, batch: int) -> None:
     assert demo.fitting_batch(photos) == batch

@@ -1,14 +1,13 @@
-import importlib
 import json
 import os
 import subprocess
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from benchmarks import dlio as bench
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".peers" / "dlio" / "bin" / "python"
@@ -19,7 +18,7 @@ COMPARE = """
 import sys
 from pathlib import Path
 import numpy as np, tensorflow as tf, tpufeed
-from peers.dlio import TpufeedLoader, decode
+from benchmarks.peers.dlio import TpufeedLoader, decode
 folder = Path(sys.argv[1])
 files = sorted(map(str, folder.glob("*.tfrecord")))
 theirs = next(iter(tf.data.TFRecordDataset(files).map(decode).batch(32)))
@@ -30,15 +29,7 @@ print(np.abs(theirs[0].numpy().astype(int) - ours[0]).mean(), ours[0].std())
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        for folder in ("scripts", "benchmarks"):
-            patch.syspath_prepend(str(ROOT / folder))
-        yield importlib.import_module("bench_dlio")
-
-
-@pytest.fixture(scope="module")
-def photographs(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("skimage", "sklearn"):
         pytest.importorskip(package)
     folder: Path = bench.make_photographs(tmp_path_factory.mktemp("dlio"), 64)
@@ -55,7 +46,7 @@ def write_output(folder: Path, **changed: Any) -> None:
     (folder / "0_output.json").write_text(json.dumps(output))
 
 
-def test_the_figures_are_dlios_own(bench: ModuleType, tmp_path: Path) -> None:
+def test_the_figures_are_dlios_own(tmp_path: Path) -> None:
     write_output(tmp_path)
     assert bench.read_outcome(tmp_path, 2, 3) == {
         "au_percent": 85.0,
@@ -74,20 +65,18 @@ def test_the_figures_are_dlios_own(bench: ModuleType, tmp_path: Path) -> None:
         ({"train_au_percentage": [90.0, 0.0]}, "AU of 2 epochs"),
     ],
 )
-def test_a_run_that_read_less_or_has_no_au_is_an_error(
-    bench: ModuleType, tmp_path: Path, changed: dict[str, Any], message: str
-) -> None:
+def test_a_run_that_read_less_or_has_no_au_is_an_error(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     write_output(tmp_path, **changed)
     with pytest.raises(bench.DlioError, match=message):
         bench.read_outcome(tmp_path, 2, 3)
 
 
-def test_a_run_without_output_is_an_error(bench: ModuleType, tmp_path: Path) -> None:
+def test_a_run_without_output_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(bench.DlioError, match="no steps or no AU"):
         bench.read_outcome(tmp_path, 1, 3)
 
 
-def test_what_is_missing_is_named(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(bench.DlioError, match="give a multiple"):
         bench.make_photographs(tmp_path, 17)
     monkeypatch.setattr(bench, "DLIO", tmp_path / "absent")
@@ -97,7 +86,7 @@ def test_what_is_missing_is_named(bench: ModuleType, tmp_path: Path, monkeypatch
 
 @needs_dlio
 @pytest.mark.long  # DLIO imports TensorFlow for 5 s a run
-def test_dlio_runs_both_loaders(bench: ModuleType, photographs: Path) -> None:
+def test_dlio_runs_both_loaders(photographs: Path) -> None:
     options = Namespace(only=None, photos=64, records=4, batch=16, step_seconds=[0.01], repeats=1, epochs=2)
     found = bench.measure(options, photographs.parent)
     for kind, step, epochs in (("storage", "0.224", 5), ("jpeg", "0.01", 2)):
@@ -110,7 +99,7 @@ def test_dlio_runs_both_loaders(bench: ModuleType, photographs: Path) -> None:
 
 @needs_dlio
 @pytest.mark.long
-def test_dlio_that_gets_fewer_batches_than_it_asks_for_is_an_error(bench: ModuleType, photographs: Path) -> None:
+def test_dlio_that_gets_fewer_batches_than_it_asks_for_is_an_error(photographs: Path) -> None:
     with pytest.raises(bench.DlioError):
         bench.run(photographs, 8, 16, 0.01, 1, bench.LOADERS["jpeg"][bench.OURS])  # twice what is there
 
@@ -118,7 +107,7 @@ def test_dlio_that_gets_fewer_batches_than_it_asks_for_is_an_error(bench: Module
 @needs_dlio
 @pytest.mark.long
 def test_both_loaders_hand_over_the_same_photographs(photographs: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [str(PYTHON), "-c", COMPARE, str(photographs)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,27 +1,15 @@
-"""The rows of bench_imread do what they say: every decoder gives the photograph, every traversal has every image."""
-
-import importlib.util
-from pathlib import Path
+"""The rows of `run.py imread` do what they say: every decoder gives the photograph, every traversal has every image."""
 
 import numpy as np
 import pytest
 
 import tpufeed
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def imread():
-    spec = importlib.util.spec_from_file_location("bench_imread", ROOT / "benchmarks/bench_imread.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from benchmarks import imread
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from make_photos import make_photos
+    from scripts.make_photos import make_photos
 
     folder = tmp_path_factory.mktemp("imread")
     make_photos(folder / "photos", 40, (375, 500))
@@ -29,7 +17,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_decoders_agree(imread, folder):
+def test_decoders_agree(folder):
     data = next((folder / "photos").rglob("*.jpg")).read_bytes()
     expected = imread.decoder("pillow")(data).astype(int)
     assert expected.shape == (375, 500, 3)
@@ -39,7 +27,7 @@ def test_decoders_agree(imread, folder):
         assert np.abs(pixels - expected).mean() < 2, name  # TensorFlow takes the fast DCT
 
 
-def test_a_traversal_of_ours_has_every_image(imread, folder):
+def test_a_traversal_of_ours_has_every_image(folder):
     traverse = imread.our_batches(folder / "shards", 0)
     assert [sum(traverse()) for _ in range(2)] == [40, 40]
     assert len(imread.measure("simplejpeg", "-", folder, 3)) == 3

@@ -1,8 +1,6 @@
 """The ledger of the benchmarks: it finds loaders out that drop or repeat samples."""
 
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from ledger import Ledger, fingerprint
+from benchmarks.ledger import Ledger, fingerprint
 
 SAMPLES, BATCH = 103, 4
 PHOTOS = np.random.default_rng(5).integers(0, 256, (SAMPLES, 8, 8, 3), np.uint8)

@@ -123,7 +123,7 @@ def test_rows_are_added_and_replaced(tmp_path):
         Row("x", "3.9", result="skipped"),
     ):
         save(file, row)
-    cases = json.loads(file.read_text())["cases"]
+    cases = json.loads(file.read_text())["rows"]
     assert [(case["case"], case["megabytes"]) for case in cases] == [("tf", None), ("none", 6)]
 
 
@@ -162,7 +162,7 @@ def test_the_page_has_every_extra_and_shows_what_was_measured():
     shown = dict(re.findall(r"^\| `?(\w+)`? \| .* \| ?([\d,]*) \|$", page, re.MULTILINE))
     extras = set(PROJECT["optional-dependencies"]) - {"photos", "docs", "all", "dev"}
     assert set(shown) == {"none", *extras}
-    measured = json.loads((ROOT / "benchmarks/results/packages.json").read_text())["cases"]
+    measured = json.loads((ROOT / "benchmarks/results/packages.json").read_text())["rows"]
     sizes = {case["case"]: f"{case['megabytes']:,}" for case in measured if case["python"] == "3.11"}
     assert shown == {case: sizes.get(case, "") for case in shown}
     bounds = page.partition("## Lower bounds")[2]

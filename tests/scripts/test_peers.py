@@ -1,13 +1,14 @@
 import argparse
-import importlib
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+
+from benchmarks import feed as bench
+from benchmarks import grain
+from benchmarks.peers import Source, measure
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ("tf.data, parallelism 2", "torch DataLoader + PIL")
@@ -16,23 +17,16 @@ ABSENT = "no_such_peer:2"
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        for folder in ("scripts", "benchmarks"):
-            patch.syspath_prepend(str(ROOT / folder))
-        yield importlib.import_module("bench_feed")
-
-
-@pytest.fixture(scope="module")
-def sources(bench: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for package in ("tensorflow", "torch", "skimage", "sklearn"):
         pytest.importorskip(package)
-    found: dict[str, Any] = importlib.import_module("peers.sources").make_sources(tmp_path_factory.mktemp("feed"), 140)
-    return found
+    from benchmarks.peers.sources import make_sources
+
+    return make_sources(tmp_path_factory.mktemp("feed"), 140)
 
 
 @pytest.mark.long  # each loader is a process with its framework
-def test_loaders_are_measured_and_compared_and_absent_ones_say_so(bench: ModuleType, sources: dict[str, Any]) -> None:
+def test_loaders_are_measured_and_compared_and_absent_ones_say_so(sources: dict[str, Any]) -> None:
     options = argparse.Namespace(repeats=1, seconds=0.01, beside=1)
     found = bench.summary("presized", bench.measure(sources["presized"], [*MEASURED, *OURS, ABSENT], options))
     loaders = found["loaders"]
@@ -46,15 +40,14 @@ def test_loaders_are_measured_and_compared_and_absent_ones_say_so(bench: ModuleT
 
 
 @pytest.mark.long
-def test_grain_is_measured_over_both_sources(bench: ModuleType, sources: dict[str, Any]) -> None:
-    module = importlib.import_module("bench_grain")
-    found = module.measure(sources["presized"], 1, 1)
-    assert set(found) == set(module.WAYS)
+def test_grain_is_measured_over_both_sources(sources: dict[str, Any]) -> None:
+    found = grain.measure(sources["presized"], 1, 1)
+    assert set(found) == set(grain.WAYS)
     assert all(microseconds > 0 for (microseconds,) in found.values())
 
 
-def test_a_loader_that_cannot_do_the_work_or_fails_says_why(bench: ModuleType) -> None:
-    source = importlib.import_module("peers").Source("raw", *[Path("/nowhere")] * 4)
+def test_a_loader_that_cannot_do_the_work_or_fails_says_why() -> None:
+    source = Source("raw", *[Path("/nowhere")] * 4)
     assert bench.run("decoding", source, 0.01)["why_not"] == "not measured: it does no raw work"
     assert "DatasetNotFoundError" in bench.run("ours:numpy", source, 0.01)["why_not"]
 
@@ -69,10 +62,10 @@ def test_a_loader_that_cannot_do_the_work_or_fails_says_why(bench: ModuleType) -
     ],
 )
 def test_a_batch_that_is_not_what_all_hand_over_is_refused(
-    bench: ModuleType, images: np.ndarray, labels: np.ndarray, message: str
+    images: np.ndarray, labels: np.ndarray, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        importlib.import_module("peers.measure").check((images, labels))
+        measure.check((images, labels))
 
 
 def test_setup_peers_names_the_peers_that_there_are() -> None:

@@ -1,10 +1,10 @@
 """docs/what-has-run.md says what the results say."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
+
+from benchmarks import ran_page
 
 MACHINE = {
     "cpu": "EPYC",
@@ -16,26 +16,17 @@ MACHINE = {
 }
 
 
-@pytest.fixture
-def ran_page(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import ran_page
-
-    yield ran_page
-    sys.modules.pop("ran_page")
-
-
 def parts(page):
     """The lines of what has not run, and of what has."""
     before, _, after = page.partition("## Has run")
     return before, after.partition("## Packages")[0]
 
 
-def test_the_page_is_made_of_the_results(ran_page):
+def test_the_page_is_made_of_the_results():
     assert ran_page.make_page(ran_page.RESULTS) == ran_page.PAGE.read_text()
 
 
-def test_a_result_moves_its_subject(ran_page, tmp_path):
+def test_a_result_moves_its_subject(tmp_path):
     def put(name, result):
         (tmp_path / f"{name}.json").write_text(json.dumps(result))
 
@@ -51,7 +42,7 @@ def test_a_result_moves_its_subject(ran_page, tmp_path):
     put("tpu-tried", {"devices": "CPU, in place of TPUs", "host": MACHINE, "frameworks": tried})
     put("feed-axion", {"machine": {**MACHINE, "architecture": "aarch64"}})
     line = {"subject": "the long tests", "date": "2026-12-02", "machine": "n2", "command": "x --long", "outcome": "ok"}
-    put("by-hand", [line])
+    put("by-hand", {"rows": [line]})
     not_run, run = parts(ran_page.make_page(tmp_path))
     moved = "JAX on a TPU", "libtpu's counters", "more than 2 cores", "2 NUMA nodes", "an Arm host", "the long tests"
     for name in moved:
@@ -60,6 +51,6 @@ def test_a_result_moves_its_subject(ran_page, tmp_path):
     assert "2026-12-02, n2: `x --long`: ok" in run
     assert "| torch_xla on a TPU" in not_run
 
-    put("by-hand", [line | {"subject": "the moon"}])
+    put("by-hand", {"rows": [line | {"subject": "the moon"}]})
     with pytest.raises(ValueError, match=r"by-hand.json names \['the moon'\], which are no subjects"):
         ran_page.make_page(tmp_path)

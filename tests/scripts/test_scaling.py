@@ -1,29 +1,17 @@
 """benchmarks/scaling.md: the arithmetic, and that the page shows its present outcome."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmarks import scaling
 
 
-@pytest.fixture
-def scaling(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import scaling
-
-    yield scaling
-    sys.modules.pop("scaling")
-
-
-def test_the_page_shows_what_the_results_come_to(scaling):
+def test_the_page_shows_what_the_results_come_to():
     text = "\n".join(scaling.iter_lines(scaling.read_results(scaling.RESULTS)))
     start, stop = scaling.MARKS
     assert scaling.PAGE.read_text().partition(start)[2].partition(stop)[0].strip() == text
 
 
-def test_the_least_of_all_limits_feeds_the_device(scaling):
+def test_the_least_of_all_limits_feeds_the_device():
     measured = scaling.Measured(2, dict.fromkeys(scaling.KINDS, 100.0), dict.fromkeys(scaling.KINDS, 1e-3), 1e-4)
     lines = list(scaling.iter_lines(measured))
     row = next(line for line in lines if line.startswith("| JPEG 500x375 | 5,800 to 9,600"))  # 96 vCPUs
@@ -33,11 +21,11 @@ def test_the_least_of_all_limits_feeds_the_device(scaling):
 
 
 @pytest.mark.parametrize(("fed", "idle"), [(50.0, 50.0), (100.0, 0.0), (300.0, 0.0)])
-def test_idle_is_what_is_missing_of_the_need(scaling, fed, idle):
+def test_idle_is_what_is_missing_of_the_need(fed, idle):
     assert scaling.idle_percent(fed, 100.0) == idle
 
 
-def test_writing_changes_what_is_between_the_marks(scaling, tmp_path):
+def test_writing_changes_what_is_between_the_marks(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"above\n{scaling.MARKS[0]}\nold\n{scaling.MARKS[1]}\nbelow\n")
     scaling.write(page, "new")

@@ -1,6 +1,5 @@
-"""bench_spdl: what SPDL's script is given, and what tpufeed hands to its clock."""
+"""`run.py spdl`: what SPDL's script is given, and what tpufeed hands to its clock."""
 
-import importlib
 import time
 from types import SimpleNamespace
 
@@ -8,19 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.scripts.test_imread import ROOT
+from benchmarks import spdl as bench
 
 
 @pytest.fixture(scope="module")
-def bench():
-    with pytest.MonkeyPatch.context() as patch:
-        for folder in ("scripts", "benchmarks"):
-            patch.syspath_prepend(str(ROOT / folder))
-        yield importlib.import_module("bench_spdl")
-
-
-@pytest.fixture(scope="module")
-def folder(bench, tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("spdl")
     bench.make_imagenet(folder, 2 * bench.BATCH)
     return folder
@@ -40,7 +31,7 @@ def test_the_folder_is_what_torchvision_takes_for_imagenet(folder):
     assert of_val == []
 
 
-def test_our_batches_are_those_of_the_photographs(bench, folder):
+def test_our_batches_are_those_of_the_photographs(folder):
     import cv2
 
     batches = list(bench.our_batches(folder / "shards", 2, "batch"))
@@ -55,13 +46,13 @@ def test_our_batches_are_those_of_the_photographs(bench, folder):
     np.testing.assert_allclose(ours, means, atol=0.5)
 
 
-def test_fewer_images_than_asked_for_are_an_error(bench, folder):
+def test_fewer_images_than_asked_for_are_an_error(folder):
     script = SimpleNamespace(run_dataloader=lambda *_: (0, 1.0))
     with pytest.raises(ValueError, match="ours handed over 0 images of 3200"):
         bench.measure(script, "ours", 1, "batch", folder)
 
 
-def test_a_rate_is_that_of_the_scripts_clock(bench, folder, monkeypatch):
+def test_a_rate_is_that_of_the_scripts_clock(folder, monkeypatch):
     monkeypatch.setattr(bench, "BATCHES", 2)
     script = SimpleNamespace(run_dataloader=lambda batches, most: (run_dataloader(batches, most)[0], 0.5))
     assert bench.measure(script, "ours", 1, "batch", folder) == 2 * bench.BATCH / 0.5

@@ -35,7 +35,8 @@ def adopt_command(
         ),
     ] = None,
     only: Annotated[
-        str | None, flags.in_source(metavar="NAME,...", help="Take only these splits, like train,val.", show_default="all")
+        str | None,
+        flags.in_source(metavar="NAME,...", help="Take only these splits, like train,val.", show_default="all"),
     ] = None,
     image_key: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
     label_key: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,

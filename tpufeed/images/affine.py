@@ -24,7 +24,7 @@ def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -
     """Map an image by an affine map: bilinear, in integers, with places rounded to 1/32 pixel.
 
     OpenCV's own warpAffine gives other pixels from 4.9 to 5.0; a map of whole numbers gives the same in both and is as
-    fast (benchmarks/bench_ops.py).
+    fast (benchmarks/ops.py).
 
     Args:
         image: uint8 RGB of any strides.

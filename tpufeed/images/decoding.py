@@ -59,7 +59,7 @@ def decode(
         buffer: gives memory to decode into, to spare page faults; the pixels are then a view of it.
         fast: repeat a JPEG's colour samples instead of interpolating between them: 4 % faster, 0.4 levels off on
             average once a crop is resized. TensorFlow's default, the fast inverse transform, is 1.3 levels off for
-            2 % (benchmarks/bench_decode.py).
+            2 % (benchmarks/decode.py).
         jpeg: the header of a JPEG that has been read already.
 
     Raises:

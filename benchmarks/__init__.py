@@ -1,0 +1,1 @@
+"""Measurements behind the figures of README.md and docs/; `python benchmarks/run.py run` lists them."""
