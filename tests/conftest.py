@@ -24,17 +24,7 @@ settings.register_profile(
 settings.load_profile("tpufeed")
 
 # Files with few tests that take long each: begun last they would keep one worker busy while the others have nothing.
-_LONG_FILES = (
-    "examples/",
-    "scripts/",
-    "engines/",
-    "loaders/tf/",
-    "test_readme.py",
-    "test_docs.py",
-    "docs/",
-    "faults/",
-    "oracle/",
-)
+_LONG_FILES = ("repo/examples/", "repo/", "engines/", "loaders/tf/", "faults/", "oracle/")
 
 _SKIMAGE = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "rocket.jpg")  # camera is grey
 _SKLEARN = ("china.jpg", "flower.jpg")

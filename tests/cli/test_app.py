@@ -6,7 +6,7 @@ import re
 import pytest
 
 import tpufeed
-from tests.docs.test_cli_page import all_commands
+from tests.repo.docs.test_cli_page import all_commands
 from tpufeed.build.compact import compact
 from tpufeed.cache import warmup
 from tpufeed.measure.bench import BenchOptions

@@ -1,6 +1,6 @@
 """The programs of docs/grain.md, as they stand, in this process, which has imported Grain already."""
 
-from tests.docs.pages import blocks
+from tests.repo.docs.pages import blocks
 
 
 def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path, monkeypatch, capsys):

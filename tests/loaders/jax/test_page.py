@@ -7,8 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tests.docs.pages import blocks as blocks_of
 from tests.quick_xla import QUICK
+from tests.repo.docs.pages import blocks as blocks_of
 
 PAGE = Path(__file__).parents[3] / "docs/jax.md"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks as blocks_of
-from tests.docs.pages import commands, run_here
+from tests.repo.docs.pages import blocks as blocks_of
+from tests.repo.docs.pages import commands, run_here
 
 DOCS = Path(__file__).parents[3] / "docs"
 SERVICE = "python examples/tfdata_service.py "

@@ -1,0 +1,50 @@
+"""examples/samples_jax.py and samples_torch.py: the commands of the page, on fewer scenes, and each task is learned."""
+
+import importlib
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tpufeed.cli.app import app
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def commands():
+    """The lines of the page, by what they run."""
+    lines = (ROOT / "examples/README.md").read_text().splitlines()
+    found = [
+        shlex.split(line) for line in lines if "scenes" in line and line.startswith(("scripts", "tpufeed", "python"))
+    ]
+    assert len(found) == 6
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(commands, tmp_path_factory):
+    folder, (draw, shard, *_) = tmp_path_factory.mktemp("samples"), commands
+    sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "scripts")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        importlib.import_module("make_scenes").main(Path(draw[1]), 240)
+        done = CliRunner().invoke(app, [*shard[1:], "--workers", "1"])
+        assert done.exit_code == 0, done.output
+        yield folder
+    del sys.path[:2]
+
+
+@pytest.mark.parametrize(
+    ("number", "epochs", "bounds"), [(2, 12, (0.9, 1)), (3, 9, (0, 4)), (4, 4, (0.5, 1)), (5, 5, (0.4, 1))]
+)
+def test_each_task_is_learned(commands, folder, monkeypatch, number, epochs, bounds):
+    """Shares of tags, pixels to the point, intersection over union, and views whose partner is nearest of 31."""
+    _, program, *words = commands[number]
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TPUFEED_PROCESSES", "0")
+    example = importlib.import_module(Path(program).stem)
+    measure = example.main(example.parse([*words, "--epochs", str(epochs)]))
+    assert bounds[0] <= measure <= bounds[1]

@@ -1,0 +1,360 @@
+"""Every command and program of the pages on sharding, caches, reports and gs:// runs, among sources of all kinds."""
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+import tpufeed
+from tests.gcs_server import GcsServer
+from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, run, run_here, run_program
+from tests.tfrecords import encode_record
+from tpufeed.tfrecord.example import Feature, encode_example
+
+AUGMENT = """
+def heavy(image, rng):
+    return image ^ rng.integers(0, 4, image.shape, "uint8")
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    make_photos(folder, 60, "300x225")
+    photos = sorted((folder / "photos").glob("*/*.jpg"))
+    with (folder / "flowers.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "species", "subset", "height_cm", "note"])
+        for number, photo in enumerate(photos):
+            subset = "val" if number % 6 == 0 else "train"
+            writer.writerow(
+                [photo.relative_to(folder), photo.parent.name, subset, number / 2, "" if number % 2 else "x"]
+            )
+    for number, photo in enumerate(photos):
+        target = folder / "splits" / ("val" if number % 6 == 0 else "train") / photo.parent.name / photo.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, target)
+    (folder / "tars").mkdir()
+    for part in range(2):
+        with tarfile.open(folder / f"tars/flowers-{part:04d}.tar", "w") as tar:
+            for number, photo in enumerate(photos[part::2]):
+                for suffix, data in (("jpg", photo.read_bytes()), ("cls", str(number % 3).encode())):
+                    info = tarfile.TarInfo(f"{number:06d}.{suffix}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    make_hub(photos, folder / "hub")
+    (folder / "foreign").mkdir()
+    for part in range(2):
+        examples = (
+            encode_example({"image": Feature("bytes", [photo.read_bytes()]), "class": Feature("int64", [number % 3])})
+            for number, photo in enumerate(photos[part::2])
+        )
+        (folder / f"foreign/train-{part:05d}-of-00002.tfrecord").write_bytes(b"".join(map(encode_record, examples)))
+    return folder
+
+
+def make_hub(photos: list[Path], folder: Path) -> None:
+    """A repository of the Hugging Face hub; the labels of its test split are -1."""
+    (folder / "data").mkdir(parents=True)
+    names = sorted({photo.parent.name for photo in photos})
+    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    for split, chosen in (("train", photos[12:]), ("validation", photos[6:12]), ("test", photos[:6])):
+        labels = [-1 if split == "test" else names.index(photo.parent.name) for photo in chosen]
+        images = [{"bytes": photo.read_bytes(), "path": photo.name} for photo in chosen]
+        table = pa.table({"image": pa.array(images, image), "label": labels})
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        parquet.write_table(table, folder / f"data/{split}-00000-of-00001.parquet", row_group_size=10)
+
+
+def test_the_commands_for_sharding_run_as_they_stand(sources: Path) -> None:
+    lines = commands("shard.md")
+    assert {line.split()[1] for line in lines} == {"shard", "info", "verify", "show", "adopt"}
+    run_here(lines, sources)
+    assert set(tpufeed.open_dataset(sources / "out/by-folder").manifest.splits) == {"train", "val"}
+    table = tpufeed.open_dataset(sources / "out/table")
+    assert {spec.name: spec.dtype for spec in table.manifest.features}["height_cm"] == "float32"
+    assert tpufeed.open_dataset(sources / "out/tars").manifest.class_names == ("0", "1", "2")
+    assert set(tpufeed.open_dataset(sources / "out/hub").manifest.splits) == {"train", "validation"}
+    assert not (sources / "out/never").exists()
+    assert (sources / "sheet.png").stat().st_size > 1000
+
+
+def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    make_scenes(sorted((sources / "photos").glob("*/*.jpg"))[:12], tmp_path)
+    run_here(commands("samples.md"), tmp_path)
+    types = {
+        name: {spec.name: spec.type_text for spec in tpufeed.open_dataset(tmp_path / "out" / name).manifest.features}
+        for name in ("vectors", "tags", "masks", "scenes", "street", "boxes", "coco")
+    }
+    assert (types["vectors"]["embedding"], types["vectors"]["lanes"]) == ("float32[4]", "int32[0 to 3]")
+    assert types["tags"]["image/class/label"] == "int64[1 to 2]"
+    assert (types["masks"]["mask"], types["street"]["mask"]) == ("mask", "mask")
+    assert types["scenes"]["depth"] == "depth"
+    assert types["boxes"]["poses"] == "float32[2, 2, 3] keypoints (flips 0:1)"
+    assert types["boxes"]["boxes"] == "float32[2, 4] boxes"
+    assert types["coco"]["boxes"] == "float32[0 to 2, 4] boxes"
+    printed = run_program("\n".join(blocks("samples.md")), tmp_path)
+    assert "boxes float32 (4, 8, 4)\n" in printed
+    assert "poses_visible bool (4, 8, 2)\n" in printed
+    assert tpufeed.open_dataset(tmp_path / "out/by-image").split("train").records == 12
+    assert "(4, 2, 64, 64, 3) (4, 4, 32, 32, 3)\n" in printed
+
+
+def test_the_commands_of_recipes_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    photos = sorted((sources / "photos").glob("*/*.jpg"))[::3]
+    make_imagenet(photos, tmp_path)
+    make_hub(photos, tmp_path / "imagenet-1k")
+    make_coco(photos, tmp_path / "coco")
+    for line in commands("recipes.md"):
+        if line.startswith("tpufeed "):
+            run_here([line], tmp_path)
+        else:
+            run(line, tmp_path)
+    assert not list((tmp_path / "train").glob("*.tar"))
+    kaggle, imagenet = (tpufeed.open_dataset(tmp_path / "out" / name) for name in ("kaggle", "imagenet"))
+    assert kaggle.manifest.class_names == imagenet.manifest.class_names == SYNSETS
+    for dataset in (kaggle, imagenet):
+        records = {name: split.records for name, split in dataset.manifest.splits.items()}
+        assert records == {"train": len(photos) - 5, "val": 5}
+    for dataset in (kaggle, imagenet):  # the labels of val are those of its files
+        found = {
+            bytes(features["image/filename"].values[0])[-18:]: features["image/class/label"].values[0]
+            for features in dataset.iter_examples("val")
+        }
+        numbers = range(len(photos) - 5, len(photos))
+        assert found == {f"_val_{number:08d}.JPEG".encode(): number % 3 for number in numbers}
+    assert set(tpufeed.open_dataset(tmp_path / "out/imagenet-1k").manifest.splits) == {"train", "validation"}
+    types = {
+        spec.name: spec.type_text for spec in tpufeed.open_dataset(tmp_path / "out/coco-keypoints").manifest.features
+    }
+    assert types["keypoints"].endswith("keypoints")
+
+
+SYNSETS = ("n01440764", "n01443537", "n01484850")
+
+
+def make_imagenet(photos: list[Path], folder: Path) -> None:
+    """ImageNet as Kaggle has it and as image-net.org has it; the last five are val."""
+    data = folder / "ILSVRC/Data/CLS-LOC"
+    (data / "val").mkdir(parents=True)
+    solution, labels, inner = ["ImageId,PredictionString"], [], {name: io.BytesIO() for name in SYNSETS}
+    with ExitStack() as stack:
+        tars = {name: stack.enter_context(tarfile.open(fileobj=file, mode="w")) for name, file in inner.items()}
+        val = stack.enter_context(tarfile.open(folder / "ILSVRC2012_img_val.tar", "w"))
+        for number, photo in enumerate(photos):
+            synset = SYNSETS[number % 3]
+            if number < len(photos) - 5:
+                name = f"{synset}_{number}.JPEG"
+                (data / "train" / synset).mkdir(parents=True, exist_ok=True)
+                shutil.copy(photo, data / "train" / synset / name)
+                tars[synset].add(photo, name)
+            else:
+                name = f"ILSVRC2012_val_{number:08d}"
+                shutil.copy(photo, data / "val" / f"{name}.JPEG")
+                val.add(photo, f"{name}.JPEG")
+                solution.append(f"{name},{synset} 10 20 30 40 {synset} 50 60 70 80 ")
+                labels.append(synset)
+    with tarfile.open(folder / "ILSVRC2012_img_train.tar", "w") as train:
+        for name, file in inner.items():
+            info = tarfile.TarInfo(f"{name}.tar")
+            info.size = len(file.getvalue())
+            file.seek(0)
+            train.addfile(info, file)
+    (folder / "LOC_val_solution.csv").write_text("\n".join(solution) + "\n")
+    (folder / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(labels) + "\n")
+
+
+def make_coco(photos: list[Path], folder: Path) -> None:
+    """COCO as it is downloaded: images/train2017, images/val2017 and annotations."""
+    (folder / "annotations").mkdir(parents=True)
+    for split, first, stop in (("train2017", 4, len(photos)), ("val2017", 0, 4)):
+        (folder / "images" / split).mkdir(parents=True)
+        images, annotations = [], []
+        for number, photo in enumerate(photos[first:stop], first):
+            shutil.copy(photo, folder / "images" / split / f"{number:012d}.jpg")
+            images.append({"id": number, "file_name": f"{number:012d}.jpg", "width": 300, "height": 225})
+            annotations.append(
+                {"id": number, "image_id": number, "category_id": 1, "bbox": [10.0, 20.0, 30.0, 40.0], "iscrowd": 0}
+            )
+        content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "person"}]}
+        (folder / f"annotations/instances_{split}.json").write_text(json.dumps(content))
+        posed = [{**each, "keypoints": [15, 25, 2] * 17, "num_keypoints": 17} for each in annotations]
+        (folder / f"annotations/person_keypoints_{split}.json").write_text(json.dumps(content | {"annotations": posed}))
+
+
+def test_the_commands_and_programs_for_mixtures_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    photos = sorted((sources / "photos").glob("*/*.jpg"))
+    for number, photo in enumerate(photos):
+        target = tmp_path / ("raw-flowers", "raw-leaves")[number % 3 == 0] / photo.parent.name / photo.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, target)
+    for name in ("flowers", "leaves"):
+        tpufeed.shard(tmp_path / f"raw-{name}", tmp_path / name, workers=1)
+    printed = run_program("\n".join(blocks("mixtures.md")), tmp_path)
+    assert re.search(
+        r"other weights or datasets: there \S*flowers=0.7, \S*leaves=0.3, here \S*flowers=0.2, \S*leaves=0.8", printed
+    )
+    run_here(commands("mixtures.md"), tmp_path)
+
+
+def test_the_commands_and_programs_for_growing_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    for number, photo in enumerate(sorted((sources / "photos").glob("*/*.jpg"))):
+        target = tmp_path / ("photos", "more")[number % 4 == 0] / photo.parent.name / photo.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, target)
+    lines = commands("growing.md")
+    before = next(number for number, line in enumerate(lines) if " compact " in line)
+    run_here(lines[:before], tmp_path)
+    assert tpufeed.open_dataset(tmp_path / "grown").number == 2
+    run_program("\n".join(blocks("growing.md")), tmp_path)
+    run_here(lines[before:], tmp_path)
+    tpufeed.verify(tmp_path / "grown")
+
+
+def make_scenes(photos: list[Path], folder: Path) -> None:
+    """The sources of the page: photographs of 300x225 with masks, depth, boxes and more, drawn at random."""
+    rng = np.random.default_rng(0)
+    rows, annotations = [], []
+    for name in ("road", "street/images", "street/masks", "scenes", "coco/annotations", "coco/val2017"):
+        (folder / name).mkdir(parents=True)
+    members: dict[str, list[tuple[str, bytes]]] = {"0000": [], "0001": []}
+    for number, photo in enumerate(photos):
+        mask, depth = io.BytesIO(), io.BytesIO()
+        Image.fromarray(rng.integers(0, 5, (225, 300), np.uint8)).save(mask, "PNG")
+        Image.fromarray(rng.integers(0, 9000, (225, 300), np.uint16)).save(depth, "PNG")
+        boxes = [[10 * number, 20, 50, 60], [0, 0, 300, 225]]
+        rows.append(
+            {
+                "path": f"{number}.jpg",
+                "mask_path": f"{number}.png",
+                "embedding": rng.random(4).tolist(),
+                "lanes": list(range(number % 4)),
+                "tags": ["car", "bus"][: 1 + number % 2],
+                "boxes": boxes,
+                "kinds": ["car", "road"],
+                "hidden": [0, 1],
+                "poses": [[[12, 30, 2], [0, 0, 0]]] * 2,
+            }
+        )
+        for box in boxes[: number % 3]:
+            annotations.append({"image_id": number, "category_id": 3, "bbox": box, "iscrowd": 0})
+        for name in (f"road/{number}.jpg", f"street/images/{number}.jpg", f"coco/val2017/{number:012d}.jpg"):
+            shutil.copy(photo, folder / name)
+        for name in (f"road/{number}.png", f"street/masks/{number}.png"):
+            (folder / name).write_bytes(mask.getvalue())
+        parts = {"jpg": photo.read_bytes(), "mask.png": mask.getvalue(), "depth.png": depth.getvalue()}
+        members[f"{number % 2:04d}"] += [(f"{number:06d}.{suffix}", data) for suffix, data in parts.items()]
+    for part, files in members.items():
+        with tarfile.open(folder / f"scenes/scenes-{part}.tar", "w") as tar:
+            for name, data in files:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    (folder / "road/frames.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kinds = ("car", 1), ("bus", 40)
+    sides = (f"{row['path']},{kind},{left},0,{left + 20},30" for row in rows for kind, left in kinds)
+    (folder / "road/boxes.csv").write_text("\n".join(["filename,class,xmin,ymin,xmax,ymax", *sides, ""]))
+    images = [{"id": number, "file_name": f"{number:012d}.jpg"} for number in range(len(photos))]
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 3, "name": "car"}]}
+    (folder / "coco/annotations/instances_val2017.json").write_text(json.dumps(content))
+
+
+def test_the_commands_for_caches_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    for name in ("photos", "splits", "flowers.csv"):
+        (tmp_path / name).symlink_to(sources / name)
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my/augment.py").write_text(AUGMENT)
+    lines = commands("cache.md")
+    assert {line.split()[1] for line in lines} == {"shard", "info", "cache"}
+    for line in lines:
+        if "my.augment" in line:  # is looked for in the folder where the process began
+            assert run(line, tmp_path).strip()
+        else:
+            run_here([line], tmp_path)
+    final = tpufeed.open_dataset(tmp_path / "out/final").manifest.cache
+    assert final is not None
+    assert [op["op"] for op in final.live] == ["RandomCrop", "HorizontalFlip"]
+    heavy = tpufeed.open_dataset(tmp_path / "out/heavy").manifest.cache
+    assert heavy is not None
+    assert heavy.ops[1] == {"op": "Custom", "version": "2", "target": "my.augment:heavy"}
+    assert set(tpufeed.open_dataset(tmp_path / "out/table").manifest.splits) == {"train", "val"}
+    assert not (tmp_path / "out/never").exists()
+
+
+def test_the_commands_for_reports_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
+    tpufeed.shard(sources / "photos", tmp_path / "out/photos", workers=1)
+    run_here([line for line in commands("measuring.md") if " --report out/" in line], tmp_path)
+    for name in ("bench", "doctor"):
+        assert "<svg" in (tmp_path / f"out/{name}.html").read_text()
+
+
+@pytest.fixture
+def gcs(sources: Path, tmp_path: Path) -> Iterator[GcsServer]:
+    """The server of the page's own command, with the sources in its bucket."""
+    (tmp_path / "photos").symlink_to(sources / "photos")
+    for name in ("photos", "tars", "foreign"):
+        made_by_adopt = shutil.ignore_patterns("*.json", "*.npy")
+        shutil.copytree(sources / name, tmp_path / "buckets/my-bucket" / name, ignore=made_by_adopt)
+    shutil.copy(sources / "flowers.csv", tmp_path / "buckets/my-bucket")
+    command = [sys.executable, *shlex.split(server_command())[1:]]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip().removeprefix("export STORAGE_EMULATOR_HOST=")
+        yield GcsServer.attach(url)
+        process.terminate()
+
+
+def server_command() -> str:
+    (command,) = (line for line in commands("gcs.md") if line.startswith("python -m tests.gcs_server"))
+    return command
+
+
+def test_the_commands_for_gcs_run_as_they_stand(
+    gcs: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcs.configure(latency_ms=1)
+    for name, value in gcs.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TPUFEED_PROCESSES", "0")
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in commands("gcs.md") if line != server_command()]
+    (billed,) = (line for line in lines if line.startswith("TPUFEED_GCS_USER_PROJECT="))
+    (last,) = (line for line in lines if line.startswith("rm "))
+    own = [line for line in lines if line not in (billed, last)]
+    assert {line.split()[1] for line in own} == {"shard", "cache", "adopt", "info", "verify", "show"}
+    run_here(own, tmp_path)
+    names = gcs.names("my-bucket")
+    for folder in ("flowers", "table", "from-tars", "flowers-64", "direct", "foreign", "uploaded"):
+        assert f"{folder}/manifest.json" in names
+    assert tpufeed.open_dataset(tmp_path / "flowers-here").manifest.cache is not None
+
+    gcs.create_bucket("their-bucket", requester_pays=True)
+    for name in names:
+        if name.startswith("flowers/"):
+            gcs.put("their-bucket", name, gcs.get("my-bucket", name))
+    assert run(billed, tmp_path).strip()  # in a process of its own, as clients are kept
+
+    gcs.clear_log()
+    for program in blocks("gcs.md"):
+        exec(program, {})
+    variants = ["flowers-64/train-v0-", "flowers-64/train-v1-"]
+    assert all(gcs.requests(operation="read", name=f"{variant}*") for variant in variants)
+    assert run(last, tmp_path).strip()
+    assert not list((tmp_path / "stage").iterdir())
