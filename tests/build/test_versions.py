@@ -88,7 +88,7 @@ def test_parts_join_to_one_dataset(builds):
     for part in manifests[1:]:
         joined = add_part(joined, part)
     assert decode_manifest(encode_manifest(joined), "here") == joined
-    assert (joined.version, joined.format_version, len(joined.history)) == (len(builds), 2, len(builds))
+    assert (joined.version, joined.format_version, len(joined.history)) == (len(builds), 1, len(builds))
     assert joined.class_names == classes
     for name in {name for records, _, _ in builds for name in records}:
         split = joined.splits[name]
@@ -118,10 +118,10 @@ def _grown():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format_version=1), "format version 1 with 2 parts in version 2"),
-        (lambda m: m.update(version=3), "format version 2 with 2 parts in version 3"),
-        (lambda m: m["parts"].pop(), "format version 2 with 1 parts in version 2"),
-        (lambda m: m.pop("parts"), "format version 2 with 1 parts in version 2"),
+        (lambda m: m.pop("version"), "2 parts in version 1"),
+        (lambda m: m.update(version=3), "2 parts in version 3"),
+        (lambda m: m["parts"].pop(), "1 parts in version 2"),
+        (lambda m: m.pop("parts"), "1 parts in version 2"),
         (lambda m: m["parts"][1]["records"].update(train=1), "other numbers of samples than its splits"),
         (lambda m: m["parts"][1]["records"].update(val=1), "other numbers of samples than its splits"),
         (lambda m: m["parts"][0]["records"].update(train=-1), "other numbers of samples than its splits"),

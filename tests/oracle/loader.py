@@ -182,7 +182,7 @@ class Reference:
     def state(self):
         epoch, samples = self.next if self.current is None else self.current
         options = self.options
-        found = {"version": 2, "split": options.split, "seed": options.seed, "shuffle": options.shuffle}
+        found = {"version": 1, "split": options.split, "seed": options.seed, "shuffle": options.shuffle}
         found |= {"epoch": epoch, "lanes": self.lanes, "samples": samples}
         if not self.mixed:
             (version,) = self.versions

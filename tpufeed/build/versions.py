@@ -21,7 +21,6 @@ from tpufeed.build.commit import check_owner, find_lost, is_stored, put
 from tpufeed.build.plan import Owner
 from tpufeed.dataset.index import ITEM_BYTES, Offsets
 from tpufeed.dataset.manifest import (
-    GROWN_VERSION,
     IndexFile,
     Manifest,
     Markers,
@@ -176,7 +175,6 @@ def join_manifests(
         )
     joined = msgspec.structs.replace(
         base,
-        format_version=GROWN_VERSION,
         run_id=part.run_id,
         tool_version=part.tool_version,
         splits=splits,

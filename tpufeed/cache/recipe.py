@@ -22,7 +22,7 @@ from tpufeed.cache.moving import cached_spec, encode_pixels
 from tpufeed.cache.options import CacheOptions, Size
 from tpufeed.cache.source import SOURCE_VERSION, Listing, RawSource, open_source
 from tpufeed.cache.worker import Augmenter, CacheContext
-from tpufeed.dataset.manifest import GROWN_VERSION, CacheInfo, Manifest, Part
+from tpufeed.dataset.manifest import CacheInfo, Manifest, Part
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
 from tpufeed.errors import (
@@ -164,7 +164,6 @@ class CacheRecipe(Recipe):
         manifest = msgspec.structs.replace(
             finished.manifest,
             run_id=secrets.token_hex(8),
-            format_version=GROWN_VERSION,
             version=finished.number + 1,
             cache=self.options.cache_info(digest, self.wanted, self.size),
             options={"command": KIND, "source": mask_secrets(self.source), **self.identity},

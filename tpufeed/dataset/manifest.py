@@ -18,7 +18,6 @@ from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 FORMAT = "tpufeed-dataset"
 FORMAT_VERSION = 1
 _SMALL_BYTES, _GOOD_BYTES, _LARGE_BYTES = 10 * 10**6, 128 * 10**6, 10**9  # of a shard
-GROWN_VERSION = 2  # of manifests of datasets that have grown
 _IMAGE_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _FILE_BYTES = 1 << 53  # files end there, and so do JSON's whole numbers in most other programs
 
@@ -327,10 +326,9 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         version = _VERSION.decode(data)
         if version.format != FORMAT:
             raise ManifestError(f"{where}: not a tpufeed manifest (format is {version.format!r}, not {FORMAT!r})")
-        if version.format_version not in (FORMAT_VERSION, GROWN_VERSION):
+        if version.format_version != FORMAT_VERSION:
             raise ManifestVersionError(
-                f"{where}: format version {version.format_version}; this tpufeed reads versions {FORMAT_VERSION} and "
-                f"{GROWN_VERSION}. "
+                f"{where}: format version {version.format_version}; this tpufeed reads version {FORMAT_VERSION}. "
                 "Install the tpufeed that wrote it (tool_version in the file), or build the dataset again"
             )
         manifest = _MANIFEST.decode(data)
@@ -417,13 +415,9 @@ def _iter_version_problems(manifest: Manifest) -> Iterator[str]:
     if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
         yield f"its shards cannot lie at {manifest.data_url!r}"
     version, parts = manifest.version, manifest.parts
-    if manifest.format_version == GROWN_VERSION:
-        sound = isinstance(parts, tuple) and version == len(parts)
-    else:
-        sound = version is parts is msgspec.UNSET
-    if not sound:
-        count = len(manifest.history)
-        yield f"format version {manifest.format_version} with {count} parts in version {manifest.number}"
+    never_grew = version is parts is msgspec.UNSET
+    if not never_grew and not (isinstance(parts, tuple) and version == len(parts) > 1):
+        yield f"it has {len(manifest.history)} parts in version {manifest.number}"
     added = Counter[str]()
     for part in parts or ():
         added.update(part.records)

@@ -47,7 +47,7 @@ _CUSTOM = re.compile(r"(?P<target>[^\s()@'\"]*:[^\s()@'\"]*)(?:@(?P<version>.*))
 def to_dict(op: Op) -> dict[str, Any]:
     """Return the op as plain data for a manifest: name, version, parameters. Equal ops have equal descriptions."""
     parameters = {field.name: getattr(op, field.name) for field in fields(op)}  # type: ignore[arg-type]  # a dataclass
-    if parameters.get("sample") is False:  # as caches of before describe their `Custom`
+    if parameters.get("sample") is False:  # the default is not said
         del parameters["sample"]
     return {"op": type(op).__name__, "version": op.version, **parameters}
 

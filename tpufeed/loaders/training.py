@@ -19,7 +19,7 @@ from tpufeed.loaders.mixture import ClassList, JoinBy, Mixture, SampleSource
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
 
-VERSION = 2  # of the order: 1 did not rotate shards
+VERSION = 1  # of the order, which says what a place in it means
 LAST = 1 << 62  # highest number of an epoch, or of a sample in a stream
 
 
