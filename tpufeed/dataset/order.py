@@ -187,7 +187,11 @@ def random_words(length: int, key: tuple[int, int], *purpose: int) -> npt.NDArra
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Rank `rank`, from 0, of `size` processes that share an epoch.
+    """One of the processes that share an epoch.
+
+    Attributes:
+        rank: its number, from 0.
+        size: number of the processes.
 
     Raises:
         OptionError: the rank is not in [0, size).

@@ -87,8 +87,8 @@ class Transfer(ABC):
         place = feed.loader.taken()
         begin = perf_counter()
         sent, size = self.send(batch)
-        feed._counts.transfer_seconds += perf_counter() - begin
-        feed._counts.transfer_bytes += size
+        feed.counts.transfer_seconds += perf_counter() - begin
+        feed.counts.transfer_bytes += size
         self._ended = False
         return sent, place
 
@@ -107,6 +107,9 @@ class DeviceFeed(StatelessFeed, ABC):
     Args:
         loader: gives batches on the host: a `Loader`, or a `ForeignLoader`.
         device_prefetch: batches on the device ahead of the one in use.
+
+    Attributes:
+        counts: `stats()` without those of the host.
     """
 
     thread_name = "tpufeed-device"
@@ -114,7 +117,7 @@ class DeviceFeed(StatelessFeed, ABC):
     def __init__(self, loader: Any, device_prefetch: int) -> None:
         super().__init__(loader)
         self.device_prefetch = device_prefetch
-        self._counts = DeviceStats()  # without those of the host; one thread adds to each field
+        self.counts = DeviceStats()  # one thread adds to each field
 
     @abstractmethod
     def open_transfer(self) -> Transfer:
@@ -139,10 +142,10 @@ class DeviceFeed(StatelessFeed, ABC):
 
     def stats(self) -> DeviceStats:
         """Return what the way to the device has taken so far, and what the training loop waited for."""
-        return replace(self._counts, host=self.loader.stats())
+        return replace(self.counts, host=self.loader.stats())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_counts": DeviceStats()}
+        return {**super().__getstate__(), "counts": DeviceStats()}
 
 
 class DeviceIterator(Iterator[Any]):
@@ -171,7 +174,7 @@ class DeviceIterator(Iterator[Any]):
                 self._transfer.before_step()
             begin = perf_counter()
             fetched = self._fetch_first() if self._executor is None else self._ahead.popleft().result()
-            feed._counts.wait_seconds += perf_counter() - begin
+            feed.counts.wait_seconds += perf_counter() - begin
             transfer, executor = self._transfer, self._executor
             if fetched is None or transfer is None or executor is None:  # at the end, or closed by another thread
                 raise StopIteration
@@ -179,7 +182,7 @@ class DeviceIterator(Iterator[Any]):
                 self._ahead.append(executor.submit(transfer.fetch_ahead, feed))  # without a reference to `self`
             sent, place = fetched
             feed.loader.hand_out(place)
-            feed._counts.batches += 1
+            feed.counts.batches += 1
             return transfer.receive(sent)
         except BaseException as error:
             why = self._why  # another thread has closed it meanwhile

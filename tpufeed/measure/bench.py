@@ -53,6 +53,7 @@ class BenchOptions:
         seconds: seconds of each measurement, from its first batch on; by default 8, unless `steps` are given.
         repeats: measurements of each loader, in turns with the others.
         warm_up: short rounds before them that count for nothing; they fill the page cache and the stage.
+        split: the split of the dataset that is read.
         ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's live ops.
         threads: see `tpufeed.Loader`.
         processes: see `tpufeed.Loader`.
@@ -141,6 +142,7 @@ class BenchResult:
     Attributes:
         machine: see `machine.machine`.
         places: where the datasets are, see `machine.place_of`.
+        options: the options of the benchmark.
         runs: the median run of each dataset and loader, in the order given.
     """
 

@@ -51,6 +51,7 @@ class StepReport:
     All figures are of the steady state, but `steps`, `images`, those that begin with `first_`, and `compile_seconds`.
 
     Attributes:
+        steps: number of all steps.
         images: number of all images; None if batches have no shape and no batch size was given.
         images_per_second: images in a second of `wall_seconds`.
         bytes_per_second: bytes of the batches' arrays, which cross to the device.
@@ -437,6 +438,9 @@ class SavedSteps(msgspec.Struct):
     times: StepTimes
 
 
+_SAVED = msgspec.json.Decoder(SavedSteps)
+
+
 def load_steps(path: str | Path) -> StepReport:
     """Read what `StepClock.save` wrote. Fields that this release does not know are left out.
 
@@ -444,7 +448,7 @@ def load_steps(path: str | Path) -> StepReport:
         OptionError: the file cannot be read, or is another file.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=SavedSteps).report
+        return _SAVED.decode(Path(path).read_bytes()).report
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}; clock.save(path) writes such a file") from error
     except msgspec.DecodeError as error:

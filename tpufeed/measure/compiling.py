@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tpufeed.loaders.device import DeviceFeed
+
 # Two graphs after the first step are usual: optimizers create their state in it, so that the next steps differ.
 _USUAL_COMPILATIONS = 2
 
@@ -186,8 +188,8 @@ def split_waits(loader: Any, iterator: Any, opening: float, now: Callable[[], fl
 
         queues.next_item = next_item
         return WaitSplitter(lambda: waited, 0.0, lambda: queues.__dict__.pop("next_item", None))
-    crossing: Any = getattr(loader, "crossing", None)
-    if isinstance(loader, module.MpDeviceLoader) and hasattr(crossing, "wait_seconds"):
+    if isinstance(loader, DeviceFeed) and isinstance(loader, module.MpDeviceLoader):
         # An `XlaFeed` counts its waits itself. Its first `next()` also opens the source: all of that is wait.
-        return WaitSplitter(lambda: crossing.wait_seconds, float("-inf"), lambda: None)
+        counts = loader.counts
+        return WaitSplitter(lambda: counts.wait_seconds, float("-inf"), lambda: None)
     return None

@@ -135,10 +135,12 @@ class Diagnosis:
 
     Attributes:
         url: the dataset, or raw images.
+        split: the split that was measured.
         machine: see `machine.machine`.
         stages: in the order in which an image passes them.
         fed: images a second that arrive at the device: the least of assembly, storage and transfer.
         tpu: the TPU to be fed: "v5e-8".
+        model: the model that it trains.
         needed: images a second that it takes, (low, high).
         idle_percent: predicted idle time, (at the low rate, at the high one).
         binding: name of the stage that binds, or "accelerator" if none does.
