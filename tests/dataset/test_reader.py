@@ -17,6 +17,7 @@ from tpufeed.errors import (
     ObjectChangedError,
     OptionError,
 )
+from tpufeed.storage.local import LocalStore
 
 
 @pytest.mark.parametrize("variant", [2, -1])
@@ -117,3 +118,25 @@ def test_class_weights_need_labels_and_a_split(dataset_url, photo_folder, tmp_pa
     tpufeed.shard(photo_folder, tmp_path / "d", label="none", workers=1)
     with pytest.raises(OptionError, match=r"/d has no labels, so no classes to weigh"):
         open_dataset(tmp_path / "d").class_weights("train")
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_manifest_that_is_published_while_it_is_opened_is_read_again(times, dataset_url, tmp_path, monkeypatch):
+    shutil.copytree(dataset_url, tmp_path / "d")
+    data, left, stat = (tmp_path / "d/manifest.json").read_bytes(), [times], LocalStore.stat
+
+    def publish(store, name):
+        found = stat(store, name)
+        if name == "manifest.json" and left[0]:
+            left[0] -= 1
+            (tmp_path / "new").write_bytes(data)
+            os.utime(tmp_path / "new", ns=(left[0], left[0]))
+            (tmp_path / "new").replace(tmp_path / "d/manifest.json")
+        return found
+
+    monkeypatch.setattr(LocalStore, "stat", publish)
+    if times == 1:
+        assert open_dataset(tmp_path / "d").content_digest == open_dataset(dataset_url).content_digest
+    else:
+        with pytest.raises(ObjectChangedError):
+            open_dataset(tmp_path / "d")

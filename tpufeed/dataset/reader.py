@@ -29,6 +29,7 @@ from tpufeed.storage.store import Store, open_store
 from tpufeed.tfrecord.example import Feature, decode_example
 
 _LISTED = 1000  # names that an error looks at
+_TRIES = 5  # to read a manifest, while builds publish others
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +228,7 @@ def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool =
     return dataset
 
 
-def find_dataset(store: Store, name: str = MANIFEST) -> Dataset | None:
+def find_dataset(store: Store, name: str = MANIFEST, tries: int = _TRIES) -> Dataset | None:
     """Return the dataset in `store` whose manifest has this name; None if there is none. Raises as `open_dataset`."""
     try:
         info = None if store.local_path(name) is None else store.stat(name)
@@ -235,4 +236,8 @@ def find_dataset(store: Store, name: str = MANIFEST) -> Dataset | None:
         data = store.read_document(name, version)
     except ObjectNotFoundError:
         return None
+    except ObjectChangedError:  # a build has just published another one
+        if tries == 1:
+            raise
+        return find_dataset(store, name, tries - 1)
     return Dataset(store, decode_manifest(data, f"{store.url}/{name}"), version)

@@ -72,7 +72,8 @@ class LocalStore(Store):
     def read_document(self, name: str, version: str = "") -> bytes:
         blocks: list[bytes] = []
         with self._errors(name), self.open_local(name) as file:
-            while block := file.read(_BLOCK_BYTES):
+            most = min(_BLOCK_BYTES, os.fstat(file.fileno()).st_size + 1)  # memory for it is asked for at each read
+            while block := file.read(most):
                 if len(block) == _BLOCK_BYTES and b"\0" in block:
                     at, size = file.tell() - len(block) + block.index(0), os.fstat(file.fileno()).st_size
                     found = f"byte {at} of {size:,} is zero. The file was damaged or forged"
