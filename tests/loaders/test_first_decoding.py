@@ -1,4 +1,4 @@
-"""Types are decoded for the first time by several threads at once: docs/decisions, msgspec types are decoded once."""
+"""Types are decoded for the first time by several threads at once: docs/decisions/2026-11-26-format.md."""
 
 import ast
 import os

@@ -107,7 +107,7 @@ class DatasetSource:
 
     @property
     def manifest(self) -> Manifest:
-        """What the dataset holds; None for raw images."""
+        """The manifest of the dataset."""
         return self.dataset.manifest
 
     @property

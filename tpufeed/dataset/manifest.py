@@ -33,8 +33,8 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # Made once, while the module is imported. msgspec fills a type's information in while other threads may read it
-# already, and a thread that decodes the type for the first time then ends the process by SIGSEGV (docs/decisions,
-# msgspec types). So no module of tpufeed decodes by `type=`.
+# already, and a thread that decodes the type for the first time then ends the process by SIGSEGV:
+# docs/decisions/2026-11-26-format.md. So no module of tpufeed decodes by `type=`.
 _SHARD = msgspec.msgpack.Decoder(Shard)
 
 

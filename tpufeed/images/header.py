@@ -71,7 +71,7 @@ _SUFFIXES: dict[str, Format] = {
 
 
 class JpegHeader(NamedTuple):
-    """What a JPEG says before its first scan.
+    """The header of a JPEG, up to its first scan.
 
     Attributes:
         kind: the second byte of its frame's marker: 0xC0 and 0xC1 are baseline, 0xC2 progressive. 0xC3 is lossless: the

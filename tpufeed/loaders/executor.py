@@ -43,7 +43,7 @@ _ENVIRONMENT = "TPUFEED_PROCESSES"
 _CORES_PER_PROCESS = 4
 # Beside other programs the system gives a core to each thread in turn, and two threads per core get twice as much of
 # it: at a load of 6 on 2 cores 1.6 times the images. Alone they cost nothing if decoding, which holds no GIL, is long;
-# with small images they cost 3 to 8 % (docs/decisions, two threads a core).
+# with small images they cost 3 to 8 % (docs/decisions/2026-11-26-workers.md).
 _THREADS_PER_CORE, _LONG_DECODE_BYTES = 2, 48 << 10
 
 # (source, variant, numbers of shards), the first ones due first.

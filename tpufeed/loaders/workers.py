@@ -239,8 +239,8 @@ def _start_server(sources: Sequence[SampleSource], config: WorkerConfig) -> Fork
     """Start the process that forks the workers. Raises ObjectChangedError as `check_sources` does."""
     check_sources(sources)
     # Pixels are copied past the cache, as another process reads them next. glibc does that above a size that suits one
-    # program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster (docs/decisions, loaders
-    # decode in worker processes).
+    # program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster:
+    # docs/decisions/2026-11-26-workers.md.
     given, variables = os.environ.get(_TUNABLES, ""), dict[str, str]()
     if platform.machine() in ("x86_64", "AMD64") and _PAST_THE_CACHE not in given:
         variables = {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}

@@ -1,4 +1,4 @@
-"""What people write first to feed images, with Pillow and without tpufeed: the "before" of every story.
+"""Feed images as people first write it, with Pillow and without tpufeed: the "before" of every story.
 
 `NaiveLoader` is that for bench, over a dataset. `measure_files` is that for the doctor, over images that are no dataset
 yet.

@@ -196,7 +196,7 @@ class Declared(NamedTuple):
 
 @dataclass(slots=True)
 class _Column:
-    """What the values of a column have in common."""
+    """The properties that the values of a column share."""
 
     dtype: DType | None = None
     each: set[tuple[int, ...]] = field(default_factory=set)  # shapes of the items of nested lists
