@@ -105,8 +105,8 @@ def main(arguments: list[str]) -> int:
 def bucket(work: Path) -> Iterator[str]:
     """The URL of a bucket of a local GCS server, and a stage of its own: both go at the end."""
     parent = Path("/dev/shm") if Path("/dev/shm").is_dir() else work
-    with tempfile.TemporaryDirectory(prefix="tpufeed-demo-", dir=parent) as stage, serve() as server:
-        os.environ["TPUFEED_STAGE_DIR"] = stage
+    with tempfile.TemporaryDirectory(prefix="tpufeed-demo-", dir=parent) as copies, serve() as server:
+        os.environ["TPUFEED_LOCAL_DIR"] = copies
         print(
             f"gs://bucket is at {server.url}: {LATENCY_MS} ms a request, {CONNECTION_MB_PER_SECOND} MB/s a connection"
         )

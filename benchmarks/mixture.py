@@ -119,7 +119,7 @@ def measure(folder: Path, count: int, seconds: float) -> dict[str, float]:
 
 def measure_remote(folder: Path, count: int) -> dict[str, float]:
     """An epoch from the local server by threads, with a stage of a tenth of the bytes."""
-    with GcsServer(process=True, md5=False) as server, tempfile.TemporaryDirectory() as stage:
+    with GcsServer(process=True, md5=False) as server, tempfile.TemporaryDirectory() as copies:
         os.environ.update(server.environment())
         size = 0
         for path in (folder / str(count)).rglob("*"):
@@ -132,17 +132,17 @@ def measure_remote(folder: Path, count: int) -> dict[str, float]:
             "batch_size": BATCH,
             "columns": ["image"],
             "processes": 0,
-            "stage_dir": stage,
-            "stage_bytes": size // 10,
+            "local_dir": copies,
+            "local_bytes": size // 10,
         }
         server.clear_log()
         with tpufeed.Loader(Mixture(weights, stop="shortest"), **options) as loader:
             samples = BATCH * sum(1 for _ in loader)
-            stats = loader._executor._stage.statistics()
+            stats = loader._executor._copies.statistics()
             threads = threading.active_count()
         return {
-            "remote_staged_mb": round(stats.bytes_fetched / 1e6, 1),
-            "remote_stage_budget_mb": round(size / 10 / 1e6, 1),
+            "remote_copied_mb": round(stats.bytes_fetched / 1e6, 1),
+            "remote_copies_budget_mb": round(size / 10 / 1e6, 1),
             "remote_requests_a_thousand_samples": round(len(server.requests(operation="read")) / samples * 1e3, 1),
             "remote_threads": threads,
         }

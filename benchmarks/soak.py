@@ -124,12 +124,12 @@ def feed(folder: Path) -> None:
     log = folder / "batches.jsonl"
     whole = log.read_bytes() if log.exists() else b""
     whole = whole[: whole.rfind(b"\n") + 1]  # a kill may have cut the last line
-    stage = {"stage_dir": folder / "stage", "stage_bytes": IMAGES * SIDE * SIDE * 3 // 3}
+    copies = {"local_dir": folder / "stage", "local_bytes": IMAGES * SIDE * SIDE * 3 // 3}
     with log.open("r+b" if log.exists() else "wb", buffering=0) as file:
         file.truncate(len(whole))
         file.seek(len(whole))
         state = json.loads(whole.splitlines()[-1])["state"] if whole else None
-        with tpufeed.Loader("gs://bucket/cache", "train", processes=2, threads=1, **OPTIONS, **stage) as loader:
+        with tpufeed.Loader("gs://bucket/cache", "train", processes=2, threads=1, **OPTIONS, **copies) as loader:
             while not (folder / "stop").exists():
                 if state is not None:
                     loader.load_state_dict(state)

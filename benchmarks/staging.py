@@ -2,7 +2,7 @@
 
 The server (tests/gcs_server) is a process of its own: 30 ms a request, 50 MB/s a connection, objects in memory.
 
-- staging: a ShardStage copies all shards of 128 MB to /dev/shm, beside gcsfs's open().read() of one of them and beside
+- staging: a LocalCopies copies all shards of 128 MB to /dev/shm, beside gcsfs's open().read() of one of them and beside
   bare sockets that ask for the same ranges over as many connections. Those throw the bytes away, or write them to new
   files where the stage has its own: the second costs what fresh pages of memory cost. The clients alone: ranges by
   google-cloud-storage's own downloads and by our store. All of it once more, with a server that neither delays nor
@@ -96,21 +96,21 @@ def apart(work: Callable[[Path], Any], parent: Path) -> Any:
         return pool.submit(work, Path(folder)).result()
 
 
-def staged(folder: Path) -> float:
+def copied(folder: Path) -> float:
     """MB/s from the first fetch until all shards are there, verified."""
     from tpufeed.dataset.reader import open_dataset
-    from tpufeed.storage.stage import ShardStage
+    from tpufeed.storage.copies import LocalCopies
 
     dataset = open_dataset(CACHE)
     numbers = range(len(dataset.split("train").variants[0].shards))
     shards = list(dataset.reader("train").due(numbers))
-    with ShardStage(dataset.shards, folder) as stage:
+    with LocalCopies(dataset.shards, folder) as copies:
         start = time.perf_counter()
-        stage.fetch(shards)
+        copies.fetch(shards)
         for shard in shards:
-            while stage.open(shard) is None and time.perf_counter() - start < 120:
+            while copies.open(shard) is None and time.perf_counter() - start < 120:
                 time.sleep(0.005)
-            if stage.open(shard) is None:
+            if copies.open(shard) is None:
                 raise SystemExit(f"run.py staging: {shard.name} was not staged")
         return sum(shard.size_bytes for shard in shards) / (time.perf_counter() - start) / 1e6
 
@@ -178,14 +178,14 @@ def _ranged(read: Callable[[str, int, int], int]) -> float:
 def first_batch(folder: Path) -> dict[str, float]:
     """Seconds, in a process that has imported tpufeed alone, and where the clients are there already."""
     return {
-        "new process": _seconds_to_first_batch(stage_dir=folder / "new"),
-        "same process": _seconds_to_first_batch(stage_dir=folder / "same"),
+        "new process": _seconds_to_first_batch(local_dir=folder / "new"),
+        "same process": _seconds_to_first_batch(local_dir=folder / "same"),
     }
 
 
-def first_batch_unstaged(_: Path) -> dict[str, float]:
+def first_batch_uncopied(_: Path) -> dict[str, float]:
     """Seconds, in a new process."""
-    return {"new process, no stage": _seconds_to_first_batch(stage_bytes=0)}
+    return {"new process, no local copies": _seconds_to_first_batch(local_bytes=0)}
 
 
 def small_images(_: Path) -> dict[str, float]:
@@ -214,7 +214,7 @@ def epochs(folder: Path) -> dict[str, float]:
 
     server = GcsServer.attach(os.environ["STORAGE_EMULATOR_HOST"])
     figures = {}
-    with tpufeed.Loader(CACHE, batch_size=BATCH, stage_dir=folder) as loader:
+    with tpufeed.Loader(CACHE, batch_size=BATCH, local_dir=folder) as loader:
         for name in ("first", "second"):
             server.clear_log()
             start = time.perf_counter()
@@ -237,9 +237,9 @@ WAYS = {
     "bare sockets, written to new files": written,
     "google-cloud-storage, 16 threads, thrown away": google_ranges,
     "the store's read_into, 16 threads, thrown away": store_ranges,
-    "tpufeed's stage": staged,
+    "local copies": copied,
 }
-OTHERS = {"first batch": (first_batch, first_batch_unstaged), "small images": (small_images,), "epochs": (epochs,)}
+OTHERS = {"first batch": (first_batch, first_batch_uncopied), "small images": (small_images,), "epochs": (epochs,)}
 
 
 def _seconds_to_first_batch(**options: Any) -> float:
@@ -267,13 +267,13 @@ def report(found: dict[str, dict[str, list[float]]], options: argparse.Namespace
 
     medians = {kind: medians_of(ways) for kind, ways in found.items()}
     for kind, ways in found.items():
-        stage = ways.get("tpufeed's stage")
+        copies = ways.get("local copies")
         rows = [
             [name, *(f"{figure:,.2f}" for figure in (medians[kind][name], min(values), max(values)))]
-            + ([f"{ratio(stage, values):.2f}"] if stage else [])
+            + ([f"{ratio(copies, values):.2f}"] if copies else [])
             for name, values in ways.items()
         ]
-        columns = ["what", "median", "lowest", "highest"] + (["the stage to it"] if stage else [])
+        columns = ["what", "median", "lowest", "highest"] + (["local copies to it"] if copies else [])
         print_table(f"{kind}{TITLES[kind]}", columns, rows)
     small = found["small images"]
     print(f"read_many: {ratio(small['read_many'], small['one by one']):.1f} times the images a second of one by one")
@@ -283,7 +283,7 @@ def report(found: dict[str, dict[str, list[float]]], options: argparse.Namespace
             "images": options.images,
             "latency_ms": LATENCY_MS,
             "connection_mb_per_second": CONNECTION_MB_PER_SECOND,
-            "connections_of_the_stage": raw_sockets.CONNECTIONS,
+            "connections_of_the_copies": raw_sockets.CONNECTIONS,
         }
         rows = [row | {"median": medians[row["measurement"]][row["what"]]} for row in
                 flatten(found, "measurement", "what", value="figures")]  # fmt: skip

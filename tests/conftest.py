@@ -54,10 +54,10 @@ def _folder(package: str, *below: str) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _stage_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _copies_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Remote datasets of tests are staged among the tests' files, also by the processes that they start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TPUFEED_STAGE_DIR", str(tmp_path_factory.mktemp("stage")))
+        patch.setenv("TPUFEED_LOCAL_DIR", str(tmp_path_factory.mktemp("stage")))
         yield
 
 

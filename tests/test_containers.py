@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 SANDBOX = [
     *("bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--chdir", "/"),
     *("--perms", "1777", "--size", str(64 << 20), "--tmpfs", "/dev/shm", "--unshare-user", "--uid", "12345"),
-    *("--gid", "12345", "--unsetenv", "HOME", "--unsetenv", "TMPDIR", "--unsetenv", "TPUFEED_STAGE_DIR"),
+    *("--gid", "12345", "--unsetenv", "HOME", "--unsetenv", "TMPDIR", "--unsetenv", "TPUFEED_LOCAL_DIR"),
 ]
 READ = """
 import glob, os, pwd, sys, time
@@ -36,10 +36,10 @@ with tpufeed.Loader(sys.argv[1], batch_size=2, columns=["sample", "image"], proc
     for _ in range(2):
         print("samples", sorted(int(sample) for samples, _ in loader for sample in samples))
     deadline = time.monotonic() + 60
-    while not (copies := glob.glob("/tmp/tpufeed-stage-*/*.shard") + glob.glob("/dev/shm/tpufeed-stage-*/*.shard")):
-        assert time.monotonic() < deadline, "nothing was staged"
+    while not (copies := glob.glob("/tmp/tpufeed-copies-*/*.shard") + glob.glob("/dev/shm/tpufeed-copies-*/*.shard")):
+        assert time.monotonic() < deadline, "nothing was copied"
         time.sleep(0.05)
-print("staged in", os.path.dirname(copies[0]))
+print("copies in", os.path.dirname(copies[0]))
 """
 
 
@@ -76,8 +76,8 @@ def run(words: list[str], *sandbox: str, **variables: str) -> subprocess.Complet
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
-@pytest.mark.parametrize(("sandbox", "stage"), [([], "/dev/shm"), (["--tmpfs", "/tmp"], "/tmp")], ids=["no tmp", "tmp"])
-def test_a_loader_stages_where_it_can_write(server: GcsServer, sandbox: list[str], stage: str) -> None:
+@pytest.mark.parametrize(("sandbox", "place"), [([], "/dev/shm"), (["--tmpfs", "/tmp"], "/tmp")], ids=["no tmp", "tmp"])
+def test_a_loader_keeps_copies_where_it_can_write(server: GcsServer, sandbox: list[str], place: str) -> None:
     if sandbox and str(ROOT).startswith("/tmp"):
         pytest.skip("the code lies in /tmp")
     done = run(["-c", READ, "gs://bucket/raw"], *sandbox, **server.environment())
@@ -85,7 +85,7 @@ def test_a_loader_stages_where_it_can_write(server: GcsServer, sandbox: list[str
     lines = done.stdout.splitlines()
     assert lines[:2] == ["no name", "Read-only file system"]
     assert lines.count("samples [0, 1, 2, 3]") == 2
-    assert lines[-1] == f"staged in {stage}/tpufeed-stage-1-12345"
+    assert lines[-1] == f"copies in {place}/tpufeed-copies-1-12345"
 
 
 def test_a_build_without_a_folder_for_temporary_files_names_the_variable(folder: Path, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_url_with_a_secret_works_and_tells_it_nobody(url, host, tmp_path, capl
     caplog.set_level(logging.DEBUG, "tpufeed")
     url = url.format(host=host, secret=SECRET)
     assert tpufeed.verify(url).records == 6
-    options = {"ops": [Resize(32), CenterCrop(32)], "batch_size": 3, "stage_dir": tmp_path}
+    options = {"ops": [Resize(32), CenterCrop(32)], "batch_size": 3, "local_dir": tmp_path}
     with tpufeed.Loader(url, **options) as loader:
         assert sum(len(labels) for _, labels in loader) == 6
     store = open_store(url)

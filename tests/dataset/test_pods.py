@@ -32,9 +32,9 @@ from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sampler import Sampler
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import RemoteShard
 
 WORLDS = (1, 2, 3, 24, 128)
 SHARDS_A_RANK = 20
@@ -95,11 +95,11 @@ def test_the_index_is_fetched_whole_only_where_it_is_little_beside_the_shards(re
         dataset = made_up(uneven(SHARDS_A_RANK * size), record_bytes)
         (variant,) = dataset.split("train").variants
         numbers = due_shards([shard.records for shard in variant.shards], World(0, size))
-        staged = list(dataset.reader("train").due(numbers))
+        copied = list(dataset.reader("train").due(numbers))
         shards_bytes = sum(variant.shards[number].bytes for number in numbers)
-        assert [item.name for item in staged[: len(numbers)]] == [variant.shards[number].name for number in numbers]
-        assert (variant.index.name in [item.name for item in staged]) == (size <= with_index)
-        assert sum(item.size_bytes for item in staged) <= 1.011 * shards_bytes  # and the part that is its own
+        assert [item.name for item in copied[: len(numbers)]] == [variant.shards[number].name for number in numbers]
+        assert (variant.index.name in [item.name for item in copied]) == (size <= with_index)
+        assert sum(item.size_bytes for item in copied) <= 1.011 * shards_bytes  # and the part that is its own
         assert RemoteShard(variant.index.name, variant.index.bytes, 0, dataset.url) in dataset.reader("train").due(())
 
 
@@ -191,7 +191,7 @@ def test_a_host_s_first_requests_do_not_grow_with_the_pod(make_bucket):
     for size in (1, 8, 128):
         url = make_bucket(SHARDS_A_RANK * size)
         for rank in {0, size // 2, size - 1}:
-            asked = first_batch(url, (rank, size), stage_bytes=0, prefetch=2)
+            asked = first_batch(url, (rank, size), local_bytes=0, prefetch=2)
             assert set(asked) == {("whole", MANIFEST), index, ("range", "shards")}  # no list, no stat
             assert asked["whole", MANIFEST] == 1
             lanes = default_lanes(World(0, size)) // size
@@ -205,7 +205,7 @@ def test_a_host_s_first_requests_do_not_grow_with_the_pod(make_bucket):
 def test_what_is_staged_is_what_the_lanes_read(make_bucket, monkeypatch, tmp_path):
     """Real loaders of all eight hosts: the shards that each hands to its stage, for this epoch and the next one."""
     handed = []
-    monkeypatch.setattr(ShardStage, "fetch", lambda _, shards: handed.append([shard.name for shard in shards]))
+    monkeypatch.setattr(LocalCopies, "fetch", lambda _, shards: handed.append([shard.name for shard in shards]))
     size = 8
     url = make_bucket(SHARDS_A_RANK * size)
     (variant,) = open_dataset(url).split("train").variants
@@ -214,7 +214,7 @@ def test_what_is_staged_is_what_the_lanes_read(make_bucket, monkeypatch, tmp_pat
         first_batch(
             url,
             (rank, size),
-            stage_dir=tmp_path,
+            local_dir=tmp_path,
         )
         numbers = [due_shards(records, World(rank, size), epoch, seed=0) for epoch in (0, 1)]
         expected = dict.fromkeys(variant.shards[number].name for epoch in numbers for number in epoch)

@@ -97,11 +97,11 @@ def warm_in_chunks(environment: dict[str, str], source: str, destination: str) -
     cache.warmup(source, destination, **LARGE)
 
 
-def read_staged(environment: dict[str, str], url: str, folder: str) -> None:
+def read_copied(environment: dict[str, str], url: str, folder: str) -> None:
     """An epoch by way of a stage that is filled for the next one, too; a fault is waited out for minutes."""
     os.environ.update(environment)
     be(SLEEPY)
-    with tpufeed.Loader(url, stage_dir=folder, batch_size=4) as loader:
+    with tpufeed.Loader(url, local_dir=folder, batch_size=4) as loader:
         list(loader)
         time.sleep(600)
 

@@ -82,13 +82,13 @@ def test_warmup_ends_with_the_same_bytes(server, kept, patience):
     [(True, RULES[name]) for name in ("503", "reset in mid-body", "stall")] + [(False, RULES["reset in mid-body"])],
     ids=lambda value: {True: "staged", False: "ranges"}.get(value) if isinstance(value, bool) else value["action"],
 )
-def test_a_loader_gives_the_same_samples(staged, rule, server, kept, cache_url, tmp_path):
+def test_a_loader_gives_the_same_samples(copied, rule, server, kept, cache_url, tmp_path):
     be(WAKEFUL if rule["action"] == "stall" else QUICK)  # until the test ends
     expected = epochs_of(cache_url, 2)
     places = [("read", "*/manifest.json"), ("read", "*.tfrecord"), ("read", "*.npy")]
-    places += [("stat", "*.tfrecord")] if staged else []
+    places += [("stat", "*.tfrecord")] if copied else []
     arm(server, rule, places)
-    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    options = {"local_dir": tmp_path} if copied else {"local_bytes": 0}
     assert epochs_of(f"{kept}/cache", 2, **options) == expected
     assert are_all_met(server, places)
 
@@ -155,13 +155,13 @@ def test_beyond_the_deadline_warmup_names_the_object_and_goes_on_later(server, k
     assert names_of(server, "c") == names_of(server, "kept/cache")
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
-def test_beyond_the_deadline_a_loader_names_the_shard(staged, server, kept, cache_url, patience, tmp_path):
+@pytest.mark.parametrize("copied", [True, False], ids=["staged", "ranges"])
+def test_beyond_the_deadline_a_loader_names_the_shard(copied, server, kept, cache_url, patience, tmp_path):
     """After the batches before it, and in the next epoch it reads on."""
     url, name = f"{kept}/cache", "train-v0-00001-of-00003.tfrecord"
-    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    options = {"local_dir": tmp_path} if copied else {"local_bytes": 0}
     options |= {"columns": ["sample", "image"], "batch_size": 4, "shuffle": False, "lanes": 1, "prefetch": 1}
-    (expected,) = epochs_of(url, **{**options, "stage_bytes": 0})
+    (expected,) = epochs_of(url, **{**options, "local_bytes": 0})
     server.fault("status", name=f"*/{name}", calls=None)
     patience(HURRY)
     with tpufeed.Loader(url, **options) as loader:

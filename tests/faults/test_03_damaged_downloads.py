@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
-from tests.stages import wait_staged
+from tests.local_copies import wait_copied
 from tpufeed import cache
 from tpufeed.build.commit import read_report
 from tpufeed.build.plan import read_plan
@@ -21,9 +21,9 @@ from tpufeed.build.worker import see_destination
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError
 from tpufeed.storage import reading
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import open_store
 
 VICTIM = "train-v0-00001-of-00003.tfrecord"
@@ -60,7 +60,7 @@ def test_a_manifest_is_fetched_again(server, kept, command):
 def test_a_range_of_records_is_fetched_again(damage, server, kept, cache_url, caplog):
     server.fault(operation="read", name=f"*/{VICTIM}", **damage)
     expected = epochs_of(cache_url, **IN_ORDER)
-    assert epochs_of(f"{kept}/cache", stage_bytes=0, **IN_ORDER) == expected
+    assert epochs_of(f"{kept}/cache", local_bytes=0, **IN_ORDER) == expected
     (hit,) = met(server)
     again = [record for record in reads(server, hit.name) if record.range == hit.range]
     if damage["action"] == "corrupt":
@@ -73,7 +73,7 @@ def test_a_range_of_records_is_fetched_again(damage, server, kept, cache_url, ca
 def epochs_reads(server, kept):
     """The reads of an epoch that nothing disturbs."""
     before = len(reads(server, f"*/{VICTIM}"))
-    epochs_of(f"{kept}/cache", stage_bytes=0, **IN_ORDER)
+    epochs_of(f"{kept}/cache", local_bytes=0, **IN_ORDER)
     return reads(server, f"*/{VICTIM}")[before:]
 
 
@@ -81,7 +81,7 @@ def epochs_reads(server, kept):
 def test_a_part_of_the_index_is_fetched_again(damage, server, kept, cache_url):
     server.fault(operation="read", name="*/train-v0.index.npy", **damage)
     expected = epochs_of(cache_url, **IN_ORDER)
-    found = epochs_of(f"{kept}/cache", stage_bytes=0, **IN_ORDER)
+    found = epochs_of(f"{kept}/cache", local_bytes=0, **IN_ORDER)
     (hit,) = met(server)
     assert found == expected
     assert len(reads(server, hit.name)) == 4  # three parts, one of them twice
@@ -91,7 +91,7 @@ def test_a_part_of_the_index_that_is_damaged_each_time_is_no_other_sample(server
     """Whether its damage is seen at once or by the CRCs of the records that it leads to."""
     (expected,) = epochs_of(cache_url, **IN_ORDER)
     server.fault(operation="read", name="*/train-v0.index.npy", **{**DAMAGES["corrupt"], "calls": None})
-    with tpufeed.Loader(f"{kept}/cache", **BATCHES, stage_bytes=0, **IN_ORDER) as loader:
+    with tpufeed.Loader(f"{kept}/cache", **BATCHES, local_bytes=0, **IN_ORDER) as loader:
         found, message = until_error(loader, DamageError)
     assert re.search(r"v0\.index\.npy: the offsets of train-v0-0000\d|train-v0-0000\d\S+, record \d+, byte", message)
     assert met(server)
@@ -108,21 +108,21 @@ def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, 
     url = f"{kept}/cache"
     server.fault(operation="read", name=f"*/{name}", **damage)
     (file,) = (file for file in open_dataset(url).split("train").variants[0].files if file.name == name)
-    with ShardStage(open_store(url), tmp_path) as stage:
-        stage.fetch([RemoteShard(file.name, file.bytes, file.crc32c)])
-        view = wait_staged(stage, RemoteShard(file.name, file.bytes, file.crc32c), 20)
+    with LocalCopies(open_store(url), tmp_path) as copies:
+        copies.fetch([RemoteShard(file.name, file.bytes, file.crc32c)])
+        view = wait_copied(copies, RemoteShard(file.name, file.bytes, file.crc32c), 20)
         assert bytes(view) == server.get("bucket", f"kept/cache/{name}")
         del view
     assert len(met(server)) == 1
     assert [record.range for record in reads(server, f"*/{name}")][1:]
-    assert epochs_of(url, stage_dir=tmp_path) == epochs_of(cache_url)
+    assert epochs_of(url, local_dir=tmp_path) == epochs_of(cache_url)
     assert len(reads(server, f"*/{name}")) == 2
 
 
 def test_a_loader_reads_on_by_ranges_while_a_shard_is_fetched_again(server, kept, cache_url, tmp_path):
     server.fault("corrupt", operation="read", name=f"*/{VICTIM}")
     server.fault("truncate", operation="read", name="*-v1-*.tfrecord", calls=(1, 2))
-    assert epochs_of(f"{kept}/cache", 3, stage_dir=tmp_path) == epochs_of(cache_url, 3)
+    assert epochs_of(f"{kept}/cache", 3, local_dir=tmp_path) == epochs_of(cache_url, 3)
     assert len(met(server)) == 3
 
 
@@ -223,13 +223,13 @@ def test_a_report_without_a_checksum_of_the_service_is_fetched_again(server, kep
     assert store.reads == 2
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
+@pytest.mark.parametrize("copied", [True, False], ids=["staged", "ranges"])
 def test_a_shard_that_is_damaged_each_time_is_named_with_its_record(
-    staged, server, kept, cache_url, patience, tmp_path
+    copied, server, kept, cache_url, patience, tmp_path
 ):
     (expected,) = epochs_of(cache_url, **IN_ORDER)
     server.fault("corrupt", operation="read", name=f"*/{VICTIM}", calls=None, after_bytes=2000)
-    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    options = {"local_dir": tmp_path} if copied else {"local_bytes": 0}
     patience(HURRY)
     with tpufeed.Loader(f"{kept}/cache", **options, **BATCHES, **IN_ORDER) as loader:
         found, message = until_error(loader, RecordError)
@@ -247,7 +247,7 @@ def test_an_object_that_is_damaged_where_it_stands_is_named(server, kept, comman
     data = bytearray(server.get("bucket", f"c/{VICTIM}"))
     data[20_000] ^= 1
     server.put("bucket", f"c/{VICTIM}", bytes(data))
-    for options in ({"stage_bytes": 0}, {"stage_dir": tmp_path}):
+    for options in ({"local_bytes": 0}, {"local_dir": tmp_path}):
         with pytest.raises(ShardError, match=rf"gs://bucket/c/{VICTIM} has \d+ bytes of CRC-32C"):
             epochs_of("gs://bucket/c", **options)
     done = command("verify", "gs://bucket/c")

@@ -399,17 +399,17 @@ def test_killed_while_a_stage_is_filled_the_next_process_takes_over(rounds, serv
         server.clear_log()
         server.clear_faults()
         server.fault("truncate", operation="read", name=f"*/{name}", calls=None, after_bytes=after)
-        process = spawn(remote.read_staged, server.environment(), f"{kept}/cache", str(folder))
+        process = spawn(remote.read_copied, server.environment(), f"{kept}/cache", str(folder))
         kill(process, lambda: fetches(fault="truncate"))
         server.clear_faults()
-        (stage,) = folder.iterdir()
-        assert list(stage.glob("*.part"))
-        staged = len(list(stage.glob("*.shard")))
-        print(f"round {number}: killed after {after} bytes of {name}, {staged} copies")
+        (copies,) = folder.iterdir()
+        assert list(copies.glob("*.part"))
+        copied = len(list(copies.glob("*.shard")))
+        print(f"round {number}: killed after {after} bytes of {name}, {copied} copies")
         server.clear_log()
-        options = {"columns": ["sample", "image"], "batch_size": 4, "stage_dir": folder}
+        options = {"columns": ["sample", "image"], "batch_size": 4, "local_dir": folder}
         with tpufeed.Loader(f"{kept}/cache", **options) as loader:
             assert [[pairs(*batch) for batch in loader] for _ in range(2)] == expected
-            wait_for(lambda stage=stage: len(list(stage.glob("*.shard"))) == len(shards) + 2)  # and two indexes
-        assert not list(stage.glob("*.part"))
-        assert len(set(fetches())) == len(fetches()) == len(shards) + 2 - staged
+            wait_for(lambda copies=copies: len(list(copies.glob("*.shard"))) == len(shards) + 2)  # and two indexes
+        assert not list(copies.glob("*.part"))
+        assert len(set(fetches())) == len(fetches()) == len(shards) + 2 - copied

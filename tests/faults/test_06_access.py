@@ -60,11 +60,11 @@ def test_a_build_whose_token_expires_goes_on_with_another(operation, name, serve
     assert names_of(server, "d") == names_of(server, "kept/dataset")
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
-def test_a_loader_whose_token_expires_goes_on_with_another(staged, server, kept, cache_url, with_token, tmp_path):
+@pytest.mark.parametrize("copied", [True, False], ids=["staged", "ranges"])
+def test_a_loader_whose_token_expires_goes_on_with_another(copied, server, kept, cache_url, with_token, tmp_path):
     token = with_token()
     server.fault("status", operation="read", name="*.tfrecord", status=401, calls=(2,))
-    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    options = {"local_dir": tmp_path} if copied else {"local_bytes": 0}
     assert epochs_of(f"{kept}/cache", **options) == epochs_of(cache_url)
     assert [hit.status for hit in met(server)] == [401]
     assert token.refreshed == 1
@@ -130,7 +130,7 @@ def test_a_loader_asks_once_for_what_is_forbidden(server, kept, with_token):
     with_token()
     server.fault("status", operation="read", name="*-v0-00001-*", status=403, calls=None)
     with pytest.raises(AccessError, match=r"-v0-00001-of-00003\.tfrecord: access denied to me@.*storage\.objects\.get"):
-        epochs_of(f"{kept}/cache", stage_bytes=0, shuffle=False, lanes=1, threads=1, prefetch=1)
+        epochs_of(f"{kept}/cache", local_bytes=0, shuffle=False, lanes=1, threads=1, prefetch=1)
     assert 1 <= len(met(server)) <= 2, "once for each of the two batches in work"
 
 

@@ -120,7 +120,7 @@ def other_pixels(server, name):
 
 def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(server, bucket_cache):
     url, expected = bucket_cache
-    with tpufeed.Loader(url, **BATCHES, stage_bytes=0) as loader:
+    with tpufeed.Loader(url, **BATCHES, local_bytes=0) as loader:
         batches = iter(loader)
         seen = [pairs(*next(batches))]
         data = other_pixels(server, VICTIM)
@@ -135,31 +135,31 @@ def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(server, bucket_ca
     assert refused
     assert all("generation=" in record.target for record in refused)
     with pytest.raises(ShardError, match=f"{VICTIM} has"):
-        epochs_of(url, stage_bytes=0)
+        epochs_of(url, local_bytes=0)
 
 
 def test_a_shard_that_is_replaced_when_it_is_staged_stays_what_it_was(server, bucket_cache, tmp_path):
     """Its copy has the CRC-32C of the manifest, also to the next loader."""
     url, expected = bucket_cache
-    assert epochs_of(url, 2, stage_dir=tmp_path, **BATCHES)[0] == expected
-    with tpufeed.Loader(url, **BATCHES, stage_dir=tmp_path) as loader:
+    assert epochs_of(url, 2, local_dir=tmp_path, **BATCHES)[0] == expected
+    with tpufeed.Loader(url, **BATCHES, local_dir=tmp_path) as loader:
         batches = iter(loader)
         seen = [pairs(*next(batches))]
         server.put("bucket", f"c/{VICTIM}", other_pixels(server, VICTIM))
         seen += [pairs(*batch) for batch in batches]
     assert seen == expected
-    assert epochs_of(url, stage_dir=tmp_path, **BATCHES) == [expected]
+    assert epochs_of(url, local_dir=tmp_path, **BATCHES) == [expected]
     with pytest.raises(ShardError, match=f"{VICTIM} has"):
-        epochs_of(url, stage_dir=tmp_path / "other", **BATCHES)
+        epochs_of(url, local_dir=tmp_path / "other", **BATCHES)
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
-def test_a_dataset_that_is_copied_to_another_place_is_the_same(staged, server, bucket_cache, upload, tmp_path):
+@pytest.mark.parametrize("copied", [True, False], ids=["staged", "ranges"])
+def test_a_dataset_that_is_copied_to_another_place_is_the_same(copied, server, bucket_cache, upload, tmp_path):
     """As gsutil cp does it: the bytes are the manifest's, the generations are not."""
     _, expected = bucket_cache
     for name in names_of(server, "c"):
         server.put("bucket", f"copy/{name}", server.get("bucket", f"c/{name}"))
-    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+    options = {"local_dir": tmp_path} if copied else {"local_bytes": 0}
     assert epochs_of("gs://bucket/copy", **BATCHES, **options) == [expected]
     assert server.requests(operation="stat", name=f"copy/{VICTIM}", status=200)
     assert tpufeed.verify("gs://bucket/copy").records == 80
@@ -167,7 +167,7 @@ def test_a_dataset_that_is_copied_to_another_place_is_the_same(staged, server, b
 
 def test_a_shard_that_is_put_again_while_it_is_read_is_read_on(server, bucket_cache):
     url, expected = bucket_cache
-    with tpufeed.Loader(url, **BATCHES, stage_bytes=0) as loader:
+    with tpufeed.Loader(url, **BATCHES, local_bytes=0) as loader:
         batches = iter(loader)
         seen = [pairs(*next(batches))]
         server.put("bucket", f"c/{VICTIM}", server.get("bucket", f"c/{VICTIM}"))

@@ -13,7 +13,7 @@ from tpufeed.errors import DatasetExistsError
 
 SOURCES = sorted((Path(__file__).parents[2] / "tpufeed").rglob("*.py"))
 WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("datetime", "now"), ("datetime", "utcnow")}
-ORDER_OF_USE = "storage/stage_folder.py"  # which copy was used last; a step makes a poor choice of what goes first
+ORDER_OF_USE = "storage/copies_folder.py"  # which copy was used last; a step makes a poor choice of what goes first
 CENTURY_NS = 100 * 365 * 86400 * 10**9
 
 

@@ -10,8 +10,8 @@ import zlib
 import tpufeed
 
 
-def main(url, stage, epochs):
-    loader = tpufeed.Loader(url, columns=["sample", "image"], batch_size=10, threads=2, stage_dir=stage)
+def main(url, copies, epochs):
+    loader = tpufeed.Loader(url, columns=["sample", "image"], batch_size=10, threads=2, local_dir=copies)
     found = []
     for _ in range(int(epochs)):
         batches = [(map(int, samples), images) for samples, images in loader]

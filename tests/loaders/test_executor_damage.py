@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.stages import wait_staged
+from tests.local_copies import wait_copied
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import RecordError
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import RemoteShard, copy_key
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import RemoteShard, copy_key
 from tpufeed.storage.store import open_store
 
 OPS = [tpufeed.images.Resize(40), tpufeed.images.CenterCrop(32)]
@@ -52,17 +52,17 @@ class Staged:
         self.url, files = url, open_dataset(url).split("train").variants[0].files
         self.shards = {file.name: RemoteShard(file.name, file.bytes, file.crc32c) for file in files}
         self.store, self.parent = open_store(url), parent
-        with ShardStage(self.store, parent) as stage:
-            self.folder = stage.folder
+        with LocalCopies(self.store, parent) as copies:
+            self.folder = copies.folder
 
     def path(self, name):
         return self.folder / f"{copy_key(self.url, self.shards[name])}.shard"
 
     def fetch(self):
-        with ShardStage(self.store, self.parent) as stage:
-            stage.fetch(self.shards.values())
+        with LocalCopies(self.store, self.parent) as copies:
+            copies.fetch(self.shards.values())
             for shard in self.shards.values():
-                assert wait_staged(stage, shard, 30) is not None
+                assert wait_copied(copies, shard, 30) is not None
 
     def damage(self, change, index=False, shards=True):
         """Within the same files. Returns the damaged ones."""
@@ -81,9 +81,9 @@ class Staged:
 def site(request, server, tmp_path, dataset_url, cache_url):
     """A dataset whose first variant is staged, and the same in a local folder."""
     url = f"gs://bucket/{FOLDERS[request.param]}"
-    staged = Staged(url, tmp_path / "stage")
-    staged.fetch()
-    return staged, {"cache": cache_url, "dataset": dataset_url}[FOLDERS[request.param]]
+    copied = Staged(url, tmp_path / "stage")
+    copied.fetch()
+    return copied, {"cache": cache_url, "dataset": dataset_url}[FOLDERS[request.param]]
 
 
 def epochs_of(url, count=1, **options):
@@ -106,66 +106,66 @@ def complaints(text):
     ids=["zeros", "cut off", "flipped bits, by processes"],
 )
 def test_damaged_copies_cost_no_sample_and_are_fetched_again(site, damage, options, capfd, caplog):
-    staged, local = site
-    damaged = staged.damage(DAMAGES[damage])
+    copied, local = site
+    damaged = copied.damage(DAMAGES[damage])
     epochs = 1 if options else 2
-    assert epochs_of(staged.url, epochs, stage_dir=staged.parent, **options) == epochs_of(local, epochs)
+    assert epochs_of(copied.url, epochs, local_dir=copied.parent, **options) == epochs_of(local, epochs)
     said = complaints(caplog.text + capfd.readouterr().err)
     if damage != "cut off":  # which its size tells
         assert sorted(path for path, _ in said) == sorted(map(str, damaged)), "each once, by one process"
-        assert {where for _, where in said} == {f"{staged.url}/{name}" for name in staged.shards if "index" not in name}
-    staged.fetch()
-    assert staged.is_sound()
+        assert {where for _, where in said} == {f"{copied.url}/{name}" for name in copied.shards if "index" not in name}
+    copied.fetch()
+    assert copied.is_sound()
 
 
 @pytest.mark.parametrize("change", [zero, lambda data: data.__setitem__(slice(136, 144), bytes([9] * 2 + [0] * 6))])
 def test_a_damaged_index_costs_no_sample_and_is_fetched_again(site, change, caplog):
     """Offsets that cannot be, and one that could, so that the record there is not one."""
-    staged, local = site
-    (index,) = staged.damage(change, index=True, shards=False)
-    assert epochs_of(staged.url, 2, stage_dir=staged.parent) == epochs_of(local, 2)
+    copied, local = site
+    (index,) = copied.damage(change, index=True, shards=False)
+    assert epochs_of(copied.url, 2, local_dir=copied.parent) == epochs_of(local, 2)
     assert [path for path, _ in complaints(caplog.text)] == [str(index)]
-    staged.fetch()
-    assert staged.is_sound()
+    copied.fetch()
+    assert copied.is_sound()
 
 
 def test_another_process_reads_the_damaged_copy_at_the_same_time(site):
     """What it has mapped stays what it is; it finds the copy that was fetched since when it opens the shard again."""
-    staged, local = site
-    name, shard = next((name, shard) for name, shard in staged.shards.items() if "index" not in name)
-    staged.damage(flip)
-    with ShardStage(staged.store, staged.parent) as other:
+    copied, local = site
+    name, shard = next((name, shard) for name, shard in copied.shards.items() if "index" not in name)
+    copied.damage(flip)
+    with LocalCopies(copied.store, copied.parent) as other:
         view = other.open(shard)
         before = bytes(view)
-        assert epochs_of(staged.url, 2, stage_dir=staged.parent) == epochs_of(local, 2)
-        staged.fetch()
+        assert epochs_of(copied.url, 2, local_dir=copied.parent) == epochs_of(local, 2)
+        copied.fetch()
         assert bytes(view) == before
         assert other.evict_damaged(shard, view)
-        assert staged.path(name).exists(), "that one is sound"
-        assert bytes(other.open(shard)) == staged.store.read(name)
+        assert copied.path(name).exists(), "that one is sound"
+        assert bytes(other.open(shard)) == copied.store.read(name)
 
 
 def test_the_error_names_the_object_where_its_own_bytes_are_damaged(site, server):
     """By ranges, as no damaged download is staged."""
-    staged, _ = site
-    for path in staged.damage(zero):
+    copied, _ = site
+    for path in copied.damage(zero):
         assert path.exists()
     server.fault("corrupt", operation="read", name="*.tfrecord", calls=None)
     try:
-        with pytest.raises(RecordError, match=rf"{staged.url}/train\S*\.tfrecord, record \d+, byte \d+: the CRC"):
-            epochs_of(staged.url, stage_dir=staged.parent, timeout_seconds=60)
+        with pytest.raises(RecordError, match=rf"{copied.url}/train\S*\.tfrecord, record \d+, byte \d+: the CRC"):
+            epochs_of(copied.url, local_dir=copied.parent, timeout_seconds=60)
     finally:
         server.clear_faults()
 
 
 def test_torch_samples_survive_damaged_copies(site):
-    staged, local = site
-    damaged = staged.damage(flip)
+    copied, local = site
+    damaged = copied.damage(flip)
     bad = [path.read_bytes() for path in damaged]
     ops = [] if open_dataset(local).manifest.tensor_shape else OPS
-    dataset = tpufeed.TFRecordImages(staged.url, columns=["image", "sample"], stage_dir=staged.parent, ops=ops)
+    dataset = tpufeed.TFRecordImages(copied.url, columns=["image", "sample"], local_dir=copied.parent, ops=ops)
     samples = np.concatenate([np.asarray(batch) for _, batch in DataLoader(dataset, 10, num_workers=2)])
     assert samples.tolist() == list(range(len(dataset)))
     assert not any(path.exists() and path.read_bytes() in bad for path in damaged), "evicted by the readers"
-    staged.fetch()
-    assert staged.is_sound()
+    copied.fetch()
+    assert copied.is_sound()

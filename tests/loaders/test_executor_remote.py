@@ -81,9 +81,9 @@ def loader_threads():
 # Samples
 
 
-@pytest.mark.parametrize(("staged", "shuffle"), [(True, True), (False, False)], ids=["staged", "ranges, in order"])
-def test_samples_are_those_of_the_local_cache(server, cache_url, staged, shuffle, tmp_path):
-    options = {"stage_dir": tmp_path} if staged else {"stage_bytes": 0}
+@pytest.mark.parametrize(("copied", "shuffle"), [(True, True), (False, False)], ids=["staged", "ranges, in order"])
+def test_samples_are_those_of_the_local_cache(server, cache_url, copied, shuffle, tmp_path):
+    options = {"local_dir": tmp_path} if copied else {"local_bytes": 0}
     expected = epochs_of(cache_url, 4, shuffle=shuffle, seed=3)
     assert epochs_of(URL, 4, shuffle=shuffle, seed=3, **options) == expected
     assert server.requests(operation="read", name="*.tfrecord")
@@ -92,7 +92,7 @@ def test_samples_are_those_of_the_local_cache(server, cache_url, staged, shuffle
 
 def test_worker_processes_share_what_one_more_process_stages(server, cache_url, tmp_path):
     shards = {f"cache/{file.name}" for file in files_of(cache_url) if file.name.endswith(".tfrecord")}
-    with make(URL, seed=3, processes=2, threads=1, stage_dir=tmp_path) as loader:
+    with make(URL, seed=3, processes=2, threads=1, local_dir=tmp_path) as loader:
         found = [epoch_of(loader) for _ in range(2)]
         deadline = time.monotonic() + 20
         while not shards <= whole_reads(server).keys() and time.monotonic() < deadline:
@@ -107,7 +107,7 @@ def test_worker_processes_share_what_one_more_process_stages(server, cache_url, 
 def test_samples_are_those_of_the_local_dataset(server, dataset_url, ops, tmp_path):
     """JPEGs, with ops, and every column."""
     options = {"ops": ops, "remainder": "pad", "columns": ["sample", "image", "label", "filename"]}
-    with make(dataset_url, **options) as local, make("gs://bucket/dataset", stage_dir=tmp_path, **options) as remote:
+    with make(dataset_url, **options) as local, make("gs://bucket/dataset", local_dir=tmp_path, **options) as remote:
         for _ in range(2):
             for ours, theirs in zip(local, remote, strict=True):
                 assert all(map(np.array_equal, ours, theirs))
@@ -117,7 +117,7 @@ def test_two_ranks_are_those_of_the_local_cache_and_share_a_stage(server, cache_
     """Each shard is fetched once, though both ranks read some of them."""
     worlds = [{"world": (rank, 2), "lanes": 4, "batch_size": 5} for rank in range(2)]
     with ExitStack() as stack:
-        loaders = [stack.enter_context(make(URL, stage_dir=tmp_path, **world)) for world in worlds]
+        loaders = [stack.enter_context(make(URL, local_dir=tmp_path, **world)) for world in worlds]
         found = [[epoch_of(loader) for _ in range(2)] for loader in loaders]
     assert found == [epochs_of(cache_url, 2, **world) for world in worlds]
     seen = [sample for epochs in found for batch in epochs[0] for sample, _ in batch]
@@ -130,16 +130,16 @@ def test_two_ranks_are_those_of_the_local_cache_and_share_a_stage(server, cache_
 
 def test_two_variants_are_remote_for_two_epochs(server, cache_url, tmp_path):
     local = epochs_of(cache_url, 4)
-    with make(URL, stage_dir=tmp_path) as loader:
+    with make(URL, local_dir=tmp_path) as loader:
         assert [epoch_of(loader) for _ in range(2)] == local[:2]
-        wait_until_staged(tmp_path, files_of(cache_url))
+        wait_until_copied(tmp_path, files_of(cache_url))
         assert whole_reads(server) == dict.fromkeys((f"cache/{file.name}" for file in files_of(cache_url)), 1)
         server.clear_log()
         assert [epoch_of(loader) for _ in range(2)] == local[2:]
     assert server.log == []
 
 
-def wait_until_staged(parent, files, seconds=20):
+def wait_until_copied(parent, files, seconds=20):
     """The last copies may come after the epoch whose batches have not waited for them."""
     done, left = threading.Event(), int(seconds / 0.02)
     while len(copies(parent)) < len(files) and left:
@@ -154,17 +154,17 @@ def copies(parent):
 
 def test_the_next_process_finds_the_copies(server, cache_url, tmp_path):
     """All it asks for is the manifest."""
-    with make(URL, stage_dir=tmp_path) as loader:
+    with make(URL, local_dir=tmp_path) as loader:
         first = [epoch_of(loader) for _ in range(2)]
-        wait_until_staged(tmp_path, files_of(cache_url))
+        wait_until_copied(tmp_path, files_of(cache_url))
     server.clear_log()
-    assert epochs_of(URL, 2, stage_dir=tmp_path) == first
+    assert epochs_of(URL, 2, local_dir=tmp_path) == first
     assert [record.name for record in server.log] == ["cache/manifest.json"]
 
 
-def read_in_processes(count, url, stage, epochs):
+def read_in_processes(count, url, copies, epochs):
     """What remote_reader.py wrote down in each of some processes, none of which ends before all are through."""
-    command = [sys.executable, *map(str, (READER, url, stage, epochs))]
+    command = [sys.executable, *map(str, (READER, url, copies, epochs))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, **pipes) for _ in range(count)]
     found = [process.stdout.readline() for process in processes]
@@ -201,16 +201,16 @@ def test_an_epoch_begins_with_few_batches_ahead_where_shards_have_to_come(server
             return [(next(iterator), len(submitted) - number)[1] for number in range(3)]
 
     assert prepared(cache_url) == [10, 10, 10]
-    assert prepared(URL, stage_dir=tmp_path) == [5, 7, 9]
+    assert prepared(URL, local_dir=tmp_path) == [5, 7, 9]
 
 
 # Budgets
 
 
 def test_without_a_stage_all_is_read_by_ranges(server, cache_url, tmp_path):
-    assert epochs_of(URL, 2, stage_dir=tmp_path, stage_bytes=0) == epochs_of(cache_url, 2)
+    assert epochs_of(URL, 2, local_dir=tmp_path, local_bytes=0) == epochs_of(cache_url, 2)
     first = len(server.log)
-    assert epochs_of(URL, 4, stage_dir=tmp_path, stage_bytes=0) == epochs_of(cache_url, 4)
+    assert epochs_of(URL, 4, local_dir=tmp_path, local_bytes=0) == epochs_of(cache_url, 4)
     assert len(server.log) - first >= 1.8 * first
     assert not whole_reads(server)
     assert not list(tmp_path.iterdir())
@@ -219,7 +219,7 @@ def test_without_a_stage_all_is_read_by_ranges(server, cache_url, tmp_path):
 @pytest.mark.parametrize("budget", ["1KB", "400KB"])
 def test_a_budget_that_is_too_small_still_gives_every_sample(server, cache_url, budget, tmp_path):
     """For any shard, and for the six of a variant."""
-    assert epochs_of(URL, 4, stage_dir=tmp_path, stage_bytes=budget) == epochs_of(cache_url, 4)
+    assert epochs_of(URL, 4, local_dir=tmp_path, local_bytes=budget) == epochs_of(cache_url, 4)
     assert whole_reads(server)  # a copy may have gone again for one that closing the loader cut short
     assert not list(tmp_path.glob("*/*.part"))
     if budget == "1KB":  # the indexes
@@ -233,8 +233,8 @@ def test_a_stage_on_a_full_disk_gives_every_sample(server, cache_url, tmp_path, 
     def free_bytes(folder):
         return disk_bytes - sum(file.stat().st_blocks * 512 for file in folder.iterdir())
 
-    monkeypatch.setattr("tpufeed.storage.stage_folder.free_bytes", free_bytes)
-    assert epochs_of(URL, 4, stage_dir=tmp_path, stage_bytes="1GB") == epochs_of(cache_url, 4)
+    monkeypatch.setattr("tpufeed.storage.copies_folder.free_bytes", free_bytes)
+    assert epochs_of(URL, 4, local_dir=tmp_path, local_bytes="1GB") == epochs_of(cache_url, 4)
     assert "is full: the stage there goes on with" in caplog.text
     assert copies(tmp_path)
     assert not list(tmp_path.glob("*/*.part"))
@@ -246,9 +246,9 @@ def test_a_stage_on_a_full_disk_gives_every_sample(server, cache_url, tmp_path, 
 def test_close_leaves_no_thread_and_no_part_and_may_be_followed_by_an_epoch(server, cache_url, tmp_path):
     server.configure(latency_ms=30)
     try:
-        loader = make(URL, stage_dir=tmp_path)
+        loader = make(URL, local_dir=tmp_path)
         next(iter(loader))
-        assert any(name.startswith("tpufeed-stage") for name in loader_threads())
+        assert any(name.startswith("tpufeed-copies") for name in loader_threads())
         loader.close()
     finally:
         server.configure(latency_ms=0)

@@ -157,20 +157,20 @@ def test_staged_percent_is_that_of_remote_datasets(cache_url, tmp_path, monkeypa
         for path in Path(cache_url).rglob("*"):
             if path.is_file():
                 server.put("bucket", f"cache/{path.relative_to(cache_url)}", path.read_bytes())
-        for stage_bytes in (0, "1GB"):
-            given = {"stage_bytes": stage_bytes, "stage_dir": tmp_path, "processes": 0}
+        for local_bytes in (0, "1GB"):
+            given = {"local_bytes": local_bytes, "local_dir": tmp_path, "processes": 0}
             with tpufeed.Loader("gs://bucket/cache", batch_size=7, **given) as loader:
                 logger = tpufeed.MetricsLogger(loader, lambda *_: None, every_steps=1000)
                 for _ in range(4):
                     for _batch in loader:
                         logger.step()
                 requested = loader.stats().requested_records
-                found.append((requested, logger.report()["tpufeed/staged_percent"]))
-    (all_requested, none_staged), (few_requested, staged) = found
+                found.append((requested, logger.report()["tpufeed/local_percent"]))
+    (all_requested, none_copied), (few_requested, copied) = found
     assert all_requested == 4 * 70
-    assert none_staged < 10  # those of batches that were prepared ahead of the first report count before it
+    assert none_copied < 10  # those of batches that were prepared ahead of the first report count before it
     assert few_requested <= 140
-    assert staged > 45
+    assert copied > 45
 
 
 def test_prometheus_reads_counters_and_the_dashboard_has_their_names(cache_url):

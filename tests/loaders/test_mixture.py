@@ -590,15 +590,15 @@ def test_remote_sources_share_one_stage(server, urls, mixture, tmp_path, process
     remote = Mixture({f"gs://bucket/{number}": weight for number, weight in enumerate((6, 3, 1))})
     local = epoch_of(mixture, epochs=2)
     server.clear_log()
-    with make(remote, stage_dir=tmp_path, processes=processes) as loader:
+    with make(remote, local_dir=tmp_path, processes=processes) as loader:
         found = [rows_of(loader), rows_of(loader)]
         # Two epochs may end before the first shard is whole. It comes for as long as the loader is open.
         wait_until(lambda: any(tmp_path.rglob("*.shard")))
     assert found == local
     server.clear_log()
-    with make(remote, stage_dir=tmp_path, processes=0) as loader:
+    with make(remote, local_dir=tmp_path, processes=0) as loader:
         assert rows_of(loader) == local[0]
-        fetching = [thread for thread in threading.enumerate() if thread.name.startswith("tpufeed-stage")]
+        fetching = [thread for thread in threading.enumerate() if thread.name.startswith("tpufeed-copies")]
     assert len(fetching) == 17, "as many as for one source"
 
 
@@ -607,7 +607,7 @@ def test_sources_that_are_rarely_due_are_read_by_ranges(server, urls, tmp_path):
     shards = tpufeed.open_dataset(urls[0]).split("train").variants[0].shards
     budget = sum(shard.bytes for shard in shards) + 2000
     server.clear_log()
-    with make(remote, stage_dir=tmp_path, stage_bytes=budget) as loader:
+    with make(remote, local_dir=tmp_path, local_bytes=budget) as loader:
         rows = rows_of(loader) + rows_of(loader)
     assert {source for _, source, *_ in rows} == {0, 1}
     whole = {
@@ -637,7 +637,7 @@ def test_a_rank_reads_its_share_of_the_shards_of_each_source(tmp_path):
             remote[f"gs://bucket/{number}"] = (0.6, 0.4)[number]
         mixed = Mixture(remote)
         server.clear_log()
-        options = {"columns": ["sample"], "ops": None, "lanes": 16, "stage_bytes": 0, "batch_size": 4}
+        options = {"columns": ["sample"], "ops": None, "lanes": 16, "local_bytes": 0, "batch_size": 4}
         with make(mixed, world=(3, 8), **options) as loader:
             list(loader)
         touched = {record.name for record in server.requests(operation="read", name="*.tfrecord")}

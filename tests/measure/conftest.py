@@ -68,6 +68,6 @@ def copy(dataset_url, tmp_path):
 def quiet_host(monkeypatch, tmp_path):
     """No TPU, no worker processes unless a test wants them, and copies of shards in a folder of the test's own."""
     monkeypatch.setenv("TPUFEED_PROCESSES", "0")
-    monkeypatch.setenv("TPUFEED_STAGE_DIR", str(tmp_path / "copies"))
+    monkeypatch.setenv("TPUFEED_LOCAL_DIR", str(tmp_path / "copies"))
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.setattr(stages, "_DEVICES", ("/nonexistent/accel*",))

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 
 Offsets = npt.NDArray[np.uint64]
@@ -54,11 +54,11 @@ class Index:
     """Offsets of a variant's records. Thread-safe."""
 
     def __init__(
-        self, store: Store, variant: Variant, reader: SpanReader | None = None, stage: ShardStage | None = None
+        self, store: Store, variant: Variant, reader: SpanReader | None = None, copies: LocalCopies | None = None
     ) -> None:
         self._store = store
         self._reader = reader
-        self._stage = stage
+        self._copies = copies
         self._variant = variant
         self._where = f"{store.url}/{variant.index.name}"
         self._starts = variant.index_starts
@@ -111,16 +111,16 @@ class Index:
                 if not tries_left:
                     raise
 
-    def to_stage(self) -> RemoteShard:
+    def to_copy(self) -> RemoteShard:
         """Return the file as a stage knows it."""
         index = self._variant.index
         return RemoteShard(index.name, index.bytes, index.crc32c, self._store.url)
 
     def evict_damaged(self) -> bool:
-        """Evict a damaged staged copy, see `ShardStage.evict_damaged`; return False if no staged copy is in use."""
+        """Evict a damaged staged copy, see `LocalCopies.evict_damaged`; return False if no staged copy is in use."""
         with self._lock:
             mapped = self._mapped
-            if mapped is None or self._stage is None or not self._stage.evict_damaged(self.to_stage(), mapped):
+            if mapped is None or self._copies is None or not self._copies.evict_damaged(self.to_copy(), mapped):
                 return False
             self._mapped = None
             return True
@@ -134,9 +134,9 @@ class Index:
         """Return the whole file, if it is on this machine."""
         path = self._store.local_path(self._variant.index.name)
         if path is None:
-            if self._stage is not None:
+            if self._copies is not None:
                 with suppress(ShardError):  # it is damaged at its source: the parts that are read will tell
-                    return self._stage.open(self.to_stage())
+                    return self._copies.open(self.to_copy())
             return None
         advice = f"Run: tpufeed verify {self._store.url}"
         try:

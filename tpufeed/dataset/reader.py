@@ -23,8 +23,8 @@ from tpufeed.errors import (
 )
 from tpufeed.images.header import format_of_name
 from tpufeed.options import checked
+from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.local import is_file
-from tpufeed.storage.stage import ShardStage
 from tpufeed.storage.store import Store, open_store
 from tpufeed.tfrecord.example import Feature, decode_example
 
@@ -135,7 +135,7 @@ class Dataset:
         self,
         split: str,
         variant: int = 0,
-        stage: ShardStage | None = None,
+        copies: LocalCopies | None = None,
         open_shards: int | None = None,
         threads: ThreadPoolExecutor | None = None,
     ) -> Reader:
@@ -148,7 +148,7 @@ class Dataset:
         if not 0 <= variant < len(variants):
             raise OptionError(f"{self.url}: split {split!r} has {len(variants)} variants, so none of number {variant}")
         parts = (self.manifest, variants[variant], self.shards, self.store, self.check_current)
-        return Reader(*parts, stage=stage, open_shards=open_shards, threads=threads)
+        return Reader(*parts, copies=copies, open_shards=open_shards, threads=threads)
 
     def iter_examples(self, split: str, variant: int = 0) -> Iterator[dict[str, Feature]]:
         """Yield the features of every sample of a split, in the order of the shards."""

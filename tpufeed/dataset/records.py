@@ -15,10 +15,10 @@ from tpufeed.dataset.index import Index, Offsets
 from tpufeed.dataset.manifest import Manifest, Shard, Variant
 from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, RecordError, ShardError, StoreError
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.local import map_file
 from tpufeed.storage.reading import SpanReader
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import Span, Store
 from tpufeed.tfrecord.framing import decode_records
 from tpufeed.tfrecord.layout import FixedLayout
@@ -62,7 +62,7 @@ class Reader:
         index_store: Store,
         check_current: Callable[[], None],
         *,
-        stage: ShardStage | None = None,
+        copies: LocalCopies | None = None,
         open_shards: int | None = None,
         threads: ThreadPoolExecutor | None = None,
     ) -> None:
@@ -80,11 +80,11 @@ class Reader:
         self._spans = SpanReader(threads) if is_remote or index_store.local_path("x") is None else None
         self._remote = RemoteShards(shards, self._shards, self._spans) if is_remote and self._spans else None
         # The stage has copies from the store of the shards alone.
-        self._index = Index(index_store, variant, self._spans, stage if index_store.url == shards.url else None)
-        self._stage = stage
+        self._index = Index(index_store, variant, self._spans, copies if index_store.url == shards.url else None)
+        self._copies = copies
         wanted, allowed = open_shards or OPEN_SHARDS, _MOST_MAPPED
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if stage is not None and descriptors != resource.RLIM_INFINITY:
+        if copies is not None and descriptors != resource.RLIM_INFINITY:
             # Each open shard of the stage holds a descriptor; a quarter of those of the process may be spent so.
             allowed = max(OPEN_SHARDS, min(descriptors // 4, _MOST_MAPPED))
         self._most_open = min(wanted, allowed)
@@ -143,8 +143,8 @@ class Reader:
                 if self._remote is None:
                     raise
                 # The staged copy of its shard, or of the index, may be damaged: that is no failed try of the network.
-                view, staged = spans[damaged][0], self.to_stage(places[damaged][0])
-                is_evicted = view is not None and self._stage is not None and self._stage.evict_damaged(staged, view)
+                view, copied = spans[damaged][0], self.to_copy(places[damaged][0])
+                is_evicted = view is not None and self._copies is not None and self._copies.evict_damaged(copied, view)
                 if not is_evicted and not self._index.evict_damaged():
                     tries_left -= 1
                     if not tries_left:
@@ -179,21 +179,21 @@ class Reader:
                 yield from ahead.result()
 
     def due(self, shards: Iterable[int]) -> Iterator[RemoteShard]:
-        """Yield these shards and the index for `ShardStage.fetch`, unless they are local files.
+        """Yield these shards and the index for `LocalCopies.fetch`, unless they are local files.
 
         The index is left out if a host of many reads so few of the shards that most of the index would be for others:
         its parts are then read by ranges, one request per shard that is opened.
         """
         if self._remote is None:
             return
-        staged = list(map(self.to_stage, shards))
-        yield from staged
-        index, due_bytes = self._index.to_stage(), sum(shard.size_bytes for shard in staged)
+        copied = list(map(self.to_copy, shards))
+        yield from copied
+        index, due_bytes = self._index.to_copy(), sum(shard.size_bytes for shard in copied)
         others_bytes = index.size_bytes * (1 - due_bytes / max(1, sum(shard.bytes for shard in self._shards)))
-        if self._index_store.url == self._store.url and (not staged or others_bytes <= _INDEX_FOR_OTHERS * due_bytes):
+        if self._index_store.url == self._store.url and (not copied or others_bytes <= _INDEX_FOR_OTHERS * due_bytes):
             yield index
 
-    def to_stage(self, shard: int) -> RemoteShard:
+    def to_copy(self, shard: int) -> RemoteShard:
         """Return a shard as a stage knows it."""
         entry = self._shards[shard]
         return RemoteShard(entry.name, entry.bytes, entry.crc32c, self._store.url)
@@ -230,7 +230,7 @@ class Reader:
                 self._check_current()  # only now: what is mapped stays the file that it is
                 offsets = self._index.offsets(new)
                 opened.update(zip(new, map(_OpenShard, views, offsets), strict=True))
-            if self._stage is not None:
+            if self._copies is not None:
                 for shard in shards.difference(new):
                     if opened[shard].view is None and (view := self._view(shard)) is not None:
                         opened[shard] = _OpenShard(view, opened[shard].offsets)
@@ -251,7 +251,7 @@ class Reader:
         if self._remote is not None:
             # A shard that is damaged at its source cannot be staged: reading by ranges finds the record.
             with suppress(ShardError):
-                return None if self._stage is None else self._stage.open(self.to_stage(shard))
+                return None if self._copies is None else self._copies.open(self.to_copy(shard))
             return None
         path = self._store.local_path(entry.name)
         if path is None:

@@ -27,16 +27,16 @@ from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.reading import AT_ONCE
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import RemoteShard
 from tpufeed.storage.store import url_scheme
 
 _logger = logging.getLogger(__name__)
 
 CLOSED = "the loader was closed, or its last batch failed; iterate it again for the next epoch, or load a state"
 CLOSED_MEANWHILE = "the loader was closed while a batch was waited for"
-_FEWEST_STAGED = 32  # shards that may be open
+_FEWEST_COPIED = 32  # shards that may be open
 _MOST_OPEN = 4096  # of all sources of a mixture together
 _ENVIRONMENT = "TPUFEED_PROCESSES"
 # Threads of one process meet at the GIL; processes cost memory: 8 MB each, 16 if they read from object storage.
@@ -95,12 +95,12 @@ class ThreadExecutor:
         self._requests = ThreadPoolExecutor(AT_ONCE, "tpufeed-read") if len(sources) > 1 else None
         self._newest = [0] * len(sources)  # epoch that each source has come to in the batches taken
         self._remote = {number: each.dataset for number, each in enumerate(sources) if each.dataset.is_remote}
-        self._stage = make_stage([*self._remote.values()], config.options) if self._remote else None
-        self._staged = frozenset[int]()
-        if self._stage is not None:
-            self._staged = pick_staged(sources, config.shares, config.lanes, self._stage.budget_bytes)
+        self._copies = make_copies([*self._remote.values()], config.options) if self._remote else None
+        self._copied = frozenset[int]()
+        if self._copies is not None:
+            self._copied = pick_copied(sources, config.shares, config.lanes, self._copies.budget_bytes)
         # Twice the lanes: for each lane the shard that is read now, and the one that batches ahead have come to.
-        wanted = max(OPEN_SHARDS if self._stage is None else _FEWEST_STAGED, 2 * config.lanes)
+        wanted = max(OPEN_SHARDS if self._copies is None else _FEWEST_COPIED, 2 * config.lanes)
         self._open_shards = wanted if len(sources) == 1 else max(1, min(wanted, _MOST_OPEN // len(sources)))
         self._name = f"tpufeed-decode-{id(self):x}"
         self._threads = ThreadPoolExecutor(config.threads, self._name)
@@ -133,12 +133,12 @@ class ThreadExecutor:
 
     def fetch(self, due: DueShards) -> None:
         """Have these shards staged. Returns at once."""
-        if self._stage is not None:
+        if self._copies is not None:
             shards = dict[RemoteShard, None]()
             for source, variant, numbers in due:
-                if source in self._staged:
+                if source in self._copied:
                     shards |= dict.fromkeys(self._open_reader(source, variant)[1].due(numbers))
-            self._stage.fetch(shards)
+            self._copies.fetch(shards)
 
     def close(self, wait: bool = True) -> None:
         """Stop; batches in work fail. `wait=False` does not wait for threads, as one may hang."""
@@ -150,8 +150,8 @@ class ThreadExecutor:
             reader.release()
         if self._requests is not None:
             self._requests.shutdown(wait=wait, cancel_futures=True)
-        if self._stage is not None:
-            self._stage.close()
+        if self._copies is not None:
+            self._copies.close()
 
     def _open_reader(self, number: int, epoch: int) -> tuple[int, Reader]:
         """Return the variant that an epoch of a source reads, and its reader."""
@@ -159,7 +159,7 @@ class ThreadExecutor:
         if (number, variant) not in self._readers:
             source = self._sources[number]
             self._readers[number, variant] = source.dataset.reader(
-                source.split, variant, self._stage, self._open_shards, self._requests
+                source.split, variant, self._copies, self._open_shards, self._requests
             )
         return variant, self._readers[number, variant]
 
@@ -178,17 +178,17 @@ class ThreadExecutor:
                 reader.release()
 
 
-def make_stage(remote: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> ShardStage | None:
-    """Return the stage that remote datasets share; None if the options want none. `connections` as in `ShardStage`."""
-    folder, budget = options.stage_dir, options.stage_bytes
+def make_copies(remote: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> LocalCopies | None:
+    """Return the stage that remote datasets share; None if the options want none. `connections` as in `LocalCopies`."""
+    folder, budget = options.local_dir, options.local_bytes
     if budget == 0:
         return None
     parent, budget_bytes = None if folder is None else Path(folder), None if budget is None else int(budget)
     stores = {dataset.shards.url: dataset.shards for dataset in remote}
-    return ShardStage(remote[0].shards, parent, budget_bytes, connections, others=stores)
+    return LocalCopies(remote[0].shards, parent, budget_bytes, connections, others=stores)
 
 
-def pick_staged(
+def pick_copied(
     sources: Sequence[SampleSource], shares: Sequence[float], lanes: int, budget_bytes: int
 ) -> frozenset[int]:
     """Return the sources of a mixture whose shards are fetched whole; records of the others come by ranges.

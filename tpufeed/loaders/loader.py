@@ -154,9 +154,9 @@ class Loader(Feed, Iterated):
         numa: on a host with several NUMA nodes "auto" keeps each worker process, and the memory of its batches, to one
             node: of all nodes, or if the host has several ranks, of the nodes of this rank's TPU chips. "off" leaves
             that to the system.
-        stage_dir: folder for verified copies of remote shards, shared by all processes of this host; by default the
-            environment variable TPUFEED_STAGE_DIR, else /dev/shm if it has room, else the user's cache folder.
-        stage_bytes: size of all copies there, as "64GB" or a number; by default half of the free space. 0 reads remote
+        local_dir: folder for verified copies of remote shards, shared by all processes of this host; by default the
+            environment variable TPUFEED_LOCAL_DIR, else /dev/shm if it has room, else the user's cache folder.
+        local_bytes: size of all copies there, as "64GB" or a number; by default half of the free space. 0 reads remote
             records by ranges only. A dataset that fits is read from the store in its first epoch only.
         pad: static lengths of columns with lists of several lengths, like {"boxes": 64}; by default the longest of the
             dataset. `<name>_length`, int32 (batch,), is the next column. docs/samples.md shows every kind of column.
@@ -203,8 +203,8 @@ class Loader(Feed, Iterated):
         max_bad_records: int = 0,
         timeout_seconds: float = 600.0,
         numa: Numa = "auto",
-        stage_dir: str | Path | None = None,
-        stage_bytes: str | int | None = None,
+        local_dir: str | Path | None = None,
+        local_bytes: str | int | None = None,
         pad: Mapping[str, int] | None = None,
         truncate: bool | Sequence[str] = False,
         fill: Mapping[str, float | str] | None = None,
@@ -223,7 +223,7 @@ class Loader(Feed, Iterated):
         datasets = [source.dataset for source in self._sampler.sources]
         self._workers = plan_workers(datasets, options)
         self._executor: Executor | None = None
-        self._is_staged = options.stage_bytes != 0 and any(dataset.is_remote for dataset in datasets)
+        self._copies_shards = options.local_bytes != 0 and any(dataset.is_remote for dataset in datasets)
         self._make_decoder(self._sampler.sources)
         if self.columns.fields:
             warn_of_flips(self._decoder.decoders)
@@ -703,7 +703,7 @@ class Loader(Feed, Iterated):
             sources, nodes = self._sampler.sources, self._workers.nodes
             config = WorkerConfig(self._sampler.shares, self.options, threads, lanes, pool.file)
             if processes:
-                self._executor = ProcessExecutor(sources, config, processes, pool, self._is_staged, nodes)
+                self._executor = ProcessExecutor(sources, config, processes, pool, self._copies_shards, nodes)
             else:
                 self._executor = ThreadExecutor(sources, config, self._decoder, pool)
         except TimeoutError as error:
@@ -792,7 +792,7 @@ class EpochIterator(Iterator[Batch]):
         try:
             # Until shards are staged each record is a request: only a few batches at first.
             ahead = loader._prefetch
-            if loader._is_staged:
+            if loader._copies_shards:
                 ahead = min(ahead, _FIRST_AHEAD + 2 * prefetch.returned)
             room = prefetch.submit(ahead + 1)
             if room > 0 and loader._next == (prefetch.cursor.epoch + 1, 0):
@@ -817,7 +817,7 @@ class EpochIterator(Iterator[Batch]):
             raise
         prefetch.returned += 1
         prefetch.left -= 1
-        if loader._is_staged and prefetch.returned % prefetch.cursor.due_every == 1 % prefetch.cursor.due_every:
+        if loader._copies_shards and prefetch.returned % prefetch.cursor.due_every == 1 % prefetch.cursor.due_every:
             # Not earlier: whole shards would take the network from the records of the first batch.
             prefetch.executor.fetch(prefetch.cursor.due_shards(prefetch.returned - 1))
         packaged: Batch = self._form.package(batch.arrays)

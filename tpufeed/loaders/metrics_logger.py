@@ -41,7 +41,7 @@ class MetricsLogger:
     - `wait_ms`: milliseconds that a step waited for its batch;
     - `idle_percent`: share of the time in which the training loop waited for batches;
     - `read_mb_per_second`: megabytes of records read per second;
-    - `staged_percent`: share of the records that came from the stage, and not by requests of their own; for remote
+    - `local_percent`: share of the records that came from the stage, and not by requests of their own; for remote
       datasets only;
     - `bad_records`: different damaged records that were skipped since the loader was made.
 
@@ -259,7 +259,7 @@ class MetricsLogger:
         found["bad_records"] = now.host.bad_records
         if samples and self._host is not None and any(source.dataset.is_remote for source in self._host.sources):
             requested = now.host.requested_records - last.host.requested_records
-            found["staged_percent"] = max(0.0, 100 * (1 - requested / samples))
+            found["local_percent"] = max(0.0, 100 * (1 - requested / samples))
         return found
 
 

@@ -34,8 +34,8 @@ class LoaderOptions:
     max_bad_records: Number = 0
     timeout_seconds: Annotated[float, above(0)] = 600.0
     numa: Numa = "auto"
-    stage_dir: str | Path | None = None
-    stage_bytes: str | int | None = None
+    local_dir: str | Path | None = None
+    local_bytes: str | int | None = None
     pad: Mapping[str, int] | None = None
     truncate: bool | Names = False
     fill: Mapping[str, float | str] | None = None
@@ -45,8 +45,8 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.stage_bytes is not None and self.stage_bytes != 0:
-            object.__setattr__(self, "stage_bytes", parse_size(self.stage_bytes))
+        if self.local_bytes is not None and self.local_bytes != 0:
+            object.__setattr__(self, "local_bytes", parse_size(self.local_bytes))
         if self.columns is not None and not len(self.columns):
             raise OptionError("columns is empty; give names like ('image', 'label'), or None for a dict")
         for name, value in (self.pad or {}).items():

@@ -18,12 +18,12 @@ from tpufeed.dataset.records import Reader
 from tpufeed.errors import OptionError, ShardError, mask_secrets
 from tpufeed.loaders.batch import Decoder, warn_of_flips
 from tpufeed.loaders.columns import SAMPLE
-from tpufeed.loaders.executor import make_stage
+from tpufeed.loaders.executor import make_copies
 from tpufeed.loaders.feed import DatasetLike
 from tpufeed.loaders.mixture import Mixture, SampleSource
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import RemoteShard
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.store import open_store
 
 _logger = logging.getLogger(__name__)
@@ -170,17 +170,17 @@ class SplitSamples:
 
     def _open(self, variant: int) -> Reader:
         """Open the reader of a variant; the others let go of what they hold in the stage."""
-        stage, most_open = None, len(self._starts)  # to open one again costs as much as reading twenty raw records
+        copies, most_open = None, len(self._starts)  # to open one again costs as much as reading twenty raw records
         if self.dataset.is_remote:
             for reader in self._readers.values():
                 reader.release()
             if self._admission is None:
-                made = make_stage([self.dataset], self._options, max(2, _CONNECTIONS // self._workers))
+                made = make_copies([self.dataset], self._options, max(2, _CONNECTIONS // self._workers))
                 where = f"{self.dataset.url}, split {self._split!r}"
                 self._admission = None if made is None else ShardAdmission(made, self._variants, where)
             if self._admission is not None:
-                stage, most_open = self._admission.stage, self._admission.most_open
-        found = self._readers[variant] = self.dataset.reader(self._split, variant, stage, most_open)
+                copies, most_open = self._admission.copies, self._admission.most_open
+        found = self._readers[variant] = self.dataset.reader(self._split, variant, copies, most_open)
         return found
 
 
@@ -198,8 +198,8 @@ class ShardAdmission:
         where: name of the split in the warning.
     """
 
-    def __init__(self, stage: ShardStage, variants: Sequence[Variant], where: str) -> None:
-        self.stage, self._variants, self._where = stage, variants, where
+    def __init__(self, copies: LocalCopies, variants: Sequence[Variant], where: str) -> None:
+        self.copies, self._variants, self._where = copies, variants, where
         self._total_bytes = max(sum(shard.bytes for shard in variant.shards) for variant in variants)
         self._mean_bytes = max(1, self._total_bytes // max(1, len(variants[0].shards)))
         self._variant = self._touches = 0
@@ -210,12 +210,12 @@ class ShardAdmission:
     @property
     def most_open(self) -> int:
         """Number of shards that a reader may keep open: open ones cannot make room for others."""
-        held = len(self._variants[0].shards) if self._fits else self.stage.budget_bytes // self._mean_bytes // 2
+        held = len(self._variants[0].shards) if self._fits else self.copies.budget_bytes // self._mean_bytes // 2
         return max(_FEWEST_OPEN, held)
 
     @property
     def _fits(self) -> bool:  # no longer, if the stage finds its disk full
-        return self._total_bytes <= self.stage.budget_bytes
+        return self._total_bytes <= self.copies.budget_bytes
 
     def touch(self, reader: Reader, variant: int, numbers: Iterable[int]) -> None:
         """Note that `reader` has read records of these shards of a variant; each shard is named once per record."""
@@ -226,11 +226,11 @@ class ShardAdmission:
             self._touches += 1
             missing = dict[RemoteShard, int]()
             for number, records in Counter(numbers).items():
-                entry, shard = self._variants[variant].shards[number], reader.to_stage(number)
-                staged = False
+                entry, shard = self._variants[variant].shards[number], reader.to_copy(number)
+                copied = False
                 with suppress(ShardError):  # a shard that is damaged at its source never will be
-                    staged = self.stage.open(shard) is not None
-                if staged:
+                    copied = self.copies.open(shard) is not None
+                if copied:
                     self._wanted.pop(shard, None)
                     self._served += records
                     self._served_bytes += records * entry.bytes // max(1, entry.records)
@@ -244,13 +244,13 @@ class ShardAdmission:
                 self._warned = True
                 shards, read = self._variants[variant].shards, self._served + self._refused
                 requests = sum(shard.records for shard in shards) * self._refused // read
-                budget, total = self.stage.budget_bytes, self._total_bytes
+                budget, total = self.copies.budget_bytes, self._total_bytes
                 _logger.warning(
                     f"{mask_secrets(self._where)}: its samples are asked for in an order that the stage cannot follow. "
                     f"{self._refused} of {read} came by requests of their own, as the stage holds "
                     f"{100 * budget // max(1, total)} % of the shards ({budget:,} of {total:,} bytes); so an epoch "
                     f"takes about {requests:,} requests, where {len(shards):,} shards could be fetched whole. Give the "
-                    f"DataLoader sampler=tpufeed.LaneSampler(dataset), or stage_bytes of {total:,} or more"
+                    f"DataLoader sampler=tpufeed.LaneSampler(dataset), or local_bytes of {total:,} or more"
                 )
 
     def _ask(self, reader: Reader, missing: dict[RemoteShard, int]) -> None:
@@ -261,7 +261,7 @@ class ShardAdmission:
             fresh = self._touches - _STALE_TOUCHES
             self._wanted = {shard: touched for shard, touched in self._wanted.items() if touched > fresh}
             # Copies that other processes have fetched cost nothing.
-            statistics = self.stage.statistics()
+            statistics = self.copies.statistics()
             first = min(_FIRST_SHARDS * self._mean_bytes, max(self._mean_bytes, statistics.budget_bytes // 2))
             asked = sum(shard.size_bytes for shard in self._wanted)
             credit = first + 2 * self._served_bytes - statistics.bytes_fetched - asked
@@ -273,4 +273,4 @@ class ShardAdmission:
                 self._refused += records
         if self._wanted.keys() != before:
             # The index first: without it each shard that is opened costs one more request.
-            self.stage.fetch([*reader.due(()), *self._wanted])
+            self.copies.fetch([*reader.due(()), *self._wanted])

@@ -97,7 +97,7 @@ class ProcessExecutor:
         config: how each worker decodes batches.
         processes: number of processes that decode.
         pool: shared memory for the pixels; the executor closes it.
-        is_staged: True to have one more process stage remote shards.
+        copies_shards: True to have one more process stage remote shards.
         nodes: the NUMA node of each process that decodes; empty if they may run on all nodes.
     """
 
@@ -107,7 +107,7 @@ class ProcessExecutor:
         config: WorkerConfig,
         processes: int,
         pool: BufferPool,
-        is_staged: bool,
+        copies_shards: bool,
         nodes: Sequence[Node] = (),
     ) -> None:
         self._closed, self._owner, self._pool = False, os.getpid(), pool
@@ -123,7 +123,7 @@ class ProcessExecutor:
         placed: list[Node | None] = [*nodes] or [None] * processes
         try:
             children.append(server := _start_server(sources, config))
-            for node in placed + [None] * is_staged:
+            for node in placed + [None] * copies_shards:
                 worker = _Worker(server, config, node)
                 children.append(worker)
                 self._workers.append(worker)

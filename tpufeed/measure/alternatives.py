@@ -29,7 +29,7 @@ from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
 from tpufeed.processes.limits import available_cores
-from tpufeed.storage.stage_folder import free_bytes
+from tpufeed.storage.copies_folder import free_bytes
 
 SAMPLE_SPLIT = "train"
 

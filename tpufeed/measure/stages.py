@@ -22,7 +22,7 @@ from tpufeed.measure.machine import memory_bytes
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Storage
 from tpufeed.measure.results import Stage
 from tpufeed.measure.wording import number_of
-from tpufeed.storage.stage_folder import find_folder, free_bytes
+from tpufeed.storage.copies_folder import find_folder, free_bytes
 
 _CONNECTIONS = {True: 16, False: 4}  # to a remote store as many as loaders use, or threads that read local files
 _PIECES_A_CONNECTION = 4

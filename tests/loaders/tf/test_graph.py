@@ -248,7 +248,7 @@ def test_options_that_do_not_fit(cache_url):
         OptionError, match=r"memory://direct: TensorFlow itself opens file://, gs://.*leave direct=True"
     ):
         tpufeed.Loader("memory://direct", batch_size=5).to_tf(direct=True)
-    for name, value in {"stage_bytes": "1GB", "max_bad_records": 1, "processes": 2, "timeout_seconds": 5.0}.items():
+    for name, value in {"local_bytes": "1GB", "max_bad_records": 1, "processes": 2, "timeout_seconds": 5.0}.items():
         with pytest.raises(OptionError, match=f"direct=True reads and decodes in TensorFlow, which has no {name}"):
             tpufeed.Loader(cache_url, batch_size=5, **{name: value}).to_tf(direct=True)
     with pytest.raises(OptionError, match="70 samples"):

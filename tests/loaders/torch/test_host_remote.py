@@ -14,14 +14,14 @@ from crc32c import crc32c
 from torch.utils.data import DataLoader, DistributedSampler
 
 import tpufeed
-from tests.stages import wait_staged
+from tests.local_copies import wait_copied
 from tpufeed import cache
 from tpufeed.dataset.manifest import IndexFile, Shard, Variant
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.errors import ObjectChangedError
 from tpufeed.loaders.random_access import ShardAdmission
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import RemoteShard
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.store import open_store
 
 _numbers = itertools.count()
@@ -73,7 +73,7 @@ def read(dataset, pixels, epochs, sampler, **options):
 
 
 def stage_of(dataset):
-    return dataset._samples.open()._admission.stage
+    return dataset._samples.open()._admission.copies
 
 
 def random_order(dataset):
@@ -83,7 +83,7 @@ def random_order(dataset):
 make = functools.partial(tpufeed.TFRecordImages, columns=["image", "sample"])
 
 
-def wait_until_staged(dataset, folder, count, seconds=20):
+def wait_until_copied(dataset, folder, count, seconds=20):
     """What is fetched may come after the epoch that has asked for it."""
     done, left = threading.Event(), int(seconds / 0.01)
     while len(list(Path(folder).glob("*/*.shard"))) < count and left:
@@ -96,9 +96,9 @@ def wait_until_staged(dataset, folder, count, seconds=20):
 
 
 def test_a_random_order_over_what_fits_is_remote_for_one_epoch(bucket, pixels, tmp_path, caplog):
-    dataset = make(bucket(), stage_dir=tmp_path)
+    dataset = make(bucket(), local_dir=tmp_path)
     read(dataset, pixels, [0], random_order(dataset))
-    wait_until_staged(dataset, tmp_path, SHARDS + 1)  # and the index
+    wait_until_copied(dataset, tmp_path, SHARDS + 1)  # and the index
     read(dataset, pixels, [1], random_order(dataset))
     misses = stage_of(dataset).statistics().misses
     read(dataset, pixels, range(2, 8), random_order(dataset))
@@ -112,7 +112,7 @@ def test_samples_over_what_does_not_fit(bucket, pixels, order, tmp_path):
     """There is room for nine shards, for two, for one, and for none."""
     url = bucket()
     for budget in ("44KB", "11KB", "5KB", "1KB"):
-        dataset = make(url, stage_dir=tmp_path / budget, stage_bytes=budget)
+        dataset = make(url, local_dir=tmp_path / budget, local_bytes=budget)
         sampler = random_order(dataset) if order == "random" else tpufeed.LaneSampler(dataset, lanes=2)
         read(dataset, pixels, range(4), sampler)
 
@@ -128,27 +128,27 @@ class Walk:
         shards = tuple(Shard(f"{i}", len(data), crc32c(data), self.RECORDS) for i in range(self.SHARDS))
         for shard in shards:
             store.put(shard.name, data)
-        self.staged = [RemoteShard(shard.name, shard.bytes, shard.crc32c) for shard in shards]
-        self.stage = ShardStage(store, tmp_path, self.ROOM * len(data), connections=2)
-        self.touched = ShardAdmission(self.stage, [Variant(shards, IndexFile("", 0, 0))], "here")
+        self.copied = [RemoteShard(shard.name, shard.bytes, shard.crc32c) for shard in shards]
+        self.copies = LocalCopies(store, tmp_path, self.ROOM * len(data), connections=2)
+        self.touched = ShardAdmission(self.copies, [Variant(shards, IndexFile("", 0, 0))], "here")
 
     def read(self, samples):
         """How many of `samples` are read from copies, how many by ranges; and the shards that are fetched."""
-        before = self.stage.statistics().shards_fetched
+        before = self.copies.statistics().shards_fetched
         counts = self.touched._served, self.touched._refused
-        reader = SimpleNamespace(due=lambda _: (), to_stage=self.staged.__getitem__)
+        reader = SimpleNamespace(due=lambda _: (), to_copy=self.copied.__getitem__)
         for start in range(0, len(samples), 50):
             self.touched.touch(reader, 0, [sample // self.RECORDS for sample in samples[start : start + 50]])
             for shard in self.touched._wanted:
-                wait_staged(self.stage, shard, 20)
+                wait_copied(self.copies, shard, 20)
         served, refused = self.touched._served - counts[0], self.touched._refused - counts[1]
-        return served, refused, self.stage.statistics().shards_fetched - before
+        return served, refused, self.copies.statistics().shards_fetched - before
 
 
 @pytest.fixture
 def walk(tmp_path):
     made = Walk(tmp_path)
-    with made.stage:
+    with made.copies:
         yield made
 
 
@@ -174,11 +174,11 @@ def test_a_random_order_does_not_thrash(walk, caplog):
     assert warning.startswith("here: its samples are asked for in an order that the stage cannot follow. ")
     assert "as the stage holds 60 % of the shards (12,000 of 20,000 bytes)" in warning
     assert "requests, where 40 shards could be fetched whole" in warning
-    assert "sampler=tpufeed.LaneSampler(dataset), or stage_bytes of 20,000 or more" in warning
+    assert "sampler=tpufeed.LaneSampler(dataset), or local_bytes of 20,000 or more" in warning
 
 
 def test_without_a_stage_nothing_is_staged(bucket, pixels, tmp_path):
-    dataset = make(bucket(), stage_dir=tmp_path, stage_bytes=0)
+    dataset = make(bucket(), local_dir=tmp_path, local_bytes=0)
     read(dataset, pixels, [0, 1], random_order(dataset))
     assert not list(tmp_path.iterdir())
 
@@ -186,10 +186,10 @@ def test_without_a_stage_nothing_is_staged(bucket, pixels, tmp_path):
 # Processes
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["staged", "ranges"])
-def test_workers_are_forked_after_the_parent_has_read(bucket, pixels, staged, tmp_path):
+@pytest.mark.parametrize("copied", [True, False], ids=["staged", "ranges"])
+def test_workers_are_forked_after_the_parent_has_read(bucket, pixels, copied, tmp_path):
     """The threads and connections that it has read with are not theirs."""
-    dataset = make(bucket(), stage_dir=tmp_path, **({} if staged else {"stage_bytes": 0}))
+    dataset = make(bucket(), local_dir=tmp_path, **({} if copied else {"local_bytes": 0}))
     assert len(dataset.__getitems__(range(0, 70, 5))) == 14
     options = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60}
     read(dataset, pixels, [0, 1], random_order(dataset), **options)

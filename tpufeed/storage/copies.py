@@ -20,14 +20,14 @@ from crc32c import crc32c
 
 from tpufeed.errors import mask_secrets
 from tpufeed.options import Count, checked
-from tpufeed.storage.stage_fetcher import Fetcher, StageStats
-from tpufeed.storage.stage_folder import RemoteShard, StageFolder, copy_key
+from tpufeed.storage.copies_fetcher import CopiesStats, Fetcher
+from tpufeed.storage.copies_folder import CopiesFolder, RemoteShard, copy_key
 from tpufeed.storage.store import Store
 
 _logger = logging.getLogger(__name__)
 
 
-class ShardStage:
+class LocalCopies:
     """Copies of the shards of one or several stores, for one consumer. Thread-safe; a fork continues with a new plan.
 
     Threads start with the first `fetch`.
@@ -55,8 +55,8 @@ class ShardStage:
         others: Mapping[str, Store] | None = None,
     ) -> None:
         self._store = store
-        self._folder = StageFolder(parent, budget_bytes)
-        self._stats = StageStats()
+        self._folder = CopiesFolder(parent, budget_bytes)
+        self._stats = CopiesStats()
         self._make_fetcher = partial(Fetcher, store, others or {}, self._folder, self._stats, connections, range_bytes)
         # Weakly: only views keep a copy in use. When the last one goes its mapping does, and the lock with that.
         self._mapped: weakref.WeakValueDictionary[RemoteShard, mmap.mmap] = weakref.WeakValueDictionary()
@@ -129,7 +129,7 @@ class ShardStage:
             self._fetcher.evicted(shard)
         return True
 
-    def statistics(self) -> StageStats:
+    def statistics(self) -> CopiesStats:
         """Return what this stage has done so far."""
         return replace(
             self._stats,
@@ -175,10 +175,10 @@ class ShardStage:
         return memoryview(mapping)
 
 
-def _after_fork(reference: weakref.ref[ShardStage]) -> None:
+def _after_fork(reference: weakref.ref[LocalCopies]) -> None:
     """Make a forked child's stage usable: the threads are the parent's, and their locks may never be released here."""
-    stage = reference()
-    if stage is not None:
-        stage._fetcher.close_descriptors()
-        stage._finalizer.detach()
-        stage._renew()
+    copies = reference()
+    if copies is not None:
+        copies._fetcher.close_descriptors()
+        copies._finalizer.detach()
+        copies._renew()

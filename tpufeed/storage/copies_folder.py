@@ -30,7 +30,7 @@ from tpufeed.errors import OptionError, url_identity
 from tpufeed.processes.limits import memory_left
 from tpufeed.storage.local import find_mount
 
-STAGE_DIR = "TPUFEED_STAGE_DIR"  # an environment variable: where copies go when no folder is given
+LOCAL_DIR = "TPUFEED_LOCAL_DIR"  # an environment variable: where copies go when no folder is given
 MEMORY = Path("/dev/shm")
 _FORMAT_VERSION = 1
 _LEAST_ROOM_BYTES = 2 << 30  # a default place with less is passed over for the next
@@ -49,7 +49,7 @@ def find_folder(parent: Path | None) -> Path:
         OptionError: it cannot be made, or others may enter it.
     """
     places = _default_places() if parent is None else [parent.absolute()]
-    name = f"tpufeed-stage-{_FORMAT_VERSION}-{os.getuid()}"
+    name = f"tpufeed-copies-{_FORMAT_VERSION}-{os.getuid()}"
     failures: dict[Path, OSError] = {}
     # The first with room; if none has room, from the last on, one that takes any file at all.
     for place, least in [*((each, _LEAST_ROOM_BYTES) for each in places), *((each, 0) for each in reversed(places))]:
@@ -81,7 +81,7 @@ def _make_folder(path: Path) -> None:
 
 def _refusal(path: Path, error: OSError) -> OptionError:
     return OptionError(
-        f"{path}: shards cannot be staged there: {error.strerror}. Give another stage_dir, or stage_bytes=0 to do "
+        f"{path}: shards cannot be staged there: {error.strerror}. Give another local_dir, or local_bytes=0 to do "
         "without"
     )
 
@@ -105,8 +105,8 @@ def free_bytes(folder: Path) -> int:
 
 
 def _default_places() -> list[Path]:
-    if os.environ.get(STAGE_DIR):
-        return [Path(os.environ[STAGE_DIR]).absolute()]
+    if os.environ.get(LOCAL_DIR):
+        return [Path(os.environ[LOCAL_DIR]).absolute()]
     places = [MEMORY]
     # In a container a user may have neither a HOME nor a name, and a read-only root no folder for temporary files.
     with suppress(RuntimeError):
@@ -162,7 +162,7 @@ class _Copy:
         return self.name.partition(".")[0]
 
 
-class StageFolder:
+class CopiesFolder:
     """A folder of local copies. Thread-safe.
 
     Args:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import crc32c
 import pytest
 
-from tests.stages import wait_staged
+from tests.local_copies import wait_copied
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.filesystem import FsspecStore
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import RemoteShard
 
 SIZE = 1000
 PATIENCE = 30
@@ -24,9 +24,9 @@ CHILD = """
 import os, sys, time
 from pathlib import Path
 from tpufeed.storage.filesystem import FsspecStore
-from tpufeed.storage.stage_folder import RemoteShard
-from tpufeed.storage.stage import ShardStage
-from tests.stages import wait_staged
+from tpufeed.storage.copies_folder import RemoteShard
+from tpufeed.storage.copies import LocalCopies
+from tests.local_copies import wait_copied
 
 url, folder, log, shards, budget = sys.argv[1:]
 
@@ -42,11 +42,11 @@ class LoggedStore(FsspecStore):
         return super().read_into(name, start, buffer, version)
 
 shards = [RemoteShard(name, int(size), int(crc)) for name, size, crc in map(str.split, shards.split(","))]
-stage = ShardStage(LoggedStore(url), Path(folder), int(budget), connections=2, range_bytes=300)
+stage = LocalCopies(LoggedStore(url), Path(folder), int(budget), connections=2, range_bytes=300)
 print("ready", flush=True)
 sys.stdin.readline()
 stage.fetch(shards)
-views = [wait_staged(stage, shard, 30) for shard in shards]
+views = [wait_copied(stage, shard, 30) for shard in shards]
 good = [bytes(view) == stage._store.read(shard.name) for view, shard in zip(views, shards)]
 print("read", all(good), stage.statistics().shards_fetched, flush=True)
 sys.stdin.readline()
@@ -67,8 +67,8 @@ class Site:
         self.store.put(name, data)
         return RemoteShard(name, size, crc32c.crc32c(data))
 
-    def stage(self, shards):
-        return ShardStage(self.store, self.parent, shards * SIZE, connections=2, range_bytes=300)
+    def copies(self, shards):
+        return LocalCopies(self.store, self.parent, shards * SIZE, connections=2, range_bytes=300)
 
     def reads(self):
         return self.log.read_text().splitlines()
@@ -96,8 +96,8 @@ def kill(process):
     assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
-def files(stage, suffix):
-    return list(stage.folder.glob(f"*{suffix}"))
+def files(copies, suffix):
+    return list(copies.folder.glob(f"*{suffix}"))
 
 
 def until(condition):
@@ -126,31 +126,31 @@ def test_three_processes_at_once_make_one_download_of_each_shard(site):
 
 def test_what_another_process_looks_at_stays_until_it_dies(site, caplog):
     theirs, mine, another = (site.put(name) for name in ("theirs", "mine", "another"))
-    with site.child([theirs]) as process, site.stage(1) as stage:
+    with site.child([theirs]) as process, site.copies(1) as copies:
         go_on(process)
         assert process.stdout.readline().split()[:2] == ["read", "True"]
-        stage.fetch([mine])
-        assert wait_staged(stage, mine, PATIENCE) is not None
-        assert len(files(stage, ".shard")) == 2
+        copies.fetch([mine])
+        assert wait_copied(copies, mine, PATIENCE) is not None
+        assert len(files(copies, ".shard")) == 2
         assert "in use" in caplog.text
-        assert stage.open(theirs) is not None
+        assert copies.open(theirs) is not None
         kill(process)
-        stage.fetch([another])
-        assert wait_staged(stage, another, PATIENCE) is not None
-        assert len(files(stage, ".shard")) == 1
-        assert stage.open(theirs) is None
+        copies.fetch([another])
+        assert wait_copied(copies, another, PATIENCE) is not None
+        assert len(files(copies, ".shard")) == 1
+        assert copies.open(theirs) is None
 
 
 def test_what_another_process_has_fetched_ahead_stays(site, caplog):
     stuck, first, second, mine = site.put("stuck", 300), site.put("first"), site.put("second"), site.put("mine")
-    with site.child([stuck, first, second]) as process, site.stage(3) as stage:
+    with site.child([stuck, first, second]) as process, site.copies(3) as copies:
         go_on(process)
         assert process.stdout.readline() == "stuck\n"  # so the others are never opened there
-        until(lambda: len(files(stage, ".shard")) == 2)
-        stage.fetch([mine])
-        assert wait_staged(stage, mine, PATIENCE) is not None
-        assert stage.statistics().used_bytes == 300 + 3 * SIZE
-        assert stage.statistics().evictions == 0
+        until(lambda: len(files(copies, ".shard")) == 2)
+        copies.fetch([mine])
+        assert wait_copied(copies, mine, PATIENCE) is not None
+        assert copies.statistics().used_bytes == 300 + 3 * SIZE
+        assert copies.statistics().evictions == 0
         assert "in use" in caplog.text
 
 
@@ -163,10 +163,10 @@ def test_a_killed_download_is_cleaned_up_by_the_next_stage(site):
     (folder,) = site.parent.iterdir()
     (part,) = folder.glob("*.part")
     assert part.stat().st_size == SIZE
-    with site.stage(2) as stage:
-        assert stage.folder == folder
+    with site.copies(2) as copies:
+        assert copies.folder == folder
         assert not part.exists()
-        assert stage.statistics().used_bytes == 0
+        assert copies.statistics().used_bytes == 0
 
 
 def test_a_part_of_a_living_process_is_left_alone_and_taken_over_at_its_death(site):
@@ -174,28 +174,28 @@ def test_a_part_of_a_living_process_is_left_alone_and_taken_over_at_its_death(si
     with site.child([shard]) as process:
         go_on(process)
         assert process.stdout.readline() == "stuck\n"
-        with site.stage(5) as stage:
-            assert len(files(stage, ".part")) == 1
-            stage.fetch([shard, other])
-            assert wait_staged(stage, other, PATIENCE) is not None  # nobody waits for the other process
-            assert stage.open(shard) is None
-            assert len(files(stage, ".part")) == 1
+        with site.copies(5) as copies:
+            assert len(files(copies, ".part")) == 1
+            copies.fetch([shard, other])
+            assert wait_copied(copies, other, PATIENCE) is not None  # nobody waits for the other process
+            assert copies.open(shard) is None
+            assert len(files(copies, ".part")) == 1
             kill(process)
-            view = wait_staged(stage, shard, PATIENCE)
+            view = wait_copied(copies, shard, PATIENCE)
             assert view is not None
             assert bytes(view) == site.store.read("stuck")
-            assert not files(stage, ".part")
+            assert not files(copies, ".part")
 
 
 def test_the_part_of_a_living_process_counts(site):
     stuck, mine = site.put("stuck"), site.put("mine")
-    with site.child([stuck]) as process, site.stage(1) as stage:
+    with site.child([stuck]) as process, site.copies(1) as copies:
         go_on(process)
         assert process.stdout.readline() == "stuck\n"
-        assert stage.statistics().used_bytes == SIZE
-        stage.fetch([mine])
-        assert wait_staged(stage, mine, PATIENCE) is not None  # needed next, so it exceeds the budget
-        assert stage.statistics().used_bytes == 2 * SIZE
+        assert copies.statistics().used_bytes == SIZE
+        copies.fetch([mine])
+        assert wait_copied(copies, mine, PATIENCE) is not None  # needed next, so it exceeds the budget
+        assert copies.statistics().used_bytes == 2 * SIZE
 
 
 def in_fork(work):
@@ -211,20 +211,20 @@ def in_fork(work):
 
 def test_a_forked_process_goes_on_by_itself(site):
     a, b, c = (site.put(name) for name in "abc")
-    with site.stage(5) as stage:
-        stage.fetch([a])
-        view = wait_staged(stage, a, PATIENCE)
+    with site.copies(5) as copies:
+        copies.fetch([a])
+        view = wait_copied(copies, a, PATIENCE)
 
         def work():
-            stage.fetch([b])
-            found = wait_staged(stage, b, PATIENCE)
-            stage.close()
+            copies.fetch([b])
+            found = wait_copied(copies, b, PATIENCE)
+            copies.close()
             return bytes(view) == site.store.read("a") and bytes(found) == site.store.read("b")
 
         assert in_fork(work) == 0
-        stage.fetch([c])
-        assert wait_staged(stage, c, PATIENCE) is not None
-        assert stage.open(b) is not None
+        copies.fetch([c])
+        assert wait_copied(copies, c, PATIENCE) is not None
+        assert copies.open(b) is not None
 
 
 def test_a_process_forked_in_the_middle_of_a_download_locks_nothing(site):
@@ -241,14 +241,14 @@ def test_a_process_forked_in_the_middle_of_a_download_locks_nothing(site):
                         signal.pause()
             return super().read_into(name, start, buffer, version)
 
-    with ShardStage(ForkingStore(site.store.url), site.parent, SIZE, connections=2, range_bytes=300) as stage:
+    with LocalCopies(ForkingStore(site.store.url), site.parent, SIZE, connections=2, range_bytes=300) as copies:
         try:
-            stage.fetch([a])
-            assert wait_staged(stage, a, PATIENCE) is not None
+            copies.fetch([a])
+            assert wait_copied(copies, a, PATIENCE) is not None
             assert len(children) == 1
-            with site.stage(1) as other:
+            with site.copies(1) as other:
                 other.fetch([b])
-                assert wait_staged(other, b, PATIENCE) is not None
+                assert wait_copied(other, b, PATIENCE) is not None
                 assert [path.stat().st_size for path in files(other, ".shard")] == [SIZE]  # a has gone
                 assert other.statistics().evictions == 1
         finally:

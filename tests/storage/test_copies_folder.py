@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages import wait_staged
+from tests.local_copies import wait_copied
 from tpufeed.errors import OptionError
-from tpufeed.storage import stage_folder
-from tpufeed.storage.stage import ShardStage
-from tpufeed.storage.stage_folder import PartialCopy, StageFolder
+from tpufeed.storage import copies_folder
+from tpufeed.storage.copies import LocalCopies
+from tpufeed.storage.copies_folder import CopiesFolder, PartialCopy
 
-from .test_stage_fetcher import PATIENCE, SIZE, WatchedStore, put, staged, until, use, warnings_of
+from .test_copies_fetcher import PATIENCE, SIZE, WatchedStore, copied, put, until, use, warnings_of
 
 
 @pytest.fixture
@@ -24,19 +24,19 @@ def store():
 
 
 def make(store, parent, shards=100, **options):
-    return ShardStage(store, parent, shards * SIZE, connections=2, range_bytes=300, **options)
+    return LocalCopies(store, parent, shards * SIZE, connections=2, range_bytes=300, **options)
 
 
 def test_the_folder_is_the_users_alone_and_names_nothing(store, tmp_path):
-    with make(store, tmp_path / "new" / "folder") as stage:
-        use(stage, put(store, "secret-name"))
-        assert stage.folder.stat().st_mode & 0o777 == 0o700
-        assert stage.folder.parent == tmp_path / "new" / "folder"
-        assert not [path for path in stage.folder.iterdir() if "secret" in path.name or path.stat().st_mode & 0o077]
+    with make(store, tmp_path / "new" / "folder") as copies:
+        use(copies, put(store, "secret-name"))
+        assert copies.folder.stat().st_mode & 0o777 == 0o700
+        assert copies.folder.parent == tmp_path / "new" / "folder"
+        assert not [path for path in copies.folder.iterdir() if "secret" in path.name or path.stat().st_mode & 0o077]
 
 
 def folder_of(parent):
-    return parent / f"tpufeed-stage-1-{os.getuid()}"
+    return parent / f"tpufeed-copies-1-{os.getuid()}"
 
 
 def other_user(path):
@@ -61,7 +61,7 @@ def test_a_folder_that_is_not_the_users_alone_is_refused(store, tmp_path, spoil)
     with pytest.raises(OptionError, match=r"cannot be staged there: it is .* and must be a folder of user") as caught:
         make(store, tmp_path)
     assert str(folder_of(tmp_path)) in str(caught.value)
-    assert "stage_dir" in str(caught.value)
+    assert "local_dir" in str(caught.value)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(store, tmp_path):
@@ -71,41 +71,41 @@ def test_a_folder_that_cannot_be_made_is_refused(store, tmp_path):
 
 
 def test_the_default_places_are_memory_the_cache_and_the_temporary_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(stage_folder.tempfile, "gettempdir", lambda: "/temporary")
+    monkeypatch.setattr(copies_folder.tempfile, "gettempdir", lambda: "/temporary")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    monkeypatch.delenv(stage_folder.STAGE_DIR)
-    assert stage_folder._default_places() == [Path("/dev/shm"), Path("/cache"), Path("/temporary")]
+    monkeypatch.delenv(copies_folder.LOCAL_DIR)
+    assert copies_folder._default_places() == [Path("/dev/shm"), Path("/cache"), Path("/temporary")]
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert stage_folder._default_places()[1] == Path("~/.cache").expanduser()
-    monkeypatch.setenv(stage_folder.STAGE_DIR, "")
-    assert len(stage_folder._default_places()) == 3
-    monkeypatch.setenv(stage_folder.STAGE_DIR, str(tmp_path))
-    assert stage_folder._default_places() == [tmp_path]
+    assert copies_folder._default_places()[1] == Path("~/.cache").expanduser()
+    monkeypatch.setenv(copies_folder.LOCAL_DIR, "")
+    assert len(copies_folder._default_places()) == 3
+    monkeypatch.setenv(copies_folder.LOCAL_DIR, str(tmp_path))
+    assert copies_folder._default_places() == [tmp_path]
 
 
 def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
     places = [tmp_path / name for name in ("unusable", "small", "good", "last")]
     places[0].write_bytes(b"")
-    monkeypatch.setattr(stage_folder, "_default_places", lambda: places)
-    room = {places[1]: stage_folder._LEAST_ROOM_BYTES - 1, places[2]: stage_folder._LEAST_ROOM_BYTES}
-    monkeypatch.setattr(stage_folder, "free_bytes", lambda folder: room.get(folder, 0))
-    with ShardStage(store) as stage:
-        assert stage.folder == folder_of(places[2])
-        (stage.folder / "0.shard").write_bytes(b"x")
+    monkeypatch.setattr(copies_folder, "_default_places", lambda: places)
+    room = {places[1]: copies_folder._LEAST_ROOM_BYTES - 1, places[2]: copies_folder._LEAST_ROOM_BYTES}
+    monkeypatch.setattr(copies_folder, "free_bytes", lambda folder: room.get(folder, 0))
+    with LocalCopies(store) as copies:
+        assert copies.folder == folder_of(places[2])
+        (copies.folder / "0.shard").write_bytes(b"x")
     room[places[2]] -= 1  # taken by that copy, which does not drive the stage away
-    with ShardStage(store) as stage:
-        assert stage.folder == folder_of(places[2])
+    with LocalCopies(store) as copies:
+        assert copies.folder == folder_of(places[2])
     room[places[2]] -= 1
-    with ShardStage(store) as stage:
-        assert stage.folder == folder_of(places[3])  # small as it is: there is no other
+    with LocalCopies(store) as copies:
+        assert copies.folder == folder_of(places[3])  # small as it is: there is no other
     assert not folder_of(places[1]).exists()
 
 
 def test_places_that_there_are_not_are_passed_over(store, tmp_path, monkeypatch):
     """As for a container's user without a name and HOME, where the root is read-only."""
-    monkeypatch.delenv(stage_folder.STAGE_DIR)
+    monkeypatch.delenv(copies_folder.LOCAL_DIR)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(stage_folder, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(copies_folder, "MEMORY", tmp_path / "memory")
     asked = []
 
     def missing(error):
@@ -116,53 +116,53 @@ def test_places_that_there_are_not_are_passed_over(store, tmp_path, monkeypatch)
         return ask
 
     monkeypatch.setattr(Path, "expanduser", missing(RuntimeError("Could not determine home directory.")))
-    monkeypatch.setattr(stage_folder.tempfile, "gettempdir", missing(FileNotFoundError(errno.ENOENT, "nowhere")))
-    monkeypatch.setattr(stage_folder, "free_bytes", lambda _: 32 << 20)
-    with ShardStage(store) as stage:
-        assert stage.folder == folder_of(tmp_path / "memory")
-        assert stage.budget_bytes == 16 << 20
+    monkeypatch.setattr(copies_folder.tempfile, "gettempdir", missing(FileNotFoundError(errno.ENOENT, "nowhere")))
+    monkeypatch.setattr(copies_folder, "free_bytes", lambda _: 32 << 20)
+    with LocalCopies(store) as copies:
+        assert copies.folder == folder_of(tmp_path / "memory")
+        assert copies.budget_bytes == 16 << 20
     assert len(asked) == 2
 
 
 def test_a_small_place_serves_where_the_last_cannot_be_written(store, tmp_path, monkeypatch):
     small, last = tmp_path / "small", tmp_path / "last"
     last.write_bytes(b"")
-    monkeypatch.setattr(stage_folder, "_default_places", lambda: [small, last])
-    monkeypatch.setattr(stage_folder, "free_bytes", lambda _: 32 << 20)
-    with ShardStage(store) as stage:
-        assert stage.folder == folder_of(small)
+    monkeypatch.setattr(copies_folder, "_default_places", lambda: [small, last])
+    monkeypatch.setattr(copies_folder, "free_bytes", lambda _: 32 << 20)
+    with LocalCopies(store) as copies:
+        assert copies.folder == folder_of(small)
     shutil.rmtree(small)
     small.write_bytes(b"")
-    with pytest.raises(OptionError, match=r"last/.*cannot be staged there: .* or stage_bytes=0 to do without"):
-        ShardStage(store)
+    with pytest.raises(OptionError, match=r"last/.*cannot be staged there: .* or local_bytes=0 to do without"):
+        LocalCopies(store)
 
 
 def test_the_default_budget_is_half_of_what_would_be_free_without_the_copies(store, tmp_path):
     size = 8 << 20
-    first = ShardStage(store, tmp_path)
-    free = stage_folder.free_bytes(tmp_path)
+    first = LocalCopies(store, tmp_path)
+    free = copies_folder.free_bytes(tmp_path)
     assert abs(first.budget_bytes - free // 2) < free // 10
     first.close()
     folder_of(tmp_path).joinpath("0.shard").write_bytes(bytes(size))
-    assert ShardStage(store, tmp_path)._folder.used_bytes() == size
+    assert LocalCopies(store, tmp_path)._folder.used_bytes() == size
 
 
 def test_what_is_in_memory_has_no_more_room_than_the_machine_or_its_container(monkeypatch):
-    if not stage_folder.is_in_memory(stage_folder.MEMORY):
+    if not copies_folder.is_in_memory(copies_folder.MEMORY):
         pytest.skip("/dev/shm is no tmpfs here")
-    monkeypatch.setattr(stage_folder, "memory_left", lambda: None)
-    assert 2500 < stage_folder.free_bytes(stage_folder.MEMORY) < 1 << 50
-    monkeypatch.setattr(stage_folder, "memory_left", lambda: 2500)
-    assert stage_folder.free_bytes(stage_folder.MEMORY) == 2500
-    assert not stage_folder.is_in_memory(Path("/proc"))
+    monkeypatch.setattr(copies_folder, "memory_left", lambda: None)
+    assert 2500 < copies_folder.free_bytes(copies_folder.MEMORY) < 1 << 50
+    monkeypatch.setattr(copies_folder, "memory_left", lambda: 2500)
+    assert copies_folder.free_bytes(copies_folder.MEMORY) == 2500
+    assert not copies_folder.is_in_memory(Path("/proc"))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
 def test_a_full_disk_shrinks_the_budget_and_the_stage_goes_on(store, tmp_path, monkeypatch, caplog, call, number):
     a, b, c = (put(store, name) for name in "abc")
-    with make(store, tmp_path) as stage:
-        use(stage, a)
+    with make(store, tmp_path) as copies:
+        use(copies, a)
         real, fired = getattr(os, call), []
 
         def full(*arguments):
@@ -172,15 +172,15 @@ def test_a_full_disk_shrinks_the_budget_and_the_stage_goes_on(store, tmp_path, m
             return real(*arguments)
 
         monkeypatch.setattr(os, call, full)
-        stage.fetch([b])
-        until(lambda: stage.budget_bytes == SIZE)
+        copies.fetch([b])
+        until(lambda: copies.budget_bytes == SIZE)
         assert fired
-        assert not list(stage.folder.glob("*.part"))
-        assert stage.open(b) is None
+        assert not list(copies.folder.glob("*.part"))
+        assert copies.open(b) is None
         (warning,) = warnings_of(caplog)
         assert "is full: the stage there goes on with 1,000 bytes instead of 100,000" in warning
-        use(stage, c)
-        assert len(staged(stage)) == 1
+        use(copies, c)
+        assert len(copied(copies)) == 1
 
 
 @pytest.fixture
@@ -196,17 +196,17 @@ def small_disk(tmp_path):
 @pytest.mark.parametrize("lied_to", [False, True], ids=["asked", "allocating"])
 def test_a_disk_that_is_smaller_than_the_budget(store, small_disk, caplog, monkeypatch, lied_to):
     if lied_to:
-        monkeypatch.setattr("tpufeed.storage.stage_folder.free_bytes", lambda _: 1 << 40)
+        monkeypatch.setattr("tpufeed.storage.copies_folder.free_bytes", lambda _: 1 << 40)
     shards = [put(store, f"s{number}", 400_000) for number in range(4)]
-    with ShardStage(store, small_disk, 1 << 40, connections=2, range_bytes=100_000) as stage:
-        stage.fetch(shards)
+    with LocalCopies(store, small_disk, 1 << 40, connections=2, range_bytes=100_000) as copies:
+        copies.fetch(shards)
         for shard in shards[:2]:
-            assert bytes(wait_staged(stage, shard, PATIENCE)) == store.read(shard.name)
-        until(lambda: stage.budget_bytes == 800_000)
-        stage.fetch(shards[2:])
+            assert bytes(wait_copied(copies, shard, PATIENCE)) == store.read(shard.name)
+        until(lambda: copies.budget_bytes == 800_000)
+        copies.fetch(shards[2:])
         for shard in shards[2:]:
-            assert bytes(wait_staged(stage, shard, PATIENCE)) == store.read(shard.name)
-        assert stage.statistics().evictions >= 2
+            assert bytes(wait_copied(copies, shard, PATIENCE)) == store.read(shard.name)
+        assert copies.statistics().evictions >= 2
     assert "is full" in caplog.text
 
 
@@ -225,7 +225,7 @@ class Fetching:
     """One copy on its way, a step at a time, as a process of its own would take them."""
 
     def __init__(self, parent, data):
-        self.folder, self.data = StageFolder(parent, 1 << 20), data
+        self.folder, self.data = CopiesFolder(parent, 1 << 20), data
         self.part = self.descriptor = None
 
     def claim(self):
@@ -278,22 +278,22 @@ def test_two_stages_that_fetch_while_their_folder_is_removed(store, tmp_path, ca
     other_store.put("a", store.read("a"))
     for each in (store, other_store):
         each.gate.clear()
-    with make(store, tmp_path) as stage, make(other_store, tmp_path) as other:
-        stage.fetch([shard])
+    with make(store, tmp_path) as copies, make(other_store, tmp_path) as other:
+        copies.fetch([shard])
         assert store.begun.acquire(timeout=PATIENCE)
-        shutil.rmtree(stage.folder)
+        shutil.rmtree(copies.folder)
         other.fetch([shard])
         assert other_store.begun.acquire(timeout=PATIENCE)
         store.gate.set()
-        until(lambda: staged(stage) or warnings_of(caplog))  # its part went with the folder
-        copies = [path.read_bytes() for path in stage.folder.glob("*.shard")]
+        until(lambda: copied(copies) or warnings_of(caplog))  # its part went with the folder
+        contents = [path.read_bytes() for path in copies.folder.glob("*.shard")]
         other_store.gate.set()
-        assert bytes(wait_staged(other, shard, PATIENCE)) == store.read("a")
-    assert all(copy == store.read("a") for copy in copies)
+        assert bytes(wait_copied(other, shard, PATIENCE)) == store.read("a")
+    assert all(copy == store.read("a") for copy in contents)
 
 
 def test_a_folder_is_found_while_another_process_evicts_copies(tmp_path):
-    folder, done = stage_folder.find_folder(tmp_path), threading.Event()
+    folder, done = copies_folder.find_folder(tmp_path), threading.Event()
 
     def come_and_go():
         while not done.is_set():
@@ -307,7 +307,7 @@ def test_a_folder_is_found_while_another_process_evicts_copies(tmp_path):
     other.start()
     try:
         for _ in range(200):
-            assert stage_folder.find_folder(tmp_path) == folder
+            assert copies_folder.find_folder(tmp_path) == folder
     finally:
         done.set()
         other.join()

@@ -3,9 +3,9 @@
 import time
 
 
-def wait_staged(stage, shard, seconds):
+def wait_copied(copies, shard, seconds):
     """Wait until a shard that is fetched can be opened, and return its bytes; None after `seconds`."""
     deadline = time.monotonic() + seconds
-    while (view := stage.open(shard)) is None and time.monotonic() < deadline:
+    while (view := copies.open(shard)) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     return view

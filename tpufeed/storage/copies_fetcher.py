@@ -11,12 +11,12 @@ from functools import partial
 from queue import SimpleQueue
 
 from tpufeed.errors import ShardError, StoreError, mask_secrets
-from tpufeed.storage.stage_folder import (
+from tpufeed.storage.copies_folder import (
     FULL,
+    CopiesFolder,
     PartialCopy,
     Refusal,
     RemoteShard,
-    StageFolder,
     copy_key,
     read_crc32c,
     release,
@@ -33,8 +33,8 @@ _STOP_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class StageStats:
-    """Counts of one `ShardStage` since it was made, and figures of its folder."""
+class CopiesStats:
+    """Counts of one `LocalCopies` since it was made, and figures of its folder."""
 
     shards_fetched: int = 0  # copies that it has published
     bytes_fetched: int = 0
@@ -115,7 +115,7 @@ class FetchQueue:
             shards.discard(shard)
         _release_all([self.ahead.pop(shard, None)])
 
-    def stage(self, shard: RemoteShard, descriptor: int) -> None:
+    def copies(self, shard: RemoteShard, descriptor: int) -> None:
         """Mark a shard as fetched; `descriptor` holds its copy."""
         # It may have been opened, or another list may have come, meanwhile.
         wanted = shard in self._listed and (shard in self.due or shard in self._begun)
@@ -213,15 +213,15 @@ class Fetcher:
     """Threads that fetch shards into a folder until they are stopped. Thread-safe.
 
     All connections share one queue of ranges: while the last ranges of a shard are read, the next shard is begun. The
-    arguments are those of `ShardStage`; `counts` is updated.
+    arguments are those of `LocalCopies`; `counts` is updated.
     """
 
     def __init__(
         self,
         store: Store,
         others: Mapping[str, Store],
-        folder: StageFolder,
-        counts: StageStats,
+        folder: CopiesFolder,
+        counts: CopiesStats,
         connections: int,
         range_bytes: int,
     ) -> None:
@@ -256,7 +256,7 @@ class Fetcher:
             if not self._threads and shards and not self._stopped:
                 targets = [self._begin_shards, *[self._read_ranges] * self._connections]
                 for number, target in enumerate(targets):
-                    thread = threading.Thread(target=target, name=f"tpufeed-stage-{number}", daemon=True)
+                    thread = threading.Thread(target=target, name=f"tpufeed-copies-{number}", daemon=True)
                     self._threads.append(thread)
                     thread.start()
             self._tell()
@@ -355,14 +355,14 @@ class Fetcher:
                 "large",
                 f"{shard.place or self._store.url}/{shard.name} has {shard.size_bytes:,} bytes, the stage in "
                 f"{self._folder.path} a budget of {self._folder.budget_bytes:,}: shards like it are read by ranges. "
-                "Give more stage_bytes",
+                "Give more local_bytes",
             )
             with self._changed:
                 self._queue.drop(shard)
             return True
         descriptor = self._folder.hold(self._key(shard), shard.size_bytes)
         if descriptor is not None:
-            self._stage(shard, descriptor)
+            self._copies(shard, descriptor)
             return True
         claimed = self._claim(shard)
         if isinstance(claimed, PartialCopy):
@@ -382,7 +382,7 @@ class Fetcher:
             self.warn_once(
                 "exceeded",
                 f"all shards in {self._folder.path} are in use: it will exceed its budget of "
-                f"{self._folder.budget_bytes:,} bytes. Give more stage_bytes, or fewer lanes",
+                f"{self._folder.budget_bytes:,} bytes. Give more local_bytes, or fewer lanes",
             )
             claimed = self._folder.claim(self._key(shard), shard.size_bytes, spared, due, exceed=True)
         return claimed
@@ -441,19 +441,19 @@ class Fetcher:
             with self._changed:
                 self._counts.shards_fetched += 1
                 self._counts.bytes_fetched += shard.size_bytes
-            self._stage(shard, descriptor)
+            self._copies(shard, descriptor)
         with self._changed:
             self._downloads.discard(download)
             self._tell()
 
-    def _stage(self, shard: RemoteShard, descriptor: int) -> None:
+    def _copies(self, shard: RemoteShard, descriptor: int) -> None:
         with self._changed:
             for record in (self._failures, self._wrong, self._retry_at):
                 record.pop(shard, None)
             if self._stopped:
                 release(descriptor)
             else:
-                self._queue.stage(shard, descriptor)
+                self._queue.copies(shard, descriptor)
             self._tell()
 
     def _fail(self, shard: RemoteShard, error: Exception) -> None:
