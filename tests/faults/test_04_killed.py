@@ -130,7 +130,8 @@ def test_a_dataset_that_is_killed_as_it_grows_is_always_one_whole_version(work, 
         shutil.copytree(start, folder)
         return folder
 
-    calm, folder = struck(rf"{tmp_path}/g"), begin("gcalm")
+    match = rf"{tmp_path}/g(?!.*/tpufeed_put_[^/]*$)"  # workers that tidy a folder at once list it more or less often
+    calm, folder = struck(match), begin("gcalm")
     done = calm.run(*words, folder, *further)
     assert done.returncode == 0, done.stderr
     expected = grown_files(folder)
@@ -140,7 +141,7 @@ def test_a_dataset_that_is_killed_as_it_grows_is_always_one_whole_version(work, 
     for number in range(rounds):
         folder = begin(f"g{number}")
         nth = rng.randrange(1, calm.events)
-        killed = struck(rf"{tmp_path}/g", nth)
+        killed = struck(match, nth)
         done = killed.run(*words, folder, *further)
         assert killed.fired, f"round {number}: event {nth} of {calm.events} never came"
         assert done.returncode == -signal.SIGKILL
