@@ -50,7 +50,8 @@ def make_page(folder: Path) -> str:
         "# What has run where",
         "",
         "Made by `python benchmarks/run.py ran-page --write` from `benchmarks/results/`, where each names its machine.",
-        "If you run a line of the first table, please send the result.",
+        "If you run a line of the first table, please send the result. `check-tpu` is",
+        "`python scripts/check-tpu --out benchmarks/results/tpu-NAME.json` on a TPU VM.",
         "",
         "## Has not run",
         "",
@@ -135,7 +136,7 @@ def _nodes(machine: Mapping[str, Any]) -> int:
     return int(first) if first.isdecimal() else 1
 
 
-CHECK = "`python scripts/check-tpu --out benchmarks/results/tpu-NAME.json` on a TPU VM"
+CHECK = "`check-tpu`"
 LONG = "`./scripts/test --long`"
 SUBJECTS = (
     Subject("JAX on a TPU", "8 virtual devices on a CPU; an emulated TPU", CHECK, _on_tpu("jax")),
