@@ -7,7 +7,7 @@ machine of that kind; or a row of results/by-hand.json, of what a person ran: su
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,8 +49,9 @@ def make_page(folder: Path) -> str:
     lines = [
         "# What has run where",
         "",
-        "Made by `python benchmarks/run.py ran-page --write` from `benchmarks/results/`; a test holds it to them. If",
-        "you run a line of the first table, please send the result.",
+        "Made by `python benchmarks/run.py ran-page --write` from `benchmarks/results/`, where each names its machine.",
+        "If you run a line of the first table, please send the result. `check-tpu` is",
+        "`python scripts/check-tpu --out benchmarks/results/tpu-NAME.json` on a TPU VM.",
         "",
         "## Has not run",
         "",
@@ -66,22 +67,11 @@ def make_page(folder: Path) -> str:
         "",
         "## Packages",
         "",
-        "`scripts/package-matrix` installs the wheel into empty environments, one for each case, and trains with it.",
+        "`scripts/package-matrix` installs the wheel into empty environments, one per case, and trains with it.",
         "",
-        "| case | Python | result | date |",
+        "| Python | result | cases | dates |",
         "|---|---|---|---|",
-        *(
-            f"| {case['case']} | {case['python']} | {case['result']} | {case['date']} |"
-            for case in results.get(PACKAGES, {}).get("rows", ())
-        ),
-        "",
-        "## Machines of the benchmarks",
-        "",
-        "The load is that of the last minute of a benchmark: its own processes are in it.",
-        "",
-        "| result | machine | load | date |",
-        "|---|---|---|---|",
-        *_machines(results),
+        *_packages(results.get(PACKAGES, {}).get("rows", ())),
     ]
     return "\n".join(lines) + "\n"
 
@@ -92,11 +82,14 @@ def _said(subject: Subject, by_hand: list[dict[str, str]]) -> Iterator[str]:
             yield f"{run['date']}, {run['machine']}: `{run['command']}`: {run['outcome']}"
 
 
-def _machines(results: Results) -> Iterator[str]:
-    for name, result in results.items():
-        machine = _machine(result)
-        if "cpu" in machine:
-            yield f"| {name} | {machine['cpu']}, {_cores(machine)} | {machine['load']} | {machine['date']} |"
+def _packages(cases: Iterable[dict[str, str]]) -> Iterator[str]:
+    alike: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for case in cases:
+        alike.setdefault((case["python"], case["result"]), []).append(case)
+    for (python, result), group in alike.items():
+        dates = sorted({case["date"] for case in group})
+        names = ", ".join(case["case"] for case in group)
+        yield f"| {python} | {result} | {names} | {' to '.join(dict.fromkeys((dates[0], dates[-1])))} |"
 
 
 def _machine(result: Any) -> Mapping[str, Any]:
@@ -143,7 +136,7 @@ def _nodes(machine: Mapping[str, Any]) -> int:
     return int(first) if first.isdecimal() else 1
 
 
-CHECK = "`python scripts/check-tpu --out benchmarks/results/tpu-NAME.json` on a TPU VM"
+CHECK = "`check-tpu`"
 LONG = "`./scripts/test --long`"
 SUBJECTS = (
     Subject("JAX on a TPU", "8 virtual devices on a CPU; an emulated TPU", CHECK, _on_tpu("jax")),
