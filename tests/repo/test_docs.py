@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, run, run_here, run_program
+from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, run, run_here, run_program, text_of
 from tests.tfrecords import encode_record
 from tpufeed.tfrecord.example import Feature, encode_example
 
@@ -83,7 +83,9 @@ def make_hub(photos: list[Path], folder: Path) -> None:
 
 
 def test_the_commands_for_sharding_run_as_they_stand(sources: Path) -> None:
-    lines = commands("shard.md")
+    make_coco(sorted((sources / "photos").glob("*/*.jpg"))[:8], sources / "coco")
+    in_table = re.findall(r"^\|.*\| \[?`(tpufeed [^`]*)`", text_of("shard.md"), re.MULTILINE)
+    lines = [*in_table, *(line for line in commands("shard.md") if line not in in_table)]
     assert {line.split()[1] for line in lines} == {"shard", "info", "verify", "show", "adopt"}
     run_here(lines, sources)
     assert set(tpufeed.open_dataset(sources / "out/by-folder").manifest.splits) == {"train", "val"}
@@ -357,4 +359,4 @@ def test_the_commands_for_gcs_run_as_they_stand(
     variants = ["flowers-64/train-v0-", "flowers-64/train-v1-"]
     assert all(gcs.requests(operation="read", name=f"{variant}*") for variant in variants)
     assert run(last, tmp_path).strip()
-    assert not list((tmp_path / "stage").iterdir())
+    assert not list((tmp_path / "copies").iterdir())
