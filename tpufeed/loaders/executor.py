@@ -39,7 +39,7 @@ CLOSED_MEANWHILE = "the loader was closed while a batch was waited for"
 _FEWEST_COPIED = 32  # shards that may be open
 _MOST_OPEN = 4096  # of all sources of a mixture together
 _ENVIRONMENT = "TPUFEED_PROCESSES"
-# Threads of one process meet at the GIL; processes cost memory: 8 MB each, 16 if they read from object storage.
+# Threads of one process meet at the GIL; processes cost memory: 10 MB each, 45 if they read from object storage.
 _CORES_PER_PROCESS = 4
 # Beside other programs the system gives a core to each thread in turn, and two threads per core get twice as much of
 # it: at a load of 6 on 2 cores 1.6 times the images. Alone they cost nothing if decoding, which holds no GIL, is long;
