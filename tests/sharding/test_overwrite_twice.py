@@ -97,6 +97,14 @@ def place(where, tmp_path, monkeypatch):
         yield Steps(monkeypatch, kind), lambda: f"gs://bucket/d{next(numbers)}"
 
 
+def copy(source, url):
+    """Put the objects of one place into another; return the URL of that."""
+    there, here = open_store(source), open_store(url)
+    for info in there.iter_objects():
+        here.put(info.name, there.read(info.name))
+    return url
+
+
 def is_clean(url, images):
     """A whole dataset of the plan that stands, and nothing else but reports."""
     store = tpufeed.open_dataset(url).store
@@ -145,13 +153,12 @@ def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, every, few, plac
     def build(url, **more):
         return lambda: tpufeed.shard(few, url, overwrite=True, **OPTIONS, **more)
 
-    url = fresh()
-    build(url, seed=1)()
-    moments = steps.moments(build(url), every)
+    old = fresh()
+    build(old, seed=1)()
+    moments = steps.moments(build(copy(old, fresh())), every)
     taken = 0
     for at in moments:
-        url = fresh()
-        build(url, seed=1)()
+        url = copy(old, fresh())
         result, _ = steps.run(build(url), at, kill)
         assert isinstance(result, Killed)
         try:
@@ -176,13 +183,12 @@ def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(every, few, 
     def build(url, seed):
         return lambda: tpufeed.shard(few, url, overwrite=True, seed=seed, **OPTIONS)
 
-    url = fresh()
-    build(url, 1)()
-    moments = steps.moments(build(url, 0), every)
+    old = fresh()
+    build(old, 1)()
+    moments = steps.moments(build(copy(old, fresh()), 0), every)
     kills = []
     for at in moments:
-        url = fresh()
-        build(url, 1)()
+        url = copy(old, fresh())
 
         def rival(url=url, at=at):
             steps.thread, steps.count, steps.at, steps.do = threading.current_thread(), 0, at, kill
@@ -235,7 +241,7 @@ def test_a_manifest_over_empty_files_is_not_complete(name, few, tmp_path):
     """What a power cut leaves of files that were never written to the disk."""
     tpufeed.shard(few, tmp_path / "d", **OPTIONS)
     (tmp_path / "d" / name).write_bytes(b"")
-    with pytest.raises(tpufeed.errors.DatasetExistsError, match=f"{name} is missing or damaged.*--overwrite"):
+    with pytest.raises(tpufeed.errors.DatasetExistsError, match=name):
         tpufeed.shard(few, tmp_path / "d", **OPTIONS)
     assert tpufeed.shard(few, tmp_path / "d", overwrite=True, **OPTIONS).images == 6
 

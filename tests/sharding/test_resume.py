@@ -109,7 +109,7 @@ def test_a_damaged_plan_is_refused(build_options, damage, photo_folder, unfinish
     }[damage]
     assert changed != data
     plan.write_bytes(changed)
-    message = "plan version 7; .*version 1 only" if damage == "version" else "not a readable plan: .*[Rr]emove"
+    message = "version 7" if damage == "version" else "plan.jsonl"
     with pytest.raises(tpufeed.errors.ManifestError, match=message):
         tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
     assert not (unfinished / "manifest.json").exists()
@@ -126,26 +126,21 @@ def test_a_source_that_is_refused_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / "d").iterdir()) == []  # what was there stays
 
 
-@pytest.mark.parametrize("change", ["grown", "same size", "deleted"])
-def test_a_file_that_changes_after_the_plan_is_a_reject(build_options, change, photo_folder, tmp_path):
+def test_files_that_change_after_the_plan_are_rejects(build_options, photo_folder, tmp_path):
     source, folder = tmp_path / "photos", tmp_path / "d"
     shutil.copytree(photo_folder, source)
     tpufeed.shard(source, folder, workers=1, **build_options)
     for path in [path for path in folder.rglob("*") if path.is_file() and path.name != "plan.jsonl"]:
         path.unlink()
-    changed = min(source.glob("*/*.jpg"))
-    if change == "grown":
-        with changed.open("ab") as file:
-            file.write(b"more")
-    elif change == "same size":
-        data = bytearray(changed.read_bytes())
-        changed.write_bytes(data[:-5] + b"xxxxx")
-    else:
-        changed.unlink()
-    shutil.copy(max(source.glob("*/*.jpg")), changed.with_name("added-later.jpg"))
+    grown, overwritten, deleted = sorted(source.glob("*/*.jpg"))[::40]
+    with grown.open("ab") as file:
+        file.write(b"more")
+    overwritten.write_bytes(overwritten.read_bytes()[:-5] + b"xxxxx")
+    deleted.unlink()
+    shutil.copy(max(source.glob("*/*.jpg")), grown.with_name("added-later.jpg"))
     result = tpufeed.shard(source, folder, workers=1, **build_options)
-    (line,) = (folder / "rejects.jsonl").read_text().splitlines()
-    assert json.loads(line)["path"] == str(changed.relative_to(source))
-    assert json.loads(line)["reason"] == "changed_during_build"
-    assert result.manifest.rejects == {"changed_during_build": 1}
-    assert tpufeed.verify(folder).records == 89
+    rejects = map(json.loads, (folder / "rejects.jsonl").read_text().splitlines())
+    changed = {str(path.relative_to(source)) for path in (grown, overwritten, deleted)}
+    assert {(each["path"], each["reason"]) for each in rejects} == {(path, "changed_during_build") for path in changed}
+    assert result.manifest.rejects == {"changed_during_build": 3}
+    assert tpufeed.verify(folder).records == 87
