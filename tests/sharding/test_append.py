@@ -22,7 +22,6 @@ from tpufeed.errors import (
     DatasetNotFoundError,
     DuplicateWriterError,
     ManifestError,
-    ManifestVersionError,
     OptionError,
     SourceError,
     TooManyRejectsError,
@@ -93,8 +92,6 @@ def test_a_new_version_has_all_samples_and_what_stands_stays(grown):
     for version in (1, 2):
         tpufeed.verify(url, "all", version=version)
     assert find_versions(dataset.store, dataset) == [1, 2]
-    with pytest.raises(DatasetNotFoundError, match="version 3"):
-        tpufeed.open_dataset(url, version=3)
 
 
 def test_the_splits_are_those_that_one_build_deals(grown, tmp_path):
@@ -430,13 +427,6 @@ def test_overwrite_discards_what_an_append_has_left(grown, tmp_path):
     tpufeed.verify(url)
 
 
-def test_overwriting_the_dataset_removes_its_versions(grown, tmp_path):
-    url, _, _ = grown
-    tpufeed.shard(tmp_path / "old", url, splits="train=0.8,val=0.2", seed=1, overwrite=True, workers=1)
-    tpufeed.shard(tmp_path / "old", tmp_path / "fresh", splits="train=0.8,val=0.2", seed=1, workers=1)
-    assert bytes_below(url).keys() == bytes_below(tmp_path / "fresh").keys()
-
-
 def test_shard_appends_with_the_options_of_the_dataset_alone(grown, tmp_path):
     url, _, _ = grown
     more = draw(tmp_path / "more", ["cat/m.png"], 3)
@@ -521,14 +511,6 @@ def test_ids_and_names_of_classes_do_not_mix(tmp_path):
     tpufeed.shard(make_table(tmp_path, "named", [{"label": "cat"}]), tmp_path / "named", workers=1)
     with pytest.raises(SourceError, match="'cat'"):
         tpufeed.append(make_table(tmp_path, "id", [{"label": 3}]), tmp_path / "named", workers=1)
-
-
-def test_a_grown_dataset_of_another_format_is_refused(grown):
-    url, _, _ = grown
-    data = json.loads((url / "manifest.json").read_bytes()) | {"format_version": 2}
-    (url / "manifest.json").write_text(json.dumps(data))
-    with pytest.raises(ManifestVersionError, match="version 2"):
-        tpufeed.open_dataset(url)
 
 
 def test_a_bucket_grows_as_a_folder_does(grown, tmp_path):

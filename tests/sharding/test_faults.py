@@ -67,7 +67,7 @@ def test_killed_as_the_manifest_stands(command, is_whole, tmp_path):
     folder = tmp_path / "d"
     killed = command()
     killed.order("os.remove", "/object$", f"Path({str(folder)!r}, 'manifest.json').exists() and kill_group()", nth=0)
-    process = killed.start(folder)
+    process = killed.start(folder, "--workers", 1)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert tpufeed.verify(folder).records == 86
@@ -183,7 +183,7 @@ def test_overwrite_that_is_killed(order, command, older, is_whole, tmp_path):
     killed = command()
     killed.order(*order)
     killed.order("os.link|os.remove", f"^{folder}/", f"check_manifest({str(folder)!r})", 0)
-    killed.run_killed(folder, "--overwrite")
+    killed.run_killed(folder, "--overwrite", "--workers", 1)
     killed_first = order[:2] in {("os.remove", "/d/manifest.json$"), ("os.rename", "/plan.jsonl$")}
     assert (folder / "manifest.json").exists() == killed_first
     if killed_first:
@@ -216,7 +216,7 @@ def test_after_a_kill_nothing_is_trusted_that_is_damaged(command, is_whole, tmp_
     reports[9].write_bytes(counts.replace(b'"class_counts":[', b'"class_counts":[1'))
     assert reports[9].read_bytes() != counts
     before = identities(folder)
-    done = command().run_here(folder, "--workers", 2)
+    done = command().run_here(folder, "--workers", 1)
     assert done.returncode == 0, done.stderr
     assert is_whole(folder)
     after = identities(folder)

@@ -1,7 +1,6 @@
 """`overwrite=True`: what a build has made goes, manifest first, once the new one can begin."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import tpufeed
 from tpufeed.build.commit import find_build
 from tpufeed.errors import BuildError, DatasetExistsError, DuplicateWriterError, NoInputsError, OptionError, SourceError
 from tpufeed.storage.local import LocalStore
-from tpufeed.storage.memory import MemoryStore
 
 
 @pytest.fixture
@@ -113,28 +111,6 @@ def test_the_manifest_goes_first_and_the_plan_last(finished):
     assert "rejects.jsonl" in names
     assert not {"notes.txt", "train-00000-of-00099.tfrecord"} & set(names)
     assert len(set(names)) == len(names)
-
-
-def test_in_memory(photo_folder, tmp_path):
-    url = f"memory://{tmp_path}"
-    tpufeed.shard(photo_folder, url, shard_bytes="90KB")
-    MemoryStore(url).put("notes.txt", b"mine")
-    result = tpufeed.shard(photo_folder, url, overwrite=True, shards=2)
-    names = {info.name for info in MemoryStore(url).iter_objects()}
-    assert {name for name in names if name.endswith(".tfrecord")} == {
-        shard.name for shard in result.manifest.splits["train"].variants[0].shards
-    }
-    assert "notes.txt" in names
-
-
-def test_a_source_that_changed_is_built_anew(photo_folder, tmp_path):
-    source = Path(shutil.copytree(photo_folder, tmp_path / "photos"))
-    tpufeed.shard(source, tmp_path / "d", workers=1)
-    changed = min(source.glob("*/*.jpg"))
-    os.utime(changed, ns=(0, 0))
-    with pytest.raises(DatasetExistsError, match="changed"):
-        tpufeed.shard(source, tmp_path / "d", workers=1)
-    assert tpufeed.shard(source, tmp_path / "d", workers=1, overwrite=True).rejects == 0
 
 
 def test_reports_name_no_old_shard(photo_folder, finished):

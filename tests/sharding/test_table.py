@@ -14,7 +14,7 @@ from pyarrow import parquet
 import tpufeed
 from tests.sharding.previews import preview_shard
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import BuildError, NoInputsError, OptionError, SourceError
+from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
 
@@ -569,11 +569,6 @@ def test_a_path_that_is_not_utf8(table, take):
         take(table('{"path":"\\ud800.jpg"}\n', "jsonl"))
 
 
-def test_an_image_that_is_listed_twice_is_there_twice(table, tmp_path):
-    result = tpufeed.shard(table("path,label,x\n0.jpg,a,1\n0.jpg,b,2\n1.jpg,a,3\n"), tmp_path / "d", workers=1)
-    assert (result.images, result.listed_twice) == (3, 1)
-
-
 def test_rows_may_stand_in_any_order(table, bytes_of, tmp_path):
     rows = [{"path": f"{n % 5}.jpg", "label": n % 2, "x": n} for n in range(10)]
     one = tpufeed.shard(table(rows, "jsonl"), tmp_path / "a", workers=1)
@@ -626,9 +621,6 @@ def test_a_table_of_paths_alone_is_not_warned_of(table, tmp_path):
     [
         (["train", ""], "row 2"),
         (["train", "../x"], "'../x'"),
-        (["train", "Train "], "'Train '"),
-        (["train", "tr ain"], "'tr ain'"),
-        (["train-v0", "train"], "'train-v0'"),
     ],
 )
 def test_splits_that_cannot_be(values, message, table, take):
@@ -641,30 +633,6 @@ def test_splits_that_cannot_be(values, message, table, take):
 def test_the_splits_column_is_no_feature(table, take):
     inventory, _ = take(table("path,fold,x\n0.jpg,1,5\n1.jpg,2,6\n"), split_by="fold")
     assert (inventory.splits, [f.name for f in inventory.schema]) == (("1", "2"), ["x"])
-
-
-def test_shares_deal_rows_by_their_paths(table, take):
-    rows = [{"path": f"{n}.jpg", "x": n} for n in range(10)]
-
-    def split_of(rows):
-        inventory, _ = take(table(rows, "jsonl"), splits="a=0.5,b=0.5")
-        return {item.path: split for split in inventory.splits for item, _ in inventory.iter_inputs(split)}
-
-    some = split_of(rows[:6])
-    assert set(some.values()) == {"a", "b"}
-    assert some.items() <= split_of(rows).items()
-
-
-@pytest.mark.parametrize("name", ["image/encoded", "image/class/text", "image/filename"])
-def test_a_column_called_like_tpufeed_s_own_features(name, table, take):
-    with pytest.raises(SourceError, match=f"'{name}'"):
-        take(table(f"path,{name}\n0.jpg,1\n"))
-
-
-def test_all_images_missing_is_no_dataset(table, tmp_path):
-    with pytest.raises(BuildError, match="2 images"):
-        tpufeed.shard(table("path\nx.jpg\ny.jpg\n"), tmp_path / "d", workers=1)
-    assert not (tmp_path / "d/manifest.json").exists()
 
 
 def test_several_tables_are_one_source(images, take):
