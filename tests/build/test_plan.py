@@ -1,4 +1,4 @@
-"""A plan as it is stored, and how two of them differ; `tests/sharding/test_plan.py` has plans of real listings."""
+"""A plan as it is stored, and how two of them differ; `tests/sharding/test_recipe.py` has plans of real listings."""
 
 import msgspec
 import pytest

@@ -15,7 +15,7 @@ from PIL import Image
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.sharding.test_table import rejects_of
+from tests.sharding.outputs import rejects_of
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.dataset.reader import find_versions
 from tpufeed.errors import (

@@ -13,7 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 
 import tpufeed
-from tests.sharding.test_joined import forge
+from tests.sharding.forging import forge
 from tpufeed.errors import BuildError, DatasetDamagedError, OptionError, TooManyRejectsError
 
 LABEL, TEXT, NAME = "image/class/label", "image/class/text", "image/filename"

@@ -12,8 +12,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
-from tests.sharding.test_tars import encode_tar, rejects_of
+from tests.sharding.written import encode_tar
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DuplicateWriterError, ImageError, OptionError
@@ -62,19 +63,6 @@ def shard(url, folder, **options):
     return result
 
 
-def samples_of(url):
-    """Lists of values by column and file name; texts as such."""
-    found, dataset = {}, open_dataset(url)
-    for split in dataset.manifest.splits:
-        for features in dataset.iter_examples(split):
-            values = {
-                name: [bytes(value).decode("latin-1") if feature.kind == "bytes" else value for value in feature.values]
-                for name, feature in features.items()
-            }
-            found[values["image/filename"][0]] = values
-    return found
-
-
 def spec_of(result, name):
     return next(feature for feature in result.manifest.features if feature.name == name)
 
@@ -95,7 +83,7 @@ def from_corners(boxes, box_format):
 def test_each_format_is_stored_as_corners_in_pixels(form, relative, table, tmp_path):
     source = table([{"boxes": from_corners(BOXES, form + relative)}, {"boxes": []}, {"boxes": None}, {}])
     result = shard(source, tmp_path / "d", box_format=form + relative)
-    samples = samples_of(result.url)
+    samples = texts_of(result.url)
     assert samples["0.png"]["boxes"] == pytest.approx(np.ravel(BOXES), abs=1e-4)
     assert [samples[f"{number}.png"]["boxes"] for number in (1, 2, 3)] == [[], [], []]
     spec = spec_of(result, "boxes")
@@ -110,14 +98,14 @@ def test_each_format_is_stored_as_corners_in_pixels(form, relative, table, tmp_p
 
 def test_whole_pixels_are_the_default(table, tmp_path):
     source = table([{"boxes": [[1, 2, 3, 4]]}])
-    assert samples_of(shard(source, tmp_path / "d").url)["0.png"]["boxes"] == [1, 2, 3, 4]
+    assert texts_of(shard(source, tmp_path / "d").url)["0.png"]["boxes"] == [1, 2, 3, 4]
 
 
 def test_boxes_that_are_text_in_a_csv(tmp_path):
     (tmp_path / "0.png").write_bytes(encoded())
     (tmp_path / "t.csv").write_text('path,boxes,crowd\n0.png,"[[1, 2, 3, 4], [5, 6, 7, 8.5]]","[0, 1]"\n')
     result = shard(tmp_path / "t.csv", tmp_path / "d", columns={"crowd": "int32[]"}, box_columns=["crowd"])
-    sample = samples_of(result.url)["0.png"]
+    sample = texts_of(result.url)["0.png"]
     assert (sample["boxes"], sample["crowd"]) == ([1, 2, 3, 4, 5, 6, 7, 8.5], [0, 1])
 
 
@@ -132,7 +120,7 @@ def test_labels_and_columns_of_boxes_say_whose_they_are(table, tmp_path):
     assert [spec_of(result, name).of for name in ("image/class/label", "image/class/text", *columns)] == ["boxes"] * 5
     assert not isinstance(spec_of(result, "id").of, str)
     assert result.manifest.class_names == ("cat", "cow", "dog")
-    sample = samples_of(result.url)["0.png"]
+    sample = texts_of(result.url)["0.png"]
     assert (sample["image/class/label"], sample["image/class/text"]) == ([0, 2], ["cat", "dog"])
     assert (sample["crowd"], sample["score"], sample["id"]) == ([0, 1], [0.5, 0.25], [7])
 
@@ -147,10 +135,10 @@ def test_boxes_of_a_tar(tmp_path):
     members = [("0.png", encoded()), ("0.json", json.dumps(parts).encode()), ("1.png", encoded()), ("1.json", b"{}")]
     (tmp_path / "a.tar").write_bytes(encode_tar(members))
     result = shard(tmp_path / "a.tar", tmp_path / "d", label="cats", keypoints="points")
-    sample = samples_of(result.url)["a.tar/0.png"]
+    sample = texts_of(result.url)["a.tar/0.png"]
     assert sample["boxes"] == list(np.ravel(BOXES))
     assert sample["points"] == [1, 2, 3, 4]
-    assert samples_of(result.url)["a.tar/1.png"]["points"] == []
+    assert texts_of(result.url)["a.tar/1.png"]["points"] == []
 
 
 # Presizing and turning.
@@ -176,7 +164,7 @@ def test_boxes_move_with_the_pixels(size, mode, tmp_path):
         rows.append({"path": f"{orientation}.png", "boxes": boxes, "points": centres, "number": [0, 1, 2]})
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = {"presize": 40, "presize_mode": mode, "keypoints": "points", "box_columns": ["number"]}
-    samples = samples_of(shard(tmp_path / "t.jsonl", tmp_path / "d", **options).url)
+    samples = texts_of(shard(tmp_path / "t.jsonl", tmp_path / "d", **options).url)
     assert len(samples) == 8
     for name, sample in samples.items():
         image = np.asarray(Image.open(io.BytesIO(sample["image/encoded"][0].encode("latin-1")))).astype(int)
@@ -216,7 +204,7 @@ def test_boxes_outside_the_square_are_left_out_with_all_that_is_theirs(table, tm
     ]
     options = {"keypoints": "pose", "box_columns": ["crowd", "grey", "note"], "columns": {"grey": "uint8[]"}}
     result = shard(table(rows), tmp_path / "d", presize=30, presize_mode="fit", **options)
-    sample = samples_of(result.url)["0.png"]
+    sample = texts_of(result.url)["0.png"]
     assert np.reshape(sample["boxes"], (-1, 4)).tolist() == [[0, 0, 10, 30], [0, 15, 2.5, 20]]
     assert (sample["image/class/text"], sample["crowd"], sample["grey"]) == (["b", "d"], [2, 4], ["\2\4"])
     assert sample["note"] == ["x", "z"]
@@ -255,7 +243,7 @@ BAD = {
 def test_a_bad_box_is_a_reject_with_its_value(table, tmp_path):
     source = table([{"boxes": BOXES}, *({"boxes": value} for value, _ in BAD.values())])
     result = shard(source, tmp_path / "d")
-    assert set(samples_of(result.url)) == {"0.png"}
+    assert set(texts_of(result.url)) == {"0.png"}
     rejects = rejects_of(tmp_path / "d")
     assert len(rejects) == len(BAD)
     for number, (bad, (_, said)) in enumerate(BAD.items(), 1):
@@ -283,7 +271,7 @@ def test_bad_boxes_of_other_formats(box_format, box, table, tmp_path):
 
 def test_a_box_is_clipped_that_reaches_a_pixel_beyond(table, tmp_path):
     result = shard(table([{"boxes": [[-1, -0.5, 81, 60.9]]}]), tmp_path / "d")
-    assert samples_of(result.url)["0.png"]["boxes"] == [0, 0, 80, 60]
+    assert texts_of(result.url)["0.png"]["boxes"] == [0, 0, 80, 60]
 
 
 def test_as_many_labels_and_values_as_boxes(table, tmp_path):
@@ -309,7 +297,7 @@ def test_as_many_labels_and_values_as_boxes(table, tmp_path):
 def test_keypoints_without_boxes(table, tmp_path):
     rows = [{"eyes": [[1.5, 2], [0, 0]]}, {"eyes": []}, {"eyes": [[5, float("nan")]]}, {"eyes": [[100, -5]]}]
     result = shard(table(rows), tmp_path / "d", boxes=None, keypoints="eyes", presize=30, presize_mode="fit")
-    samples = samples_of(result.url)
+    samples = texts_of(result.url)
     assert samples["0.png"]["eyes"] == [-4.25, 1, -5, 0]
     assert samples["3.png"]["eyes"] == [45, -2.5]  # a point may lie outside
     assert rejects_of(tmp_path / "d") == {
@@ -329,14 +317,14 @@ def test_keypoints_of_boxes_keep_what_was_not_marked(table, tmp_path):
     )
     assert spec_of(result, "pose").item_shape == (2, 3)
     assert spec_of(result, "pose").of == "boxes"
-    found = np.reshape(samples_of(result.url)["0.png"]["pose"], (2, 2, 3))
+    found = np.reshape(texts_of(result.url)["0.png"]["pose"], (2, 2, 3))
     assert found.tolist() == [[[0, 0, 0], [15, 15, 2]], [[35, 30, 0], [0, 0, 0]]]
 
 
 def test_shares_of_width_and_height_are_those_of_keypoints_too(table, tmp_path):
     rows = [{"boxes": [[0.5, 0.5, 1, 1]], "eyes": [[0.25, 0.5, 1]]}]
     result = shard(table(rows), tmp_path / "d", keypoints="eyes", box_format="cxcywh,relative")
-    sample = samples_of(result.url)["0.png"]
+    sample = texts_of(result.url)["0.png"]
     assert (sample["boxes"], sample["eyes"]) == ([0, 0, 80, 60], [20, 30, 1])
 
 
@@ -395,7 +383,7 @@ def test_flags(table, tmp_path):
         "eyes",
         ["crowd", "area"],
     ]
-    assert samples_of(tmp_path / "d")["0.png"]["boxes"] == list(np.ravel(BOXES))
+    assert texts_of(tmp_path / "d")["0.png"]["boxes"] == list(np.ravel(BOXES))
 
 
 # For all boxes.

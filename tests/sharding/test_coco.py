@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.sharding.forging import PLAN, begun, forge
+from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
-from tests.sharding.test_boxes import encoded, samples_of, spec_of
-from tests.sharding.test_joined import PLAN, begun, forge
-from tests.sharding.test_tars import rejects_of
+from tests.sharding.test_boxes import encoded, spec_of
 from tpufeed import cache
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
@@ -76,7 +76,7 @@ def test_boxes_categories_and_crowds(coco, tmp_path):
     result = shard(coco(), tmp_path / "d")
     assert result.manifest.class_names == ("person", "car", "zebra")  # in the order of their ids
     assert [split.class_counts for split in result.manifest.splits.values()] == [(2, 2, 0)]
-    samples = samples_of(result.url)
+    samples = texts_of(result.url)
     assert set(samples) == {f"{number:012d}.png" for number in range(4)}
     sample = samples["000000000002.png"]
     assert np.reshape(sample["boxes"], (-1, 4)).tolist() == [[10, 20, 40, 45.5], [1.25, 2, 4.25, 6]]
@@ -98,7 +98,7 @@ def test_boxes_categories_and_crowds(coco, tmp_path):
 def test_boxes_are_presized_and_split_with_their_images(coco, tmp_path):
     result = shard(coco(), tmp_path / "d", presize=30, presize_mode="fit", splits="train=0.5,val=0.5")
     assert set(result.manifest.splits) == {"train", "val"}
-    samples = samples_of(result.url)
+    samples = texts_of(result.url)
     assert np.reshape(samples["000000000002.png"]["boxes"], (-1, 4)).tolist() == [[0, 10, 15, 22.75]]
     assert samples["000000000002.png"]["image/class/text"] == ["car"]
     assert samples["000000000000.png"]["boxes"] == [0, 3, 1, 7]
@@ -121,7 +121,7 @@ def test_keypoints_of_people(coco, tmp_path):
     result = shard(coco(content(annotations, categories=people)), tmp_path / "d", presize=30)
     spec = spec_of(result, "keypoints")
     assert (spec.item_shape, spec.kind, spec.of) == ((17, 3), "keypoints", "boxes")
-    points = np.reshape(samples_of(result.url)["000000000000.png"]["keypoints"], (2, 17, 3))
+    points = np.reshape(texts_of(result.url)["000000000000.png"]["keypoints"], (2, 17, 3))
     assert points[0].tolist() == [[x / 2, y / 2, v] for x, y, v in body]
     assert not points[1].any()
 
@@ -137,9 +137,9 @@ def test_categories_may_be_left_out_or_be_given_places(coco, tmp_path):
     path = coco()
     result = shard(path, tmp_path / "d", label="none")
     assert result.manifest.class_names == ()
-    assert len(samples_of(result.url)["000000000002.png"]["boxes"]) == 8
+    assert len(texts_of(result.url)["000000000002.png"]["boxes"]) == 8
     result = shard(path, tmp_path / "e", classes=["car", "person"])
-    assert samples_of(result.url)["000000000002.png"]["image/class/label"] == [0, 1]
+    assert texts_of(result.url)["000000000002.png"]["image/class/label"] == [0, 1]
     shard(path, tmp_path / "f", classes=["car"])
     assert {reason for reason, _ in rejects_of(tmp_path / "f").values()} == {"bad_label"}
 
@@ -154,7 +154,7 @@ def test_names_with_folders_and_absolute_ones(coco, tmp_path):
     for image in said["images"]:
         image["file_name"] = f"val2017/{image['file_name']}"
     path = coco(said)
-    assert set(samples_of(shard(path, tmp_path / "d").url)) == {f"val2017/{number:012d}.png" for number in range(4)}
+    assert set(texts_of(shard(path, tmp_path / "d").url)) == {f"val2017/{number:012d}.png" for number in range(4)}
     shutil.copytree(path.parent.parent / "val2017", path.parent.parent / "copy/val2017")
     for image in said["images"]:
         image["file_name"] = f"../{image['file_name']}"
@@ -347,7 +347,7 @@ def test_the_command(coco, tmp_path):
     done = CliRunner().invoke(app, ["shard", str(coco()), str(tmp_path / "d"), "--presize", "30"])
     assert done.exit_code == 0, done.stderr
     assert open_dataset(tmp_path / "d").manifest.options["presize"] == 30
-    sample = samples_of(tmp_path / "d")["000000000001.png"]
+    sample = texts_of(tmp_path / "d")["000000000001.png"]
     assert np.asarray(Image.open(io.BytesIO(sample["image/encoded"][0].encode("latin-1")))).shape == (30, 40, 3)
     assert sample["boxes"] == [0, 0, 40, 30]
 

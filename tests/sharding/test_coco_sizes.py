@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 import tpufeed
+from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
-from tests.sharding.test_boxes import samples_of
-from tests.sharding.test_tars import rejects_of
 from tpufeed.errors import SourceError, TooManyRejectsError
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.options import ShardOptions
@@ -140,7 +139,7 @@ def test_images_that_were_added_are_compared_as_well(source, tmp_path):
 def test_sizes_that_do_not_tell_are_said(orientation, source, tmp_path):
     result = shard(source(((64, 40), orientation, (64, 40))), tmp_path / "d")
     assert any("1 images with boxes have an EXIF orientation" in said for said in result.warnings)
-    assert samples_of(result.url)["0.png"]["boxes"] == [8, 4, 32, 14]  # of the upright image, as the page says
+    assert texts_of(result.url)["0.png"]["boxes"] == [8, 4, 32, 14]  # of the upright image, as the page says
     result = shard(tmp_path / "a/x.json", tmp_path / "e", policy={"exif": "ignore"})
     ((share, held, _),) = inside(result.url).values()  # and if they are of the stored one, there is a way
     assert (share, held) == (1, 1)

@@ -15,28 +15,13 @@ from PIL import Image
 from pyarrow import parquet
 
 import tpufeed
-from tests.sharding.test_table import rejects_of, samples_of
+from tests.sharding.outputs import rejects_of, samples_of
+from tests.sharding.written import embed, hub_table, save_to_disk
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, StoreError, TooManyRejectsError
 from tpufeed.sharding import row_groups
 
-FEATURES = {
-    "image": {"_type": "Image"},
-    "label": {"names": ["tench", "goldfish", "3"], "_type": "ClassLabel"},
-    "caption": {"dtype": "string", "_type": "Value"},
-}
 ROWS_A_GROUP = 5
-
-
-def hub_table(images, features=FEATURES, **columns):
-    """A table as `datasets` writes it: images are a struct of bytes and path."""
-    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    table = pa.table({"image": pa.array(images, struct), **columns})
-    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-
-
-def embed(jpegs, first=0):
-    return [{"bytes": data, "path": f"n{number:04d}.JPEG"} for number, data in enumerate(jpegs, first)]
 
 
 def write(path, table, **options):
@@ -62,18 +47,6 @@ def hub(small_jpegs, tmp_path):
         write(folder / f"data/{split}-{part:05d}-of-{parts:05d}.parquet", table)
     (folder / "README.md").write_text("---\n---\n")
     return folder
-
-
-def save_to_disk(folder, tables):
-    """The files that `Dataset.save_to_disk` writes."""
-    folder.mkdir(parents=True)
-    names = [f"data-{part:05d}-of-{len(tables):05d}.arrow" for part in range(len(tables))]
-    for name, table in zip(names, tables, strict=True):
-        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=4)
-    state = {"_data_files": [{"filename": name} for name in names], "_split": None}
-    (folder / "state.json").write_text(json.dumps(state))
-    (folder / "cache-1234.arrow").write_bytes(b"of a map, and none of the dataset's")
 
 
 def stored(url, split="train"):

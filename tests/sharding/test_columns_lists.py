@@ -13,9 +13,8 @@ from PIL import Image
 from pyarrow import parquet
 
 import tpufeed
-from tests.sharding.test_columnar import embed, hub_table, save_to_disk
-from tests.sharding.test_table import rejects_of, samples_of
-from tests.sharding.test_tars import encode_tar
+from tests.sharding.outputs import rejects_of, samples_of
+from tests.sharding.written import embed, encode_tar, hub_table, save_to_disk
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.images import Resize
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.sharding.test_joined import begun, forge
+from tests.sharding.forging import begun, forge
 from tpufeed.build.commit import put_report, read_report
 from tpufeed.build.digests import Overlap, group_equal, read_digests
 from tpufeed.build.item import Item

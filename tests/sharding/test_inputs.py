@@ -8,8 +8,8 @@ import pytest
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.previews import preview_shard
-from tests.sharding.test_table import rejects_of, samples_of
 from tpufeed.errors import AccessError, SourceError, TooManyRejectsError
 from tpufeed.storage import filesystem
 

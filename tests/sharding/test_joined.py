@@ -7,10 +7,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from crc32c import crc32c
 from PIL import Image
 
 import tpufeed
+from tests.sharding.forging import PLAN, begun, forge
 from tests.sharding.other_versions import OtherVersions
 from tests.sharding.previews import preview_shard, preview_warmup
 from tpufeed import cache
@@ -22,22 +22,6 @@ from tpufeed.storage.local import LocalStore
 from tpufeed.storage.store import read_span
 
 OPTIONS = {"shard_bytes": "40KB", "workers": 1}
-PLAN = "_tpufeed/plan.jsonl"
-
-
-def begun(folder):
-    """Leave the plan of a build alone."""
-    for path in [path for path in folder.rglob("*") if path.is_file() and path.name != "plan.jsonl"]:
-        path.unlink()
-    return folder
-
-
-def forge(folder, change):
-    """`change(header, tasks)` changes the parts of the plan's JSON; its CRC is right again."""
-    header, *tasks, _ = map(json.loads, (folder / PLAN).read_text().splitlines())
-    change(header, tasks)
-    data = b"".join(json.dumps(part).encode() + b"\n" for part in (header, *tasks))
-    (folder / PLAN).write_bytes(data + b'{"crc32c":%d}\n' % crc32c(data))
 
 
 def of_input(**values):

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.sharding.forging import PLAN, begun, forge
+from tests.sharding.outputs import rejects_of
+from tests.sharding.outputs import samples_of as lists_of
 from tests.sharding.previews import preview_shard
-from tests.sharding.test_joined import PLAN, begun, forge
-from tests.sharding.test_tars import encode_tar, rejects_of
+from tests.sharding.written import encode_tar
 from tpufeed import cache
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
@@ -57,15 +59,10 @@ def load(data):
 
 def samples_of(url):
     """Values of one item, and lists of others, by column and file name."""
-    found = {}
-    dataset = open_dataset(url)
-    for split in dataset.manifest.splits:
-        for features in dataset.iter_examples(split):
-            values = {
-                name: [bytes(v) if isinstance(v, memoryview) else v for v in f.values] for name, f in features.items()
-            }
-            found[values["image/filename"][0].decode()] = {n: v[0] if len(v) == 1 else v for n, v in values.items()}
-    return found
+    return {
+        path: {name: values[0] if len(values) == 1 else values for name, values in sample.items()}
+        for path, sample in lists_of(url).items()
+    }
 
 
 @pytest.fixture

@@ -5,15 +5,14 @@ import decimal
 import json
 import math
 import re
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 import tpufeed
+from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.previews import preview_shard
-from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
@@ -50,27 +49,6 @@ def table(images):
 
 def by_path(inputs):
     return {item.path: item for item in inputs}
-
-
-def samples_of(url):
-    """Features besides the image's by file name."""
-    found = {}
-    dataset = open_dataset(url)
-    for split in dataset.manifest.splits:
-        for features in dataset.iter_examples(split):
-            values = {
-                name: [bytes(value) if isinstance(value, memoryview) else value for value in feature.values]
-                for name, feature in features.items()
-            }
-            found[values.pop("image/filename")[0].decode()] = values
-    return found
-
-
-def rejects_of(url):
-    return {
-        line["path"]: (line["reason"], line["message"])
-        for line in map(json.loads, Path(url, "rejects.jsonl").read_text().splitlines())
-    }
 
 
 ROWS = [

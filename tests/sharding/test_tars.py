@@ -1,38 +1,22 @@
 """WebDataset tars: the files of a sample share a key, and images are read in place."""
 
 import gzip
-import io
 import json
 import re
 import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
 
 import tpufeed
+from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.previews import preview_shard
-from tpufeed.dataset.reader import open_dataset
+from tests.sharding.written import encode_tar
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
 
 FOLDER, LINK = tarfile.DIRTYPE.decode(), tarfile.SYMTYPE.decode()
-
-
-def encode_tar(members, tar_format=tarfile.PAX_FORMAT):
-    """A tar of (name, bytes or type) pairs."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            if isinstance(data, bytes):
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-            else:
-                info.type, info.linkname = data.encode(), "x"
-                tar.addfile(info)
-    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -58,24 +42,6 @@ def sample(small_jpegs):
         return [(f"{key}.{extension}", data) for extension, data in parts.items() if data is not None]
 
     return make
-
-
-def samples_of(url):
-    found = {}
-    dataset = open_dataset(url)
-    for split in dataset.manifest.splits:
-        for features in dataset.iter_examples(split):
-            values = {
-                name: [bytes(value) if isinstance(value, memoryview) else value for value in feature.values]
-                for name, feature in features.items()
-            }
-            found[values.pop("image/filename")[0].decode()] = values
-    return found
-
-
-def rejects_of(url):
-    lines = map(json.loads, Path(url, "rejects.jsonl").read_text().splitlines())
-    return {line["path"]: (line["reason"], line["message"]) for line in lines}
 
 
 def by_path(inputs):
