@@ -1,4 +1,4 @@
-"""Beam: its own runner, in one process and in several, and a job server as other runners have it."""
+"""Beam: its own runner, with one and with several threads, and a job server, as other runners have one."""
 
 import os
 import subprocess
@@ -13,7 +13,6 @@ from tests.engines.contract import (
     SHARD,
     TASKS,
     EngineContract,
-    build_serially,
     bytes_of,
     done,
     is_running,
@@ -37,13 +36,8 @@ PARALLEL = (*IN_MEMORY, "--direct_running_mode=multi_threading", "--direct_num_w
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return build_serially(tmp_path_factory.mktemp("built"))
-
-
-@pytest.fixture(scope="module")
 def kept_engine():
-    """One process of Beam's for tests that leave it well."""
+    """One process of Beam, for the tests that leave it running."""
     engine = BeamEngine(IN_MEMORY)
     with engine.prepare(f"{TASKS}:note"):
         yield engine
@@ -64,7 +58,7 @@ class TestContract(EngineContract):
 
 
 def processes():
-    """Ids of what this process has started for Beam, and what that has."""
+    """Return the process group of each process that works for Beam, by its id."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -4,18 +4,13 @@ import pytest
 from typer.testing import CliRunner
 
 import tpufeed
-from tests.engines.contract import EngineContract, build_serially
+from tests.engines.contract import EngineContract
 from tpufeed.cli.app import app
 from tpufeed.engines.choice import SerialEngine, choose_engine, make_engine
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.ray import RayEngine
 from tpufeed.errors import OptionError
 from tpufeed.processes.limits import available_cores
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return build_serially(tmp_path_factory.mktemp("built"))
 
 
 class TestSerial(EngineContract):

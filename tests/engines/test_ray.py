@@ -16,7 +16,6 @@ from tests.engines.contract import (
     ROOT,
     SHARD,
     EngineContract,
-    build_serially,
     bytes_of,
     done,
     is_running,
@@ -33,11 +32,6 @@ from tpufeed.errors import BuildError, TaskError
 from tpufeed.images import CenterCrop, Custom
 
 ray = pytest.importorskip("ray")
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return build_serially(tmp_path_factory.mktemp("built"))
 
 
 class TestContract(EngineContract):
@@ -100,7 +94,7 @@ def test_a_worker_without_tpufeed_is_told_what_to_install(connected, built, tmp_
 
 
 def test_a_folder_that_workers_do_not_see_is_found_out_before_the_work(connected, built, tmp_path, monkeypatch):
-    """The working folder of each process, which is another one in workers."""
+    """The folder is the working folder of each process, which is another one in workers."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(built.photos, tmp_path / "photos")
     own_folder = "/proc/self/cwd"
@@ -127,7 +121,7 @@ def test_workers_that_a_store_refuses_fail_once(connected, built, tmp_path, serv
     assert 1 <= len(asked) <= 2  # a node each
 
 
-# What stands in the way of a build.
+# Faults during a build.
 
 
 def test_a_build_in_a_bucket_with_faults_makes_the_same_bytes(connected, built, server, monkeypatch):
@@ -171,7 +165,7 @@ def gated_options():
 
 
 def held(gates):
-    """Node and process of each worker that is held at the gate."""
+    """Return node and process of each worker that is held at the gate."""
     return [path.name.rpartition("-")[::2] for path in gates.glob("*-*")]
 
 
@@ -184,7 +178,7 @@ def gate(gates):
         path.unlink()
 
 
-@pytest.mark.long  # a cluster of its own; signals have tests in faults/
+@pytest.mark.long  # it needs another cluster; signals have tests in faults/
 def test_the_command_goes_on_where_ctrl_c_has_stopped_it(cluster, gated, gates, gate, tmp_path):
     command = [Path(sys.executable).with_name("tpufeed"), "cache", "warmup", gated.with_name("dataset"), tmp_path / "c"]
     command += ["--op", OPS[0], "--op", OPS[1], "--shard-size", "40KB"]
@@ -207,7 +201,7 @@ def test_the_command_goes_on_where_ctrl_c_has_stopped_it(cluster, gated, gates, 
 
 
 def test_a_node_is_killed_in_mid_build(connected, gated, gates, gate, tmp_path):
-    """The last test: the cluster is short of a node after it."""
+    """This test is the last one: afterwards the cluster lacks a node."""
     node = connected.list_all_nodes()[-1]
     results = []
 
