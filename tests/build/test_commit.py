@@ -65,7 +65,7 @@ def names(store):
 
 
 def old_build(store, tmp_path):
-    """Put what a build of the same names has left, and a stranger's file; then the plan of a run that overwrites."""
+    """Put the files of an old build with the same names, a stranger's file, and the plan of a run that overwrites."""
     begin(store, tmp_path, a_header("old"), Standing(None, [], set()))
     for name in (OWN, "train.index.npy", "rejects.jsonl", "_tpufeed/reports/000000.json", "notes.txt"):
         store.put(name, b"old")

@@ -41,7 +41,7 @@ def test_what_is_no_budget(text):
 
 
 def own(store):
-    """The store belongs to a run from here on."""
+    """Give the store to a run."""
     return Owner("run", store.put(PLAN, b"", store.stat(PLAN)).version)
 
 

@@ -1,4 +1,4 @@
-"""What a build asks of any engine, and does itself around it."""
+"""What a build asks of any engine, and what it does itself."""
 
 import threading
 

@@ -223,7 +223,7 @@ def test_what_was_built_anew_is_no_version(grown, halves):
 
 
 def test_a_version_that_is_no_longer_current_is_followed_by_nothing(grown, halves, tmp_path):
-    """Two that saw version 1: the second finds version 2 in its place, and changes nothing."""
+    """Of two that saw version 1, the second finds version 2 there and changes nothing."""
     url, _ = grown
     stale = tmp_path / "stale"
     shutil.copytree(url, stale)
@@ -249,7 +249,7 @@ def test_a_part_is_published_once(grown, halves):
 
 
 def test_a_part_with_other_class_names_is_not_published(grown, halves):
-    """Labels that stand would mean other classes."""
+    """Existing labels would mean other classes."""
     url, _ = grown
     base, part, about = build_part(open_dataset(url), halves[0])
     before = (url / "manifest.json").read_bytes()

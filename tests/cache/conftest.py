@@ -1,4 +1,4 @@
-"""A dataset of photographs to warm caches of, one with an image in it that does not decode, and what a build leaves."""
+"""A dataset of photographs to warm caches of, one with an image that does not decode, and the files of a build."""
 
 import shutil
 import subprocess
@@ -70,7 +70,7 @@ def flat_source(photo_folder):
 
 @pytest.fixture(scope="session")
 def bytes_of():
-    """`bytes_of(folder)`: shards, indexes and rejects by name: all of which has to be the same."""
+    """`bytes_of(folder)`: the files that must be equal, by name: shards, indexes and rejects."""
 
     def read(folder):
         names = (".tfrecord", ".npy", "rejects.jsonl")

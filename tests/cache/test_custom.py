@@ -44,7 +44,7 @@ def importable(here, monkeypatch):
 
 
 def run(command, folder, *arguments):
-    """The command in a process of its own, which finds the user's module by the current folder alone."""
+    """Run the command in a new process, which finds the user's module only in the current folder."""
     done = subprocess.run(
         [*COMMANDS[command], *map(str, arguments)],
         capture_output=True,
@@ -120,7 +120,7 @@ def test_a_lambda_or_a_local_function_is_refused_as_it_is_given():
 
 
 def test_one_of_main_is_refused(source, tmp_path):
-    """Whoever goes on with the build has another `__main__`."""
+    """A process that continues the build has another `__main__`."""
     with pytest.raises(OptionError, match="__main__:heavy"):
         warmup(source, tmp_path / "c", ops=[CenterCrop(32), Custom("__main__:heavy")], workers=1)
     assert not (tmp_path / "c").exists()
@@ -144,7 +144,9 @@ def test_one_that_fails_late_is_an_error_that_names_op_and_sample(source, import
     assert found[1] in bright
     assert not (importable / "c/manifest.json").exists()
     (importable / "my_ops.py").write_text(MODULE.read_text())
-    assert warmup(source, importable / "c", **options).images == len(images)  # mended, the same call goes on
+    assert warmup(source, importable / "c", **options).images == len(
+        images
+    )  # once it is mended, the same call continues
 
 
 def middles(url, split):

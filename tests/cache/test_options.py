@@ -1,4 +1,4 @@
-"""What a cache is asked for, where it cannot be: refused before anything is written."""
+"""Options that cannot be are refused before anything is written."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -76,7 +76,7 @@ def augmented(source, tmp_path_factory):
 
 @pytest.mark.parametrize("do", [warmup, preview_warmup])
 def test_an_augmented_cache_is_no_source_unless_it_is_allowed(do, augmented, tmp_path):
-    """Crops of crops, of its first variant alone; also where only the encoding is to be another."""
+    """It would make crops of crops, of the first variant only; also if only the encoding changes."""
     for options in ({"size": 16}, {"ops": [], "encode": "png"}):
         with pytest.raises(OptionError, match="--allow-augmented"):
             do(augmented, tmp_path / "c", workers=1, **options)

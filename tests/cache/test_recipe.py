@@ -1,4 +1,4 @@
-"""What stands at the destination already: this cache, another, a dataset, what a build began; and too little room."""
+"""What the destination holds already: this cache, another, a dataset, an unfinished build; and too little room."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ _watched: dict[str, list[str]] = {}
 
 
 def _watch(event, args):
-    """Notes what is about to change below a folder that is watched: mtimes alone show no file that comes and goes."""
+    """Note each change below a folder that is watched: mtimes do not show a file that comes and goes."""
     changes = event in ("os.mkdir", "os.rmdir", "os.link", "os.remove", "os.rename", "shutil.rmtree", "os.truncate")
     if _watched and (changes or (event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR))):
         for folder, seen in _watched.items():
@@ -50,19 +50,19 @@ def state_of(folder):
 
 
 def state_of_files(folder):
-    """Folders aside: a plan is written to one that goes again."""
+    """Return the state of the files only: a plan is written to a folder that is removed again."""
     return {path: state for path, state in state_of(folder).items() if not path.is_dir()}
 
 
 @pytest.fixture(scope="module")
 def cached(source, tmp_path_factory):
-    """Not to be changed."""
+    """A cache; not to be changed."""
     return warmup(source, tmp_path_factory.mktemp("places") / "cache", **OPTIONS)
 
 
 @pytest.fixture
 def place(cached, tmp_path):
-    """A copy of it."""
+    """A copy of `cached`."""
     shutil.copytree(cached.url, tmp_path / "c")
     return tmp_path / "c"
 

@@ -41,7 +41,7 @@ def source(whole, tmp_path):
 
 @pytest.fixture
 def cache(whole, tmp_path):
-    """A cache of it."""
+    """A cache of `source`."""
     return str(shutil.copytree(whole / "c", tmp_path / "c"))
 
 

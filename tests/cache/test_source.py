@@ -1,4 +1,4 @@
-"""Raw images as a source: sharded and warmed in one go, with what sharding first and warming then would have made."""
+"""Raw images as a source: `warmup` makes of them what sharding first and warming then would make."""
 
 import csv
 import importlib.util
@@ -154,7 +154,7 @@ def corpus(tmp_path_factory):
 
 
 LOSSLESS = {
-    # Stored once more by `shard`, as JPEG where the file was one: those lose a little on the way.
+    # `shard` encodes them again, JPEG files as JPEG: those lose a little.
     "png": (".png", ".bmp", ".tiff", ".tif", ".gif"),
     "jpeg": (".jpg", ".JPG", ".jpeg", ".webp"),
 }

@@ -8,14 +8,14 @@ PLAN = "_tpufeed/plan.jsonl"
 
 
 def begun(folder):
-    """Leave the plan of a build alone."""
+    """Remove all but the plan of a build; return the folder."""
     for path in [path for path in folder.rglob("*") if path.is_file() and path.name != "plan.jsonl"]:
         path.unlink()
     return folder
 
 
 def forge(folder, change):
-    """`change(header, tasks)` changes the parts of the plan's JSON; its CRC is right again."""
+    """Change the JSON of a plan by `change(header, tasks)`, and make its CRC right again."""
     header, *tasks, _ = map(json.loads, (folder / PLAN).read_text().splitlines())
     change(header, tasks)
     data = b"".join(json.dumps(part).encode() + b"\n" for part in (header, *tasks))

@@ -79,7 +79,7 @@ def test_plain_images_keep_their_own_bytes(odd_build, odd_files):
 
 
 def test_pixels_by_tensorflow_are_those_of_the_files(odd_build, odd_files):
-    """To the bit where the bytes were kept, nearly so where they were encoded anew; upright, and without alpha."""
+    """Equal if the bytes were kept, nearly equal if they were encoded again; upright, and without alpha."""
     for name, sample in by_tensorflow(odd_build.url).items():
         data = {**odd_files["kept"], **odd_files["changed"]}[name]
         expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"), np.int16)

@@ -177,7 +177,7 @@ def test_a_value_that_does_not_fit_is_a_reject_that_names_it(table):
 
 
 def test_a_reject_says_nothing_about_types(table):
-    """The others are one number each, and lists of 2."""
+    """The types of the columns are those of the other rows."""
     rows = [{"x": n, "pair": [n, n], "speed": n / 2} for n in range(12)]
     rows[3] |= {"x": "no", "speed": "fast"}
     rows[5] |= {"pair": [1, "?", 3]}

@@ -1,4 +1,4 @@
-"""A destination that something else has a claim on."""
+"""A destination that holds something else."""
 
 import shutil
 from pathlib import Path

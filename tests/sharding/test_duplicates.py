@@ -256,7 +256,7 @@ def test_what_is_left_out_takes_no_room_in_shards(tmp_path):
     st.integers(1, 8),
 )
 def test_inputs_that_make_no_record_leave_no_shard_empty(sizes, shards):
-    """Size 0 is that of an input that is left out."""
+    """An input of size 0 is one that is left out."""
     count = sum(size > 0 for size in sizes)
     shards = min(shards, count)
     inputs = [(Item(str(number), size, "", duplicate_of="" if size else "00"), 0) for number, size in enumerate(sizes)]
@@ -278,7 +278,7 @@ def test_a_split_of_nothing_but_copies_has_no_shard(tmp_path):
 
 
 def test_a_row_that_is_rejected_stands_for_no_other(doubled, tmp_path):
-    """The first path has a label that is no class."""
+    """The label of the first path is not among the classes."""
     (tmp_path / "t.csv").write_text(
         f"path,label\n{doubled}/cat/00.png,bird\n{doubled}/dog/copy00.png,dog\n{doubled}/dog/03.png,dog\n"
     )
@@ -389,7 +389,7 @@ def test_a_forged_digest_is_refused(doubled, tmp_path):
 
 
 def test_the_report_is_written_block_by_block(doubled, tmp_path, monkeypatch):
-    """With room for the names of three groups at once it says the same."""
+    """It is the same with room for the names of three groups at once."""
     whole = tpufeed.shard(doubled, tmp_path / "whole", splits=SHARES, workers=1)
     monkeypatch.setattr("tpufeed.build.digests._GROUPS_AT_ONCE", 3)
     result = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, workers=1)
@@ -440,7 +440,7 @@ def test_the_command(doubled, tmp_path):
     ],
 )
 def test_what_is_measured_is_what_is_not_trained_on(splits, measured, small_jpegs, tmp_path):
-    """Few images are trained on where only few are labelled."""
+    """The split to train on may be the smaller one, if only few images have labels."""
     for split, count in splits.items():
         for number in range(count):
             path = tmp_path / "photos" / split / "ab"[number % 2] / f"{number}.jpg"

@@ -16,7 +16,7 @@ KILL = "kill_group()"
 
 
 class Disk:
-    """A disk of 8 MB that only commands started with `before` see at `folder`; `seen` is where it is for us."""
+    """A disk of 8 MB that only commands started with `before` see at `folder`; this process sees it at `seen`."""
 
     full = "No space left on device"
     read_only = "Read-only file system"
@@ -49,7 +49,7 @@ class Disk:
 
 
 class LimitedFiles:
-    """Where nobody may mount: no file is longer than a limit, and folders are refused by /sys."""
+    """Used if nobody may mount: a limit on the length of files, and /sys, which refuses folders."""
 
     full = "File too large"
     read_only = "Operation not permitted|Permission denied|Read-only file system"
@@ -72,7 +72,7 @@ class LimitedFiles:
 
 @pytest.fixture(params=[Disk, pytest.param(LimitedFiles, marks=pytest.mark.long)], ids=["disk", "limit"])
 def disk(request, tmp_path):
-    """A disk that gets full; where nobody may mount one, files that get no longer."""
+    """A disk that gets full; if nobody may mount one, files of limited length."""
     found = request.param(tmp_path / "disk")
     if request.param is Disk and not found.mounted:
         found.close()

@@ -167,7 +167,7 @@ def test_inputs_come_in_the_order_of_their_keys(large):
 
 
 def test_a_plan_sorts_all_inputs_once(large):
-    """By key for the shards: the digest, for which they are sorted by path, is as old as the inventory."""
+    """The shards need them by key. The digest, which needs them by path, is made with the inventory."""
     statements = []
     large.database.set_trace_callback(statements.append)
     draft = plan_shards(large, ShardOptions(), SizeEstimate(), "memory://s", {})

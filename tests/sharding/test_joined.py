@@ -42,7 +42,7 @@ def secret(photo_folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def begin(tmp_path_factory):
-    """`begin(source, folder)`: the plan of a build of `source` stands in `folder`, and nothing else."""
+    """`begin(source, folder)` puts the plan of a build of `source` into `folder`, and nothing else."""
     plans = {}
 
     def put(source, folder):
@@ -105,7 +105,7 @@ each_way = pytest.mark.parametrize(
 
 
 def refused(source, folder, match="none of its", **options):
-    """By the build and by its preview; nothing but the plan stands there afterwards."""
+    """Check that build and preview refuse the plan and leave nothing else there."""
     with pytest.raises(ManifestError, match=match) as caught:
         tpufeed.shard(source, folder, **OPTIONS, **options)
     assert str(folder / PLAN) in str(caught.value)
@@ -275,7 +275,7 @@ def test_a_report_of_other_shards_is_not_believed(change, unfinished, build_opti
 
 
 def test_a_name_that_no_store_has_is_a_reject_also_when_a_build_goes_on(small_jpegs):
-    """As a//7.jpg, a slip that buckets take."""
+    """Buckets take a//7.jpg, which is a slip."""
     files = OtherVersions()
     for number in range(6):
         files.pipe_file(f"/joined/photos/a/{number}.jpg", small_jpegs[number % 3])

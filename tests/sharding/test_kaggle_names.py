@@ -25,7 +25,7 @@ def draw(folder: Path, names: list[str], seed: int = 0) -> Path:
 
 @pytest.fixture
 def photos(tmp_path):
-    """40 images of two classes, and a file that is none."""
+    """40 images of two classes, and a file that is not an image."""
     folder = draw(tmp_path / "photos", [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(20)])
     (folder / "cat/broken.png").write_bytes(b"no image")
     return folder

@@ -1,4 +1,4 @@
-"""Labels become ids: names sorted, or numbers as they stand."""
+"""Labels become ids: sorted names, or numbers as they are."""
 
 import pytest
 from hypothesis import given
@@ -110,7 +110,7 @@ def test_a_missing_value_among_ids_leaves_them_ids(missing):
 
 
 def test_a_missing_value_among_names_is_no_class():
-    """But where labels are names, `none` and `NA` may be names as well."""
+    """If labels are names, `none` and `NA` may be names as well."""
     assert ids(["dog", "nan", "cat", "none", "NA"]) == {"NA": 0, "cat": 1, "dog": 2, "none": 3}
     assert ids(["dog", "nan"], ("nan", "dog")) == {"nan": 0, "dog": 1}
     assert ids(["dog", "nan"], are_names=True) == {"dog": 0, "nan": 1}

@@ -175,7 +175,7 @@ def test_no_option_is_left_out_of_the_plan():
         "split_by_content",
         "names",
         "keeps_classes",
-    }  # stands in a plan only where it is given: plans of before have none
+    }  # in a plan only if given
     assert ShardOptions().to_dict().keys() >= keywords | {"splits"}
 
 

@@ -1,4 +1,4 @@
-"""`overwrite=True`: what a build has made goes, manifest first, once the new one can begin."""
+"""`overwrite=True` removes what a build has made, manifest first, once the new build can begin."""
 
 import json
 import shutil

@@ -24,7 +24,7 @@ CALLS = ("put", "put_file", "delete")
 
 
 class Killed(BaseException):
-    """What no `except Exception` meets."""
+    """Passes each `except Exception`."""
 
 
 class Steps:
@@ -106,7 +106,7 @@ def copy(source, url):
 
 
 def is_clean(url, images):
-    """A whole dataset of the plan that stands, and nothing else but reports."""
+    """Check that the dataset is whole and of its plan, and that there is nothing else but reports."""
     store = tpufeed.open_dataset(url).store
     manifest, names = json.loads(store.read("manifest.json")), {info.name for info in store.iter_objects()}
     files = {file["name"] for s in manifest["splits"].values() for v in s["variants"] for file in v["shards"]}
@@ -177,7 +177,7 @@ def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, every, few, plac
 @each_step
 @pytest.mark.parametrize("where", ["local", pytest.param("gs", marks=pytest.mark.long)])
 def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(every, few, place):
-    """At no moment does a manifest stand over shards that are gone; the one that was killed can be repeated."""
+    """There is never a manifest over shards that are gone; the killed command can be repeated."""
     steps, fresh = place
 
     def build(url, seed):
@@ -238,7 +238,7 @@ def test_files_follow_the_umask(few, tmp_path):
 
 @pytest.mark.parametrize("name", ["train-00000-of-00002.tfrecord", "train.index.npy"])
 def test_a_manifest_over_empty_files_is_not_complete(name, few, tmp_path):
-    """What a power cut leaves of files that were never written to the disk."""
+    """A power cut leaves such files if they were never written to the disk."""
     tpufeed.shard(few, tmp_path / "d", **OPTIONS)
     (tmp_path / "d" / name).write_bytes(b"")
     with pytest.raises(tpufeed.errors.DatasetExistsError, match=name):

@@ -183,7 +183,7 @@ def test_a_key_of_a_json_that_is_called_as_an_image_column(tmp_path):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Folders of images in splits and classes, and of their masks, each with something of its own."""
+    """Folders of images in splits and classes, and of their masks."""
     for split, label, name in [("train", "a", "0.png"), ("train", "b", "x.y.jpeg"), ("val", "a", "0.png")]:
         for folder in ("images", "masks"):
             (tmp_path / folder / split / label).mkdir(parents=True, exist_ok=True)

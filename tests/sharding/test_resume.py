@@ -1,4 +1,4 @@
-"""A build that is killed, run twice, or finds its destination in another state than it left it."""
+"""A build that was killed, that runs twice, or whose destination or source has changed since."""
 
 import json
 import shutil
@@ -81,7 +81,7 @@ def test_a_damaged_report_is_made_anew(build_options, damage, photo_folder, unfi
 def test_reports_of_a_build_whose_plan_is_gone_are_not_believed(
     build_options, photo_folder, unfinished, bytes_of, tmp_path
 ):
-    """Its shards have other names, so they neither belong to this build nor stand in its way."""
+    """Its shards have other names: they are not of this build, and do not block it."""
     for name in ("_tpufeed/plan.jsonl", "train.index.npy", "val.index.npy"):
         (unfinished / name).unlink()
     options = {**build_options, "shard_bytes": "60KB"}

@@ -65,7 +65,7 @@ DAMAGE = {
 
 
 def test_verify_finds_nothing_wrong_with_the_bytes_that_exact_stores(folder, tmp_path):
-    """What decoders pass over, or loaders mend, is no damage of a dataset."""
+    """Bytes that decoders ignore, or loaders mend, are no damage."""
     plain = (folder / "a" / "small.jpg").read_bytes()
     (tmp_path / "in" / "a").mkdir(parents=True)
     for number, damage in enumerate(DAMAGE.values()):

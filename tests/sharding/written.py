@@ -14,7 +14,7 @@ FEATURES = {
 
 
 def encode_tar(members, tar_format=tarfile.PAX_FORMAT):
-    """A tar of (name, bytes or type) pairs."""
+    """Return a tar of (name, bytes or type) pairs."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar:
         for name, data in members:
@@ -29,7 +29,7 @@ def encode_tar(members, tar_format=tarfile.PAX_FORMAT):
 
 
 def hub_table(images, features=FEATURES, **columns):
-    """A table as `datasets` writes it: images are a struct of bytes and path."""
+    """Return a table as `datasets` writes it: images are a struct of bytes and path."""
     struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     table = pa.table({"image": pa.array(images, struct), **columns})
     return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
@@ -40,7 +40,7 @@ def embed(jpegs, first=0):
 
 
 def save_to_disk(folder, tables):
-    """The files that `Dataset.save_to_disk` writes."""
+    """Write the files that `Dataset.save_to_disk` writes."""
     folder.mkdir(parents=True)
     names = [f"data-{part:05d}-of-{len(tables):05d}.arrow" for part in range(len(tables))]
     for name, table in zip(names, tables, strict=True):

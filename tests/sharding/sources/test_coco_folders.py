@@ -1,4 +1,4 @@
-"""The folder of COCO's images: never that of another project or split, and it is named."""
+"""The folder of COCO's images is never that of another project or split, and is named."""
 
 import json
 

@@ -34,7 +34,7 @@ def source(tmp_path):
         folder.mkdir(exist_ok=True)
         said, annotations = [], []
         for number, (size, orientation, json_size) in enumerate(images):
-            # The object lies where it is in the image of which the JSON says the size.
+            # The object lies as in an image of the size that the JSON says.
             is_turned = json_size == size[::-1] != size
             width, height = json_size if is_turned else size
             pixels = np.zeros((height, width, 3), np.uint8)

@@ -216,7 +216,7 @@ def test_drop_finds_doubles_whatever_their_row_groups_weigh(hub, small_jpegs, tm
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("duplicates", ["report", "drop"])
 def test_a_file_that_was_written_again_with_other_rows(kind, duplicates, small_jpegs, tmp_path):
-    """Rows that are there are found by their bytes, wherever they are now; each stands for one image."""
+    """Rows of the dataset are found by their bytes, wherever they are now; each is one image."""
     source = tmp_path / "rows"
 
     def save(numbers):
@@ -297,7 +297,7 @@ def test_a_plan_at_the_destination_names_rows_of_the_source_alone(hub, small_jpe
     with pytest.raises(ManifestError, match=r"secret\.parquet"):
         tpufeed.shard(hub, tmp_path / "d", **options)
     plan.write_bytes(own)
-    tpufeed.shard(hub, tmp_path / "d", workers=1, max_rejects=1)  # goes on
+    tpufeed.shard(hub, tmp_path / "d", workers=1, max_rejects=1)  # continues
     assert len(stored(tmp_path / "d", "validation")) == 8
 
 

@@ -1,4 +1,4 @@
-"""Which kind of source a URL is, and what is said of one that is none."""
+"""Which kind of source a URL is, and the errors for URLs that are not sources."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ NOBODY = 65534
 
 @contextmanager
 def without_roots_rights():
-    """Permission bits do not bite for root."""
+    """Become another user: root may read everything."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(NOBODY)

@@ -211,7 +211,7 @@ SAID = {
 
 @pytest.mark.parametrize("kind", BEYOND)
 def test_times_that_python_has_no_type_for_are_text(kind, table, take):
-    """They stop no build, neither beside the columns that are used nor as the label."""
+    """They stop no build, as further columns or as labels."""
     arrow, values = BEYOND[kind]
     content = pa.table({"path": [f"{n}.jpg" for n in range(4)], "x": pa.array([*values, None], arrow)})
     found = by_path(take(table(content, "parquet"))[1])
@@ -573,7 +573,7 @@ def test_another_separator_is_recognised(suffix, separator, remedy, table, take)
 
 
 def test_columns_without_labels_are_warned_of(table, tmp_path):
-    """Also in a run that goes on; and not where nobody wants labels."""
+    """A run that continues warns too; a run without labels does not."""
     path = table("path,species,height_cm\n0.jpg,rose,1.5\n1.jpg,tulip,tall\n2.jpg,rose,2\n3.jpg,rose,3\n")
     unlabelled = (
         "no labels: none of the columns species, height_cm is called label, class ...; give --label COLUMN, or "

@@ -21,7 +21,7 @@ FOLDER, LINK = tarfile.DIRTYPE.decode(), tarfile.SYMTYPE.decode()
 
 @pytest.fixture
 def make_tar(tmp_path):
-    """`make_tar(members, name)`: a tar in a folder of its own."""
+    """`make_tar(members, name)`: a tar in the folder `tars`."""
     (tmp_path / "tars").mkdir()
 
     def make(members, name="a.tar", **options):
@@ -118,7 +118,7 @@ def test_what_is_no_part_of_a_sample_is_counted(make_tar, sample, take):
     ]
     inventory, inputs = take(make_tar(members))
     assert list(by_path(inputs)) == ["a.tar/000000.jpg"]
-    assert inventory.ignored_files == {"": 2, ".jpg": 2, ".link": 1, ".npy": 1}  # a folder is none
+    assert inventory.ignored_files == {"": 2, ".jpg": 2, ".link": 1, ".npy": 1}  # a folder is not counted
 
 
 def test_a_folder_of_tars_may_hold_what_others_put_there(make_tar, sample, take):
