@@ -106,7 +106,9 @@ def test_a_missing_value_among_ids_leaves_them_ids(missing):
     classes = make_classes([*map(str, range(12)), missing], None, False)
     assert classes.names == tuple(map(str, range(12)))
     assert classes.ids == {str(number): number for number in range(12)}
-    assert bad_label(missing, classes) == ("bad_label", f"the label {missing!r} is none of the 12 classes")
+    reason, message = bad_label(missing, classes)
+    assert reason == "bad_label"
+    assert repr(missing) in message
 
 
 def test_a_missing_value_among_names_is_no_class():
@@ -140,19 +142,15 @@ def test_labels_that_nothing_is_said_of(counts):
 
 def test_names_among_numbers_are_told():
     (said,) = warnings({"9": 6, "10": 6, "cat": 1, None: 90, "nan": 90})
-    assert said == (
-        "labels are names, not ids (10 sorts before 2): 'cat' is no whole number; 12 of 13 are. Mend it, leave it "
-        "empty, or fix the ids with --classes FILE"
-    )
+    assert "'cat'" in said
+    assert "12 of 13" in said
     assert warnings({"9": 6, "cat": 6}, fixed=("cat",)) == warnings({"9": 6, "10": 6, "cat": 6}, are_names=True) == []
 
 
 def test_numbers_that_are_one_class_are_told():
     (said,) = warnings({"01": 6, "1": 6, "001": 6, "2": 6, "02.0": 6, "3": 6, "3.0": 6})
-    assert said == (
-        "the labels '001', '01', '1' are one class, as are those of 1 more; where they are names, give all of them "
-        "with --classes FILE"
-    )
+    assert "'001', '01', '1'" in said
+    assert "--classes" in said
     assert warnings({"01": 6, "1": 6, "001": 6}, fixed=("01", "1", "001")) == []
 
 
@@ -161,18 +159,18 @@ def test_classes_of_few_images_are_told():
     many = {name: 9 for name in names[:15]}
     assert warnings({**many, **dict.fromkeys(names[15:], 4)}, are_names=True) == []
     (said,) = warnings({**many, "last": 3, **dict.fromkeys(names[15:], 4)}, are_names=True)
-    assert said == "16 of 31 classes have fewer than 5 images, like 'last'; see that labels are what you mean"
+    assert "16 of 31 classes" in said
+    assert "'last'" in said
     (said,) = warnings({f"red,{name}": 2 for name in names})
-    assert said == (
-        "30 of 30 classes have fewer than 5 images, like 'red,00': labels of several parts (',') are a class for each "
-        'combination. To train on the parts, give lists of labels, like ["cat", "dog"] in a table of JSON lines'
-    )
+    assert "30 of 30 classes" in said
+    assert "'red,00'" in said
+    assert "lists of labels" in said
 
 
 def test_negative_numbers_are_no_ids():
     classes = make_classes([-1, 0, "1"], None, False)
     assert (classes.names, classes.ids) == (("0", "1"), {0: 0, "1": 1})
-    assert bad_label(-1, classes) == ("bad_label", "the label -1 is none of the 2 classes")
+    assert bad_label(-1, classes)[0] == "bad_label"
     assert make_classes(["-1"], None, False).names == ()
 
 

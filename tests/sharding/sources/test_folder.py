@@ -179,7 +179,7 @@ def test_a_folder_of_images_beside_the_splits_makes_classes_and_a_warning(tree, 
     inventory, _ = take(tree(*SPLIT_TREE, "extra/cat/6.jpg"))
     assert inventory.classes.names == ("extra", "test", "train", "val")
     (warning,) = inventory.warnings
-    assert warning.startswith("classes are called like splits: test, train, val; ")
+    assert "test, train, val" in warning
     assert "--split-by folder" in warning
 
 
@@ -195,26 +195,24 @@ def test_a_folder_of_images_beside_the_splits_makes_classes_and_a_warning(tree, 
 )
 def test_classes_that_are_called_like_splits(names, mentioned, tree, take):
     warnings = take(tree(*names))[0].warnings
-    assert [warning.split(";")[0] for warning in warnings] == (
-        [f"classes are called like splits: {mentioned}"] if mentioned else []
-    )
+    assert len(warnings) == (mentioned is not None)
+    assert mentioned is None or mentioned in warnings[0]
     assert take(tree(*names), label="none")[0].warnings == ()
 
 
 def test_one_folder_around_the_classes(tree, take):
     folder = tree("flowers/rose/1.jpg", "flowers/tulip/x/2.jpg", "LICENSE.txt")
     (warning,) = take(folder)[0].warnings
-    assert "one folder, flowers, and so are of one class; to have its folders (rose, tulip) as" in warning
-    assert f", shard {folder}/flowers; to take all images without labels, say --label none" in warning
+    assert "(rose, tulip)" in warning
+    assert f"shard {folder}/flowers" in warning
+    assert "--label none" in warning
     assert take(folder / "flowers")[0].warnings == take(folder, label="none")[0].warnings == ()
 
 
 def test_one_class(tree, take):
     (warning,) = take(tree("images/1.jpg"))[0].warnings
-    assert warning == (
-        "all images lie in one folder, images, and so are of one class; to take all images without labels, say --label "
-        "none"
-    )
+    assert "one folder, images" in warning
+    assert "--label none" in warning
     assert take(tree("images/1.jpg"), classes=["images", "others"])[0].warnings == ()
 
 

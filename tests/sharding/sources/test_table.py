@@ -330,7 +330,7 @@ def test_what_spreadsheets_and_pandas_write(table, take):
     ]
     found = by_path(inputs)
     assert [found[f"{n}.jpg"].label for n in range(3)] == [1, -1, 0]
-    assert found["1.jpg"].problem == ("bad_label", "the sample has no label")
+    assert found["1.jpg"].problem[0] == "bad_label"
     assert [found[f"{n}.jpg"].columns for n in range(3)] == [((0,), ("007",)), ((1,), ("008",)), ((2,), ())]
 
 
@@ -348,9 +348,10 @@ def test_labels_that_are_several_or_written_in_several_ways_are_told(table, tmp_
     pairs = table([{"path": f"{n % 10}.jpg", "label": f"red,{n}"} for n in range(30)], "jsonl")
     said, repeated = preview_shard(pairs, tmp_path / "d").warnings
     assert "10 images are in several rows" in repeated
-    assert said.startswith("30 of 30 classes have fewer than 5 images, like 'red,0': labels of several parts (',')")
+    assert "30 of 30 classes" in said
+    assert "'red,0'" in said
     (said,) = tpufeed.shard(table("path,label\n0.jpg,1\n1.jpg,01\n"), tmp_path / "d", workers=1).warnings
-    assert said.startswith("the labels '01', '1' are one class;")
+    assert "'01', '1'" in said
 
 
 def test_a_split_that_is_not_a_number_says_none(table, take):
@@ -368,14 +369,9 @@ def test_ids_that_pandas_made_floats_stay_apart(table, tmp_path):
     found = samples_of(result.url)
     assert [found[f"{n}.jpg"]["owner"] for n in range(3)] == [[1234567891], [1234567892], []]
     assert [(f.name, f.dtype) for f in result.manifest.features[-2:]] == [("owner", "int64"), ("x", "float32")]
-    said = (
-        "x is float32, which keeps 7 digits: 1234567891.25 becomes 1234567936.0. A column of whole numbers alone keeps "
-        "all of theirs"
-    )
-    assert (result.warnings, preview_shard(tmp_path / "images/table.csv", tmp_path / "e", label="none").warnings) == (
-        (said,),
-        (said,),
-    )
+    (said,) = result.warnings
+    assert "1234567891.25" in said
+    assert preview_shard(tmp_path / "images/table.csv", tmp_path / "e", label="none").warnings == (said,)
 
 
 def test_a_row_of_tsv_is_a_line(table, take):
@@ -558,29 +554,29 @@ def test_rows_may_stand_in_any_order(table, bytes_of, tmp_path):
 @pytest.mark.parametrize(
     ("suffix", "separator", "remedy"),
     [
-        ("csv", ";", "with commas, or with tabs as .tsv"),
-        ("csv", "\t", "with commas, or under a name that ends in .tsv"),
-        ("tsv", ",", "with tabs, or under a name that ends in .csv"),
+        ("csv", ";", ".tsv"),
+        ("csv", "\t", ".tsv"),
+        ("tsv", ",", ".csv"),
     ],
 )
 def test_another_separator_is_recognised(suffix, separator, remedy, table, take):
     path = table(f"path{separator}label\n0.jpg{separator}a\n", suffix)
-    for options, problem in (({}, "none of its columns"), ({"image": "path"}, "has no column 'path' for the image")):
+    for options, problem in (({}, "columns"), ({"image": "path"}, "'path'")):
         with pytest.raises(OptionError) as raised:
             take(path, **options)
         assert problem in str(raised.value)
-        assert str(raised.value).endswith(f". The file seems to be separated by {separator!r}; save it {remedy}")
+        assert repr(separator) in str(raised.value)
+        assert remedy in str(raised.value)
 
 
 def test_columns_without_labels_are_warned_of(table, tmp_path):
     """A run that continues warns too; a run without labels does not."""
     path = table("path,species,height_cm\n0.jpg,rose,1.5\n1.jpg,tulip,tall\n2.jpg,rose,2\n3.jpg,rose,3\n")
-    unlabelled = (
-        "no labels: none of the columns species, height_cm is called label, class ...; give --label COLUMN, or "
-        "--label none"
-    )
-    text = "height_cm is text: row 2 says 'tall'; 3 of 4 are numbers"
-    assert preview_shard(path, tmp_path / "d").warnings == (unlabelled, text)
+    unlabelled, text = preview_shard(path, tmp_path / "d").warnings
+    assert "species, height_cm" in unlabelled
+    assert "--label COLUMN" in unlabelled
+    assert "row 2" in text
+    assert "'tall'" in text
     result = tpufeed.shard(path, tmp_path / "d", workers=1)
     assert result.warnings == (unlabelled, text)
     (tmp_path / "d/manifest.json").unlink()

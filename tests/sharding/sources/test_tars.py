@@ -136,9 +136,9 @@ def test_a_sample_without_an_image_is_rejected(make_tar, sample, tmp_path):
         make_tar([*sample(0), *sample(1, jpg=None, txt=b"x"), *sample(2)]), tmp_path / "d", workers=1
     )
     assert result.images == 2
-    assert rejects_of(result.url) == {
-        "a.tar/000001": ("unreadable", "the sample has no image, only cls, txt"),
-    }
+    ((path, (reason, message)),) = rejects_of(result.url).items()
+    assert (path, reason) == ("a.tar/000001", "unreadable")
+    assert "cls, txt" in message
 
 
 def test_two_images_a_sample(make_tar, sample, small_jpegs, take):
@@ -156,7 +156,8 @@ def test_keys_with_dots_are_to_be_renamed(make_tar, small_jpegs, take):
     with pytest.raises(OptionError, match=r"im_v0\.jpg"):
         take(path)
     (warning,) = take(make_tar([("im.v0.jpg", small_jpegs[0]), ("im.v0.cls", b"1")]))[0].warnings
-    assert warning.startswith("no labels: no sample has a .cls; a key ends at the first dot of a name, so rename files")
+    assert ".cls" in warning
+    assert "rename" in warning
 
 
 def test_images_with_longer_extensions(make_tar, small_jpegs, take):
@@ -225,15 +226,16 @@ def test_names_that_loaders_own_are_no_keys(name, make_tar, sample, take):
 @pytest.mark.parametrize(
     ("others", "way"),
     [
-        ({"json": b'{"kind":"dog","y":1}'}, "give --label KEY, one of kind, y"),
-        ({"txt": b"a dog"}, "give --label KEY, one of txt"),
-        ({}, "folders in a tar are no classes, so unpack it to have them"),
+        ({"json": b'{"kind":"dog","y":1}'}, "--label KEY, one of kind, y"),
+        ({"txt": b"a dog"}, "--label KEY, one of txt"),
+        ({}, "unpack"),
     ],
 )
 def test_tars_without_labels_are_warned_of(others, way, make_tar, sample, take, tmp_path):
     path = make_tar([(f"dog/{name}", data) for name, data in sample(0, cls=None, **others)])
-    warning = f"no labels: no sample has a .cls; {way}, or say --label none"
-    assert take(path)[0].warnings == (warning,)
+    (warning,) = take(path)[0].warnings
+    assert way in warning
+    assert "--label none" in warning
     assert take(path, label="none")[0].warnings == ()
     assert preview_shard(path, tmp_path / "d").warnings[0] == warning
     assert tpufeed.shard(path, tmp_path / "d", workers=1).warnings[0] == warning
@@ -276,7 +278,7 @@ def test_tars_of_several_splits_are_warned_of(make_tar, sample, take, tmp_path):
     for number, name in enumerate(("flowers-train-0.tar", "flowers-train-1.tar", "flowers-val-0.tar")):
         make_tar(sample(number), name)
     (warning,) = take(tmp_path / "tars")[0].warnings
-    assert warning.startswith("tars are called like splits (train, val), and all of them become train: shard those of")
+    assert "(train, val)" in warning
     assert take(tmp_path / "tars", splits="a=0.5,b=0.5")[0].warnings == ()
     assert take(tmp_path / "tars/flowers-train-*.tar")[0].warnings == ()
 
