@@ -94,7 +94,7 @@ def test_the_disk_fills_up(moment, name, disk, command, is_whole):
     event, match, *nth_and_place = moment
     filled = command()
     filled.order(event, match, disk.fill, *nth_and_place)
-    done = filled.run(disk.folder, "--workers", 2, before=disk.before)
+    done = filled.run(disk.folder, "--workers", 2 if "worker" in nth_and_place else 1, before=disk.before)
     assert filled.fired() == 1
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(rf"error: .*{name}: {disk.full}\n", done.stderr), done.stderr
