@@ -65,7 +65,7 @@ def names(store):
 
 
 def old_build(store, tmp_path):
-    """Put what a build of the same names has left, and a stranger's file; then the plan of a run that overwrites."""
+    """Put the files of an old build with the same names, a stranger's file, and the plan of a run that overwrites."""
     begin(store, tmp_path, a_header("old"), Standing(None, [], set()))
     for name in (OWN, "train.index.npy", "rejects.jsonl", "_tpufeed/reports/000000.json", "notes.txt"):
         store.put(name, b"old")
@@ -129,7 +129,7 @@ def test_an_object_with_the_same_bytes_stays_and_another_is_replaced(store, tmp_
 def test_a_run_that_has_lost_the_destination_puts_nothing(store, tmp_path):
     owner = begin(store, tmp_path, a_header(), Standing(None, [], set())).owner
     begin(store, tmp_path, a_header("other"), Standing(None, [store.stat(PLAN)], set()))
-    with pytest.raises(BuildError, match="another run with --overwrite has replaced this build"):
+    with pytest.raises(BuildError, match="--overwrite"):
         put(store, OWN, b"one", owner)
     assert store.stat(OWN) is None
 
@@ -154,12 +154,12 @@ def test_room_and_names_are_checked_before_a_plan_is_put(store, monkeypatch):
     check_fits(store, a_header(), 10**15, standing)  # nobody knows the room
     monkeypatch.setattr(MemoryStore, "free_bytes", lambda _: 10**6)
     check_fits(store, a_header(), 10**6, standing)
-    with pytest.raises(BuildError, match=r"has room for 1\.0 MB; the shards will take about 2\.0 MB"):
+    with pytest.raises(BuildError, match=r"2\.0 MB"):
         check_fits(store, a_header(), 2 * 10**6, standing)
     old = [store.put("train.index.npy", bytes(10**6))]
     check_fits(store, a_header(), 2 * 10**6, Standing(None, old, set()))  # it will be removed
     store.put(OWN, b"mine")
-    with pytest.raises(DuplicateWriterError, match=rf"holds {OWN} \(2 such files\) of no build"):
+    with pytest.raises(DuplicateWriterError, match=OWN):
         check_fits(store, a_header(), 0, check_destination(store, "shard", "memory://source", {}, overwrite=False))
 
 

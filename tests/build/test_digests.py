@@ -17,7 +17,7 @@ def test_digests_are_read_as_they_were_written(tmp_path):
     np.testing.assert_array_equal(found.fates, [1, 0, 2])
     assert found.digests.shape == (3, DIGEST_BYTES)
     assert found.digests[0].tobytes() == found.digests[2].tobytes() == image_digest(b"one")
-    with pytest.raises(ManifestError, match="has 51 bytes; 4 inputs take 68"):
+    with pytest.raises(ManifestError, match="51 bytes"):
         read(store, 4)
 
 

@@ -1,4 +1,4 @@
-"""A plan as it is stored, and how two of them differ; `tests/sharding/test_plan.py` has plans of real listings."""
+"""A plan as it is stored, and how two of them differ; `tests/sharding/test_recipe.py` has plans of real listings."""
 
 import msgspec
 import pytest
@@ -89,13 +89,13 @@ def sealed(lines):
     ("change", "kind", "said"),
     [
         (lambda lines: lines[0].update(plan_version=2), ManifestVersionError, "plan version 2"),
-        (lambda lines: lines[0].update(variants=0), ManifestError, "it makes 0 variants"),
+        (lambda lines: lines[0].update(variants=0), ManifestError, "0 variants"),
         (lambda lines: lines[0].update(splits={"../x": 3}), ManifestError, "split"),
-        (lambda lines: lines[0].update(splits={"train": 2, "val": -1}), ManifestError, "has -1 shards"),
+        (lambda lines: lines[0].update(splits={"train": 2, "val": -1}), ManifestError, "-1 shards"),
         (lambda lines: lines[0].update(splits={"train": 10**9}), ManifestError, "1,000,000,000 shards"),
-        (lambda lines: lines[0].update(splits={"train": 2, "val": 9}), ManifestError, "not a readable plan"),
-        (lambda lines: lines[2].update(shard=0), ManifestError, "is shard 0 of 'train' in the place of"),
-        (lambda lines: lines.pop(), ManifestError, "not a readable plan"),
+        (lambda lines: lines[0].update(splits={"train": 2, "val": 9}), ManifestError, PLAN),
+        (lambda lines: lines[2].update(shard=0), ManifestError, "shard 0 of 'train'"),
+        (lambda lines: lines.pop(), ManifestError, PLAN),
     ],
 )
 def test_what_no_build_writes_is_refused(stored, change, kind, said):
@@ -111,12 +111,12 @@ def test_a_plan_that_is_damaged_or_cut_off_is_refused(stored):
     store, plan = stored(a_header(), TASKS)
     data = store.read(PLAN)
     store.put(PLAN, data.replace(b"b.jpg", b"x.jpg"), store.stat(PLAN))
-    with pytest.raises(ManifestError, match="its CRC-32C is 0x"):
+    with pytest.raises(ManifestError, match="CRC-32C"):
         read_plan(store)
-    with pytest.raises(ManifestError, match=r"no task of train-00000-of-00002.tfrecord at bytes"):
+    with pytest.raises(ManifestError, match=r"train-00000-of-00002\.tfrecord"):
         read_task(store, plan.tasks[0])
     store.put(PLAN, data[: data.rindex(b"{")], store.stat(PLAN))
-    with pytest.raises(ManifestError, match="cut off after 3 of 3 tasks"):
+    with pytest.raises(ManifestError, match="3 tasks"):
         read_plan(store)
 
 
@@ -134,9 +134,7 @@ def test_another_build_is_refused_with_what_differs(stored):
     store, plan = stored(a_header(), TASKS)
     assert isinstance(plan, Plan)
     check_same_plan(store, plan.header, "shard", "memory://source", {"seed": 0})
-    with pytest.raises(
-        DuplicateWriterError, match=r"of another build: seed is 0 there and 7 here; nothing was changed"
-    ):
+    with pytest.raises(DuplicateWriterError, match="seed"):
         check_same_plan(store, plan.header, "shard", "memory://source", {"seed": 7})
 
 

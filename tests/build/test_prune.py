@@ -35,10 +35,10 @@ def test_kept_versions_can_be_read(url):
     for number, found in records.items():
         assert records_of(url, number) == found
         assert tpufeed.verify(url, version=number).shards
-    with pytest.raises(DatasetNotFoundError, match="no version 3; it has 4, 5"):
+    with pytest.raises(DatasetNotFoundError, match="version 3"):
         open_dataset(url, version=3)
     middle.check_current()
-    with pytest.raises(ObjectChangedError, match=r"version 2 of .* was pruned"):
+    with pytest.raises(ObjectChangedError, match="version 2"):
         old.check_current()
 
 

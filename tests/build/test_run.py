@@ -1,4 +1,4 @@
-"""What a build asks of any engine, and does itself around it."""
+"""What a build asks of any engine, and what it does itself."""
 
 import threading
 
@@ -45,14 +45,14 @@ def test_a_build_that_fails_has_stopped_its_engine_while_the_error_is_held(built
 def test_the_reports_of_a_build_are_read_side_by_side_at_its_end(built, tmp_path, monkeypatch):
     both = threading.Barrier(2, timeout=PATIENCE_SECONDS)
     store, met = type(open_store(str(tmp_path))), []
-    read = store.read
+    read = store.read_document
 
     def read_both(self, name, version=""):
         if threading.current_thread().name.startswith("tpufeed-reports") and name in map(report_name, range(2)):
             met.append(both.wait())
         return read(self, name, version)
 
-    monkeypatch.setattr(store, "read", read_both)
+    monkeypatch.setattr(store, "read_document", read_both)
     tpufeed.shard(built.photos, tmp_path / "d", engine=SerialEngine(), **SHARD)
     assert sorted(met) == [0, 1]
     assert bytes_of(tmp_path / "d") == bytes_of(built.dataset)

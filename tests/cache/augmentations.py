@@ -1,4 +1,4 @@
-"""Functions of a user's, good and bad, for `Custom`. Tests copy this file to where workers find it."""
+"""Functions of users for `Custom`, good and bad. Tests copy this file to a folder in which workers find it."""
 
 import itertools
 

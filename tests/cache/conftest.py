@@ -1,4 +1,4 @@
-"""A dataset of photographs to warm caches of, one with an image in it that does not decode, and what a build leaves."""
+"""A dataset of photographs to warm caches of, one with an image that does not decode, and the files of a build."""
 
 import shutil
 import subprocess
@@ -13,6 +13,14 @@ import tpufeed
 
 ROOT = Path(__file__).parents[2]
 PHOTOS = 60
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_workers():
+    """Builds run in this process, unless a test asks for workers: each takes half a second to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpufeed.engines.choice.available_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +70,7 @@ def flat_source(photo_folder):
 
 @pytest.fixture(scope="session")
 def bytes_of():
-    """`bytes_of(folder)`: shards, indexes and rejects by name: all of which has to be the same."""
+    """`bytes_of(folder)`: the files that must be equal, by name: shards, indexes and rejects."""
 
     def read(folder):
         names = (".tfrecord", ".npy", "rejects.jsonl")

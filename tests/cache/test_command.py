@@ -169,7 +169,7 @@ def test_dry_run(source, undisturbed, tmp_path):
 
 def test_a_preview_tries_the_ops(source, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    with pytest.raises(OpError, match=r"\(sample \d+\): .*augmentations:raises"):
+    with pytest.raises(OpError, match="augmentations:raises"):
         preview_warmup(source, tmp_path / "c", ops=[CenterCrop(9), tpufeed.images.Custom("augmentations:raises")])
 
 

@@ -30,14 +30,14 @@ GOLDEN = {
 
 
 def fingerprint_of(digest=DIGEST, **keywords):
-    """As `warmup` makes it of a dataset."""
+    """Return the fingerprint that `warmup` gives a cache of a dataset."""
     options = CacheOptions(**keywords)
     return fingerprint(digest, msgspec.json.decode(msgspec.json.encode({"source_digest": digest, **options.to_dict()})))
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_fingerprints_are_those_of_the_first_release(name):
-    """Literals: where they change, every cache that users have is orphaned."""
+    """If these literals change, every cache that users have is orphaned."""
     keywords, expected = GOLDEN[name]
     assert fingerprint_of(**keywords) == expected
 

@@ -50,12 +50,12 @@ def start(source, folder, options, workers=2):
 
 
 def count_files(folder):
-    """Also while they come and go."""
+    """Count files, also while they come and go."""
     return sum(len(names) for _, _, names in os.walk(folder))
 
 
 def kill(process, folder, files, whole_group):
-    """SIGKILL once so many files are there; True where it came before the end."""
+    """Send SIGKILL once there are `files` files; return true if that was before the end."""
     while process.poll() is None and count_files(folder) < files:
         time.sleep(0.001)
     if whole_group:

@@ -1,9 +1,8 @@
-"""What stands at the destination already: this cache, another, a dataset, what a build began; and too little room."""
+"""What the destination holds already: this cache, another, a dataset, an unfinished build; and too little room."""
 
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ _watched: dict[str, list[str]] = {}
 
 
 def _watch(event, args):
-    """Notes what is about to change below a folder that is watched: mtimes alone show no file that comes and goes."""
+    """Note each change below a folder that is watched: mtimes do not show a file that comes and goes."""
     changes = event in ("os.mkdir", "os.rmdir", "os.link", "os.remove", "os.rename", "shutil.rmtree", "os.truncate")
     if _watched and (changes or (event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR))):
         for folder, seen in _watched.items():
@@ -51,19 +50,19 @@ def state_of(folder):
 
 
 def state_of_files(folder):
-    """Folders aside: a plan is written to one that goes again."""
+    """Return the state of the files only: a plan is written to a folder that is removed again."""
     return {path: state for path, state in state_of(folder).items() if not path.is_dir()}
 
 
 @pytest.fixture(scope="module")
 def cached(source, tmp_path_factory):
-    """Not to be changed."""
+    """A cache; not to be changed."""
     return warmup(source, tmp_path_factory.mktemp("places") / "cache", **OPTIONS)
 
 
 @pytest.fixture
 def place(cached, tmp_path):
-    """A copy of it."""
+    """A copy of `cached`."""
     shutil.copytree(cached.url, tmp_path / "c")
     return tmp_path / "c"
 
@@ -71,15 +70,12 @@ def place(cached, tmp_path):
 @pytest.mark.parametrize("way_out", [{}, {"overwrite": True}], ids=str)
 def test_a_complete_cache_is_recognised_and_nothing_is_written(way_out, source, cached, place, changes_in):
     before, changes = state_of(place), changes_in(place)
-    start = time.perf_counter()
     again = warmup(source, place, **{**OPTIONS, "workers": 2}, **way_out)
-    seconds = time.perf_counter() - start
     assert changes == []
     assert state_of(place) == before
     assert list(place.parent.iterdir()) == [place]
     assert encode_manifest(again.manifest) == encode_manifest(cached.manifest)
     assert again.images == again.earlier_images == cached.images
-    assert seconds < 1  # it takes a hundredth of that
 
 
 def test_what_the_watch_would_see(source, place, changes_in):
@@ -89,20 +85,20 @@ def test_what_the_watch_would_see(source, place, changes_in):
 
 
 CHANGES = [
-    ({"size": 33}, r"another cache: size of RandomResizedCrop \(ops, number 1\) is 32 there and 33 here \(see"),
+    ({"size": 33}, "size of RandomResizedCrop"),
     (
         {"size": None, "ops": [RandomResizedCrop(SIDE), HorizontalFlip(0.25)]},
-        r"another cache: p of HorizontalFlip \(ops, number 2\) is 0\.5 there and 0\.25 here \(see",
+        "p of HorizontalFlip",
     ),
     (
         {"size": None, "ops": [RandomResizedCrop(SIDE)]},
-        r"another cache: ops, number 2, is HorizontalFlip\(p=0\.5\) there and not set here \(see",
+        "ops, number 2",
     ),
-    ({"live": [HorizontalFlip()]}, r"live is not set there and HorizontalFlip\(p=0\.5\) here \(see"),
-    ({"variants": 2}, r"another cache: variants is 3 there and 2 here \(see"),
-    ({"encode": "jpeg"}, r'another cache: encode is "raw" there and "jpeg" here; quality is not set there and 90 here'),
-    ({"seed": 5}, r"another cache: seed is 0 there and 5 here \(see"),
-    ({"shard_bytes": "50KB"}, r"another cache: shard_bytes is 40000 there and 50000 here \(see"),
+    ({"live": [HorizontalFlip()]}, "live"),
+    ({"variants": 2}, "variants"),
+    ({"encode": "jpeg"}, "encode .*quality"),
+    ({"seed": 5}, "seed"),
+    ({"shard_bytes": "50KB"}, "shard_bytes"),
 ]
 
 
@@ -111,22 +107,19 @@ def test_another_cache_in_the_same_place_is_refused_by_what_differs(change, mess
     changes = changes_in(place)
     with pytest.raises(DatasetExistsError, match=message) as caught:
         warmup(source, place, **{**OPTIONS, **change})
-    assert "Say --overwrite to replace it, or take another destination" in str(caught.value)
+    assert "--overwrite" in str(caught.value)
     assert changes == []
 
 
 def test_another_source_is_refused(damaged_source, source, place):
-    message = (
-        f"already holds another cache: it was warmed from another source, or {damaged_source[1]} has changed since"
-    )
-    with pytest.raises(DatasetExistsError, match=message):
+    with pytest.raises(DatasetExistsError, match=damaged_source[1]):
         warmup(damaged_source[1], place, **OPTIONS)
 
 
 def test_the_folder_of_adopted_shards_is_no_place_for_their_cache(source, tmp_path):
     shutil.copytree(source, tmp_path / "theirs", ignore=shutil.ignore_patterns("*.json*", "*.npy", "_tpufeed"))
     tpufeed.adopt(tmp_path / "theirs", tmp_path / "adopted")
-    with pytest.raises(OptionError, match=f"{tmp_path}/theirs is the source itself; take another destination"):
+    with pytest.raises(OptionError, match=f"{tmp_path}/theirs"):
         warmup(tmp_path / "adopted", tmp_path / "theirs", **OPTIONS)
 
 
@@ -140,7 +133,7 @@ def test_a_source_that_was_copied_elsewhere_is_the_same(source, place, changes_i
 def test_a_dataset_in_the_same_place_is_refused(source, photo_folder, changes_in, tmp_path):
     tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
     changes = changes_in(tmp_path / "d")
-    with pytest.raises(DatasetExistsError, match=r"already holds a dataset that is no cache \(see"):
+    with pytest.raises(DatasetExistsError, match="no cache"):
         warmup(source, tmp_path / "d", **OPTIONS)
     assert changes == []
 
@@ -151,7 +144,7 @@ def test_a_cache_never_takes_the_place_of_its_source(way_out, source, changes_in
     (tmp_path / "link").symlink_to(tmp_path / "d")
     changes = changes_in(tmp_path)
     for src, dst in (("d", "d"), ("link", "d"), ("d", "link"), ("d", "d/../d/")):
-        with pytest.raises(OptionError, match="is the source itself; take another destination"):
+        with pytest.raises(OptionError, match="itself"):
             warmup(tmp_path / src, tmp_path / dst, **OPTIONS, **way_out)
     assert changes == []
 
@@ -187,9 +180,7 @@ def test_a_complete_cache_that_is_damaged_is_not_taken_for_sound(damage, source,
     if damage != "gone":
         file.write_bytes(data[:100] if damage == "cut" else data)
     changes = changes_in(place)
-    with pytest.raises(
-        DatasetExistsError, match=f"this cache, but it is damaged. Run: tpufeed verify {place}; say --o"
-    ):
+    with pytest.raises(DatasetExistsError, match=f"tpufeed verify {place}"):
         warmup(source, place, **OPTIONS)
     assert changes == []
     warmup(source, place, **OPTIONS, overwrite=True)
@@ -201,7 +192,7 @@ def test_of_a_large_cache_sizes_alone_are_looked_at(source, cached, place, monke
     shard = place / cached.manifest.splits["val"].variants[1].shards[0].name
     assert warmup(source, place, **OPTIONS).seconds == 0
     os.truncate(shard, 100)
-    with pytest.raises(DatasetExistsError, match="it is damaged"):
+    with pytest.raises(DatasetExistsError, match="damaged"):
         warmup(source, place, **OPTIONS)
 
 
@@ -218,7 +209,7 @@ def test_the_beginnings_of_another_cache(source, cached, place, bytes_of):
     (place / "manifest.json").unlink()
     before = bytes_of(place)
     other = {**OPTIONS, "seed": 5}
-    with pytest.raises(DuplicateWriterError, match=r"another build: seed is 0 there and 5 here; nothing was changed"):
+    with pytest.raises(DuplicateWriterError, match="seed"):
         warmup(source, place, **other)
     assert bytes_of(place) == before
     assert warmup(source, place, **OPTIONS).earlier_images == cached.images
@@ -227,9 +218,9 @@ def test_the_beginnings_of_another_cache(source, cached, place, bytes_of):
 def test_the_beginnings_of_a_build_of_another_kind(source, photo_folder, tmp_path):
     tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
     (tmp_path / "d/manifest.json").unlink()
-    with pytest.raises(DuplicateWriterError, match='command is "shard" there and "cache warmup" here'):
+    with pytest.raises(DuplicateWriterError, match="command"):
         warmup(source, tmp_path / "d", **OPTIONS)
-    with pytest.raises(DatasetNotFoundError, match="the beginnings of a dataset; run its command again"):
+    with pytest.raises(DatasetNotFoundError, match=f"{tmp_path}/d"):
         warmup(tmp_path / "d", tmp_path / "c", **OPTIONS)
     assert not (tmp_path / "c").exists()
 
@@ -238,7 +229,7 @@ def test_a_foreign_file_under_a_name_of_the_cache_is_not_touched(source, cached,
     name = cached.manifest.splits["train"].variants[2].shards[0].name
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / name).write_bytes(b"years of work")
-    with pytest.raises(DuplicateWriterError, match=rf"{name} \(1 such files\) of no build that is known here"):
+    with pytest.raises(DuplicateWriterError, match=name):
         warmup(source, tmp_path / "c", **OPTIONS)
     assert [path.name for path in (tmp_path / "c").iterdir()] == [name]
 
@@ -246,13 +237,11 @@ def test_a_foreign_file_under_a_name_of_the_cache_is_not_touched(source, cached,
 def test_no_room(source, place, monkeypatch, tmp_path):
     """Before anything is written, and before anything is removed."""
     monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 10_000)
-    with pytest.raises(
-        BuildError, match=r"has room for 0.0 MB; the shards will take about 0.6 MB. Nothing was changed"
-    ):
+    with pytest.raises(BuildError, match=r"0\.6 MB"):
         warmup(source, tmp_path / "n", **OPTIONS)
     assert not (tmp_path / "n").exists()
     before = state_of_files(place)
-    with pytest.raises(BuildError, match=r"has room for 0\.\d MB; the shards will take about 1\.\d MB"):
+    with pytest.raises(BuildError, match=r"1\.\d MB"):
         warmup(source, place, **{**OPTIONS, "variants": 6}, overwrite=True)
     assert state_of_files(place) == before
     done = warmup(source, place, **{**OPTIONS, "seed": 9}, overwrite=True)  # the old one's room is enough for it
@@ -261,6 +250,6 @@ def test_no_room(source, place, monkeypatch, tmp_path):
 
 def test_no_work_that_could_be_spared(source, tmp_path):
     """Without a plan nothing may stay: not even a folder."""
-    with pytest.raises(OptionError, match="cannot hold one record"):
+    with pytest.raises(OptionError, match="--shard-size"):
         warmup(source, tmp_path / "a/b/c", ops=[CenterCrop(SIDE)], shard_bytes="1KB", workers=1)
     assert list(tmp_path.iterdir()) == []

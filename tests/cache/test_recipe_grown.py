@@ -14,26 +14,35 @@ from tpufeed.errors import BuildError, DatasetExistsError, ObjectChangedError
 OPTIONS = {"size": 32, "variants": 2, "shard_bytes": "100KB", "workers": 1}
 
 
-@pytest.fixture
-def photos(photo_folder, tmp_path):
-    """Thirds of the photographs, as folders."""
+@pytest.fixture(scope="module")
+def whole(photo_folder, tmp_path_factory):
+    """The folders of the three fixtures below; not to be changed."""
+    folder = tmp_path_factory.mktemp("grown")
     for number, path in enumerate(sorted(photo_folder.glob("*/*"))):
-        target = tmp_path / str(number % 3) / path.parent.name / path.name
+        target = folder / str(number % 3) / path.parent.name / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
-    return [tmp_path / str(number) for number in range(3)]
+    tpufeed.shard(folder / "0", folder / "d", shard_bytes="100KB", splits="train=0.8,val=0.2", workers=1)
+    warmup(folder / "d", folder / "c", **OPTIONS)
+    return folder
 
 
 @pytest.fixture
-def source(photos, tmp_path):
+def photos(whole, tmp_path):
+    """Thirds of the photographs, as folders."""
+    return [shutil.copytree(whole / str(number), tmp_path / str(number)) for number in range(3)]
+
+
+@pytest.fixture
+def source(whole, tmp_path):
     """A dataset of the first third."""
-    return tpufeed.shard(photos[0], tmp_path / "d", shard_bytes="100KB", splits="train=0.8,val=0.2", workers=1).url
+    return str(shutil.copytree(whole / "d", tmp_path / "d"))
 
 
 @pytest.fixture
-def cache(source, tmp_path):
-    """A cache of it."""
-    return warmup(source, tmp_path / "c", **OPTIONS).url
+def cache(whole, tmp_path):
+    """A cache of `source`."""
+    return str(shutil.copytree(whole / "c", tmp_path / "c"))
 
 
 def records_of(url, version=None):
@@ -97,12 +106,10 @@ def test_an_older_version_that_was_pruned_is_known_all_the_same(source, photos, 
 def test_other_options_or_another_source_do_not_grow(source, photos, cache, tmp_path):
     tpufeed.append(photos[1], source, workers=1)
     before = files_of(cache)
-    with pytest.raises(
-        DatasetExistsError, match=r"another cache: size of RandomResizedCrop .* is 32 there and 64 here"
-    ):
+    with pytest.raises(DatasetExistsError, match="size of RandomResizedCrop"):
         warmup(source, cache, **{**OPTIONS, "size": 64})
     other = tpufeed.shard(photos[2], tmp_path / "other", workers=1).url
-    with pytest.raises(DatasetExistsError, match="warmed from another source"):
+    with pytest.raises(DatasetExistsError, match=other):
         warmup(other, cache, **OPTIONS)
     assert files_of(cache) == before
     assert warmup(source, cache, overwrite=True, **{**OPTIONS, "size": 64}).manifest.number == 1
@@ -111,7 +118,7 @@ def test_other_options_or_another_source_do_not_grow(source, photos, cache, tmp_
 def test_a_damaged_cache_does_not_grow(source, photos, cache):
     tpufeed.append(photos[1], source, workers=1)
     next(Path(cache).glob("train-v0*.tfrecord")).unlink()
-    with pytest.raises(DatasetExistsError, match="it is damaged"):
+    with pytest.raises(DatasetExistsError, match="damaged"):
         warmup(source, cache, **OPTIONS)
     assert warmup(source, cache, overwrite=True, **OPTIONS).images == 80
     tpufeed.verify(cache)

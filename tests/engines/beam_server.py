@@ -1,6 +1,6 @@
-"""Beam's own job server, in a process of its own: `python -m tests.engines.beam_server FOLDER`.
+"""Beam's own job server in a process: `python -m tests.engines.beam_server FOLDER`.
 
-Leaves a file `port` in the folder, and a file `cancelled-...` for each pipeline that is to be cancelled.
+Writes a file `port` into the folder, and a file `cancelled-...` for each pipeline that it is told to cancel.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, for the tests of one file."""
+"""A dataset and a cache that no engine has made, and a Ray cluster of two nodes on this machine."""
 
 import logging
 import shutil
@@ -6,18 +6,24 @@ import tempfile
 
 import pytest
 
-from tests.engines.contract import ROOT
+from tests.engines.contract import ROOT, build_serially
 from tests.engines.ray_tasks import GATE
 from tests.gcs_server import GcsServer
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
-# A dead node is found out within a second or two.
+# A dead node is noticed within a second or two.
 QUICK = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 4,
 }
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Photographs, a dataset and a cache of them, made in this process; not to be changed."""
+    return build_serially(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,7 @@ def gates(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(server, gates):
-    """Two nodes of a core each, whose workers find the repository and the server. Its files lie in a short path."""
+    """Two nodes with one core each, whose workers find the repository and the server. Its folder has a short path."""
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="tf", dir="/tmp")
@@ -54,7 +60,7 @@ def cluster(server, gates):
 
 @pytest.fixture(scope="module")
 def connected(cluster):
-    """This process, as a user's who has connected it already."""
+    """This process, already connected to the cluster by the user."""
     ray = pytest.importorskip("ray")
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     yield cluster

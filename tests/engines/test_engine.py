@@ -17,7 +17,5 @@ def test_the_third_death_at_a_task_is_one_too_many():
     deaths = Counter()
     for name in ("a", "b", "a", "b"):
         note_death(deaths, name, "by SIGKILL", "Try fewer --workers")
-    with pytest.raises(
-        TaskError, match=r"^b: 3 worker processes died at it, the last one by SIGTERM\. Try fewer --workers$"
-    ):
+    with pytest.raises(TaskError, match=r"^b: 3 .*SIGTERM.*--workers"):
         note_death(deaths, "b", "by SIGTERM", "Try fewer --workers")

@@ -16,14 +16,14 @@ def test_a_host_that_has_and_sees_the_same_may_work(python):
 @pytest.mark.parametrize(
     ("view", "said"),
     [
-        (HostView("one", "3.12.4", None, "No module"), r"one has no tpufeed \(No module\).*pip install tpufeed==1.2"),
-        (HostView("one", "3.12.4", "1.3"), "one has tpufeed 1.3 on Python 3.12.4, the launcher has tpufeed 1.2 on"),
-        (HostView("one", "3.13.4", "1.2"), "one has tpufeed 1.2 on Python 3.13.4, the launcher has tpufeed 1.2 on"),
-        (HostView("one", "3.12.4", "1.2", "no way"), "one cannot do the work of head: no way"),
-        (HostView("one", "3.12.4", "1.2"), "one does not see gs://b/plan, which the launcher on head sees. Is that"),
+        (HostView("one", "3.12.4", None, "No module"), "pip install tpufeed==1.2"),
+        (HostView("one", "3.12.4", "1.3"), "tpufeed 1.3"),
+        (HostView("one", "3.13.4", "1.2"), "Python 3.13.4"),
+        (HostView("one", "3.12.4", "1.2", "no way"), "no way"),
+        (HostView("one", "3.12.4", "1.2"), "gs://b/plan"),
         (
             HostView("one", "3.12.4", "1.2", places={"gs://b/plan": "7", "gs://b/a.jpg": "2"}),
-            "one sees another gs://b/a.jpg, which the launcher on head sees",
+            "gs://b/a.jpg",
         ),
     ],
 )

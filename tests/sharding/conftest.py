@@ -1,4 +1,4 @@
-"""A folder of photographs, one of odd files among them, and what a build leaves behind."""
+"""Folders of photographs and of odd files, builds of them, and a command that is killed at exact moments."""
 
 import io
 import json
@@ -28,6 +28,14 @@ ROOT = Path(__file__).parents[2]
 PHOTOS = 90
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_workers():
+    """Builds run in this process, unless a test asks for workers: each takes half a second to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpufeed.engines.choice.available_cores", lambda: 1)
+        yield
+
+
 @pytest.fixture(scope="session")
 def photo_folder(tmp_path_factory):
     """90 photographs of 12 kB in three class folders."""
@@ -45,7 +53,7 @@ def _encode(image, image_format, **options):
 
 @pytest.fixture(scope="session")
 def odd_files(photos):
-    """Files of all kinds by name: those that are taken as they are, encoded anew, and refused."""
+    """Files of all kinds by name: kept as they are, encoded again, and refused."""
     cat, coffee, grey = (
         Image.open(io.BytesIO(photos[name])).resize((150, 100), Image.Resampling.LANCZOS)
         for name in ("chelsea.png", "coffee.png", "camera.png")
@@ -96,7 +104,7 @@ def odd_folder(odd_files, tmp_path_factory):
 
 @pytest.fixture
 def tree(tmp_path):
-    """`tree(*names)` makes files below a folder; what is in them does not matter to a listing."""
+    """`tree(*names)`: a folder of files, whose content does not matter to a listing."""
 
     def make(*names):
         for name in names:
@@ -132,7 +140,7 @@ def small_jpegs():
 
 @pytest.fixture(scope="session")
 def bytes_of():
-    """`bytes_of(folder)`: shards, indexes and rejects by name: all of which has to be the same."""
+    """`bytes_of(folder)`: the files that must be equal, by name: shards, indexes and rejects."""
 
     def read(folder):
         names = (".tfrecord", ".npy", "rejects.jsonl")
@@ -143,13 +151,13 @@ def bytes_of():
 
 @pytest.fixture(scope="session")
 def build_options():
-    """Those of `undisturbed`: many small shards in two splits."""
+    """Options of `undisturbed`: many small shards in two splits."""
     return {"shard_bytes": "40KB", "splits": "train=0.8,val=0.2"}
 
 
 @pytest.fixture(scope="session")
 def undisturbed(photo_folder, build_options, tmp_path_factory):
-    """A build that nothing came in the way of; not to be changed."""
+    """A build that nothing disturbed; not to be changed."""
     return tpufeed.shard(photo_folder, tmp_path_factory.mktemp("resume") / "undisturbed", workers=1, **build_options)
 
 
@@ -162,7 +170,7 @@ def unfinished(undisturbed, tmp_path):
 
 
 class Command:
-    """`tpufeed shard` in a process group of its own, with faults at exact moments: see hook/sitecustomize.py."""
+    """Runs `tpufeed shard` in a new process group, with faults at exact moments: see hook/sitecustomize.py."""
 
     def __init__(self, folder, source, flags):
         self.folder, self.source, self.flags = folder, source, flags
@@ -178,20 +186,20 @@ class Command:
         }
 
     def order(self, event, match, do, nth=1, place="any"):
-        """`do` happens at the nth audit event (0: each) whose name and path these patterns find."""
+        """Execute `do` at the nth audit event (0: each) whose name and path match these patterns."""
         self.orders.append({"event": event, "match": match, "do": do, "nth": nth, "place": place})
 
     def fired(self, number=0):
-        """How often an order was carried out."""
+        """Return how often an order was carried out."""
         return self.count(f"{number}.fired")
 
     def count(self, name):
-        """What the hook has counted under a name."""
+        """Return what the hook has counted under a name."""
         file = self.folder / name
         return file.stat().st_size if file.exists() else 0
 
     def start(self, destination, *further_flags, before=()):
-        """The process; `before` it stand the words of a command that runs it."""
+        """Start the process. `before` are the words of a command that runs it."""
         (self.folder / "orders.json").write_text(json.dumps(self.orders))
         words = [*before, Path(sys.executable).with_name("tpufeed"), "shard", self.source, destination]
         return subprocess.Popen(
@@ -204,14 +212,14 @@ class Command:
         )
 
     def run(self, destination, *further_flags, before=()):
-        """The process, at its end."""
+        """Run the process to its end."""
         process = self.start(destination, *further_flags, before=before)
         out, err = process.communicate()
         assert "Traceback" not in out + err, err
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def run_here(self, destination, *further_flags):
-        """The command without orders in this process, at its end: most of the time of `run` is the start of Python."""
+        """Run the command in this process, without orders: most of the time of `run` is the start of Python."""
         words = ["shard", self.source, destination, *self.flags, *further_flags]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tempfile, "tempdir", str(self.temporary))
@@ -220,7 +228,7 @@ class Command:
         return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
     def run_killed(self, destination, *further_flags):
-        """To the end that the first order puts to it."""
+        """Run the process until the first order kills it."""
         process = self.start(destination, *further_flags)
         _, err = process.communicate()
         assert (process.returncode, self.fired()) == (-signal.SIGKILL, 1), err
@@ -239,7 +247,7 @@ def command(flawed_folder, build_options, tmp_path):
 
 @pytest.fixture(scope="session")
 def flawed_folder(photo_folder, tmp_path_factory):
-    """86 photographs and four files that are none, so that rejects.jsonl has lines."""
+    """86 photographs and four broken files, so that rejects.jsonl has lines."""
     folder = tmp_path_factory.mktemp("faults") / "photos"
     shutil.copytree(photo_folder, folder)
     for number, path in enumerate(sorted(folder.glob("*/*.jpg"))[5::25]):
@@ -249,7 +257,7 @@ def flawed_folder(photo_folder, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def expected(flawed_folder, build_options, bytes_of, tmp_path_factory):
-    """What an undisturbed build of `flawed_folder` makes: bytes by name."""
+    """The files that an undisturbed build of `flawed_folder` makes: bytes by name."""
     result = tpufeed.shard(flawed_folder, tmp_path_factory.mktemp("faults") / "expected", workers=1, **build_options)
     assert result.rejects == 4
     return bytes_of(result.url)
@@ -257,7 +265,7 @@ def expected(flawed_folder, build_options, bytes_of, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def is_whole(expected, bytes_of):
-    """`is_whole(folder)`: the same bytes as undisturbed, and no other file but manifest, plan and reports."""
+    """`is_whole(folder)`: the bytes of an undisturbed build, and no other files but manifest, plan and reports."""
 
     def check(folder):
         shards = sum(name.endswith(".tfrecord") for name in expected)

@@ -7,7 +7,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class OtherVersions(MemoryFileSystem):
-    """As some services: a version follows from the content, or is none; a listing spells it without the quotes."""
+    """Gives versions as some services do: from the content, without quotes in a listing, or not at all."""
 
     store, pseudo_dirs = {}, [""]  # as fsspec has them
     protocol = "otherversions"

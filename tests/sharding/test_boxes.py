@@ -12,8 +12,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
-from tests.sharding.test_tars import encode_tar, rejects_of
+from tests.sharding.written import encode_tar
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DuplicateWriterError, ImageError, OptionError
@@ -42,7 +43,7 @@ def encoded(size=(HEIGHT, WIDTH), boxes=(), orientation=1):
 
 @pytest.fixture
 def table(tmp_path):
-    """`table(rows)`: a table of rows, each with an image of its own."""
+    """`table(rows)`: a table of rows, with an image for each."""
 
     def make(rows, name="table.jsonl", size=(HEIGHT, WIDTH)):
         folder = tmp_path / "source"
@@ -60,19 +61,6 @@ def shard(url, folder, **options):
     result = tpufeed.shard(url, folder, **{"workers": 1, "max_rejects": 20, "boxes": "boxes", **options})
     tpufeed.verify(result.url, decode="all")
     return result
-
-
-def samples_of(url):
-    """Lists of values by column and file name; texts as such."""
-    found, dataset = {}, open_dataset(url)
-    for split in dataset.manifest.splits:
-        for features in dataset.iter_examples(split):
-            values = {
-                name: [bytes(value).decode("latin-1") if feature.kind == "bytes" else value for value in feature.values]
-                for name, feature in features.items()
-            }
-            found[values["image/filename"][0]] = values
-    return found
 
 
 def spec_of(result, name):
@@ -95,7 +83,7 @@ def from_corners(boxes, box_format):
 def test_each_format_is_stored_as_corners_in_pixels(form, relative, table, tmp_path):
     source = table([{"boxes": from_corners(BOXES, form + relative)}, {"boxes": []}, {"boxes": None}, {}])
     result = shard(source, tmp_path / "d", box_format=form + relative)
-    samples = samples_of(result.url)
+    samples = texts_of(result.url)
     assert samples["0.png"]["boxes"] == pytest.approx(np.ravel(BOXES), abs=1e-4)
     assert [samples[f"{number}.png"]["boxes"] for number in (1, 2, 3)] == [[], [], []]
     spec = spec_of(result, "boxes")
@@ -110,14 +98,14 @@ def test_each_format_is_stored_as_corners_in_pixels(form, relative, table, tmp_p
 
 def test_whole_pixels_are_the_default(table, tmp_path):
     source = table([{"boxes": [[1, 2, 3, 4]]}])
-    assert samples_of(shard(source, tmp_path / "d").url)["0.png"]["boxes"] == [1, 2, 3, 4]
+    assert texts_of(shard(source, tmp_path / "d").url)["0.png"]["boxes"] == [1, 2, 3, 4]
 
 
 def test_boxes_that_are_text_in_a_csv(tmp_path):
     (tmp_path / "0.png").write_bytes(encoded())
     (tmp_path / "t.csv").write_text('path,boxes,crowd\n0.png,"[[1, 2, 3, 4], [5, 6, 7, 8.5]]","[0, 1]"\n')
     result = shard(tmp_path / "t.csv", tmp_path / "d", columns={"crowd": "int32[]"}, box_columns=["crowd"])
-    sample = samples_of(result.url)["0.png"]
+    sample = texts_of(result.url)["0.png"]
     assert (sample["boxes"], sample["crowd"]) == ([1, 2, 3, 4, 5, 6, 7, 8.5], [0, 1])
 
 
@@ -132,7 +120,7 @@ def test_labels_and_columns_of_boxes_say_whose_they_are(table, tmp_path):
     assert [spec_of(result, name).of for name in ("image/class/label", "image/class/text", *columns)] == ["boxes"] * 5
     assert not isinstance(spec_of(result, "id").of, str)
     assert result.manifest.class_names == ("cat", "cow", "dog")
-    sample = samples_of(result.url)["0.png"]
+    sample = texts_of(result.url)["0.png"]
     assert (sample["image/class/label"], sample["image/class/text"]) == ([0, 2], ["cat", "dog"])
     assert (sample["crowd"], sample["score"], sample["id"]) == ([0, 1], [0.5, 0.25], [7])
 
@@ -147,10 +135,10 @@ def test_boxes_of_a_tar(tmp_path):
     members = [("0.png", encoded()), ("0.json", json.dumps(parts).encode()), ("1.png", encoded()), ("1.json", b"{}")]
     (tmp_path / "a.tar").write_bytes(encode_tar(members))
     result = shard(tmp_path / "a.tar", tmp_path / "d", label="cats", keypoints="points")
-    sample = samples_of(result.url)["a.tar/0.png"]
+    sample = texts_of(result.url)["a.tar/0.png"]
     assert sample["boxes"] == list(np.ravel(BOXES))
     assert sample["points"] == [1, 2, 3, 4]
-    assert samples_of(result.url)["a.tar/1.png"]["points"] == []
+    assert texts_of(result.url)["a.tar/1.png"]["points"] == []
 
 
 # Presizing and turning.
@@ -165,34 +153,38 @@ def rectangles(size):
     ]
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("mode", ["short", "long", "fit"])
 @pytest.mark.parametrize("size", [(60, 97), (700, 331)])
-def test_boxes_move_with_the_pixels(size, mode, orientation, tmp_path):
+def test_boxes_move_with_the_pixels(size, mode, tmp_path):
     boxes = rectangles(size)
-    (tmp_path / "0.png").write_bytes(encoded(size, boxes, orientation))
     centres = [[(left + right) / 2, (top + bottom) / 2] for left, top, right, bottom in boxes]
-    row = {"path": "0.png", "boxes": boxes, "points": centres, "number": [0, 1, 2]}
-    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    rows = []
+    for orientation in range(1, 9):
+        (tmp_path / f"{orientation}.png").write_bytes(encoded(size, boxes, orientation))
+        rows.append({"path": f"{orientation}.png", "boxes": boxes, "points": centres, "number": [0, 1, 2]})
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = {"presize": 40, "presize_mode": mode, "keypoints": "points", "box_columns": ["number"]}
-    sample = samples_of(shard(tmp_path / "t.jsonl", tmp_path / "d", **options).url)["0.png"]
-    image = np.asarray(Image.open(io.BytesIO(sample["image/encoded"][0].encode("latin-1")))).astype(int)
-    assert len(sample["number"]) == (2 if (size, mode) == ((700, 331), "fit") else 3)
-    for number, (left, top, right, bottom) in zip(sample["number"], np.reshape(sample["boxes"], (-1, 4)), strict=True):
-        shown = np.abs(image - COLOURS[number]).sum(axis=2) < np.abs(image - 128).sum(axis=2)
-        rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
-        found = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-        assert found == pytest.approx([left, top, right, bottom], abs=1)
-    if mode != "fit":
-        middle = np.reshape(sample["boxes"], (-1, 2, 2)).mean(axis=1)
-        assert np.reshape(sample["points"], (-1, 2)) == pytest.approx(middle, abs=1e-3)
+    samples = texts_of(shard(tmp_path / "t.jsonl", tmp_path / "d", **options).url)
+    assert len(samples) == 8
+    for name, sample in samples.items():
+        image = np.asarray(Image.open(io.BytesIO(sample["image/encoded"][0].encode("latin-1")))).astype(int)
+        assert len(sample["number"]) == (2 if (size, mode) == ((700, 331), "fit") else 3), name
+        stored = np.reshape(sample["boxes"], (-1, 4))
+        for number, (left, top, right, bottom) in zip(sample["number"], stored, strict=True):
+            shown = np.abs(image - COLOURS[number]).sum(axis=2) < np.abs(image - 128).sum(axis=2)
+            rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
+            found = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+            assert found == pytest.approx([left, top, right, bottom], abs=1), name
+        if mode != "fit":
+            middle = np.reshape(sample["boxes"], (-1, 2, 2)).mean(axis=1)
+            assert np.reshape(sample["points"], (-1, 2)) == pytest.approx(middle, abs=1e-3), name
 
 
 def test_an_orientation_that_is_ignored_turns_no_boxes(tmp_path):
     (tmp_path / "0.png").write_bytes(encoded((60, 80), [], 6))  # 60 wide and 80 high as it is stored, 80x60 upright
     (tmp_path / "t.jsonl").write_text(json.dumps({"path": "0.png", "boxes": [[0, 70, 50, 80]]}))
     shard(tmp_path / "t.jsonl", tmp_path / "d", policy={"exif": "ignore"})
-    with pytest.raises(tpufeed.errors.BuildError, match="lies outside the image of 80x60 pixels"):
+    with pytest.raises(tpufeed.errors.BuildError, match="80x60"):
         shard(tmp_path / "t.jsonl", tmp_path / "e")
 
 
@@ -212,7 +204,7 @@ def test_boxes_outside_the_square_are_left_out_with_all_that_is_theirs(table, tm
     ]
     options = {"keypoints": "pose", "box_columns": ["crowd", "grey", "note"], "columns": {"grey": "uint8[]"}}
     result = shard(table(rows), tmp_path / "d", presize=30, presize_mode="fit", **options)
-    sample = samples_of(result.url)["0.png"]
+    sample = texts_of(result.url)["0.png"]
     assert np.reshape(sample["boxes"], (-1, 4)).tolist() == [[0, 0, 10, 30], [0, 15, 2.5, 20]]
     assert (sample["image/class/text"], sample["crowd"], sample["grey"]) == (["b", "d"], [2, 4], ["\2\4"])
     assert sample["note"] == ["x", "z"]
@@ -229,33 +221,35 @@ def test_boxes_outside_the_square_are_left_out_with_all_that_is_theirs(table, tm
 BAD = {
     "not a number": (
         [[1, 2, float("nan"), 4]],
-        r"number 1 of the 1 in the column 'boxes' is \[1.0, 2.0, nan, 4.0\]",
+        r"\[1.0, 2.0, nan, 4.0\]",
     ),
-    "infinite": ([BOXES[0], [1, 2, float("inf"), 4]], r"number 2 of the 2 .* inf.*finite"),
+    "infinite": ([BOXES[0], [1, 2, float("inf"), 4]], "number 2 .* inf"),
     "upside down": (
         [[1, 30, 20, 10]],
-        r"\[1.0, 30.0, 20.0, 10.0\]: it is upside down or empty; expected",
+        r"\[1.0, 30.0, 20.0, 10.0\]",
     ),
-    "empty": ([[1, 2, 1, 10]], "upside down or empty"),
-    "next to nothing": ([[1, 2, 1.0000002, 2.0000002]], "upside down or empty"),
-    "outside": ([[1, 2, 82, 10]], r"outside the image of 80x60 pixels"),
-    "beyond the top": ([[1, -3, 8, 10]], r"outside the image"),
-    "just beyond": ([[80.2, 1, 80.9, 10]], r"outside the image"),
-    "three numbers": ([[1, 2, 3]], r"the column 'boxes' has the shape \[1, 3\]; it was declared as float32\[,4\]"),
-    "several lengths": ([[1, 2, 3, 4], [1, 2, 3]], "the column 'boxes' has rows of several lengths"),
-    "no list": ("a box", "the column 'boxes' is 'a box'"),
-    "text": ([[1, 2, 3, "x"]], "the column 'boxes' is .*x"),
+    "empty": ([[1, 2, 1, 10]], r"\[1.0, 2.0, 1.0, 10.0\]"),
+    "next to nothing": ([[1, 2, 1.0000002, 2.0000002]], r"\[1.0, 2.0, 1.0, 2.0\]"),
+    "outside": ([[1, 2, 82, 10]], "80x60"),
+    "beyond the top": ([[1, -3, 8, 10]], "80x60"),
+    "just beyond": ([[80.2, 1, 80.9, 10]], "80x60"),
+    "three numbers": ([[1, 2, 3]], r"\[1, 3\]"),
+    "several lengths": ([[1, 2, 3, 4], [1, 2, 3]], "'boxes'"),
+    "no list": ("a box", "'a box'"),
+    "text": ([[1, 2, 3, "x"]], "'boxes' .*x"),
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_a_bad_box_is_a_reject_with_its_value(bad, table, tmp_path):
-    value, said = BAD[bad]
-    result = shard(table([{"boxes": BOXES}, {"boxes": value}]), tmp_path / "d")
-    assert set(samples_of(result.url)) == {"0.png"}
-    ((path, (reason, message)),) = rejects_of(tmp_path / "d").items()
-    assert (path, reason) == ("1.png", "bad_box")
-    assert re.search(said, message), message
+def test_a_bad_box_is_a_reject_with_its_value(table, tmp_path):
+    source = table([{"boxes": BOXES}, *({"boxes": value} for value, _ in BAD.values())])
+    result = shard(source, tmp_path / "d")
+    assert set(texts_of(result.url)) == {"0.png"}
+    rejects = rejects_of(tmp_path / "d")
+    assert len(rejects) == len(BAD)
+    for number, (bad, (_, said)) in enumerate(BAD.items(), 1):
+        reason, message = rejects[f"{number}.png"]
+        assert reason == "bad_box", bad
+        assert re.search(said, message), message
 
 
 @pytest.mark.parametrize(
@@ -277,28 +271,24 @@ def test_bad_boxes_of_other_formats(box_format, box, table, tmp_path):
 
 def test_a_box_is_clipped_that_reaches_a_pixel_beyond(table, tmp_path):
     result = shard(table([{"boxes": [[-1, -0.5, 81, 60.9]]}]), tmp_path / "d")
-    assert samples_of(result.url)["0.png"]["boxes"] == [0, 0, 80, 60]
+    assert texts_of(result.url)["0.png"]["boxes"] == [0, 0, 80, 60]
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"label": ["cat"]}, r"the column 'label' has \[0\], 1 for the 2 boxes in 'boxes'"),
-        (
-            {"crowd": [0, 0, 1]},
-            r"the column 'crowd' has \[0, 0, 1\], 3 for the 2 boxes in 'boxes'; expected one",
-        ),
-        ({"crowd": [0, None]}, r"the column 'crowd' has \[0\], 1 for the 2 boxes"),
-        ({"pose": [[[1, 2], [3, 4]]]}, "the column 'pose' has .* 1 for the 2 boxes"),
-    ],
-)
-def test_as_many_labels_and_values_as_boxes(values, said, table, tmp_path):
+def test_as_many_labels_and_values_as_boxes(table, tmp_path):
     good = {"boxes": BOXES, "label": ["cat", "dog"], "crowd": [0, 1], "pose": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]}
-    source = table([good, {**good, **values}])
-    shard(source, tmp_path / "d", box_columns=["crowd"], keypoints="pose")
-    ((path, (reason, message)),) = rejects_of(tmp_path / "d").items()
-    assert (path, reason) == ("1.png", "bad_box")
-    assert re.search(said, message), message
+    bad = [
+        ({"label": ["cat"]}, "'label'"),
+        ({"crowd": [0, 0, 1]}, r"'crowd' .*\[0, 0, 1\]"),
+        ({"crowd": [0, None]}, r"'crowd' .*\[0\]"),
+        ({"pose": [[[1, 2], [3, 4]]]}, "'pose'"),
+    ]
+    source = table([good, *({**good, **values} for values, _ in bad)])
+    assert shard(source, tmp_path / "d", box_columns=["crowd"], keypoints="pose").images == 1
+    rejects = rejects_of(tmp_path / "d")
+    for number, (_, said) in enumerate(bad, 1):
+        reason, message = rejects[f"{number}.png"]
+        assert reason == "bad_box"
+        assert re.search(said, message), message
 
 
 # Keypoints.
@@ -307,7 +297,7 @@ def test_as_many_labels_and_values_as_boxes(values, said, table, tmp_path):
 def test_keypoints_without_boxes(table, tmp_path):
     rows = [{"eyes": [[1.5, 2], [0, 0]]}, {"eyes": []}, {"eyes": [[5, float("nan")]]}, {"eyes": [[100, -5]]}]
     result = shard(table(rows), tmp_path / "d", boxes=None, keypoints="eyes", presize=30, presize_mode="fit")
-    samples = samples_of(result.url)
+    samples = texts_of(result.url)
     assert samples["0.png"]["eyes"] == [-4.25, 1, -5, 0]
     assert samples["3.png"]["eyes"] == [45, -2.5]  # a point may lie outside
     assert rejects_of(tmp_path / "d") == {
@@ -327,14 +317,14 @@ def test_keypoints_of_boxes_keep_what_was_not_marked(table, tmp_path):
     )
     assert spec_of(result, "pose").item_shape == (2, 3)
     assert spec_of(result, "pose").of == "boxes"
-    found = np.reshape(samples_of(result.url)["0.png"]["pose"], (2, 2, 3))
+    found = np.reshape(texts_of(result.url)["0.png"]["pose"], (2, 2, 3))
     assert found.tolist() == [[[0, 0, 0], [15, 15, 2]], [[35, 30, 0], [0, 0, 0]]]
 
 
 def test_shares_of_width_and_height_are_those_of_keypoints_too(table, tmp_path):
     rows = [{"boxes": [[0.5, 0.5, 1, 1]], "eyes": [[0.25, 0.5, 1]]}]
     result = shard(table(rows), tmp_path / "d", keypoints="eyes", box_format="cxcywh,relative")
-    sample = samples_of(result.url)["0.png"]
+    sample = texts_of(result.url)["0.png"]
     assert (sample["boxes"], sample["eyes"]) == ([0, 0, 80, 60], [20, 30, 1])
 
 
@@ -344,22 +334,22 @@ def test_shares_of_width_and_height_are_those_of_keypoints_too(table, tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"box_format": "ltrb"}, "the box format 'ltrb' is not known: it is one of xyxy, xywh, cxcywh"),
-        ({"box_format": "xywh,percent"}, "not known"),
-        ({"boxes": None, "box_format": "xywh"}, "box_format is of boxes"),
-        ({"boxes": None, "box_columns": ["crowd"]}, "--boxes COLUMN"),
-        ({"boxes": "bbox"}, "no sample has a column 'bbox'; its further columns are: boxes, crowd, eyes, id"),
-        ({"box_columns": "crowd"}, r"box_columns is a list of names, .* not 'crowd'"),
-        ({"box_columns": ["crowds"]}, "no sample has a column 'crowds'"),
-        ({"box_columns": ["id"]}, "the column 'id' is to have a value for each box; it holds int64"),
-        ({"keypoints": "boxes"}, "the column 'boxes' cannot hold both boxes and keypoints"),
+        ({"box_format": "ltrb"}, "'ltrb'"),
+        ({"box_format": "xywh,percent"}, "percent"),
+        ({"boxes": None, "box_format": "xywh"}, "box_format"),
+        ({"boxes": None, "box_columns": ["crowd"]}, "--boxes"),
+        ({"boxes": "bbox"}, "'bbox'"),
+        ({"box_columns": "crowd"}, "box_columns"),
+        ({"box_columns": ["crowds"]}, "'crowds'"),
+        ({"box_columns": ["id"]}, "'id'"),
+        ({"keypoints": "boxes"}, "'boxes'"),
         (
             {"columns": {"boxes": "int64[,4]"}},
-            r"the column 'boxes' of boxes is declared as int64\[,4\]",
+            r"int64\[,4\]",
         ),
         (
             {"boxes": None, "keypoints": "eyes"},
-            r"items of the shape \[2, 2\]; expected x, y and maybe a vis",
+            r"\[2, 2\]",
         ),
     ],
 )
@@ -373,9 +363,9 @@ def test_the_same_command_with_another_format_is_another_build(table, tmp_path):
     source = table([{"boxes": BOXES}, {"boxes": []}])
     first = shard(source, tmp_path / "d", box_format="xyxy")
     assert shard(source, tmp_path / "d", box_format="xyxy").manifest == first.manifest
-    with pytest.raises(DuplicateWriterError, match=r'box_format is "xyxy" there and "xywh" here'):
+    with pytest.raises(DuplicateWriterError, match="box_format"):
         shard(source, tmp_path / "d", box_format="xywh")
-    with pytest.raises(DuplicateWriterError, match=r'boxes is "boxes" there and not set here'):
+    with pytest.raises(DuplicateWriterError, match="boxes"):
         tpufeed.shard(source, tmp_path / "d")
     assert first.manifest.options["boxes"] == "boxes"
     assert preview_shard(source, tmp_path / "e", boxes="boxes").columns["boxes"] == "float32[0 to 2, 4] boxes"
@@ -393,7 +383,7 @@ def test_flags(table, tmp_path):
         "eyes",
         ["crowd", "area"],
     ]
-    assert samples_of(tmp_path / "d")["0.png"]["boxes"] == list(np.ravel(BOXES))
+    assert texts_of(tmp_path / "d")["0.png"]["boxes"] == list(np.ravel(BOXES))
 
 
 # For all boxes.
@@ -423,7 +413,7 @@ def test_what_is_stored_lies_within_the_image_or_is_refused(height, width, share
     mover = BoxMover(types.schema(), form + ",relative" * relative)
     features = {"boxes": Feature("float", boxes.ravel().tolist())}
     if len(boxes) and (boxes[:, 2:] - (boxes[:, :2] if form == "xyxy" else 0)).min() <= 0:
-        with pytest.raises(ImageError, match="upside down or empty"):
+        with pytest.raises(ImageError, match="'boxes'"):
             mover.move(features, image.source, stored_geometry(image, policy))
         return
     moved, dropped = mover.move(features, image.source, stored_geometry(image, policy))
@@ -437,7 +427,7 @@ def test_what_is_stored_lies_within_the_image_or_is_refused(height, width, share
 
 @pytest.mark.parametrize("text", ["", "XYXY", "xyxy,", "xyxy,relative,relative", "relative"])
 def test_formats_that_are_none(text):
-    with pytest.raises(OptionError, match="is not known"):
+    with pytest.raises(OptionError, match="box format"):
         check_format(text)
 
 

@@ -4,6 +4,7 @@ import base64
 import decimal
 import json
 import math
+import re
 import struct
 
 import msgspec
@@ -170,23 +171,25 @@ def test_digits_without_end_are_text():
 
 
 @pytest.mark.parametrize(
-    ("values", "warnings"),
+    ("values", "said"),
     [
-        (("1.5", "2", "tall", "n/a"), []),
-        (("1.5", "", "2", "tall", "4", "n/a"), ["x is text: row 4 says 'tall'; 3 of 5 are numbers"]),
-        ((1, 2, {"a": "b" * 99}), ["x is text: row 3 says {'a': '" + "b" * 33 + "; 2 of 3 are numbers"]),
-        (("007", "12", "13"), []),
-        ((2**63, 1, 2), []),
-        ((b"\xff", 1, 2), ["x is text: row 1 says b'\\xff'; 2 of 3 are numbers"]),
-        ((1, 2, 0.5), []),
+        (("1.5", "2", "tall", "n/a"), None),
+        (("1.5", "", "2", "tall", "4", "n/a"), r"row 4 .*'tall'.* 3 of 5"),
+        ((1, 2, {"a": "b" * 99}), r"row 3 .*\{'a': 'b{33};"),
+        (("007", "12", "13"), None),
+        ((2**63, 1, 2), None),
+        ((b"\xff", 1, 2), r"row 1 .*b'\\xff'"),
+        ((1, 2, 0.5), None),
     ],
     ids=str,
 )
-def test_a_few_values_that_are_no_numbers(values, warnings):
+def test_a_few_values_that_are_no_numbers(values, said):
     types = ColumnTypes()
     for value in values:
         types.learn({"x": value})
-    assert list(types.iter_warnings()) == warnings
+    warnings = list(types.iter_warnings())
+    assert len(warnings) == (said is not None)
+    assert said is None or re.search(said, warnings[0])
 
 
 @pytest.mark.parametrize(
@@ -206,8 +209,9 @@ def test_digits_that_float32_does_not_keep(values, said):
     types = ColumnTypes()
     for value in values:
         types.learn({"x": value})
-    message = f"x is float32, which keeps 7 digits: {said}. A column of whole numbers alone keeps all of theirs"
-    assert [text for text in types.iter_warnings() if "float32" in text] == ([message] if said else [])
+    warnings = [text for text in types.iter_warnings() if "float32" in text]
+    assert len(warnings) == (said is not None)
+    assert said is None or said in warnings[0]
 
 
 def test_a_column_that_not_all_rows_have_is_of_any_length():
@@ -223,18 +227,18 @@ def test_rows_without_columns():
 
 @pytest.mark.parametrize("name", ["image/encoded", "image/class/label", "image/height", "image/tensor"])
 def test_a_name_of_tpufeed_s_own(name):
-    with pytest.raises(SourceError, match=f"a column is called '{name}', as a feature .*; rename it"):
+    with pytest.raises(SourceError, match=f"'{name}'"):
         learn([{name: 1}])
 
 
 @pytest.mark.parametrize("name", ["", "\ud800"])
 def test_a_name_that_no_feature_can_have(name):
-    with pytest.raises(SourceError, match=r"a column is called .*; name it in UTF-8") as raised:
+    with pytest.raises(SourceError, match="UTF-8") as raised:
         learn([{name: 1}])
     str(raised.value).encode()
 
 
 @pytest.mark.parametrize("value", ["\ud800", ["a", "\ud800"]], ids=["text", "list"])
 def test_text_that_is_not_utf8(value):
-    with pytest.raises(SourceError, match=r"'\\ud800' in a further column of the source is not UTF-8"):
+    with pytest.raises(SourceError, match=r"'\\ud800'"):
         column(value)

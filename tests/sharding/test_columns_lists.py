@@ -13,9 +13,8 @@ from PIL import Image
 from pyarrow import parquet
 
 import tpufeed
-from tests.sharding.test_columnar import embed, hub_table, save_to_disk
-from tests.sharding.test_table import rejects_of, samples_of
-from tests.sharding.test_tars import encode_tar
+from tests.sharding.outputs import rejects_of, samples_of
+from tests.sharding.written import embed, encode_tar, hub_table, save_to_disk
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.images import Resize
 
@@ -52,39 +51,36 @@ def batch_of(url, columns, make_loader=tpufeed.Loader, **options):
         return [np.asarray(each) for each in batch]
 
 
-def is_batched(manifest):
-    (spec,) = (spec for spec in manifest.features if spec.name == "x")
-    return spec.dtype not in ("string", "bytes")
+# The value of row n of each column; a dataset of the first 12 rows grows by the others.
+GROWING = [
+    lambda n: ["a", "b"][: n % 3],
+    lambda n: [[1], [2, n]],
+    lambda n: [n] * (n % 2),
+    lambda n: [n],
+    lambda n: ["a", str(n)] if n % 4 == 1 else None,
+    lambda n: [{"k": n}],
+    lambda n: [n] * (n % 3),
+    lambda n: [[n, 1], [2, 3]],
+    lambda n: [n, 1, 2] if n < 12 else [n] * (n % 3),
+    lambda n: n if n < 12 else [n, 1],
+    lambda n: [n, 1] if n < 12 else n,
+    lambda n: "text" if n < 12 else ["more", "text"],
+    lambda n: n if n < 12 or n % 2 else None,
+    lambda n: n if n > 12 else None,
+    lambda n: [] if n < 12 else [n + 0.5] * (n % 3),
+    lambda n: [n] * (n % 3) if n < 12 else [],
+    lambda n: None if n < 12 else [[n, 1], [2, n]],
+    lambda n: [[n, 1]] if n < 12 else None,
+    lambda n: [n + 0.5, None],
+    lambda _: ["a", "", None],
+]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda n: ["a", "b"][: n % 3],
-        lambda n: [[1], [2, n]],
-        lambda n: [n] * (n % 2),
-        lambda n: [n],
-        lambda n: ["a", str(n)] if n % 4 == 1 else None,
-        lambda n: [{"k": n}],
-        lambda n: [n] * (n % 3),
-        lambda n: [[n, 1], [2, 3]],
-        lambda n: [n, 1, 2] if n < 12 else [n] * (n % 3),
-        lambda n: n if n < 12 else [n, 1],
-        lambda n: [n, 1] if n < 12 else n,
-        lambda n: "text" if n < 12 else ["more", "text"],
-        lambda n: n if n < 12 or n % 2 else None,
-        lambda n: n if n > 12 else None,
-        lambda n: [] if n < 12 else [n + 0.5] * (n % 3),
-        lambda n: [n] * (n % 3) if n < 12 else [],
-        lambda n: None if n < 12 else [[n, 1], [2, n]],
-        lambda n: [[n, 1]] if n < 12 else None,
-        lambda n: [n + 0.5, None],
-        lambda _: ["a", "", None],
-    ],
-)
-def test_a_dataset_that_has_grown_is_as_one_that_was_built_at_once(make, write_table, tmp_path):
+def test_a_dataset_that_has_grown_is_as_one_that_was_built_at_once(write_table, tmp_path):
+    names = [f"x{place}" for place in range(len(GROWING))]
+
     def row(number):
-        return {"x": make(number)}
+        return {name: make(number) for name, make in zip(names, GROWING, strict=True)}
 
     whole = tpufeed.shard(write_table("whole", range(ROWS), row), tmp_path / "whole", workers=1).manifest
     tpufeed.shard(write_table("first", range(12), row), tmp_path / "grown", workers=1)
@@ -92,12 +88,13 @@ def test_a_dataset_that_has_grown_is_as_one_that_was_built_at_once(make, write_t
     assert grown.features == whole.features
     tpufeed.verify(tmp_path / "grown")
     one, other = samples_of(tmp_path / "whole"), samples_of(tmp_path / "grown")
-    assert {name: str(each["x"]) for name, each in other.items()} == {
-        name: str(each["x"]) for name, each in one.items()
-    }
-    if not is_batched(whole):
-        return
-    options = {"columns": ["filename", "x"], "fill": {"x": -1}}
+    assert one.keys() == other.keys()
+    for sample in one:
+        for name in names:
+            assert str(other[sample][name]) == str(one[sample][name]), (sample, name)
+    batched = [spec.name for spec in whole.features if spec.name in names and spec.dtype not in ("string", "bytes")]
+    assert len(batched) > 10
+    options = {"columns": ["filename", *batched], "fill": dict.fromkeys(batched, -1)}
     ours, theirs = batch_of(tmp_path / "grown", **options), batch_of(tmp_path / "whole", **options)
     for mine, expected in zip(ours, theirs, strict=True):
         assert (mine.dtype, mine.shape) == (expected.dtype, expected.shape)
@@ -229,40 +226,50 @@ def test_lists_keep_their_places_from_each_kind_of_source(kind, tmp_path):
     assert "caption" not in said
 
 
-@pytest.mark.parametrize(
-    ("declared", "value", "becomes"),
-    [
-        ("float32[]", [0.5, None], [0.5, math.nan]),
-        ("float32[2]", [None, 1], [math.nan, 1]),
-        ("float16[]", [None], None),
-        ("float32[,2]", [[1, None]], [1, math.nan]),
-        ("int64[]", [1, None], "null"),
-        ("int32[2]", [None, 1], "null"),
-        ("bool[]", [None], "null"),
-        ("uint8[2]", [1, None], "null"),
-        ("float32[]", [1, ""], "''"),
-    ],
-)
+# The type that is declared, a value, and what it becomes: None if that does not matter, text if it is a reject.
+NULLS = [
+    ("float32[]", [0.5, None], [0.5, math.nan]),
+    ("float32[2]", [None, 1], [math.nan, 1]),
+    ("float16[]", [None], None),
+    ("float32[,2]", [[1, None]], [1, math.nan]),
+    ("int64[]", [1, None], "null"),
+    ("int32[2]", [None, 1], "null"),
+    ("bool[]", [None], "null"),
+    ("uint8[2]", [1, None], "null"),
+    ("float32[]", [1, ""], "''"),
+]
+
+
 @pytest.mark.parametrize("as_text", [False, True])
-def test_null_in_a_list_of_a_declared_type(declared, value, becomes, as_text, write_table, tmp_path):
-    """A CSV has its lists as text."""
-    good = [[1, 1]] if ",2]" in declared else [1, 1]
-    cells = [value if number == 3 else good for number in range(12)]
-    source = write_table("t", range(12), lambda n: {"x": cells[n]})
+def test_null_in_a_list_of_a_declared_type(as_text, write_table, tmp_path):
+    """In row n, the column xn has the value. A CSV has its lists as text."""
+    good = [[[1, 1]] if ",2]" in declared else [1, 1] for declared, *_ in NULLS]
+    rows = [
+        {f"x{at}": value if at == row else good[at] for at, (_, value, _) in enumerate(NULLS)}
+        for row in range(len(NULLS))
+    ]
+    source = write_table("t", range(len(NULLS)), lambda n: rows[n])
     if as_text:
         source = tmp_path / "t.csv"
-        lines = [f'photos/{n:02}.png,a,"{json.dumps(cell)}"'.replace('""', '""""') for n, cell in enumerate(cells)]
-        source.write_text("path,label,x\n" + "\n".join(lines))
-    result = tpufeed.shard(source, tmp_path / "d", columns={"x": declared}, workers=1)
-    if isinstance(becomes, str):
-        ((path, (reason, message)),) = rejects_of(tmp_path / "d").items()
-        assert (Path(path).name, reason) == ("03.png", "bad_column")
-        assert becomes in message
-        return
-    assert not result.manifest.rejects
-    (found,) = (each["x"] for name, each in samples_of(tmp_path / "d").items() if name.endswith("03.png"))
-    if becomes is not None:
-        np.testing.assert_array_equal(found, becomes)
+        lines = [",".join(["path", "label", *rows[0]])]
+        for number, row in enumerate(rows):
+            cells = (json.dumps(cell).replace('"', '""') for cell in row.values())
+            lines.append(f"photos/{number:02}.png,a," + ",".join(f'"{cell}"' for cell in cells))
+        source.write_text("\n".join(lines))
+    columns = {f"x{at}": declared for at, (declared, *_) in enumerate(NULLS)}
+    tpufeed.shard(source, tmp_path / "d", columns=columns, workers=1)
+    rejects = {Path(path).name: reject for path, reject in rejects_of(tmp_path / "d").items()}
+    found = {Path(path).name: sample for path, sample in samples_of(tmp_path / "d").items()}
+    for row, (_, _, becomes) in enumerate(NULLS):
+        name = f"{row:02}.png"
+        if isinstance(becomes, str):
+            reason, message = rejects[name]
+            assert reason == "bad_column"
+            assert f"'x{row}'" in message
+            assert becomes in message
+        elif becomes is not None:
+            np.testing.assert_array_equal(found[name][f"x{row}"], becomes)
+        assert (name in found) != isinstance(becomes, str)
 
 
 def test_tensorflow_parses_old_and_new_records_of_a_column_that_was_empty(write_table, tmp_path):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.sharding.test_joined import begun, forge
+from tests.sharding.forging import begun, forge
 from tpufeed.build.commit import put_report, read_report
 from tpufeed.build.digests import Overlap, group_equal, read_digests
 from tpufeed.build.item import Item
@@ -127,13 +127,13 @@ def test_drop_keeps_the_first_of_each_and_names_the_others(doubled, tmp_path, ca
     assert again.images == again.earlier_images
     assert "images are read" not in caplog.text, "a finished build is recognised without reading"
     assert again.duplicates == found
-    with pytest.raises(DuplicateWriterError, match='duplicates is "drop" there and not set here'):
+    with pytest.raises(DuplicateWriterError, match="duplicates"):
         tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, workers=1)
 
 
 def test_other_rejects_still_count(doubled, tmp_path):
     (doubled / "cat/bad.png").write_bytes(b"no image")
-    with pytest.raises(TooManyRejectsError, match="1 of 61 inputs cannot be taken"):
+    with pytest.raises(TooManyRejectsError, match="61 inputs"):
         tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, duplicates="drop", max_rejects=0, workers=1)
 
 
@@ -146,9 +146,9 @@ def test_split_by_content_keeps_equal_images_in_one_split(doubled, tmp_path):
             content[data] += 1
     assert set(content.values()) == {1}
     assert 8 <= tpufeed.open_dataset(tmp_path / "d").split("val").records <= 40
-    with pytest.raises(OptionError, match="split_by_content deals images to splits by shares"):
+    with pytest.raises(OptionError, match="split_by_content"):
         tpufeed.shard(doubled, tmp_path / "e", split_by_content=True)
-    with pytest.raises(OptionError, match="duplicates is 'keep', 'report' or 'drop', not 'remove'"):
+    with pytest.raises(OptionError, match="'remove'"):
         tpufeed.shard(doubled, tmp_path / "e", duplicates="remove")
 
 
@@ -256,7 +256,7 @@ def test_what_is_left_out_takes_no_room_in_shards(tmp_path):
     st.integers(1, 8),
 )
 def test_inputs_that_make_no_record_leave_no_shard_empty(sizes, shards):
-    """Size 0 is that of an input that is left out."""
+    """An input of size 0 is one that is left out."""
     count = sum(size > 0 for size in sizes)
     shards = min(shards, count)
     inputs = [(Item(str(number), size, "", duplicate_of="" if size else "00"), 0) for number, size in enumerate(sizes)]
@@ -278,7 +278,7 @@ def test_a_split_of_nothing_but_copies_has_no_shard(tmp_path):
 
 
 def test_a_row_that_is_rejected_stands_for_no_other(doubled, tmp_path):
-    """The first path has a label that is no class."""
+    """The label of the first path is not among the classes."""
     (tmp_path / "t.csv").write_text(
         f"path,label\n{doubled}/cat/00.png,bird\n{doubled}/dog/copy00.png,dog\n{doubled}/dog/03.png,dog\n"
     )
@@ -384,12 +384,12 @@ def test_a_forged_digest_is_refused(doubled, tmp_path):
         next(item for item in tasks[0]["inputs"] if "duplicate_of" in item)["duplicate_of"] = "no digest"
 
     forge(begun(tmp_path / "d"), change)
-    with pytest.raises(ManifestError, match="leaves out what has no digest"):
+    with pytest.raises(ManifestError, match="digest"):
         tpufeed.shard(doubled, tmp_path / "d", duplicates="drop", workers=1)
 
 
 def test_the_report_is_written_block_by_block(doubled, tmp_path, monkeypatch):
-    """With room for the names of three groups at once it says the same."""
+    """It is the same with room for the names of three groups at once."""
     whole = tpufeed.shard(doubled, tmp_path / "whole", splits=SHARES, workers=1)
     monkeypatch.setattr("tpufeed.build.digests._GROUPS_AT_ONCE", 3)
     result = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, workers=1)
@@ -440,7 +440,7 @@ def test_the_command(doubled, tmp_path):
     ],
 )
 def test_what_is_measured_is_what_is_not_trained_on(splits, measured, small_jpegs, tmp_path):
-    """Few images are trained on where only few are labelled."""
+    """The split to train on may be the smaller one, if only few images have labels."""
     for split, count in splits.items():
         for number in range(count):
             path = tmp_path / "photos" / split / "ab"[number % 2] / f"{number}.jpg"

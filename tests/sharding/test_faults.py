@@ -63,11 +63,11 @@ def test_killed_at_a_moment(moment, command, is_whole, tmp_path):
 
 
 def test_killed_as_the_manifest_stands(command, is_whole, tmp_path):
-    """The dataset exists. What lies about is a second name of the manifest, which --overwrite removes."""
+    """The dataset exists. A second name of the manifest is left, which --overwrite removes."""
     folder = tmp_path / "d"
     killed = command()
     killed.order("os.remove", "/object$", f"Path({str(folder)!r}, 'manifest.json').exists() and kill_group()", nth=0)
-    process = killed.start(folder)
+    process = killed.start(folder, "--workers", 1)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert tpufeed.verify(folder).records == 86
@@ -81,7 +81,7 @@ def test_killed_as_the_manifest_stands(command, is_whole, tmp_path):
 
 
 def kill_by_time(process, rng):
-    """From outside, and at times the launcher alone: its workers end by themselves then."""
+    """Kill from outside, sometimes the launcher alone: its workers then end by themselves."""
     time.sleep(rng.uniform(0.3, 1.0))
     process.kill() if rng.random() < 0.3 else os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -177,13 +177,13 @@ MORE_REMOVALS = [
     "order", [*REMOVALS, *(pytest.param(order, marks=pytest.mark.long) for order in MORE_REMOVALS)], ids=str
 )
 def test_overwrite_that_is_killed(order, command, older, is_whole, tmp_path):
-    """At no moment does a manifest stand that names what is not there."""
+    """There is never a manifest that names missing files."""
     folder = tmp_path / "d"
     shutil.copytree(older.url, folder)
     killed = command()
     killed.order(*order)
     killed.order("os.link|os.remove", f"^{folder}/", f"check_manifest({str(folder)!r})", 0)
-    killed.run_killed(folder, "--overwrite")
+    killed.run_killed(folder, "--overwrite", "--workers", 1)
     killed_first = order[:2] in {("os.remove", "/d/manifest.json$"), ("os.rename", "/plan.jsonl$")}
     assert (folder / "manifest.json").exists() == killed_first
     if killed_first:
@@ -216,7 +216,7 @@ def test_after_a_kill_nothing_is_trusted_that_is_damaged(command, is_whole, tmp_
     reports[9].write_bytes(counts.replace(b'"class_counts":[', b'"class_counts":[1'))
     assert reports[9].read_bytes() != counts
     before = identities(folder)
-    done = command().run_here(folder, "--workers", 2)
+    done = command().run_here(folder, "--workers", 1)
     assert done.returncode == 0, done.stderr
     assert is_whole(folder)
     after = identities(folder)
@@ -227,7 +227,7 @@ def test_after_a_kill_nothing_is_trusted_that_is_damaged(command, is_whole, tmp_
 
 
 def flip_each(path, step):
-    """The file with one bit flipped, at one place after another."""
+    """Flip one bit of the file, at one place after another."""
     data = path.read_bytes()
     for position in range(0, len(data), step):
         flipped = bytearray(data)

@@ -16,7 +16,7 @@ KILL = "kill_group()"
 
 
 class Disk:
-    """A disk of 8 MB that only commands started with `before` see at `folder`; `seen` is where it is for us."""
+    """A disk of 8 MB that only commands started with `before` see at `folder`; this process sees it at `seen`."""
 
     full = "No space left on device"
     read_only = "Read-only file system"
@@ -49,7 +49,7 @@ class Disk:
 
 
 class LimitedFiles:
-    """Where nobody may mount: no file is longer than a limit, and folders are refused by /sys."""
+    """Used if nobody may mount: a limit on the length of files, and /sys, which refuses folders."""
 
     full = "File too large"
     read_only = "Operation not permitted|Permission denied|Read-only file system"
@@ -72,7 +72,7 @@ class LimitedFiles:
 
 @pytest.fixture(params=[Disk, pytest.param(LimitedFiles, marks=pytest.mark.long)], ids=["disk", "limit"])
 def disk(request, tmp_path):
-    """A disk that gets full; where nobody may mount one, files that get no longer."""
+    """A disk that gets full; if nobody may mount one, files of limited length."""
     found = request.param(tmp_path / "disk")
     if request.param is Disk and not found.mounted:
         found.close()
@@ -94,14 +94,14 @@ def test_the_disk_fills_up(moment, name, disk, command, is_whole):
     event, match, *nth_and_place = moment
     filled = command()
     filled.order(event, match, disk.fill, *nth_and_place)
-    done = filled.run(disk.folder, "--workers", 2, before=disk.before)
+    done = filled.run(disk.folder, "--workers", 2 if "worker" in nth_and_place else 1, before=disk.before)
     assert filled.fired() == 1
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(rf"error: .*{name}: {disk.full}\n", done.stderr), done.stderr
     with pytest.raises(DatasetNotFoundError):
         open_dataset(disk.seen)
     disk.make_room()
-    done = command().run(disk.folder, before=disk.before)
+    done = command().run(disk.folder, "--workers", 1, before=disk.before)
     assert done.returncode == 0, done.stderr
     assert is_whole(disk.seen)
 
@@ -113,12 +113,9 @@ def test_a_disk_that_is_too_small_is_refused_before_the_start(command, tmp_path)
     for number in range(5):
         with (tmp_path / f"photos/cat/{number}.jpg").open("wb") as file:
             file.truncate(free // 4)
-    done = command(tmp_path / "photos", ["--shards", 5]).run(tmp_path / "d")
+    done = command(tmp_path / "photos", ["--shards", 5]).run_here(tmp_path / "d")
     assert (done.returncode, done.stdout) == (1, "")
-    said = re.fullmatch(
-        rf"error: {tmp_path}/d has room for ([\d,.]+) MB; the shards will take about ([\d,.]+) MB. Nothing was .*\n",
-        done.stderr,
-    )
+    said = re.match(rf"error: {tmp_path}/d .*?([\d,.]+) MB.*?([\d,.]+) MB", done.stderr)
     room, wanted = (float(figure.replace(",", "")) for figure in said.groups())
     assert wanted == pytest.approx(free * 1.25e-6, rel=0.01)
     assert room == pytest.approx(free * 1e-6, rel=0.05)
@@ -130,7 +127,7 @@ def test_a_destination_that_is_read_only(state, disk, command):
     if state == "killed":
         killed = command()
         killed.order("os.link", "/reports/", KILL, nth=9)
-        killed.start(disk.folder, before=disk.before).communicate()
+        killed.start(disk.folder, "--workers", 1, before=disk.before).communicate()
         assert killed.fired() == 1
     disk.make_read_only()
     before = {path: path.stat() for path in disk.seen.rglob("*")}
@@ -143,7 +140,7 @@ def test_a_destination_that_is_read_only(state, disk, command):
 
 
 def test_a_finished_dataset_that_is_read_only_is_complete(disk, command):
-    done = command().run(disk.folder, before=disk.before)
+    done = command().run(disk.folder, "--workers", 1, before=disk.before)
     assert done.returncode == 0, done.stderr
     if isinstance(disk, Disk):
         disk.make_read_only()
@@ -168,7 +165,7 @@ def test_files_that_change_during_the_build(command, photo_folder, tmp_path):
     changed = command(source)
     for change, victim in victims.items():
         changed.order("open", f"^{victim}$", f"import shutil; victim = {str(victim)!r}; {CHANGES[change][0]}")
-    done = changed.run(folder)
+    done = changed.run(folder, "--workers", 1)
     assert [changed.fired(number) for number in range(5)] == [1] * 5
     assert done.returncode == 0, done.stderr
     rejects = {line["path"]: line for line in map(json.loads, (folder / "rejects.jsonl").read_text().splitlines())}

@@ -25,7 +25,7 @@ def draw(folder: Path, names: list[str], seed: int = 0) -> Path:
 
 @pytest.fixture
 def photos(tmp_path):
-    """40 images of two classes, and a file that is none."""
+    """40 images of two classes, and a file that is not an image."""
     folder = draw(tmp_path / "photos", [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(20)])
     (folder / "cat/broken.png").write_bytes(b"no image")
     return folder
@@ -143,9 +143,9 @@ def test_it_grows_and_is_compacted_under_the_same_names(flowers, tmp_path):
     for number in range(4):
         new = draw(tmp_path / f"new{number}", [f"cat/new{number}-{each}.png" for each in range(6)], number + 1)
         tpufeed.append(new, flowers, workers=1)
-    with pytest.raises(OptionError, match='names is "kaggle" there and not set here'):
+    with pytest.raises(OptionError, match="names"):
         build(new, flowers, names="tpufeed", append=True)
-    with pytest.raises(OptionError, match="has the key 'image' in the records of the dataset, and 'image/encoded'"):
+    with pytest.raises(OptionError, match="'image/encoded'"):
         build(new, flowers, names="tpufeed", append=True, allow_different=True)
     grown = pixels_of(flowers, "train")
     assert before.items() < grown.items()
@@ -160,12 +160,12 @@ def test_it_grows_and_is_compacted_under_the_same_names(flowers, tmp_path):
 
 
 def test_what_cannot_be(photos, tmp_path):
-    with pytest.raises(OptionError, match="names is 'tpufeed' or 'kaggle', not 'webdataset'"):
+    with pytest.raises(OptionError, match="'webdataset'"):
         build(photos, tmp_path / "flowers", names="webdataset")
-    with pytest.raises(OptionError, match="split 'fold1' ends in a digit"):
+    with pytest.raises(OptionError, match="'fold1'"):
         build(photos, tmp_path / "flowers", splits="rest=0.5,fold1=0.5")
     rows = [{"path": str(path), "label": path.parent.name, "id": path.stem} for path in photos.glob("dog/*.png")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(OptionError, match="'id', which is the key of image/filename with names='kaggle'"):
+    with pytest.raises(OptionError, match="'id'"):
         build(tmp_path / "rows.jsonl", tmp_path / "flowers", image="path", label="label")
     assert not (tmp_path / "flowers/manifest.json").exists()

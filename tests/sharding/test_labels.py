@@ -1,4 +1,4 @@
-"""Labels become ids: names sorted, or numbers as they stand."""
+"""Labels become ids: sorted names, or numbers as they are."""
 
 import pytest
 from hypothesis import given
@@ -83,7 +83,7 @@ def test_a_list_that_begins_as_the_dataset_s_names(known, fixed, joined):
 
 @pytest.mark.parametrize("fixed", [["b", "a"], ["a", "c", "b"], ["c"]])
 def test_a_list_that_contradicts_the_dataset_s_names(fixed):
-    with pytest.raises(OptionError, match="of the dataset"):
+    with pytest.raises(OptionError, match="dataset"):
         join_names(["a", "b"], fixed)
 
 
@@ -106,11 +106,13 @@ def test_a_missing_value_among_ids_leaves_them_ids(missing):
     classes = make_classes([*map(str, range(12)), missing], None, False)
     assert classes.names == tuple(map(str, range(12)))
     assert classes.ids == {str(number): number for number in range(12)}
-    assert bad_label(missing, classes) == ("bad_label", f"the label {missing!r} is none of the 12 classes")
+    reason, message = bad_label(missing, classes)
+    assert reason == "bad_label"
+    assert repr(missing) in message
 
 
 def test_a_missing_value_among_names_is_no_class():
-    """But where labels are names, `none` and `NA` may be names as well."""
+    """If labels are names, `none` and `NA` may be names as well."""
     assert ids(["dog", "nan", "cat", "none", "NA"]) == {"NA": 0, "cat": 1, "dog": 2, "none": 3}
     assert ids(["dog", "nan"], ("nan", "dog")) == {"nan": 0, "dog": 1}
     assert ids(["dog", "nan"], are_names=True) == {"dog": 0, "nan": 1}
@@ -140,19 +142,15 @@ def test_labels_that_nothing_is_said_of(counts):
 
 def test_names_among_numbers_are_told():
     (said,) = warnings({"9": 6, "10": 6, "cat": 1, None: 90, "nan": 90})
-    assert said == (
-        "labels are names, not ids (10 sorts before 2): 'cat' is no whole number; 12 of 13 are. Mend it, leave it "
-        "empty, or fix the ids with --classes FILE"
-    )
+    assert "'cat'" in said
+    assert "12 of 13" in said
     assert warnings({"9": 6, "cat": 6}, fixed=("cat",)) == warnings({"9": 6, "10": 6, "cat": 6}, are_names=True) == []
 
 
 def test_numbers_that_are_one_class_are_told():
     (said,) = warnings({"01": 6, "1": 6, "001": 6, "2": 6, "02.0": 6, "3": 6, "3.0": 6})
-    assert said == (
-        "the labels '001', '01', '1' are one class, as are those of 1 more; where they are names, give all of them "
-        "with --classes FILE"
-    )
+    assert "'001', '01', '1'" in said
+    assert "--classes" in said
     assert warnings({"01": 6, "1": 6, "001": 6}, fixed=("01", "1", "001")) == []
 
 
@@ -161,18 +159,18 @@ def test_classes_of_few_images_are_told():
     many = {name: 9 for name in names[:15]}
     assert warnings({**many, **dict.fromkeys(names[15:], 4)}, are_names=True) == []
     (said,) = warnings({**many, "last": 3, **dict.fromkeys(names[15:], 4)}, are_names=True)
-    assert said == "16 of 31 classes have fewer than 5 images, like 'last'; see that labels are what you mean"
+    assert "16 of 31 classes" in said
+    assert "'last'" in said
     (said,) = warnings({f"red,{name}": 2 for name in names})
-    assert said == (
-        "30 of 30 classes have fewer than 5 images, like 'red,00': labels of several parts (',') are a class for each "
-        'combination. To train on the parts, give lists of labels, like ["cat", "dog"] in a table of JSON lines'
-    )
+    assert "30 of 30 classes" in said
+    assert "'red,00'" in said
+    assert "lists of labels" in said
 
 
 def test_negative_numbers_are_no_ids():
     classes = make_classes([-1, 0, "1"], None, False)
     assert (classes.names, classes.ids) == (("0", "1"), {0: 0, "1": 1})
-    assert bad_label(-1, classes) == ("bad_label", "the label -1 is none of the 2 classes")
+    assert bad_label(-1, classes)[0] == "bad_label"
     assert make_classes(["-1"], None, False).names == ()
 
 
@@ -193,9 +191,7 @@ def test_numbers_are_no_places_where_a_given_class_is_called_by_one():
     "label", [2_000_000, 1 << 40, "9" * 30, "9" * 5000, "1" + "0" * 400 + ".0"], ids=lambda label: str(label)[:9]
 )
 def test_ids_that_nobody_can_count_up_to(label):
-    with pytest.raises(
-        SourceError, match=f"the label {str(label)[:20]}.* would make more than 2,000,000 classes; .*--classes"
-    ):
+    with pytest.raises(SourceError, match="2,000,000"):
         make_classes([label, 1], None, False)
     assert ids([label, 1], ("a", "b")) == {1: 1}
 
@@ -226,7 +222,7 @@ def test_values_of_all_types_as_labels(value, label):
 
 @pytest.mark.parametrize("value", [{"a": 1}, [{"a": 1}], [["a"], "b"]], ids=str)
 def test_an_object_is_no_label(value):
-    with pytest.raises(SourceError, match=r"is no label: a sample has a class, or a list of classes.*--label none"):
+    with pytest.raises(SourceError, match="--label none"):
         to_label(value)
 
 
@@ -247,13 +243,13 @@ def test_a_file_of_classes(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", r"no classes in .*classes\.txt; expected a name a line"),
-        (b" \n\n", "no classes"),
-        (b"a\nb\na\n", r"the class 'a' stands twice in .*classes\.txt"),
-        ("caf\u00e9\ncafe\u0301\n".encode(), "the class 'caf\u00e9' stands twice"),
-        (b"a\n\nb\n", r"line 2 of .*classes\.txt is blank, but each line is an id"),
-        (b"a\xff\n", "cannot be read: .*codec"),
-        (None, "cannot be read: .*No such file"),
+        (b"", r"classes\.txt"),
+        (b" \n\n", r"classes\.txt"),
+        (b"a\nb\na\n", "'a'"),
+        ("caf\u00e9\ncafe\u0301\n".encode(), "'caf\u00e9'"),
+        (b"a\n\nb\n", "line 2"),
+        (b"a\xff\n", "codec"),
+        (None, "No such file"),
     ],
     ids=["empty", "blank", "twice", "twice to the eye", "blank between", "not UTF-8", "missing"],
 )
@@ -265,9 +261,9 @@ def test_a_file_that_does_not_hold_classes(data, message, tmp_path):
 
 
 def test_a_list_that_does_not_hold_classes(tmp_path):
-    with pytest.raises(OptionError, match="the class 'a' stands twice in the list of classes"):
+    with pytest.raises(OptionError, match="'a'"):
         read_classes(["a", "a"])
-    with pytest.raises(OptionError, match=r"the class 'a\\udcff' in the list of classes is not UTF-8"):
+    with pytest.raises(OptionError, match=r"'a\\udcff'"):
         read_classes(["a\udcff"])
-    with pytest.raises(OptionError, match=r"cannot be read: .*directory"):
+    with pytest.raises(OptionError, match="directory"):
         read_classes(tmp_path)

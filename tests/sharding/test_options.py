@@ -42,7 +42,7 @@ def test_a_size_is_number_times_unit(number, unit):
     "text", ["", "MB", "64XB", "-1", "64 M B", "1e6", "1,5MB", "0x10", "inf", "nan", "٣MB", "1..5"]
 )
 def test_what_is_no_size(text):
-    with pytest.raises(OptionError, match=r"is no size; write it like 64MB"):
+    with pytest.raises(OptionError, match="64MB"):
         parse_size(text)
 
 
@@ -61,40 +61,40 @@ def test_splits(text, splits):
 
 
 def test_a_share_alone_is_no_split():
-    with pytest.raises(OptionError, match=r"'0\.9' is a share of no split; write them like train=0\.9,val=0\.1"):
+    with pytest.raises(OptionError, match=r"'0\.9'"):
         parse_shares("0.9")
 
 
 @pytest.mark.parametrize("text", ["train=", "train=x", "train=0.9,val=", "train=50%", "train=0.9=0.1"])
 def test_what_is_no_split(text):
-    with pytest.raises(OptionError, match=r"is no split; write them like train=0\.9,val=0\.1"):
+    with pytest.raises(OptionError, match=r"train=0\.9,val=0\.1"):
         parse_shares(text)
 
 
 def test_a_split_given_twice():
-    with pytest.raises(OptionError, match="split train is given twice"):
+    with pytest.raises(OptionError, match="split train"):
         parse_shares("train=0.5,train=0.5")
 
 
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({}, "at least one split"),
-        ({"train": 0.9}, r"add up to 0.9, not 1: .*; write them like train=0\.9,val=0\.1"),
-        ({"train": 0.9, "val": 0.2}, "add up to 1.1, not 1"),
-        ({"train": 0.0, "val": 1.0}, r"split train: a share is in \(0, 1\], not 0.*; write them like train=0\.9"),
-        ({"80/20": 1.0}, r"a split is named by letters.*not '80/20'; write them like train=0\.9,val=0\.1"),
-        ({"train-clean": 1.0}, r"letters, digits, '_' and '\.'.*; not 'train-clean'\. train_clean would do"),
-        ({"train": 1.5, "val": -0.5}, "split train: a share"),
-        ({"train": float("nan")}, "split train: a share"),
-        ({"train": float("inf")}, "split train: a share"),
-        ({"": 1.0}, "a split is named by letters"),
-        ({"a/b": 1.0}, "a split is named by letters"),
-        ({"../up": 1.0}, "a split is named by letters"),
-        ({".hidden": 1.0}, "a split is named by letters"),
-        ({"train-v0": 1.0}, "a split is named by letters"),  # would look like a variant
-        ({"tráin": 1.0}, "a split is named by letters"),
-        ({"train\n": 1.0}, "a split is named by letters"),
+        ({}, "split"),
+        ({"train": 0.9}, r"0\.9, not 1"),
+        ({"train": 0.9, "val": 0.2}, r"1\.1, not 1"),
+        ({"train": 0.0, "val": 1.0}, "split train"),
+        ({"80/20": 1.0}, "'80/20'"),
+        ({"train-clean": 1.0}, "train_clean"),
+        ({"train": 1.5, "val": -0.5}, "split train"),
+        ({"train": float("nan")}, "split train"),
+        ({"train": float("inf")}, "split train"),
+        ({"": 1.0}, "''"),
+        ({"a/b": 1.0}, "'a/b'"),
+        ({"../up": 1.0}, "'../up'"),
+        ({".hidden": 1.0}, "'.hidden'"),
+        ({"train-v0": 1.0}, "'train-v0'"),  # would look like a variant
+        ({"tráin": 1.0}, "'tráin'"),
+        ({"train\n": 1.0}, r"'train\\n'"),
     ],
 )
 def test_splits_that_cannot_be(splits, message):
@@ -102,7 +102,7 @@ def test_splits_that_cannot_be(splits, message):
         ShardOptions(splits=splits)
 
 
-@pytest.mark.parametrize(("size", "message"), [(0, "at least one byte, not 0"), (-1, "-1 is no size")])
+@pytest.mark.parametrize(("size", "message"), [(0, "not 0"), (-1, "-1")])
 def test_a_shard_has_a_size(size, message):
     with pytest.raises(OptionError, match=message):
         ShardOptions(shard_bytes=size)
@@ -111,9 +111,9 @@ def test_a_shard_has_a_size(size, message):
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ({"check": "fast"}, "check is 'full' or 'header', not 'fast'"),
-        ({"presize_px": 0}, "presize.* between 8 and 16384, not 0"),
-        ({"presize_px": 20000}, "not 20000"),
+        ({"check": "fast"}, "'fast'"),
+        ({"presize_px": 0}, "presize"),
+        ({"presize_px": 20000}, "20000"),
         ({"quality": 0}, "quality"),
     ],
 )
@@ -175,23 +175,23 @@ def test_no_option_is_left_out_of_the_plan():
         "split_by_content",
         "names",
         "keeps_classes",
-    }  # stands in a plan only where it is given: plans of before have none
+    }  # in a plan only if given
     assert ShardOptions().to_dict().keys() >= keywords | {"splits"}
 
 
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"shards": 4, "shard_bytes": "1MB"}, "either a size of the shards or their number"),
-        ({"shards": 0}, "shards is a whole number, at least 1, not 0"),
-        ({"shards": 12, "hosts": 8}, "shards are a multiple of the 8 hosts, not 12"),
-        ({"hosts": 0}, "hosts is a whole number, at least 1, not 0"),
-        ({"splits": "train", "split_by": "fold"}, "either the splits' shares or what the source is split by"),
-        ({"policy": {"gamma": "keep"}}, "no policy for gamma; there are alpha, animated, bands, cmyk, damaged, deep"),
-        ({"policy": {"presize_px": 3}}, "no policy for presize_px"),
-        ({"shard_bytes": "many"}, "'many' is no size"),
-        ({"splits": ""}, "a split is named by letters"),
-        ({"classes": []}, "no classes in the list of classes"),
+        ({"shards": 4, "shard_bytes": "1MB"}, "shards"),
+        ({"shards": 0}, "shards"),
+        ({"shards": 12, "hosts": 8}, "8 hosts"),
+        ({"hosts": 0}, "hosts"),
+        ({"splits": "train", "split_by": "fold"}, "splits"),
+        ({"policy": {"gamma": "keep"}}, "gamma"),
+        ({"policy": {"presize_px": 3}}, "presize_px"),
+        ({"shard_bytes": "many"}, "'many'"),
+        ({"splits": ""}, "split"),
+        ({"classes": []}, "classes"),
         ({"encode": "avif"}, "encode"),
         ({"presize_mode": "wide"}, "presize"),
     ],
@@ -221,10 +221,10 @@ def test_the_signature_has_the_defaults_of_the_options(function, options):
 @pytest.mark.parametrize(
     ("function", "keyword", "message"),
     [
-        (shard, "num_workers", "shard has no option 'num_workers'; use workers"),
-        (shard, "alpha", r"shard has no option 'alpha'; use policy=\{'alpha': \.\.\.\}"),
-        (warmup, "hosts", "warmup has no option 'hosts'"),
-        (warmup, "presize", "warmup has no option 'presize'; a cache has all images of one size"),
+        (shard, "num_workers", "use workers"),
+        (shard, "alpha", r"policy=\{'alpha'"),
+        (warmup, "hosts", "'hosts'"),
+        (warmup, "presize", "'presize'"),
     ],
 )
 def test_unknown_keywords(function, keyword, message, tmp_path):

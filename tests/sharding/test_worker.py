@@ -65,7 +65,7 @@ DAMAGE = {
 
 
 def test_verify_finds_nothing_wrong_with_the_bytes_that_exact_stores(folder, tmp_path):
-    """What decoders pass over, or loaders mend, is no damage of a dataset."""
+    """Bytes that decoders ignore, or loaders mend, are no damage."""
     plain = (folder / "a" / "small.jpg").read_bytes()
     (tmp_path / "in" / "a").mkdir(parents=True)
     for number, damage in enumerate(DAMAGE.values()):
@@ -139,14 +139,14 @@ def test_the_preflight_names_a_host_without_the_extension(folder, tmp_path, monk
             check_hosts([there], here)
             yield from super().run(job, tasks)
 
-    with pytest.raises(BuildError, match=r"worker-7 cannot do the work .*without its C extension"):
+    with pytest.raises(BuildError, match="worker-7"):
         tpufeed.shard(folder, tmp_path / "d", engine=Engine())
 
 
 def test_a_build_that_rewrites_is_not_joined_without_the_extension(folder, tmp_path, monkeypatch):
     """A worker refuses a plan that asks for markers, and another command is told what differs."""
     monkeypatch.setattr(worker, "CAN_REWRITE", False)
-    with pytest.raises(BuildError, match="without its C extension"):
+    with pytest.raises(BuildError, match="C extension"):
         tpufeed.shard(folder, tmp_path / "d", workers=1)
     monkeypatch.setattr(policy_module, "CAN_REWRITE", False)
     with pytest.raises(DuplicateWriterError, match="restart_markers"):

@@ -1,4 +1,4 @@
-"""Which kind of source a URL is, and what is said of one that is none."""
+"""Which kind of source a URL is, and the errors for URLs that are not sources."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ NOBODY = 65534
 
 @contextmanager
 def without_roots_rights():
-    """Permission bits do not bite for root."""
+    """Become another user: root may read everything."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(NOBODY)
@@ -27,12 +27,12 @@ def without_roots_rights():
 
 
 def test_a_missing_source(tmp_path, take):
-    with pytest.raises(SourceError, match="nowhere does not exist"):
+    with pytest.raises(SourceError, match="nowhere"):
         take(tmp_path / "nowhere")
 
 
 def test_a_file_as_source(tree, take):
-    with pytest.raises(SourceError, match=r"1\.jpg is a file; expected a folder of images, a table \(\.csv"):
+    with pytest.raises(SourceError, match=r"1\.jpg"):
         take(tree("cat/1.jpg") / "cat/1.jpg")
 
 
@@ -60,10 +60,10 @@ def test_a_folder_called_like_a_file_is_a_folder(tree, take, tmp_path):
 
 
 def test_no_images_in_folders_of_tars(tree, take):
-    with pytest.raises(NoInputsError, match="no images found among 2 files"):
+    with pytest.raises(NoInputsError, match="2 files"):
         take(tree("train/0.tar", "val/0.tar"))
 
 
 def test_a_source_that_nothing_opens(take):
-    with pytest.raises(UnknownSchemeError, match=r"nothing opens foo://"):
+    with pytest.raises(UnknownSchemeError, match="foo://"):
         take("foo://bucket/table.csv")

@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
-from tests.sharding.test_boxes import samples_of
+from tests.sharding.outputs import texts_of
 from tpufeed.cli.app import app
 
 
@@ -69,7 +69,7 @@ def test_metadata_of_objects(photos):
     (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (said,) = said_of(folder)
     (taken,) = run(said, folder)
-    sample = samples_of(taken)["3.png"]
+    sample = texts_of(taken)["3.png"]
     assert (sample["objects.bbox"], sample["image/class/label"]) == ([1, 2, 11, 14], [1])
 
 
@@ -93,7 +93,7 @@ def test_metadata_without_labels(photos):
     (folder / "metadata.csv").write_text("file_name,text\n" + "".join(f"{name},of {name}\n" for name in NAMES))
     (said,) = said_of(folder)
     (taken,) = run(said, folder)
-    assert samples_of(taken)["2.png"]["text"] == ["of 2.png"]
+    assert texts_of(taken)["2.png"]["text"] == ["of 2.png"]
 
 
 def test_files_of_coco_in_the_folders_of_splits(photos):
@@ -114,7 +114,7 @@ def test_files_of_coco_beside_the_folders_of_images(photos):
     (folder.parent / "annotations/captions_val2017.json").write_text(json.dumps(captions))
     (said,) = said_of(folder.parent)
     (taken,) = run(said, folder.parent)
-    assert len(samples_of(taken)) == 4
+    assert len(texts_of(taken)) == 4
 
 
 def test_tables_with_a_row_for_each_box(photos):

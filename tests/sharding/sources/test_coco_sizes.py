@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 import tpufeed
+from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
-from tests.sharding.test_boxes import samples_of
-from tests.sharding.test_tars import rejects_of
 from tpufeed.errors import SourceError, TooManyRejectsError
 from tpufeed.sharding.inventory import take_inventory
 from tpufeed.sharding.options import ShardOptions
@@ -35,7 +34,7 @@ def source(tmp_path):
         folder.mkdir(exist_ok=True)
         said, annotations = [], []
         for number, (size, orientation, json_size) in enumerate(images):
-            # The object lies where it is in the image of which the JSON says the size.
+            # The object lies as in an image of the size that the JSON says.
             is_turned = json_size == size[::-1] != size
             width, height = json_size if is_turned else size
             pixels = np.zeros((height, width, 3), np.uint8)
@@ -68,56 +67,62 @@ def shard(path, folder, **options):
 
 
 def inside(url):
-    """For each sample: the share of its box that is the object, that of the object that is in its box, and its points
-    and the colours there, of [red, white]."""
-    found = []
-    images = tpufeed.TFRecordImages(str(url), columns=["image", "boxes", "keypoints"])
+    """For each image, by its number: the share of its box that is the object, that of the object that is in its box,
+    and the colours at its points, of [red, white]."""
+    found = {}
+    images = tpufeed.TFRecordImages(str(url), columns=["image", "boxes", "keypoints", "filename"])
     for sample in (images[place] for place in range(len(images))):
         image, boxes, points = (np.asarray(sample[place]) for place in (0, 1, 3))
         left, top, right, bottom = np.round(boxes[0]).astype(int)
         bright = image.max(2) > 128
         held = bright[top:bottom, left:right]
         colours = [image[int(y), int(x)].tolist() for x, y, _ in points[0]]
-        found.append((held.mean(), held.sum() / bright.sum(), colours))
+        found[str(sample[-1])] = (held.mean(), held.sum() / bright.sum(), colours)
     return found
 
 
+SIZES = {"stored": (64, 40), "upright": (40, 64)}
+
+
 @pytest.mark.parametrize("presize", [None, 20])
-@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
 @pytest.mark.parametrize("exif", ["apply", "ignore"])
-@pytest.mark.parametrize("said", ["stored", "upright"])
-def test_boxes_of_the_image_before_or_after_its_turn_lie_on_their_objects(
-    presize, orientation, exif, said, source, tmp_path
-):
-    path = source(*[((64, 40) if said == "stored" else (40, 64), orientation, (64, 40))] * 2)
+def test_boxes_of_the_image_before_or_after_its_turn_lie_on_their_objects(presize, exif, source, tmp_path):
+    cases = [(said, orientation) for said in SIZES for orientation in BACK]
+    path = source(*((SIZES[said], orientation, (64, 40)) for said, orientation in cases))
     result = shard(path, tmp_path / "d", policy={"exif": exif}, presize=presize)
-    assert result.images == 2
-    for share, held, (first, second) in inside(result.url):
-        assert share > 0.9
-        assert held > 0.9
+    assert result.images == len(cases)
+    found = inside(result.url)
+    for number, (said, orientation) in enumerate(cases):
+        share, held, (first, second) = found[f"{number}.png"]
+        assert share > 0.9, cases[number]
+        assert held > 0.9, cases[number]
         was_mirrored = orientation in (5, 7) and (said == "stored") == (exif == "apply")
-        red, white = (second, first) if was_mirrored else (first, second)  # what is left in a mirror is right
-        assert red[1] < 128 < red[0]
-        assert min(white) > 128
-    was_turned = (said == "stored") == (exif == "apply")
-    assert ("boxes turned by exif" in result.manifest.odd) == was_turned
+        red, white = (second, first) if was_mirrored else (first, second)  # a mirror swaps left and right
+        assert red[1] < 128 < red[0], cases[number]
+        assert min(white) > 128, cases[number]
+    assert result.manifest.odd["boxes turned by exif"] == len(BACK)
 
 
-@pytest.mark.parametrize("json_size", [(128, 80), (64, 41), (41, 64), (40, 64), (1, 1)])
-def test_a_file_of_another_size_is_a_reject(json_size, source, tmp_path):
-    wrong = (64, 40), 1, json_size
-    path = source(((64, 40), 1, (64, 40)), ((64, 40), 1, (64, 40)), ((64, 40), 1, (64, 40)))
+WRONG = [(128, 80), (64, 41), (41, 64), (40, 64), (1, 1)]
+
+
+def test_a_file_of_another_size_is_a_reject(source, tmp_path):
+    path = source(*[((64, 40), 1, (64, 40))] * (2 + len(WRONG)))
     content = json.loads(path.read_text())
-    content["images"][1] |= dict(zip(("width", "height"), wrong[2], strict=True))
-    content["annotations"] = [one for one in content["annotations"] if one["image_id"] != 2]
-    content["images"][2] |= dict(zip(("width", "height"), wrong[2], strict=True))  # also of one without boxes
+    wrong = [(1, WRONG[0]), *enumerate(WRONG, 2)]
+    for number, (width, height) in wrong:
+        content["images"][number] |= {"width": width, "height": height}
+    content["annotations"] = [one for one in content["annotations"] if one["image_id"] != 1]  # nor one without boxes
     path.write_text(json.dumps(content))
     result = shard(path, tmp_path / "d")
     assert result.images == 1
     rejects = rejects_of(tmp_path / "d")
-    assert {name: reason for name, (reason, _) in rejects.items()} == {"1.png": "bad_box", "2.png": "bad_box"}
-    assert f"{json_size[0]}x{json_size[1]}" in rejects["1.png"][1]
-    assert "64x40" in rejects["1.png"][1]
+    assert rejects.keys() == {f"{number}.png" for number, _ in wrong}
+    for number, (width, height) in wrong:
+        reason, message = rejects[f"{number}.png"]
+        assert reason == "bad_box"
+        assert f"{width}x{height}" in message
+        assert "64x40" in message
     with pytest.raises(TooManyRejectsError, match="64x40"):
         preview_shard(path, tmp_path / "e", max_rejects=0)
 
@@ -127,30 +132,30 @@ def test_images_that_were_added_are_compared_as_well(source, tmp_path):
     more = source(((64, 40), 6, (64, 40)), ((32, 20), 1, (64, 40)), name="b")
     result = tpufeed.append(more, url, image=str(more.parent), workers=1)
     assert (result.added, result.rejects) == (1, 1)
-    assert all(share > 0.9 for share, _, _ in inside(url))
+    assert all(share > 0.9 for share, _, _ in inside(url).values())
 
 
 @pytest.mark.parametrize("orientation", [2, 3, 4])
 def test_sizes_that_do_not_tell_are_said(orientation, source, tmp_path):
     result = shard(source(((64, 40), orientation, (64, 40))), tmp_path / "d")
     assert any("1 images with boxes have an EXIF orientation" in said for said in result.warnings)
-    assert samples_of(result.url)["0.png"]["boxes"] == [8, 4, 32, 14]  # of the upright image, as the page says
+    assert texts_of(result.url)["0.png"]["boxes"] == [8, 4, 32, 14]  # of the upright image, as the page says
     result = shard(tmp_path / "a/x.json", tmp_path / "e", policy={"exif": "ignore"})
-    ((share, held, _),) = inside(result.url)  # and if they are of the stored one, there is a way
+    ((share, held, _),) = inside(result.url).values()  # and if they are of the stored one, there is a way
     assert (share, held) == (1, 1)
 
 
-@pytest.mark.parametrize("sides", [None, (0, 0), (None, None), (64.0, 40.0), ("64", "40")])
-def test_sizes_that_are_not_said_or_said_otherwise(sides, source, tmp_path):
-    result = shard(source(((64, 40), 1, (64, 40)), ((64, 40), 1, sides)), tmp_path / "d")
-    assert (result.images, result.warnings) == (2, ())
+def test_sizes_that_are_not_said_or_said_otherwise(source, tmp_path):
+    sides = [(64, 40), None, (0, 0), (None, None), (64.0, 40.0), ("64", "40")]
+    result = shard(source(*(((64, 40), 1, each) for each in sides)), tmp_path / "d")
+    assert (result.images, result.warnings) == (len(sides), ())
 
 
-@pytest.mark.parametrize("side", [-1, 1.5, "wide", [1], {}, 1 << 70, True])
-def test_sizes_that_are_none_are_rejects(side, source, tmp_path):
-    path = source(((64, 40), 1, (64, 40)), ((64, 40), 1, (side, 40)))
-    shard(path, tmp_path / "d")
-    assert {name: reason for name, (reason, _) in rejects_of(tmp_path / "d").items()} == {"1.png": "bad_box"}
+def test_sizes_that_are_none_are_rejects(source, tmp_path):
+    sides = [64, -1, 1.5, "wide", [1], {}, 1 << 70, True]
+    shard(source(*(((64, 40), 1, (side, 40)) for side in sides)), tmp_path / "d")
+    rejects = {name: reason for name, (reason, _) in rejects_of(tmp_path / "d").items()}
+    assert rejects == {f"{number}.png": "bad_box" for number in range(1, len(sides))}
 
 
 def test_a_size_that_was_corrected_is_a_change(source, tmp_path):
@@ -186,12 +191,13 @@ def test_annotations_without_keypoints_take_no_memory(tmp_path):
     path = coco_of(tmp_path, 1, 1500, 500)
     with take_inventory(str(path), ShardOptions()) as inventory:
         assert dict(inventory.rejects) == {"bad_box": 1}
-    path = coco_of(tmp_path, 300, 300, 500)
+    path = coco_of(tmp_path, 40, 40, 500)
     tracemalloc.start()
     with take_inventory(str(path), ShardOptions()) as inventory:
         assert not inventory.rejects
-    assert tracemalloc.get_traced_memory()[1] < 20e6  # it was 80 MB
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    assert peak < 5e6  # 1.6 MB; a list for each annotation takes 11 MB
 
 
 @pytest.mark.parametrize("field", ["iscrowd", "image_id", "category_id"])

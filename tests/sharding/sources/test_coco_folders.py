@@ -1,4 +1,4 @@
-"""The folder of COCO's images: never that of another project or split, and it is named."""
+"""The folder of COCO's images is never that of another project or split, and is named."""
 
 import json
 
@@ -8,8 +8,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.sharding.outputs import rejects_of
 from tests.sharding.previews import preview_shard
-from tests.sharding.test_tars import rejects_of
 from tpufeed.cli.app import app
 from tpufeed.errors import OptionError
 

@@ -15,28 +15,13 @@ from PIL import Image
 from pyarrow import parquet
 
 import tpufeed
-from tests.sharding.test_table import rejects_of, samples_of
+from tests.sharding.outputs import rejects_of, samples_of
+from tests.sharding.written import embed, hub_table, save_to_disk
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, StoreError, TooManyRejectsError
 from tpufeed.sharding import row_groups
 
-FEATURES = {
-    "image": {"_type": "Image"},
-    "label": {"names": ["tench", "goldfish", "3"], "_type": "ClassLabel"},
-    "caption": {"dtype": "string", "_type": "Value"},
-}
 ROWS_A_GROUP = 5
-
-
-def hub_table(images, features=FEATURES, **columns):
-    """A table as `datasets` writes it: images are a struct of bytes and path."""
-    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    table = pa.table({"image": pa.array(images, struct), **columns})
-    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-
-
-def embed(jpegs, first=0):
-    return [{"bytes": data, "path": f"n{number:04d}.JPEG"} for number, data in enumerate(jpegs, first)]
 
 
 def write(path, table, **options):
@@ -62,18 +47,6 @@ def hub(small_jpegs, tmp_path):
         write(folder / f"data/{split}-{part:05d}-of-{parts:05d}.parquet", table)
     (folder / "README.md").write_text("---\n---\n")
     return folder
-
-
-def save_to_disk(folder, tables):
-    """The files that `Dataset.save_to_disk` writes."""
-    folder.mkdir(parents=True)
-    names = [f"data-{part:05d}-of-{len(tables):05d}.arrow" for part in range(len(tables))]
-    for name, table in zip(names, tables, strict=True):
-        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=4)
-    state = {"_data_files": [{"filename": name} for name in names], "_split": None}
-    (folder / "state.json").write_text(json.dumps(state))
-    (folder / "cache-1234.arrow").write_bytes(b"of a map, and none of the dataset's")
 
 
 def stored(url, split="train"):
@@ -243,7 +216,7 @@ def test_drop_finds_doubles_whatever_their_row_groups_weigh(hub, small_jpegs, tm
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("duplicates", ["report", "drop"])
 def test_a_file_that_was_written_again_with_other_rows(kind, duplicates, small_jpegs, tmp_path):
-    """Rows that are there are found by their bytes, wherever they are now; each stands for one image."""
+    """Rows of the dataset are found by their bytes, wherever they are now; each is one image."""
     source = tmp_path / "rows"
 
     def save(numbers):
@@ -321,23 +294,23 @@ def test_a_plan_at_the_destination_names_rows_of_the_source_alone(hub, small_jpe
     lines = own.replace(b'"file":"data/validation-00001-of-00002.parquet"', b'"file":"../secret.parquet"', 1)
     body = b"".join(lines.splitlines(keepends=True)[:-1])
     plan.write_bytes(body + b'{"crc32c":%d}\n' % crc32c(body))
-    with pytest.raises(ManifestError, match="which is none of its"):
+    with pytest.raises(ManifestError, match=r"secret\.parquet"):
         tpufeed.shard(hub, tmp_path / "d", **options)
     plan.write_bytes(own)
-    tpufeed.shard(hub, tmp_path / "d", workers=1, max_rejects=1)  # goes on
+    tpufeed.shard(hub, tmp_path / "d", workers=1, max_rejects=1)  # continues
     assert len(stored(tmp_path / "d", "validation")) == 8
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image": "caption"}, "the column 'caption' holds string, no images; those that do: image"),
-        ({"image": "nothing"}, "has no column 'nothing' for the image; it has image, label, caption"),
-        ({"label": "nothing"}, "has no column 'nothing' for the label"),
-        ({"image_columns": {"mask": "caption:mask"}}, "the column 'caption' holds string, no images"),
-        ({"splits": "a=0.5,b=0.5"}, "files of the splits train, validation"),
-        ({"split_by": "folder"}, "no folders to split by"),
-        ({"masks": "."}, "--image-column mask=COLUMN:mask"),
+        ({"image": "caption"}, "'caption'"),
+        ({"image": "nothing"}, "'nothing'"),
+        ({"label": "nothing"}, "'nothing'"),
+        ({"image_columns": {"mask": "caption:mask"}}, "'caption'"),
+        ({"splits": "a=0.5,b=0.5"}, "train, validation"),
+        ({"split_by": "folder"}, "folders"),
+        ({"masks": "."}, "--image-column"),
     ],
 )
 def test_options_that_do_not_fit(options, message, hub, tmp_path):
@@ -349,16 +322,16 @@ def test_options_that_do_not_fit(options, message, hub, tmp_path):
 def test_folders_that_are_not_one_dataset(hub, small_jpegs, tmp_path):
     for name in ("plain", "augmented"):
         shutil.copytree(hub / "data", tmp_path / f"configs/{name}")
-    with pytest.raises(OptionError, match=r"2 folders of Parquet files, which are configurations.*augmented, plain"):
+    with pytest.raises(OptionError, match="augmented, plain"):
         tpufeed.shard(tmp_path / "configs", tmp_path / "d")
     write(hub / "data/more.parquet", hub_table(embed(small_jpegs[:1])))
-    with pytest.raises(OptionError, match=r"data/more\.parquet says no split by its name"):
+    with pytest.raises(OptionError, match=r"data/more\.parquet"):
         tpufeed.shard(hub, tmp_path / "d")
     write(tmp_path / "paths/train.parquet", pa.table({"path": ["x.jpg"]}))
-    with pytest.raises(OptionError, match=r"none of its columns \(path\) holds images"):
+    with pytest.raises(OptionError, match=r"\(path\)"):
         tpufeed.shard(tmp_path / "paths", tmp_path / "d")
     write(tmp_path / "two.parquet", pa.table({"a": small_jpegs[:2], "b": small_jpegs[:2]}))
-    with pytest.raises(OptionError, match="the columns a, b hold images; say which: --image a"):
+    with pytest.raises(OptionError, match="--image a"):
         tpufeed.shard(tmp_path / "two.parquet", tmp_path / "d")
 
 
@@ -368,7 +341,7 @@ def test_saved_folders_that_cannot_be_read(small_jpegs, tmp_path):
         table = hub_table(embed(small_jpegs[:4]))
         with pa.ipc.new_stream(file, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
             writer.write_table(table)
-    with pytest.raises(SourceError, match="is compressed"):
+    with pytest.raises(SourceError, match=r"zstd\.arrow"):
         tpufeed.shard(tmp_path / "zstd.arrow", tmp_path / "d")
     state = tmp_path / "saved/state.json"
     content = json.loads(state.read_text())
@@ -376,12 +349,12 @@ def test_saved_folders_that_cannot_be_read(small_jpegs, tmp_path):
     with pytest.raises(OptionError, match="flatten_indices"):
         tpufeed.shard(tmp_path / "saved", tmp_path / "d")
     state.write_text(json.dumps({"_data_files": [{"filename": "gone.arrow"}]}))
-    with pytest.raises(SourceError, match=r"names the file 'gone\.arrow', which is not there"):
+    with pytest.raises(SourceError, match=r"gone\.arrow"):
         tpufeed.shard(tmp_path / "saved", tmp_path / "d")
     state.unlink()
-    with pytest.raises(OptionError, match="may be a cache of datasets"):
+    with pytest.raises(OptionError, match="cache"):
         tpufeed.shard(tmp_path / "saved", tmp_path / "d")
-    with pytest.raises(SourceError, match="not a readable"):
+    with pytest.raises(SourceError, match=r"cache-1234\.arrow"):
         tpufeed.shard(tmp_path / "saved/cache-1234.arrow", tmp_path / "d")
 
 
@@ -391,7 +364,7 @@ def test_a_split_without_labels_is_left_out_and_said(hub, small_jpegs, tmp_path)
     result = tpufeed.shard(hub, tmp_path / "d", workers=1)
     assert set(open_dataset(tmp_path / "d").manifest.splits) == {"train", "validation"}
     assert "the split test has no labels (all are -1), and is left out" in result.warnings[0]
-    with pytest.raises(NoInputsError, match="no labels"):
+    with pytest.raises(NoInputsError, match="labels"):
         tpufeed.shard(str(hub / "data/test-*.parquet"), tmp_path / "e")
     tpufeed.shard(str(hub / "data/test-*.parquet"), tmp_path / "e", label="none", workers=1)
     assert len(stored(tmp_path / "e", "test")) == 4
@@ -443,7 +416,7 @@ def server(hub, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
         monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": f"http://127.0.0.1:{server.server_port}"})
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()
@@ -457,7 +430,7 @@ def test_urls_of_the_hub_by_its_own_client(hub, tmp_path):
     assert open_dataset(tmp_path / "d").content_digest == open_dataset(tmp_path / "local").content_digest
     tpufeed.shard("hf://datasets/me/flowers@v1/data/train-*.parquet", tmp_path / "train", workers=1)
     assert len(stored(tmp_path / "train")) == 24
-    with pytest.raises(SourceError, match="404 Not Found"):
+    with pytest.raises(SourceError, match="404"):
         tpufeed.shard("hf://datasets/me/nothing@v1", tmp_path / "e")
 
 
@@ -466,7 +439,7 @@ def test_without_the_client_of_the_hub_the_error_says_what_to_install(tmp_path, 
         raise ImportError("Install huggingface_hub to access HfFileSystem")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)
-    with pytest.raises(StoreError, match="pip install huggingface_hub"):
+    with pytest.raises(StoreError, match="huggingface_hub"):
         tpufeed.shard("hf://datasets/me/flowers@v1", tmp_path / "d")
 
 
@@ -486,11 +459,10 @@ def test_without_the_client_of_the_hub_the_error_says_what_to_install(tmp_path, 
         (["train/test_tubes.parquet", "val/test_tubes.parquet"], {"train", "validation"}),
     ],
 )
-def test_splits_that_names_of_files_say(names, splits, small_jpegs, tmp_path):
+def test_splits_that_names_of_files_say(names, splits, small_jpegs, take, tmp_path):
     for place, name in enumerate(names):
         write(tmp_path / "hub" / name, hub_table(embed([small_jpegs[place]]), label=[1], caption=["a"]))
-    tpufeed.shard(tmp_path / "hub", tmp_path / "d", workers=1)
-    assert set(open_dataset(tmp_path / "d").manifest.splits) == splits
+    assert set(take(tmp_path / "hub")[0].splits) == splits
 
 
 def test_a_name_that_says_no_split_among_others(small_jpegs, tmp_path):
