@@ -77,7 +77,7 @@ def test_json_and_a_report(run, cache_url, tmp_path):
     [
         (("--device", "emulated:tpu-v3"), "did you mean tpu-v3-8"),
         (("--batch", "500"), "less than a batch of 500"),
-        (("--save", "none/result.json"), "none/result.json: there is no folder none; make it first"),
+        (("--save", "none/result.json"), "none/result.json: there is no folder none"),
         (("--save", "."), ". is a folder; give the name of a file"),
         (("--report", "out.pdf"), "ends in .html"),
     ],

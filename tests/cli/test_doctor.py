@@ -44,7 +44,7 @@ def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, com
     assert done.returncode == 0, done.stderr
     if "--json" in command:
         found = json.loads(done.stdout)
-        assert found["model"] == "8 GFLOPs a sample"
+        assert found["model"] == "8 GFLOPs per sample"
         assert found["fed"] > 0
         return
     for line in ("needed: ", "fed: ", "predicted idle: ", "binds: "):
