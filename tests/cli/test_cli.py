@@ -193,7 +193,7 @@ def test_a_corrupt_image_is_a_count_and_a_line(run, photo_folder, tmp_path):
     bad.write_bytes(bad.read_bytes()[:5000])
     done = run("shard", tmp_path / "photos", tmp_path / "d")
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"rejected: 1 image (1 truncated); {tmp_path}/d/rejects.jsonl names each" in done.stdout
+    assert f"rejected: 1 image (1 truncated); {tmp_path}/d/rejects.jsonl lists them" in done.stdout
     assert "left out: 1 file not named as images are\n" in done.stdout  # make_photos' marker
     (line,) = (tmp_path / "d/rejects.jsonl").read_text().splitlines()
     assert json.loads(line)["path"] == str(bad.relative_to(tmp_path / "photos"))

@@ -50,7 +50,7 @@ def test_the_first_split_is_the_default(dataset_url):
 
 def test_classes_that_are_none(dataset_url, flat_url):
     dataset = open_dataset(dataset_url)
-    with pytest.raises(OptionError, match="Gren.* green"):
+    with pytest.raises(OptionError, match=r"'Gren'.* green"):
         make_contact_sheet(dataset, "train", SheetOptions(class_name="Gren"))
     with pytest.raises(OptionError, match=r"no class '4' among 4; the first: blue, green"):
         make_contact_sheet(dataset, "train", SheetOptions(class_name="4"))
