@@ -1,6 +1,5 @@
 """What a cache is asked for, where it cannot be: refused before anything is written."""
 
-import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,16 +49,16 @@ def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
         ({"quality": 0}, "quality is a whole number between 1 and 100, not 0"),
         ({"seed": -1}, "seed is a whole number between 0 and"),
         ({"shard_bytes": "much"}, "'much' is no size"),
-        ({"splits": "train"}, "is a dataset, whose splits and labels stand; these options are for raw images: splits"),
+        ({"splits": "train"}, "is a dataset, .* raw images: splits"),
         ({"max_pixels": 9, "policy": {"alpha": "black"}}, "options are for raw images: max_pixels, policy"),
         ({"max_rejects": "many"}, "'many' is no budget for rejects"),
         ({"live": [Foreign()]}, "'Foreign' is none of the ops that this tpufeed has"),
         ({"live": ["RandomCrop(16)"]}, "ops are tpufeed.images.RandomResizedCrop"),
         ({"size": 0}, "size is one or two numbers of pixels"),
         ({"workers": 0}, "workers is a whole number, at least 1"),
-        ({"shard_bytes": "2KB"}, "a shard of 2000 bytes cannot hold one record of 3472; .*--shard-size"),
+        ({"shard_bytes": "2KB"}, "a shard of 2000 bytes .* record of 3472 bytes; .*--shard-size"),
         ({"size": None, "ops": ["RandomResizedCrop"]}, "ops are tpufeed.images.RandomResizedCrop"),
-        ({"ops": [RandomResizedCrop(SIDE)]}, "give either a size, or ops of which one fixes it"),
+        ({"ops": [RandomResizedCrop(SIDE)]}, "give either a size, or ops"),
     ],
 )
 def test_options_that_cannot_be(options, message, source, tmp_path):
@@ -78,13 +77,9 @@ def augmented(source, tmp_path_factory):
 @pytest.mark.parametrize("do", [warmup, preview_warmup])
 def test_an_augmented_cache_is_no_source_unless_it_is_allowed(do, augmented, source, tmp_path):
     """Crops of crops, of its first variant alone; also where only the encoding is to be another."""
-    message = (
-        f"{augmented} is a cache that random ops have augmented (RandomCrop, HorizontalFlip): its images are cropped "
-        "or changed for good, and of its variants (2) only the first would be read. Warm from its source, "
-        f"{source}, or give allow_augmented=True (--allow-augmented)"
-    )
+    message = f"{augmented} .*RandomCrop, HorizontalFlip.* {source}, .*allow_augmented=True"
     for options in ({"size": 16}, {"ops": [], "encode": "png"}):
-        with pytest.raises(OptionError, match=re.escape(message)):
+        with pytest.raises(OptionError, match=message):
             do(augmented, tmp_path / "c", workers=1, **options)
     assert not (tmp_path / "c").exists()
     assert do(augmented, tmp_path / "c", size=16, workers=1, allow_augmented=True)

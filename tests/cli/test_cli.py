@@ -121,7 +121,7 @@ def test_values_that_shard_cannot_take(flags, message, refused, photo_folder, tm
         (["--size", "0"], "size is one or two numbers of pixels"),
         (["--variants", "0"], "variants is a whole number between 1 and 1000, not 0"),
         (["--workers", "-1"], "workers is a whole number, at least 1, not -1"),
-        (["--shard-size", "10KB"], "a shard of 10000 bytes cannot hold one record of .*--shard-size"),
+        (["--shard-size", "10KB"], "a shard of 10000 bytes cannot hold .*--shard-size"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

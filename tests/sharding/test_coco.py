@@ -341,7 +341,7 @@ def test_coco_in_a_bucket(coco, monkeypatch, tmp_path):
 
 
 def test_a_cache_is_made_of_a_dataset_only(coco, tmp_path):
-    with pytest.raises(OptionError, match="has boxes, which move with the crop: make a dataset of it first"):
+    with pytest.raises(OptionError, match="has boxes, which change with the crop"):
         cache.warmup(coco(), tmp_path / "c", size=32, workers=1)
 
 

@@ -224,7 +224,7 @@ def test_the_signature_has_the_defaults_of_the_options(function, options):
         (shard, "num_workers", "shard has no option 'num_workers'; use workers"),
         (shard, "alpha", r"shard has no option 'alpha'; use policy=\{'alpha': \.\.\.\}"),
         (warmup, "hosts", "warmup has no option 'hosts'"),
-        (warmup, "presize", "warmup has no option 'presize'; a cache has all images of one size"),
+        (warmup, "presize", "warmup has no option 'presize'; all images of a cache"),
     ],
 )
 def test_unknown_keywords(function, keyword, message, tmp_path):

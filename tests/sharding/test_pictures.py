@@ -524,7 +524,7 @@ def test_masks_in_a_bucket(folders, few, monkeypatch, tmp_path):
 
 
 def test_a_cache_of_raw_images_is_not_made_of_them(few, tmp_path):
-    with pytest.raises(OptionError, match="warmup has no option 'image_columns'; make a dataset of them with"):
+    with pytest.raises(OptionError, match="warmup has no option 'image_columns'; make a dataset"):
         cache.warmup(few, tmp_path / "c", size=32, **MASKS)
 
 
