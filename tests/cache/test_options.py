@@ -48,7 +48,7 @@ def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
         ({"encode": "gif"}, "encode is 'raw', 'jpeg', 'png' or 'webp', not 'gif'"),
         ({"quality": 0}, "quality is a whole number between 1 and 100, not 0"),
         ({"seed": -1}, "seed is a whole number between 0 and"),
-        ({"shard_bytes": "much"}, "'much' is no size"),
+        ({"shard_bytes": "much"}, "'much' is not a size"),
         ({"splits": "train"}, "is a dataset, .* raw images: splits"),
         ({"max_pixels": 9, "policy": {"alpha": "black"}}, "options are for raw images: max_pixels, policy"),
         ({"max_rejects": "many"}, "'many' is no budget for rejects"),

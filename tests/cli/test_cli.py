@@ -97,8 +97,8 @@ def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
     ("flags", "message"),
     [
         (["--shard-size", "1KB"], r"cannot hold .*\.jpg, whose record takes \d+; give a --shard-size"),
-        (["--shard-size", "ten"], "'ten' is no size; write it like 64MB"),
-        (["--shard-size", "9" * 400 + "GiBB"], "is no size"),
+        (["--shard-size", "ten"], "'ten' is not a size"),
+        (["--shard-size", "9" * 400 + "GiBB"], "is not a size"),
         (["--splits", "train=0.9"], "add up to 0.9, not 1"),
         (["--splits", "train=0.9,val=x"], "is no split; write them like train=0.9,val=0.1"),
         (["--splits", "a/b"], "a split is named by letters"),

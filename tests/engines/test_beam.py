@@ -115,14 +115,14 @@ def test_all_leaves_when_the_launcher_is_killed(tmp_path):
 
 
 def test_a_process_that_dies_is_named_with_how_it_ended(tmp_path):
-    with pytest.raises(BuildError, match=r"^the process in which Beam works ended by SIGKILL\. Out of memory\?"):
+    with pytest.raises(BuildError, match="Beam's process ended by SIGKILL"):
         list(BeamEngine(IN_MEMORY).run(job("die_always", tmp_path), [0]))
     assert (tmp_path / "deaths").read_text() == "x"
 
 
 def test_a_process_that_does_not_begin_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("tpufeed.engines.beam._START_SECONDS", 0.001)
-    with pytest.raises(BuildError, match=r"has not begun within 0\.001 s"):
+    with pytest.raises(BuildError, match=r"has not started within 0\.001 s"):
         list(BeamEngine(IN_MEMORY).run(job("note", tmp_path), [0]))
     assert not list(tmp_path.iterdir())
 
@@ -142,7 +142,7 @@ def test_what_a_host_does_not_see_is_said_before_the_first_task(kept_engine, tmp
 
 
 def test_arguments_are_looked_at_before_anything_is_changed(built, tmp_path):
-    with pytest.raises(OptionError, match=r"^Beam's \w+Runner knows no --workers=3"):
+    with pytest.raises(OptionError, match=r"^Beam's \w+Runner does not know --workers=3"):
         tpufeed.shard(built.photos, tmp_path / "d", engine=BeamEngine([*IN_MEMORY, "--workers=3"]), **SHARD)
     assert not (tmp_path / "d").exists()
 

@@ -23,10 +23,10 @@ def test_a_worker_without_tpufeed_is_told_what_to_install():
     ("arguments", "message"),
     [
         (["--runner=Nimbus"], "Unexpected pipeline runner: Nimbus. Valid values are .*DataflowRunner"),
-        (["--runner=DirectRunner", "--direct_num_workerz=2"], "no --direct_num_workerz=2"),
-        (["--runner=DirectRunner", "extra"], "no extra"),
+        (["--runner=DirectRunner", "--direct_num_workerz=2"], "know --direct_num_workerz=2"),
+        (["--runner=DirectRunner", "extra"], "know extra"),
         (["--runner=DirectRunner", "--direct_num_workers=abc"], "invalid int value: 'abc'"),
-        (["--runner=DirectRunner", "--direct_running_mode=multi_processing"], "hangs when one of its worker processes"),
+        (["--runner=DirectRunner", "--direct_running_mode=multi_processing"], "direct_running_mode=multi_processing"),
         (["--runner=DirectRunner", "--streaming"], "leave out --streaming"),
         (["--runner=DirectRunner", "--save_main_session"], "leave out --save_main_session"),
         (["--runner=DataflowRunner", "--temp_location=t"], "(?s)Invalid GCS path .*project.*region"),

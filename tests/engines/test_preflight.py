@@ -20,10 +20,10 @@ def test_a_host_that_has_and_sees_the_same_may_work(python):
         (HostView("one", "3.12.4", "1.3"), "one has tpufeed 1.3 on Python 3.12.4, the launcher has tpufeed 1.2 on"),
         (HostView("one", "3.13.4", "1.2"), "one has tpufeed 1.2 on Python 3.13.4, the launcher has tpufeed 1.2 on"),
         (HostView("one", "3.12.4", "1.2", "no way"), "one cannot do the work of head: no way"),
-        (HostView("one", "3.12.4", "1.2"), "one does not see gs://b/plan, which the launcher on head sees. Is that"),
+        (HostView("one", "3.12.4", "1.2"), "one does not see gs://b/plan, unlike the launcher on head. Is that"),
         (
             HostView("one", "3.12.4", "1.2", places={"gs://b/plan": "7", "gs://b/a.jpg": "2"}),
-            "one sees another gs://b/a.jpg, which the launcher on head sees",
+            "one sees another version of gs://b/a.jpg than the launcher on head",
         ),
     ],
 )

@@ -101,10 +101,10 @@ def test_a_task_at_which_workers_always_die_fails_in_the_end(function, death, tm
 
 @pytest.mark.long  # one that falls silent once: faults/test_14_hung_workers.py
 def test_a_task_at_which_workers_always_fall_silent_fails_in_the_end(tmp_path, caplog):
-    with pytest.raises(TaskError, match=r"^0: 3 .* killed after it had said nothing for 1 s\. .*silence_seconds"):
+    with pytest.raises(TaskError, match=r"^0: 3 .* killed after 1 s of silence\. .*silence_seconds"):
         list(ProcessEngine(1, silence_seconds=1).run(job("stop_always", tmp_path), [0]))
     assert (tmp_path / "stops").read_text() == "x" * 3
-    assert re.match(r"0: a worker process was killed after it had said nothing for 1 s; another", caplog.messages[0])
+    assert re.match("0: a worker process was killed after 1 s", caplog.messages[0])
     assert workers() == []
 
 

@@ -73,7 +73,7 @@ def test_the_task_of_a_killed_worker_is_done_again(connected, tmp_path, caplog):
     assert total(events) == (3 * 5, 15 * 10, 5)
     traces = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("task-*")}
     assert traces == {f"task-{task}": 1 for task in range(5)}
-    assert "2: its worker was lost; another one begins anew" in caplog.messages
+    assert any(message.startswith("2: its worker was lost") for message in caplog.messages)
 
 
 @pytest.mark.long  # three workers start; those of processes show the same
@@ -113,7 +113,7 @@ def test_a_folder_that_workers_do_not_see_is_found_out_before_the_work(connected
     own_folder = "/proc/self/cwd"
     unseen_source, unseen_destination = f"{own_folder}/photos", f"{own_folder}/d"
     for source, destination in [(unseen_source, tmp_path / "s"), (built.photos, unseen_destination)]:
-        with pytest.raises(BuildError, match=rf"not see {own_folder}/\S+, which the launcher .* of one host only\?"):
+        with pytest.raises(BuildError, match=rf"not see {own_folder}/\S+, unlike the launcher"):
             tpufeed.shard(source, destination, engine=RayEngine(), **SHARD)
         assert not list(tmp_path.glob("*/*.tfrecord"))
     result = tpufeed.shard(built.photos, unseen_destination, engine=SerialEngine(), **SHARD)
