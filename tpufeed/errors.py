@@ -158,7 +158,7 @@ class UnknownSchemeError(UsageError, ValueError):
 
 
 class NoInputsError(UsageError, ValueError):
-    """The source holds no image."""
+    """The source contains no image."""
 
 
 class SourceError(UsageError, OSError):

@@ -27,7 +27,7 @@ _QUEUE_BATCHES = 2
 
 
 class Limits(NamedTuple):
-    """When a measurement ends, see `EmulatedAccelerator.run`."""
+    """Limits at which a measurement ends, see `EmulatedAccelerator.run`."""
 
     steps: int | None = None
     seconds: float | None = None

@@ -52,7 +52,7 @@ def write_sample(
 ) -> str:
     """Write a dataset of these images, which are raw pixels if a `shape` is given, and return its URL.
 
-    The images are repeated up to `least_bytes`, so that the processor's cache is no help.
+    The images are repeated up to `least_bytes`, so that the processor's cache does not help.
 
     Raises:
         StoreError: the dataset cannot be written.

@@ -1,4 +1,4 @@
-"""The benchmark: feed a device from each dataset by each loader, in turns, each time in a process of its own."""
+"""The benchmark: feed a device from each dataset by each loader, in turns, each time in a new process."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -119,7 +119,7 @@ class BenchOptions:
 
     @property
     def limits(self) -> Limits:
-        """When a measurement ends."""
+        """Limits at which a measurement ends."""
         seconds = _SECONDS if self.steps is None and self.seconds is None else self.seconds
         return Limits(self.steps, seconds, self.patience_seconds)
 

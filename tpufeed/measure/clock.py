@@ -96,7 +96,7 @@ class StepReport:
 
     @property
     def blame(self) -> Blame | None:
-        """What takes most of the waiting time: "accelerator" if neither data nor tracing takes 5 % of the time."""
+        """The main cause of waiting: "accelerator" if neither data nor tracing takes 5 % of the time."""
         if self.idle_percent is None:
             return None
         tracing = self.tracing_percent or 0.0

@@ -213,7 +213,7 @@ def _examine_datasets(
         found, why = _attempt(lambda: measure_storage(dataset, split, seconds))
         storage = found or Storage(why_not=why)
         with temporary_folder() as folder:
-            # Loaders keep local copies of remote shards. The sample, on a local disk and in the page cache, stands in.
+            # Loaders keep local copies of remote shards, so measure with a local dataset of the sample instead.
             copied = dataset.is_remote and not mixes
             near: tuple[str | Mixture, str, Sequence[Op] | None] = (what, split, live)
             if copied:
