@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tpufeed.measure.bench import BenchResult
     from tpufeed.measure.results import BenchRun
 
-_EMULATED = "EMULATED"
 _DEVICES = (
     "emulated:PROFILE, like emulated:tpu-v5e-8-low or emulated:mlperf-h100; emulated with --step-ms; xla-cpu, xla-tpu, "
     "jax-cpu, jax-tpu for a small real step; none only drains the loader."
@@ -116,14 +115,13 @@ def _print(result: "BenchResult") -> None:
     from tpufeed.measure.machine import describe, describe_place
 
     runs = result.runs
-    emulated = runs[0].device.startswith(_EMULATED)
-    mark = f"{_EMULATED} " if emulated else ""
+    mark = "EMULATED " if runs[0].emulated else ""
     folders = [run.source if run.source == "mixture" else run.url.rstrip("/").rpartition("/")[2] for run in runs]
     names = [f"{folder}, {run.loader}" for folder, run in zip(folders, runs, strict=True)]
     if len(set(names)) < len({run.label for run in runs}):  # several URLs have the same last part
         names = [run.label for run in runs]
     # Column: (field of a run, digits). An emulated accelerator has no counters, and a real one has no nominal times.
-    if emulated:
+    if runs[0].emulated:
         shares, start = {"AU %": ("au_percent", 1)}, {"late %": ("oversleep_percent", 1)}
     else:
         shares = {"MXU %": ("mxu_percent", 1), "duty %": ("duty_cycle_percent", 1)}

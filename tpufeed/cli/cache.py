@@ -11,7 +11,6 @@ from tpufeed.cli.console import echo, find_own_modules, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
 
-_OF_RAW_IMAGES = ("splits", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 _in_augmentation = partial(typer.Option, rich_help_panel="Augmentation")
 
 
@@ -114,13 +113,14 @@ def warmup_command(
     from tpufeed.cache.build import warmup
     from tpufeed.cache.options import CacheOptions
     from tpufeed.cache.recipe import CacheRecipe
+    from tpufeed.cache.source import RAW_OPTIONS
     from tpufeed.images.ops import parse_op
     from tpufeed.sharding.options import ShardOptions
 
     for name in ("ops", "live"):
         values[name] = None if values[name] is None else [parse_op(text) for text in values[name]]
     if dry_run:
-        raw = given(ShardOptions, {name: values[name] for name in _OF_RAW_IMAGES})
+        raw = given(ShardOptions, {name: values[name] for name in RAW_OPTIONS})
         options = CacheOptions(**given(CacheOptions, values))
         recipe = CacheRecipe(src, options, ShardOptions(**raw), allow_augmented)
         foretold = preview(recipe, **given(preview, values))
