@@ -37,7 +37,7 @@ _BLOCK = 16
 _PLENTY_BYTES = 128 << 20  # more than the processor's cache holds, or copying would look faster than it is
 _MOST_ROUNDS = 64
 
-_VARIANTS = 4  # of a raw cache
+_VARIANTS = 4  # in a raw cache
 _MARGIN = 8 / 7  # makes 256 of 224: people presize to that
 _SMALLER = 0.8  # share of the bytes: a smaller gain is not worth a build
 _FEATURES_BYTES = 400  # size of a record without its image

@@ -194,7 +194,7 @@ def measure_apart(measurement: Measurement) -> BenchRun:
     if choice.kind == "jax":
         variables["JAX_PLATFORMS"] = choice.platform
     elif measurement.loader == "jax":
-        variables["JAX_PLATFORMS"] = "cpu"  # the size of the batches is looked at
+        variables["JAX_PLATFORMS"] = "cpu"  # the batches are inspected on the CPU
     child = Child(_ENTRY, variables=variables, apart=True, one_thread=False)
     try:
         child.begin(_ENTRY, measurement)

@@ -42,7 +42,7 @@ _SETTINGS: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 11,
-    "figure.dpi": 72,  # matplotlib's SVG has one unit per point: now that is a CSS pixel
+    "figure.dpi": 72,  # matplotlib's SVG has one unit per point: with 72 dpi that is a CSS pixel
     "figure.facecolor": "none",
     "font.size": 11,
     "grid.color": _GRID,

@@ -170,7 +170,7 @@ def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) ->
     stop = time.perf_counter() + seconds
     for number in itertools.cycle(range(len(images))):
         data = memoryview(images[number])
-        with suppress(ImageError, OpError):  # the loader names bad records
+        with suppress(ImageError, OpError):  # the loader reports bad records
             begun = time.process_time()
             plain.run_stored(data, None, ())
             between = time.process_time()
