@@ -1,6 +1,6 @@
 """tpufeed: raw images in, a fed TPU training step out.
 
-A lazy facade: `import tpufeed` loads neither numpy nor a framework; each name is imported when it is first used.
+`import tpufeed` loads neither numpy nor a framework: each name is imported when it is first used.
 """
 
 import importlib
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Records, and the memory that batches are handed over in, are read as they lie.
+# Records and batches are read from memory without swapping bytes.
 if sys.byteorder != "little":
     raise ImportError(f"tpufeed reads numbers as little-endian machines store them; this one is {sys.byteorder}-endian")
 

@@ -2,8 +2,8 @@
 
 ```text
 TpufeedError                        exit code 1: the work failed
-+-- UsageError                      exit code 2: the request cannot be met as it stands
-|   +-- OptionError (ValueError)            an option's value, or two that do not fit together
++-- UsageError                      exit code 2: the request cannot be met; nothing was changed
+|   +-- OptionError (ValueError)            an option's value, or two options that do not fit together
 |   +-- UnknownSchemeError (ValueError)     a URL that no store can open
 |   +-- NoInputsError (ValueError)          a source without images
 |   +-- SourceError (OSError)               a source that cannot be listed
@@ -16,21 +16,21 @@ TpufeedError                        exit code 1: the work failed
 |   +-- ObjectExistsError (FileExistsError)      a create-only put met an object
 |   +-- ObjectChangedError                        another version than the one asked for
 |   +-- LinkError                                 a symbolic link within a dataset
-|   +-- AccessError (PermissionError)             credentials that are missing, expired or not enough
+|   +-- AccessError (PermissionError)             credentials that are missing, expired or insufficient
 |   +-- UnavailableError (ConnectionError)        no answer, or only failures, until a deadline
-|   +-- DatasetUnreadableError                    files that `verify` could not read; carries each
+|   +-- DatasetUnreadableError                    files that `verify` could not read; lists all of them
 +-- DamageError (ValueError)        stored bytes that are not what was written
 |   +-- RecordError                         framing, a CRC, or a tf.train.Example
 |   +-- ShardError                          size or CRC of a shard against the manifest
-|   +-- DatasetDamagedError                 what `verify` found; carries every damage
+|   +-- DatasetDamagedError                 damages that `verify` found; lists all of them
 |   +-- ManifestError
 |       +-- ManifestVersionError
-+-- ImageError (ValueError)         one image that cannot be taken; carries a reason code
-+-- OpError (RuntimeError)          an op of the user's that fails, or breaks the contract of ops
++-- ImageError (ValueError)         an image that cannot be used; has a reason code
++-- OpError (RuntimeError)          a user's op that fails, or breaks the contract of ops
 +-- BuildError (RuntimeError)       a build that could not finish
-|   +-- TaskError                           one task failed for good
+|   +-- TaskError                           a task failed for good
 |   +-- TooManyRejectsError
-+-- LoaderError (RuntimeError)      a loader cannot go on: closed, hung, without workers, or ranks that disagree
++-- LoaderError (RuntimeError)      a loader that cannot continue: closed, hung, without workers, or ranks disagree
 ```
 """
 
@@ -39,44 +39,45 @@ import re
 from dataclasses import dataclass
 
 _MASK = "***"
-# Patterns are compiled by their first use, not by the import.
+# Patterns are compiled when they are first used, not at import.
 _USER = r"([a-zA-Z][a-zA-Z0-9+.\-]*)://([^/?#\s]*)@"
-_TOKEN_USERS = {"http", "https"}  # there a name alone may be a token; in abfs://container@account it is none
+_TOKEN_USERS = {"http", "https"}  # here a user name may be a token; in abfs://container@account it is not
 _SECRET_NAME = (
     r"(?:[\w.%\-]*(?:token|signature|secret|passw|pwd|credential|api[_\-]?key|access[_\-]?key|upload_id|"
     r"auth(?!or)|session|jwt)[\w.%\-]*|(?:[\w.%\-]*[_.\-])?(?:sig|key|sas|pass|code|policy))"
 )
 _SECRET = rf"(?i)(?<=[?&;#])({_SECRET_NAME}=)[^&#\s'\"<>`]+"
-# Parameters of signed URLs that say when, for whom and how: those of Google, Amazon, Alibaba, Tencent and Akamai by
-# their names, others beside a signature alone, and Azure's short ones beside `sig`: `?st=3` may be anything.
+# Parameters of signed URLs: those of Google, Amazon, Alibaba, Tencent and Akamai count by their names, others only next
+# to a signature, and Azure's short ones only next to `sig`, because `?st=3` may be anything.
 _OF_SIGNATURE = (
     r"(?i)(?:x-(?:goog|amz|oss)|q-(?:sign|ak|key|url|header))-.*|hdn\w+|googleaccessid|key-pair-id|ossaccesskeyid"
 )
 _BESIDE_SIGNATURE = r"(?i)expire[sd]?|expiry|response-.*"
 _BESIDE_SIG = r"(?i)s[eptvrs]|spr|sip|sktid|skoid|sk[tesv]|srt|sdd|s[au]oid|scid|si|rsc[cdelt]|ses"
-_MAYBE_SECRET = r"(?i)key|code|session"  # `?key=photos/1.jpg` names an image, `?key=AIza...` who asks
-# What moves a terminal's cursor or hides text: C0 and C1 but tabs and newlines, and what turns the writing direction.
+_MAYBE_SECRET = r"(?i)key|code|session"  # `?key=photos/1.jpg` names an image, `?key=AIza...` is a secret
+# Characters that move a terminal's cursor or hide text: C0 and C1 except tabs and newlines, and those that change the
+# writing direction.
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def mask_secrets(text: str) -> str:
-    """Replace each password, token and signature within the URLs of `text` by `***`, for logs and files.
+    """Replace each password, token and signature in the URLs of `text` by `***`, for logs and files.
 
-    A name and a password before a host, and the values of a query whose names say what they are (`X-Goog-Signature`,
-    `sig`, `access_token` and the like).
+    These are a name with a password before a host, and the values of query parameters with telling names
+    (`X-Goog-Signature`, `sig`, `access_token` and the like).
     """
     if "://" in text:
         text = re.sub(_USER, _mask_user, text)
-    return re.sub(_SECRET, rf"\1{_MASK}", text) if "=" in text else text  # a library may name a path without its host
+    return re.sub(_SECRET, rf"\1{_MASK}", text) if "=" in text else text  # a library may print a path without its host
 
 
 def url_identity(text: str) -> str:
-    """Return a URL, or a text with URLs, without signature and secrets, as the name by which files and builds know it.
+    """Return a URL, or a text with URLs, without signatures and secrets, as files and builds refer to it.
 
     Parameters of signatures (`X-Goog-*`, `Signature`, `Expires`, `sig` and the like) and tokens are left out, so that
-    a URL that is signed again is the same. All other parameters stay. `key`, `code` and `session` may name an image or
-    be a secret: a digest replaces their values. It also replaces all secrets of URLs other than http and https, because
-    a name there may hold a question mark. A password is masked.
+    a URL that is signed again stays the same. All other parameters stay. `key`, `code` and `session` may name an image
+    or be a secret, so a digest replaces their values. It also replaces all secrets of URLs other than http and https,
+    because names may contain a question mark there. A password is masked.
     """
     if "://" not in text:
         return text
@@ -89,7 +90,7 @@ def url_identity(text: str) -> str:
 
 
 def _without_signature(match: re.Match[str]) -> str:
-    parts = re.split("([&;])", match[1])  # parameters, and what stands between them
+    parts = re.split("([&;])", match[1])  # parameters and separators
     names = [part.partition("=")[0] for part in parts[::2]]
     lost = [
         bool(re.fullmatch(_OF_SIGNATURE, name))
@@ -115,9 +116,9 @@ def _digest_value(match: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` for a terminal: without secrets, and with control characters as their escapes.
+    """Return `text` for a terminal: without secrets, and with control characters escaped.
 
-    Names in datasets, tables and tars are a stranger's, and may hold sequences that a terminal would obey.
+    Names in datasets, tables and tars come from strangers, and may contain sequences that a terminal would execute.
     """
     text = mask_secrets(text)
     if text.isprintable():
@@ -131,9 +132,9 @@ def _mask_user(match: re.Match[str]) -> str:
 
 
 class TpufeedError(Exception):
-    """Base of all errors raised on purpose; `exit_code` is what the command line ends with.
+    """Base of all errors that tpufeed raises on purpose; `exit_code` is the exit code of the command line.
 
-    Its message is `printable`: whatever URL or name enters it, no secret and no control character leaves it.
+    Its message is `printable`: it contains no secrets and no control characters of the URLs and names in it.
     """
 
     exit_code = 1
@@ -143,7 +144,7 @@ class TpufeedError(Exception):
 
 
 class UsageError(TpufeedError):
-    """The request cannot be met as it stands; nothing was changed."""
+    """The request cannot be met; nothing was changed."""
 
     exit_code = 2
 
@@ -157,7 +158,7 @@ class UnknownSchemeError(UsageError, ValueError):
 
 
 class NoInputsError(UsageError, ValueError):
-    """The source holds no image."""
+    """The source contains no image."""
 
 
 class SourceError(UsageError, OSError):
@@ -202,11 +203,11 @@ class ObjectExistsError(StoreError, FileExistsError):
 
 
 class ObjectChangedError(StoreError):
-    """The object is not the version that was asked for: replaced or removed since."""
+    """The object is not the requested version: it was replaced or removed since then."""
 
 
 class LinkError(StoreError):
-    """A symbolic link below a dataset's folder; links there are not followed."""
+    """There is a symbolic link in a dataset's folder, where links are not followed."""
 
 
 class AccessError(StoreError, PermissionError):
@@ -214,16 +215,16 @@ class AccessError(StoreError, PermissionError):
 
 
 class UnavailableError(StoreError, ConnectionError):
-    """The store gave no answer, or only temporary failures, until a deadline. Nothing is known of the object."""
+    """The store gave no answer, or only temporary failures, until a deadline. The object may or may not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A file of a dataset that could not be read, so that nothing is known of it.
+    """A file of a dataset that could not be read, so it may or may not be damaged.
 
     Attributes:
         file: a shard or an index.
-        message: why.
+        message: the reason.
     """
 
     file: str
@@ -234,7 +235,7 @@ class Unreadable:
 
 
 class DatasetUnreadableError(StoreError):
-    """Files of a dataset could not be read; `unreadable` lists them. The files that could be read are not damaged."""
+    """Files of a dataset could not be read; `unreadable` lists them. The other files are not damaged."""
 
     def __init__(self, message: str, unreadable: tuple[Unreadable, ...] = ()) -> None:
         super().__init__(message)
@@ -250,7 +251,7 @@ class RecordError(DamageError):
 
 
 class ShardError(DamageError):
-    """A shard's size or CRC is not the manifest's."""
+    """A shard's size or CRC differs from the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +260,9 @@ class Damage:
 
     Attributes:
         shard: the file, a shard or an index; "manifest.json" if total counts are wrong.
-        record: its number in the shard; None if the damage is not of a single record.
-        byte: its place in the file; the first byte of a record.
-        message: what was found against what was expected.
+        record: number of the record in the shard; None if the damage does not concern a single record.
+        byte: offset of the damage in the file; that of the record's first byte for a record.
+        message: what was found, and what was expected.
     """
 
     shard: str
@@ -276,9 +277,9 @@ class Damage:
 
 
 class DatasetDamagedError(DamageError):
-    """A dataset is not what was written. `damages` lists all that was found, and the message names the first.
+    """A dataset is not what was written. `damages` lists all damages, and the message names the first.
 
-    `unreadable` lists the files that could not be read: nothing is known of them.
+    `unreadable` lists the files that could not be read, which may or may not be damaged.
     """
 
     def __init__(self, message: str, damages: tuple[Damage, ...] = (), unreadable: tuple[Unreadable, ...] = ()) -> None:
@@ -287,15 +288,15 @@ class DatasetDamagedError(DamageError):
 
 
 class ManifestError(DamageError):
-    """A manifest that cannot be understood."""
+    """A manifest is invalid."""
 
 
 class ManifestVersionError(ManifestError):
-    """A manifest of a format version that this tpufeed does not read."""
+    """A manifest has a format version that this tpufeed cannot read."""
 
 
 class ImageError(TpufeedError, ValueError):
-    """One image that cannot be taken.
+    """An image cannot be used.
 
     `reason` is one of unreadable, truncated, not_an_image, zero_bytes, unsupported, too_large, too_small, bad_mask,
     bad_box, changed_during_build, unreachable.
@@ -306,12 +307,12 @@ class ImageError(TpufeedError, ValueError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type["ImageError"], tuple[str, str]]:
-        """Survive pickling: Exception alone would hand back the message only."""
+        """Survive pickling: Exception would only restore the message."""
         return type(self), (self.reason, str(self))
 
 
 class OpError(TpufeedError, RuntimeError):
-    """An op raised, returned something other than an image of its input's shape, or does not repeat itself."""
+    """An op raised, returned something other than an image of its input's shape, or is not deterministic."""
 
 
 class BuildError(TpufeedError, RuntimeError):
@@ -319,7 +320,7 @@ class BuildError(TpufeedError, RuntimeError):
 
 
 class TaskError(BuildError):
-    """One task failed for good."""
+    """A task failed for good."""
 
 
 class TooManyRejectsError(BuildError):

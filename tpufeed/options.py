@@ -1,4 +1,4 @@
-"""Check options by their annotations, which declare the values that an option can have.
+"""Check options by their annotations, which declare their allowed values.
 
     Keep = Annotated[int, at_least(1)]
 
@@ -13,9 +13,9 @@
         def __post_init__(self) -> None:
             check_fields(self)
 
-`bool`, `Literal`, `Annotated` with a rule, and unions of them and None are checked. All other annotations are for type
-checkers alone. A value that fits is brought to one form (numpy's numbers become Python's), so that equal options have
-equal descriptions. Any other value raises OptionError: "keep is a whole number, at least 1, not 0".
+`bool`, `Literal`, `Annotated` with a rule, and unions of them and None are checked. All other annotations are only for
+type checkers. Allowed values are normalised (numpy's numbers become Python's), so that equal options have equal
+descriptions. Any other value raises OptionError: "keep is a whole number, at least 1, not 0".
 """
 
 import functools
@@ -36,7 +36,7 @@ R = TypeVar("R")
 _SHOWN_CHARACTERS = 80
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-# What other libraries call our options: torch, tf.data, Grain, Keras, torchvision, datasets.
+# Names of our options in other libraries: torch, tf.data, Grain, Keras, torchvision, datasets.
 _FOREIGN = {
     "num_workers": ("processes", "workers"),
     "worker_count": ("processes", "workers"),
@@ -54,12 +54,12 @@ _FOREIGN = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Rule:
-    """Set of values that an option can have.
+    """The set of allowed values of an option.
 
     Attributes:
         said: completes "NAME is ..., not VALUE".
-        fits: returns true for an allowed value; it must not raise.
-        form: returns an allowed value in its one form.
+        fits: returns True for an allowed value; it must not raise.
+        form: returns an allowed value in its normal form.
     """
 
     said: str
@@ -70,20 +70,22 @@ class Rule:
         return self.said
 
     def check(self, name: str, value: Any) -> Any:
-        """Return the value in its one form. Raises OptionError."""
+        """Return the value in its normal form. Raises OptionError if it is not allowed."""
         if not self.fits(value):
             raise OptionError(f"{name} is {self.said}, not {shown(value)}")
         return self.form(value)
 
 
 def is_whole(value: Any, low: float = float("-inf"), high: float = float("inf")) -> bool:
-    """Return true if `value` is an integer of `[low, high]`, of Python or numpy, but not True or False."""
-    is_int = type(value) is int or (not isinstance(value, bool) and isinstance(value, Integral))  # the former is fast
+    """Return True if `value` is an integer in `[low, high]`, of Python or numpy, but not True or False."""
+    is_int = type(value) is int or (
+        not isinstance(value, bool) and isinstance(value, Integral)
+    )  # the first test is fast
     return is_int and low <= int(value) <= high
 
 
 def is_number(value: Any) -> bool:
-    """Return true if `value` is a real number, of Python or numpy, but not True or False."""
+    """Return True if `value` is a real number, of Python or numpy, but not True or False."""
     return type(value) in (float, int) or (not isinstance(value, bool) and isinstance(value, Real))
 
 
@@ -93,29 +95,29 @@ def as_float(value: Any) -> float:
 
 
 def at_least(low: int) -> Rule:
-    """Whole numbers from `low` on."""
+    """Allow whole numbers from `low` up."""
     return Rule(f"a whole number, at least {low}", lambda value: is_whole(value, low), int)
 
 
 def between(low: float, high: float) -> Rule:
-    """Numbers of `[low, high]`: whole numbers if both are given as ints."""
+    """Allow numbers in `[low, high]`; only whole numbers if both are ints."""
     if isinstance(low, int) and isinstance(high, int):
         return Rule(f"a whole number between {low} and {high}", lambda value: is_whole(value, low, high), int)
     return Rule(f"a number between {low:g} and {high:g}", lambda v: is_number(v) and low <= v <= high, as_float)
 
 
 def above(low: float, high: float = float("inf")) -> Rule:
-    """Numbers of `(low, high]`."""
+    """Allow numbers in `(low, high]`."""
     most = "" if high == float("inf") else f", at most {high:,g}"
     return Rule(f"a number above {low:g}{most}", lambda v: is_number(v) and low < v <= high, as_float)
 
 
 def a_list(of: str) -> Rule:
-    """Lists and other iterables, but not a string: its letters would be taken for items."""
+    """Allow lists and other iterables, but not strings, whose letters would be taken for items."""
     return Rule(f"a list of {of}", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
 
 
-_BOOL = Rule(  # "no" would be taken for yes, and arrays have no truth
+_BOOL = Rule(  # the string "no" would count as true, and arrays have no truth value
     "True or False",
     lambda value: isinstance(value, bool) or (str(getattr(value, "dtype", "")) == "bool" and value.shape == ()),
     bool,
@@ -130,7 +132,7 @@ Names: TypeAlias = Annotated[Sequence[str], a_list("names, like ['image', 'label
 
 
 def rule_of(annotation: Any) -> Rule | None:
-    """Return the rule that an annotation declares; None if it is for type checkers alone."""
+    """Return the rule that an annotation declares; None if it is only for type checkers."""
     if isinstance(annotation, type):
         return {bool: _BOOL, NoneType: _NONE}.get(annotation)
     if get_origin(annotation) is Annotated:
@@ -154,11 +156,11 @@ def rule_of(annotation: Any) -> Rule | None:
 
 
 def check_fields(options: Any, prefix: str = "") -> None:
-    """Check the fields of a dataclass, and bring them to their one form, in its `__post_init__`.
+    """Check and normalise the fields of a dataclass; call it in `__post_init__`.
 
     Args:
         options: an instance; it may be frozen.
-        prefix: of the fields' names in messages.
+        prefix: prefix of the fields' names in messages.
 
     Raises:
         OptionError: a field does not fit its annotation.
@@ -177,10 +179,10 @@ def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P,
     """Decorate a function so that its arguments are checked by their annotations.
 
     An unknown keyword raises OptionError, not TypeError, and the message names the nearest option. The signature that
-    editors, `help()` and type checkers show is unchanged.
+    editors, `help()` and type checkers show does not change.
 
     Args:
-        elsewhere: for keywords that people look for here, what to do instead ("call batch(...) of the MapDataset").
+        elsewhere: advice for keywords that people may try here ("call batch(...) of the MapDataset").
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -194,10 +196,10 @@ def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P,
                 if keyword not in names:
                     said = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
                     raise OptionError(f"{said} has no option {keyword!r}; {advise(keyword)}")
-            # More positional arguments than parameters are Python's own TypeError.
+            # Too many positional arguments raise Python's own TypeError.
             placed = [rule.check(name, value) for (name, rule), value in zip(rules.items(), args, strict=False)]
             named = {name: rules[name].check(name, value) for name, value in kwargs.items()}
-            return function(*placed, *args[len(placed) :], **named)  # type: ignore[arg-type]  # as they were given
+            return function(*placed, *args[len(placed) :], **named)  # type: ignore[arg-type]  # checked above
 
         def advise(keyword: str) -> str:
             if elsewhere is not None and keyword in elsewhere:
@@ -218,9 +220,9 @@ def shown(value: object) -> str:
 
 
 def parse_size(text: str | int) -> int:
-    """Return the bytes that "64MB", "1GiB" or 1048576 stand for. Raises OptionError."""
+    """Return the number of bytes for "64MB", "1GiB" or 1048576. Raises OptionError."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
     unit = None if match is None else _UNITS.get(match.group(2).lower())
     if match is None or unit is None:
-        raise OptionError(f"{text!r} is no size; write it like 64MB or 128MiB")
+        raise OptionError(f"{text!r} is not a size; write it like 64MB or 128MiB")
     return int(Decimal(match.group(1)) * unit)  # a float would overflow

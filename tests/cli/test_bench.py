@@ -76,10 +76,10 @@ def test_json_and_a_report(run, cache_url, tmp_path):
     ("arguments", "said"),
     [
         (("--device", "emulated:tpu-v3"), "did you mean tpu-v3-8"),
-        (("--batch", "500"), "less than a batch of 500"),
-        (("--save", "none/result.json"), "none/result.json: there is no folder none; make it first"),
+        (("--batch", "500"), "fewer than a batch of 500"),
+        (("--save", "none/result.json"), "none/result.json: there is no folder none"),
         (("--save", "."), ". is a folder; give the name of a file"),
-        (("--report", "out.pdf"), "ends in .html"),
+        (("--report", "out.pdf"), "must end in .html"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is(run, cache_url, arguments, said):

@@ -97,8 +97,8 @@ def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
     ("flags", "message"),
     [
         (["--shard-size", "1KB"], r"cannot hold .*\.jpg, whose record takes \d+; give a --shard-size"),
-        (["--shard-size", "ten"], "'ten' is no size; write it like 64MB"),
-        (["--shard-size", "9" * 400 + "GiBB"], "is no size"),
+        (["--shard-size", "ten"], "'ten' is not a size"),
+        (["--shard-size", "9" * 400 + "GiBB"], "is not a size"),
         (["--splits", "train=0.9"], "add up to 0.9, not 1"),
         (["--splits", "train=0.9,val=x"], "is no split; write them like train=0.9,val=0.1"),
         (["--splits", "a/b"], "a split is named by letters"),
@@ -121,7 +121,7 @@ def test_values_that_shard_cannot_take(flags, message, refused, photo_folder, tm
         (["--size", "0"], "size is one or two numbers of pixels"),
         (["--variants", "0"], "variants is a whole number between 1 and 1000, not 0"),
         (["--workers", "-1"], "workers is a whole number, at least 1, not -1"),
-        (["--shard-size", "10KB"], "a shard of 10000 bytes cannot hold one record of .*--shard-size"),
+        (["--shard-size", "10KB"], "a shard of 10000 bytes cannot hold .*--shard-size"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -193,7 +193,7 @@ def test_a_corrupt_image_is_a_count_and_a_line(run, photo_folder, tmp_path):
     bad.write_bytes(bad.read_bytes()[:5000])
     done = run("shard", tmp_path / "photos", tmp_path / "d")
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"rejected: 1 image (1 truncated); {tmp_path}/d/rejects.jsonl names each" in done.stdout
+    assert f"rejected: 1 image (1 truncated); {tmp_path}/d/rejects.jsonl lists them" in done.stdout
     assert "left out: 1 file not named as images are\n" in done.stdout  # make_photos' marker
     (line,) = (tmp_path / "d/rejects.jsonl").read_text().splitlines()
     assert json.loads(line)["path"] == str(bad.relative_to(tmp_path / "photos"))

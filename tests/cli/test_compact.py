@@ -27,15 +27,15 @@ def test_compact_and_prune_say_what_they_did(run, grown):
     done = run("compact", grown)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
-    assert first.startswith("version 4: 3 shards became 1; 0.")
-    assert second == f"to remove the small ones: tpufeed prune {grown}"
-    assert run("compact", grown).stdout == f"{grown}: there is nothing to join; version 4 stays\n"
+    assert first.startswith("version 4: joined 3 shards to 1;")
+    assert second == f"to remove the small shards: tpufeed prune {grown}"
+    assert run("compact", grown).stdout == f"{grown}: nothing to join; it stays at version 4\n"
     told = run("prune", grown, "--keep", "2", "--dry-run").stdout.splitlines()
     assert told[0].startswith("would remove version 1, 2: ")
     assert told[0].endswith("; kept: 3, 4")
     assert told[1] == "nothing was changed"
     assert run("prune", grown).stdout.startswith("removed version 1, 2, 3: 10 files, ")
-    assert run("prune", grown).stdout == f"{grown}: there is nothing to remove; it has version 4\n"
+    assert run("prune", grown).stdout == f"{grown}: nothing to remove; it has version 4\n"
     assert run("verify", grown).returncode == 0
 
 
@@ -107,4 +107,6 @@ def test_what_is_refused_is_refused_by_a_dry_run(run, grown, photo_folder):
         told, done = run(*words, "--dry-run"), run(*words)
         assert (told.returncode, told.stderr) == (2, done.stderr)
     told, done = run("append", photo_folder, grown, "--dry-run"), run("append", photo_folder, grown)
-    assert told.stdout == done.stdout == f"nothing new: all 30 images are in {grown} already, which stays version 3\n"
+    assert (
+        told.stdout == done.stdout == f"nothing new: all 30 images are already in {grown}, which stays at version 3\n"
+    )

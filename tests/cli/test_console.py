@@ -183,8 +183,8 @@ def test_a_limit_of_the_system_is_one_line(capsys):
         raise error
 
     for error, said in (
-        (RuntimeError("can't start new thread"), "error: the system has no room for one more thread. Take fewer"),
-        (OSError(errno.EMFILE, "Too many open files"), "error: too many files are open, of "),
+        (RuntimeError("can't start new thread"), "error: the system has no room for one more thread. Use fewer"),
+        (OSError(errno.EMFILE, "Too many open files"), "error: too many files are open; the limit is "),
     ):
         with pytest.raises(SystemExit) as end:
             command(error)

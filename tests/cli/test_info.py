@@ -35,7 +35,7 @@ def test_many_classes(run, tmp_path, photo_folder):
     assert "23 classes" in done.stdout
     assert "c19" in done.stdout
     assert "c20" not in done.stdout
-    assert "... and 3 more; --json has all" in done.stdout
+    assert "... and 3 more; --json lists all" in done.stdout
     assert len(json.loads(run("info", tmp_path / "d", "--json").stdout)["classes"]) == 23
 
 
@@ -79,7 +79,7 @@ def test_shards_that_lie_elsewhere(run, edited, dataset_url):
     copy = edited(lambda manifest: manifest.update(data_url=dataset_url))
     for shard in copy.glob("*.tfrecord"):
         shard.unlink()
-    assert f"shards lie at: {dataset_url}" in run("info", copy).stdout
+    assert f"shards are at: {dataset_url}" in run("info", copy).stdout
     assert json.loads(run("info", copy, "--json").stdout)["data_url"] == dataset_url
     assert run("verify", copy).stdout.startswith("sound: 30 records")
     assert run("show", copy, "--out", copy / "sheet.png").returncode == 0

@@ -56,7 +56,7 @@ def test_damage_is_a_warning_and_exit_1_after_the_sheet(run, dataset_url, tmp_pa
 
 def test_what_show_refuses(run, dataset_url, tmp_path):
     for flags, message in (
-        (["--out", tmp_path / "sheet.bmp"], "the sheet's name ends in .png, .jpg or .webp"),
+        (["--out", tmp_path / "sheet.bmp"], "sheet.bmp: the sheet's name"),
         (["--out", tmp_path / "no/sheet.png"], "there is no folder"),
         (["--out", tmp_path / "s.png", "--split", "test"], "has no split 'test'; it has train, val"),
         (["--out", tmp_path / "s.png", "--class", "dog"], "no class 'dog' among 3; the first: astronaut, cat, coffee"),

@@ -68,7 +68,7 @@ def test_the_task_of_a_killed_worker_is_done_again(connected, tmp_path, caplog):
     assert total(events) == (3 * 5, 15 * 10, 5)
     traces = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("task-*")}
     assert traces == {f"task-{task}": 1 for task in range(5)}
-    assert "2: its worker was lost; another one begins anew" in caplog.messages
+    assert any(message.startswith("2: its worker was lost") for message in caplog.messages)
 
 
 @pytest.mark.long  # three workers start; those of processes show the same

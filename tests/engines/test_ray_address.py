@@ -41,7 +41,7 @@ def test_an_address_in_the_environment(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("address", ["", "somewhere", "host:", "host:port"])
 def test_what_is_no_address(address, tmp_path):
-    assert f"--ray-address {address!r} is no address" in refusal(address, tmp_path)
+    assert f"--ray-address {address!r} is not an address" in refusal(address, tmp_path)
 
 
 def test_the_command_says_so_before_it_changes_anything(tmp_path):

@@ -197,7 +197,7 @@ def test_a_start_that_takes_longer_than_the_timeout_is_named(cache_url, monkeypa
 
 def test_a_server_that_fails_to_prepare_is_an_error_that_says_why(cache_url, monkeypatch):
     monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:divide_by_zero")
-    with make(cache_url) as loader, pytest.raises(LoaderError, match=r"(?s)cannot begin: .*ZeroDivisionError"):
+    with make(cache_url) as loader, pytest.raises(LoaderError, match=r"(?s)cannot start: .*ZeroDivisionError"):
         next(iter(loader))
     assert not children()
 
@@ -424,7 +424,9 @@ def test_a_limit_of_files_is_named(cache_url, left):
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, most[1]))
         try:
-            with pytest.raises(LoaderError, match=rf"cannot start: too many files are open, of {free + left} at most"):
+            with pytest.raises(
+                LoaderError, match=rf"cannot start: too many files are open; the limit is {free + left}"
+            ):
                 next(iter(loader))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, most)

@@ -148,7 +148,7 @@ def test_the_verdict_names_xprof_s_bands_and_mlperf_s_floor(idle: float, said: s
     assert said in report.verdict
     few = feed([apart * number for number in range(20)], step_seconds=1.0)
     assert few.idle_percent == pytest.approx(idle)
-    assert few.problems == ("19 steps were measured after the first one, 20 are the fewest that say anything",)
+    assert few.problems == ("only 19 steps were measured after the first; at least 20 are needed to judge",)
     assert few.verdict == ""
 
 
@@ -158,7 +158,7 @@ def test_late_wakes_above_two_percent_withhold_the_verdict_and_say_what_to_do() 
     assert (good.problems, bad.verdict) == ((), "")
     assert good.verdict
     (problem,) = bad.problems
-    assert re.search(r"woke the emulator late, by 2\.[89] % of the time, more than 2 %: leave it a free core", problem)
+    assert re.search(r"woke the emulator late: 2\.[89] % of the time", problem)
 
 
 def test_each_step_is_recorded_for_the_timeline() -> None:
@@ -190,7 +190,7 @@ def test_the_loader_is_iterated_again_until_the_end_and_closed() -> None:
 
 def test_what_the_device_refuses() -> None:
     device = EmulatedAccelerator(FAST, 4)
-    with pytest.raises(OptionError, match="5 images, for an accelerator that takes 4"):
+    with pytest.raises(OptionError, match="5 images"):
         device.run([batch(5)])
     with pytest.raises(OptionError, match="batch_size is a whole number"):
         EmulatedAccelerator(FAST, 0)
@@ -233,4 +233,4 @@ def test_the_last_batch_of_an_epoch_may_be_small() -> None:
 
 def test_a_loader_that_ends_early_is_found_out_by_its_own_length() -> None:
     report = EmulatedAccelerator(FAST, 4).run(Epochs(*[4] * 24, promised=25), steps=49)
-    assert other_problems(report) == ("the loader ended early: epoch 1 had 24 batches of 25, and 1 more epochs did",)
+    assert other_problems(report) == ("the loader ended early: epoch 1 had 24 batches of 25; 2 short epochs in all",)

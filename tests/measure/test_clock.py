@@ -163,7 +163,7 @@ def test_what_passes_after_a_kept_iterators_loop_is_of_no_step(clock: StepClock,
     assert loader.closed == 1
     assert report.steps == 6
     assert report.wall_seconds == pytest.approx(5 * 3)
-    assert any("2 steps are left out" in note and "close()" in note for note in report.notes)
+    assert any("2 steps were not counted" in note and "close()" in note for note in report.notes)
 
 
 def test_closing_a_kept_iterator_ends_the_last_step(clock: StepClock, fake: FakeTime) -> None:
@@ -216,7 +216,7 @@ def test_without_a_steady_state_nothing_is_known_of_it(
     assert (report.idle_percent, report.blame) == (None, None)
     assert "no verdict" in report.summary()
     if len(waits) < 2:
-        assert "step was measured, and the first is left out: let the loop take at least 2" in report.notes[0]
+        assert "step was measured" in report.notes[0]
 
 
 @pytest.mark.parametrize("how", ["break", "raise"])
@@ -393,8 +393,8 @@ def test_the_blame_and_its_bands(idle: float | None, tracing: float | None, blam
     ("text", "words"),
     [
         (None, "cannot be read"),
-        ("{", "no file of steps"),
-        ("[]", "no file of steps"),
+        ("{", "not a file of steps"),
+        ("[]", "not a file of steps"),
         ('{"format": "tpufeed-steps", "version": 1}', "missing required field `report`"),
         ('{"format": "tpufeed-steps", "version": 2, "report": {}}', r"`\$.version`"),
         ('{"format": "tpufeed-steps", "version": 1, "report": {}}', "missing required field `steps`"),

@@ -119,7 +119,7 @@ def test_a_step_that_is_traced_anew_is_no_wait(found: Any, loader: str) -> None:
     assert seen["sync"] > seen["idle"]
     assert seen["tracing"] <= 100
     assert seen["recompilations"] >= 3
-    assert any("after step 1" in note and "pad batches" in note for note in seen["notes"])
+    assert any("after step 1" in note and "Pad batches" in note for note in seen["notes"])
 
 
 def test_every_count_says_what_happened(found: Any) -> None:
@@ -151,7 +151,7 @@ def test_the_programs_of_the_page_say_what_it_says(found: Any) -> None:
     assert "of which compiling n/a" in output  # numpy compiles nothing
     assert re.search(r"^(data|accelerator) \d+\.\d+ True$", output, re.MULTILINE)
     assert re.search(r"^1 [01] \d", output, re.MULTILINE)  # host syncs, compilations, ...
-    assert "the host waited for a value of the device 1 times in 1 steps (1 by .item() or float())" in output
+    assert "1 times in 1 steps (1 by .item() or float())" in output
     assert "None None\n" in output  # no TPU
     mfu, flops = output.splitlines()[-2:]
     assert float(mfu) > 0

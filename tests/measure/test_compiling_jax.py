@@ -48,7 +48,7 @@ def test_shapes_that_change_compile_again_and_that_is_said(step: Callable[[Any],
     report = clock.report()
     assert report.recompilations == 4
     assert report.blame == "tracing"
-    assert any("recompiled 4 times after step 1" in note and "pad batches" in note for note in report.notes)
+    assert any("recompiled 4 times after step 1" in note and "Pad batches" in note for note in report.notes)
 
 
 def test_where_nothing_was_compiled_nothing_is_known() -> None:

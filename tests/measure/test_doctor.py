@@ -43,8 +43,8 @@ def test_every_stage_of_a_dataset_is_measured(dataset_url: str, monkeypatch: pyt
     assert "there is no TPU on this host" in stages["transfer"].why_not
     assert found.fed == stages["assembly"].images_per_second
     assert found.idle_percent is not None
-    assert "no TPU was named or found: v3-8 is assumed (--tpu)" in found.notes
-    assert {"storage", "assembly", "other ways of storing the images"} <= set(said)
+    assert any("v3-8 is assumed" in note for note in found.notes)
+    assert {"storage", "assembly", "other ways to store the images"} <= set(said)
     assert json.loads(msgspec.json.encode(found))["split"] == "train"
 
 
@@ -52,7 +52,7 @@ def test_a_raw_cache_has_nothing_to_decode(cache_url: str) -> None:
     stages = stages_of(examine(cache_url, seconds=1.0, batch_size=8))
     assert stages["reading"].images_per_second > 0
     assert stages["reading"].detail.startswith("CRCs verified, pixels copied")
-    assert stages["decoding"].why_not == "raw pixels need none"
+    assert stages["decoding"].why_not == "raw pixels need no decoding"
     assert stages["ops"].why_not == "there are none"
     assert stages["assembly"].images_per_second > 0
 
@@ -87,7 +87,7 @@ def test_a_mixture_is_measured_with_the_storage_of_its_heaviest_source(dataset_u
     found = examine(f"{few}=0.7,{dataset_url}=0.3", **SHORT)
     assert found.fed
     assert stages_of(found)["storage"].images_per_second > 0
-    assert any(note.startswith(f"storage is that of {few}, the heaviest source") for note in found.notes)
+    assert any(note.startswith(f"storage was measured at {few},") for note in found.notes)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def memory_url(colour_folder: Path) -> str:
 def test_a_remote_dataset_is_measured_from_local_copies(memory_url: str, tmp_path: Path) -> None:
     found = examine(memory_url, **SHORT)
     stages = stages_of(found)
-    assert f"over 16 connections; later epochs read copies in {tmp_path / 'copies'}" in stages["storage"].detail
+    assert f"over 16 connections; later epochs read local copies in {tmp_path / 'copies'}" in stages["storage"].detail
     assert "from local copies" in stages["assembly"].detail
     assert found.fed == stages["assembly"].images_per_second
 
@@ -110,7 +110,7 @@ def test_a_remote_dataset_that_no_copies_hold_is_limited_by_its_storage(
     monkeypatch.setattr(stages, "free_bytes", lambda _: 0)
     found = examine(memory_url, **SHORT)
     stages_found = stages_of(found)
-    assert "all of it does not fit copies in" in stages_found["storage"].detail
+    assert "later epochs read from there again" in stages_found["storage"].detail
     assert found.fed == min(stages_found[name].images_per_second for name in ("storage", "assembly"))
 
 
@@ -124,7 +124,7 @@ def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path, mo
     stages = stages_of(found)
     assert stages["reading"].images_per_second > 0
     assert "Pillow" in stages["decoding"].detail
-    assert any("there is no dataset here yet, but images: 40" in note for note in found.notes)
+    assert any("images: 40" in note for note in found.notes)
     assert found.fed == stages["assembly"].images_per_second
     assert any(f"tpufeed cache warmup {colour_folder} CACHE --size 32" in action.do for action in found.actions)
     assert not [note for note in found.notes if "could not be tried" in note]
@@ -136,18 +136,18 @@ def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     found = examine(str(copy), **SHORT)
-    assert any("records looked at is damaged" in note and "tpufeed verify" in note for note in found.notes)
+    assert any("is damaged" in note and "tpufeed verify" in note for note in found.notes)
     assert found.fed, stages_of(found)["assembly"].why_not
 
 
 def test_where_nothing_can_be_read_there_is_no_prediction(copy: Path, tmp_path: Path) -> None:
     for shard in copy.glob("train-*.tfrecord"):
         shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
-    assert examine(str(copy), **SHORT).verdict == "no prediction: none of the records that were looked at can be read"
+    assert examine(str(copy), **SHORT).verdict.startswith("no prediction: none of the records")
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "gone.jpg").symlink_to(tmp_path / "nowhere")
     found = examine(str(tmp_path / "raw"), **SHORT)
-    assert found.verdict == "no prediction: none of the files can be read"
+    assert found.verdict.startswith("no prediction: none of the files")
     assert any("gone.jpg" in note for note in found.notes)
 
 
@@ -198,7 +198,7 @@ def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(DatasetNotFoundError, match=r"neither a dataset.*nor images"):
             examine(str(folder), **SHORT)
-    with pytest.raises(OptionError, match="images of several sizes"):
+    with pytest.raises(OptionError, match="images of different sizes"):
         examine(str(colour_folder), **(SHORT | {"ops": [HorizontalFlip()]}))
 
 
@@ -214,7 +214,7 @@ def test_a_saved_run_that_waits_on_tracing_is_believed(cache_url: str, tmp_path:
     saved = SavedSteps("tpufeed-steps", 1, report, StepTimes())
     (tmp_path / "run.json").write_bytes(msgspec.json.encode(saved))
     found = examine(cache_url, seconds=1.0, batch_size=8, steps=tmp_path / "run.json")
-    assert found.actions[0].do.startswith("your step waits on tracing, not on data")
+    assert found.actions[0].do.startswith("your step waits for tracing")
     assert any(note.startswith(f"{tmp_path / 'run.json'}: ") for note in found.notes)
 
 

@@ -17,7 +17,7 @@ def test_thousands_of_steps_are_drawn_as_means(tmp_path: Path) -> None:
     assert "20,000 steps: " in page.captions[2]
     assert "drawn as 100 means" in page.captions[2]
     assert "Run 9: " in page.text
-    assert "9 runs: figures show the first 4 and the last 4." in page.text
+    assert "9 runs: the figures show the first 4 and the last 4." in page.text
 
 
 def test_captions_tell_what_the_figures_show(tmp_path: Path) -> None:
@@ -28,12 +28,12 @@ def test_captions_tell_what_the_figures_show(tmp_path: Path) -> None:
     told = page.captions[-1]
     for part in (
         "11 steps: wait 52.6 %, compute 47.4 %",
-        "it took 5 s, 2 s waiting",
+        "it took 5 s, of which 2 s waiting",
         "at most 10 ms",
         "longest 910 ms",
     ):
         assert part in told
-    assert "The highest, of 1 s, is cut off." in told
+    assert "The highest, 1 s, is cut off." in told
     assert "On average 0.8 batches were ready" in told
 
 

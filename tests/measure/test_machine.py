@@ -32,7 +32,5 @@ def test_a_remote_place_has_no_file_system(colour_folder: Path) -> None:
 
 def test_a_busy_host_is_said() -> None:
     assert busy_notes({"cores": 2, "load": 1.0}) == ()
-    assert busy_notes({"cores": 2, "load": 5.57}) == (
-        "the load was 5.6 on 2 cores before this began: figures are low and noisy; run it again on a quiet host",
-    )
+    assert "the load was 5.6 on 2 cores before" in busy_notes({"cores": 2, "load": 5.57})[0]
     assert "0.6 on 1 core before" in busy_notes({"cores": 1, "load": 0.6})[0]

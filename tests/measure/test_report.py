@@ -24,7 +24,7 @@ def test_verdict_actions_figures_and_tables_are_there(full: Page) -> None:
     assert text.index(make_diagnosis().verdict) < text.index("What to do next") < text.index("Warm a raw cache")
     for part in ("41,300 images a second", "9.2 GB, about 12 minutes", "no TPU on this host"):
         assert part in text
-    for part in ("AMD EPYC 9B14", "Page cache warm", "predicted", "recompilations", "Predicted from what was"):
+    for part in ("AMD EPYC 9B14", "Page cache warm", "predicted", "recompilations", "Predicted from measurements"):
         assert part in text
     assert full.tags["svg"] == full.tags["figcaption"] == full.tags["desc"] == 2 + 4
     assert {value for tag, name, value in full.attributes if (tag, name) == ("svg", "role")} == {"img"}
@@ -36,7 +36,7 @@ def test_verdict_actions_figures_and_tables_are_there(full: Page) -> None:
 
 def test_what_is_emulated_or_predicted_says_so_at_its_picture(full: Page) -> None:
     assert ["EMULATED" in caption for caption in full.captions] == [True] * 5 + [False]  # the last run has a device
-    assert ["Hatched is predicted" in caption for caption in full.captions] == [True] * 2 + [False] * 4
+    assert ["Hatched bars are predicted" in caption for caption in full.captions] == [True] * 2 + [False] * 4
     assert "(predicted)" in full.text
 
 
@@ -72,7 +72,7 @@ def test_the_headline_names_what_improved_among_runs_that_have_a_verdict() -> No
     assert said.endswith(f"with {cache.label}. {naive.label} has no verdict to compare it with.")
     assert "times" not in said
     assert headline([unsure, doubted]) == "No verdict for any run: 3 steps were measured"
-    assert headline([cache, naive]).endswith(f"with {cache.label}; no other run improves that.")
+    assert headline([cache, naive]).endswith(f"with {cache.label}; no other run improves on that.")
     assert headline([make_run("a, numpy", 30.0, 40, device="none", idle_percent=None)]).startswith("a, numpy: ")
 
 
@@ -119,7 +119,7 @@ def test_a_run_with_problems_has_no_verdict(tmp_path: Path) -> None:
 def test_paths_that_cannot_be_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
     for name, said in (
-        ("out.htm", "ends in .html"),
+        ("out.htm", "must end in .html"),
         ("none/out.html", "there is no folder"),
         ("folder.html", "is a folder"),
     ):

@@ -118,8 +118,8 @@ def test_the_host_that_waits_longest_gives_the_figures(tmp_path: Path) -> None:
     assert report.step_ms == pytest.approx(200, abs=0.5)
     assert "the TPU of vm-1 waits" in report.verdict
     assert report.notes == (
-        "there is no TPU in vm-2.xplane.pb: left out",
-        "the TPUs of 2 hosts wait from 5.0 % (vm-0) to 60.0 % (vm-1) of a step",
+        "vm-2.xplane.pb has no TPU and does not count",
+        "the TPUs of 2 hosts wait for 5.0 % (vm-0) to 60.0 % (vm-1) of a step",
     )
 
 
@@ -143,7 +143,7 @@ def test_a_tpu_without_steps(tmp_path: Path) -> None:
     unmarked = [replace(step(100, 0.5), marked=False)] * 4
     report = read(tmp_path / "ops", vm=one_core(*unmarked))
     assert (report.devices, report.steps, report.duty_cycle_percent) == (1, 0, pytest.approx(50, abs=5))
-    assert "no whole step in this profile: capture for as long as ten steps" in report.verdict
+    assert "no whole step in this profile" in report.verdict
     assert report.idle_percent is report.input_percent is report.step_ms is None
     nothing = read(tmp_path / "nothing", vm=one_core(Step(100, (), marked=False)))
     assert [getattr(nothing, name) for name in FIGURES] == [None] * len(FIGURES)
@@ -220,7 +220,7 @@ def test_xprof_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.syspath_prepend(broken.parent)
     for name in [name for name in sys.modules if name.partition(".")[0] == "xprof"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(DamageError, match=r"xprof cannot read this profile \(it ended without a word\)"):
+    with pytest.raises(DamageError, match=r"xprof cannot read this profile \(it printed nothing\)"):
         read(tmp_path / "log", vm=one_core(*[step(100, 0.5)] * 4))
 
 

@@ -170,7 +170,7 @@ def test_a_fork_that_does_not_leave_is_killed(serve):
 def test_a_system_without_room_for_a_fork_is_said(serve):
     _, fork = serve("have_no_room")
     child = fork("say_what_is_left")
-    with pytest.raises(LoaderError, match=r"no room for one more worker process: Resource .*unavailable. Take fewer"):
+    with pytest.raises(LoaderError, match=r"no room for one more worker process: Resource .*unavailable. Use fewer"):
         child.receive()
     assert child.process.pid == 0
     assert child.wait(20) == 1
@@ -179,7 +179,7 @@ def test_a_system_without_room_for_a_fork_is_said(serve):
 def test_a_system_without_room_for_a_thread_is_said(serve):
     _, fork = serve("have_no_thread")
     child = fork("say_what_is_left")
-    with pytest.raises(LoaderError, match=r"cannot begin: the system has no room for one more thread\. .*`ulimit -u`"):
+    with pytest.raises(LoaderError, match=r"cannot start: the system has no room for one more thread\. .*`ulimit -u`"):
         child.receive()
     assert child.wait(20) == 0
 

@@ -415,7 +415,7 @@ def test_the_command(doubled, tmp_path):
     run = CliRunner().invoke
     words = ["shard", str(doubled), str(tmp_path / "d"), "--splits", SHARES, "--workers", "1"]
     preview = run(app, [*words, "--duplicates", "drop", "--dry-run"])
-    assert "read before the build, to compare what is in them: 80 images" in preview.output
+    assert "to compare their bytes: 80 images" in preview.output
     preview = run(app, [*words, "--split-by-content", "--dry-run", "--json"])
     assert json.loads(preview.stdout)["read_before"] == 80
     assert "read before the build" not in run(app, [*words, "--dry-run"]).output

@@ -9,7 +9,7 @@ __all__ = ["warmup"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: workers import `tpufeed.cache.worker` without what plans a build."""
+    """Import on first use: workers import `tpufeed.cache.worker` without the code that plans a build."""
     if name == "warmup":
         from tpufeed.cache.build import warmup
 

@@ -16,10 +16,10 @@ from tpufeed.options import Count, checked
 from tpufeed.sharding.options import ShardOptions
 
 _ELSEWHERE = {
-    "presize": "a cache has all images of one size: give size=..., or ops=[...] of which one fixes it",
+    "presize": "all images of a cache have one size: give size=..., or ops=[...] with one that fixes the size",
     **dict.fromkeys(
         ("columns", "image_columns", "masks", "boxes", "box_format", "keypoints", "flip_pairs", "box_columns"),
-        "make a dataset of them with tpufeed.shard, and warm that",
+        "make a dataset with tpufeed.shard first, and warm that",
     ),
 }
 
@@ -55,39 +55,38 @@ def warmup(  # noqa: PLR0913  # the public face
 ) -> BuildResult:
     """Precompute the expensive part of an augmentation: make a dataset whose images are ready for the step.
 
-    The same call after an interruption continues where it stopped; a finished cache is verified, and nothing is
-    rewritten. If `src` is a dataset that has grown since, only the new samples are warmed, and become the next version
-    of the cache.
+    The same call after an interruption continues where it stopped. A finished cache is verified, and nothing is
+    rewritten. If `src` is a dataset that has grown since then, only the new samples are warmed, as the next version of
+    the cache.
 
     Args:
-        src: a dataset, or raw images as `tpufeed.shard` takes them: these are decoded once for all variants.
+        src: a dataset, or raw images as `tpufeed.shard` takes them; each is decoded once for all variants.
         dst: where the cache goes.
-        size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`; 224 by default.
-        ops: applied to every sample, with other random numbers in every variant.
-        live: ops that loaders apply live to what the cache holds, with other random numbers in every epoch. Ops of
-            your own cannot be among them: a loader imports nothing that a manifest names, and has to be given
-            `ops=[...]`.
-        variants: K; epoch e reads variant e mod K.
-        encode: "raw" stores uint8 pixels, the others encode them.
+        size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`. Default: 224.
+        ops: ops that are applied to every sample, with different random numbers in every variant.
+        live: ops that loaders apply live to the cached images, with different random numbers in every epoch. Your own
+            functions cannot be among them, because a loader imports nothing that a manifest names: pass `ops=[...]` to
+            the loader instead.
+        variants: number K of variants; epoch e reads variant e mod K.
+        encode: "raw" stores uint8 pixels; the others encode them.
         quality: quality of JPEG and WebP, 1 to 100.
-        seed: decides the random numbers.
-        shard_bytes: aim for shards of this size; None: 128 MB, or less if there would be fewer than 64 shards.
-        splits: for raw images, as in `tpufeed.shard`; a dataset has its splits and labels.
-        split_by: for raw images, too.
-        image: for raw images, too.
-        label: for raw images, too.
-        classes: for raw images, too.
-        max_pixels: for raw images, too.
-        min_side: for raw images, too.
-        policy: for raw images, too.
+        seed: seed of the random numbers.
+        shard_bytes: aim for shards of this size. Default: 128 MB, or less if there would be fewer than 64 shards.
+        splits: for raw images only, as in `tpufeed.shard`; a dataset has splits and labels.
+        split_by: for raw images only.
+        image: for raw images only.
+        label: for raw images only.
+        classes: for raw images only.
+        max_pixels: for raw images only.
+        min_side: for raw images only.
+        policy: for raw images only.
         max_rejects: fail if more samples than this are rejected, as in `tpufeed.shard`.
         overwrite: remove another cache or dataset at `dst`, or the remains of a build.
-        fsync: bring the shards to the disk before the manifest, as in `tpufeed.shard`.
-        allow_augmented: take a `src` that is itself a cache which random ops have augmented; only its first variant is
-            read.
-        workers: processes; all cores by default.
+        fsync: flush the shards to disk before the manifest, as in `tpufeed.shard`.
+        allow_augmented: accept a cache with random ops as `src`; only its first variant is read.
+        workers: number of processes. Default: one per core.
         engine: what runs the tasks, as in `tpufeed.shard`.
-        listener: called with a `BuildProgress` a few times a second.
+        listener: called with a `BuildProgress` a few times per second.
 
     Raises:
         OptionError, SourceError, NoInputsError, DatasetNotFoundError, DatasetExistsError, DuplicateWriterError: nothing
@@ -95,7 +94,7 @@ def warmup(  # noqa: PLR0913  # the public face
         OpError: an op fails on one of the first samples, or gives other pixels when it is run again.
         TooManyRejectsError, TaskError, BuildError: the work failed; what is done stays, and the same call continues.
     """
-    given = locals()  # an option of `CacheOptions` or `ShardOptions` has its name here, too
+    given = locals()  # `CacheOptions` and `ShardOptions` have the same names
     options = CacheOptions(**{field.name: given[field.name] for field in fields(CacheOptions) if field.init})
     raw = ShardOptions(**{name: given[name] for name in RAW_OPTIONS})
     return run(

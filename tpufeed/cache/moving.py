@@ -1,4 +1,4 @@
-"""Move further images, masks, boxes and keypoints with the crops of a cache, for each variant."""
+"""Crop and flip further images, masks, boxes and keypoints together with the image, for each variant of a cache."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -22,26 +22,26 @@ from tpufeed.tfrecord.framing import BytesLike
 
 
 def moves(spec: FeatureSpec) -> bool:
-    """Return true for a feature that changes with the crop."""
+    """Return True for a feature that changes with the crop."""
     return isinstance(spec.kind, str) or isinstance(spec.of, str)
 
 
 def cached_spec(spec: FeatureSpec, options: CacheOptions, size: Size) -> FeatureSpec:
-    """Return how a cache holds a feature of its source."""
+    """Return the feature of a cache for a feature of its source."""
     spec = msgspec.structs.replace(spec, stored_as=msgspec.UNSET, boxes_of=msgspec.UNSET)
     if spec.kind == "boxes" or isinstance(spec.of, str):  # crops drop some boxes
         most = spec.lengths[1] if isinstance(spec.lengths, tuple) else (spec.shape or (0,))[0]
         return msgspec.structs.replace(spec, shape=None, lengths=(0, most))
     if not spec.is_picture:
         return spec
-    if options.encode != "raw":  # files, whose size a reader learns by decoding them
+    if options.encode != "raw":  # encoded files: a reader learns their size by decoding them
         return msgspec.structs.replace(spec, dtype="bytes", shape=())
     shape = (*size, 3) if spec.kind == "image" else size
     return msgspec.structs.replace(spec, dtype="int32" if spec.kind == "depth" else "uint8", shape=shape)
 
 
 class Mover:
-    """Encodes features of the source that move. Not for several threads."""
+    """Encodes the features that change with the crop. Not thread-safe."""
 
     def __init__(self, source: Sequence[FeatureSpec], options: CacheOptions, pipeline: Pipeline) -> None:
         self._specs = {spec.name: spec for spec in source}
@@ -55,13 +55,13 @@ class Mover:
         image: bytes | memoryview | Pixels,
         draws: Sequence[Sequence[Draws]],
     ) -> list[bytes]:
-        """Return the entries of what moves, one for each variant.
+        """Return the encoded entries of the features that change with the crop, for each variant.
 
         Args:
-            features: of the record, by their keys.
+            features: features of the record, by their keys.
             where: name of the sample, for errors.
-            image: encoded, or uint8 pixels.
-            draws: for each variant one entry per op.
+            image: encoded image, or uint8 pixels.
+            draws: one entry per op, for each variant.
 
         Raises:
             ImageError, RecordError: a feature is not what the manifest says.
@@ -106,7 +106,7 @@ class Mover:
 
 
 def encode_pixels(pixels: Pixels, options: CacheOptions) -> BytesLike:
-    """Return the bytes that a record holds of uint8 pixels."""
+    """Return the bytes of uint8 pixels for a record."""
     if options.encode == "raw":
         return np.ascontiguousarray(pixels).data.cast("B")
     return encode(pixels, options.encode, options.quality)

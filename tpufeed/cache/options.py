@@ -26,7 +26,7 @@ Seed: TypeAlias = Annotated[int, between(0, 2**63 - 1)]  # an int64 in manifests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
-    """Options that decide the bytes of a cache, besides its source. `tpufeed.cache.warmup` documents them.
+    """Options that, with the source, decide the bytes of a cache. `tpufeed.cache.warmup` documents them.
 
     Attributes:
         applied: `ops`, or the default ops of `size`.
@@ -34,7 +34,7 @@ class CacheOptions:
             many cores have work.
 
     Raises:
-        OptionError: one of them cannot be.
+        OptionError: an option is wrong.
     """
 
     size: int | None = None
@@ -52,7 +52,7 @@ class CacheOptions:
         check_fields(self)
         if self.size is not None and self.ops is not None:
             raise OptionError(
-                f"size={self.size!r} is that of the default ops; give either a size, or ops of which one fixes it"
+                f"size={self.size!r} is for the default ops: give either a size, or ops with one that fixes the size"
             )
         ops = (RandomResizedCrop(224 if self.size is None else self.size), HorizontalFlip())
         for name, value in (
@@ -84,29 +84,29 @@ class CacheOptions:
         size = Pipeline(self.applied, self.seed).output_size(source_size)
         if size is None:
             raise OptionError(
-                "these ops leave images of different sizes; end with one that fixes the size, like "
+                "these ops leave images of different sizes; end with one that fixes the size, e.g. "
                 "RandomResizedCrop(size=224) or Resize(256) and CenterCrop(224)"
             )
-        Pipeline(live, self.seed).output_size(size)  # raises if they are no ops
+        Pipeline(live, self.seed).output_size(size)  # raises if they are not ops
         for op in self.applied:
-            if isinstance(op, Custom) and op.obstacle:  # even if this process does all: another may continue
+            if isinstance(op, Custom) and op.obstacle:  # even if this process runs all tasks: another may continue
                 raise OptionError(op.obstacle)
             if isinstance(op, Custom) and op.sample:
                 raise OptionError(f"{op} changes whole samples, which only loaders do: pass it to them, in ops=[...]")
         for op in live:
             if isinstance(op, Custom):
                 raise OptionError(
-                    f"{op} cannot be a live op, as no loader imports what a manifest names. Leave it out here, and "
-                    f"pass all live ops to each loader: ops=[..., {op}]"
+                    f"{op} cannot be a live op, because no loader imports what a manifest names. Leave it out here, "
+                    f"and pass all live ops to each loader: ops=[..., {op}]"
                 )
-            from_dict(to_dict(op))  # as loaders will, which know no ops but tpufeed's
+            from_dict(to_dict(op))  # as loaders do, which only know tpufeed's ops
         return size
 
     def cache_info(self, source_digest: str, identity: Mapping[str, Any], size: Size) -> CacheInfo:
-        """Return the manifest's entry for the cache; `identity` as for `fingerprint`."""
+        """Return the manifest's entry for the cache; `identity` is as in `fingerprint`."""
         return CacheInfo(
             source_digest=source_digest,
-            ops=tuple(identity["ops"]),  # as a reader of the manifest sees them: with lists instead of tuples
+            ops=tuple(identity["ops"]),  # as a manifest has them: with lists instead of tuples
             live=tuple(identity["live"]),
             encode=self.encode,
             shape=(*size, 3),
@@ -118,11 +118,11 @@ class CacheOptions:
 
 
 def fingerprint(source_digest: str, identity: Mapping[str, Any]) -> str:
-    """Return 32 hexadecimal digits of what a cache holds, the same on every machine and in every Python version.
+    """Return a hash (32 hexadecimal digits) of the contents of a cache, equal on all machines and Python versions.
 
     Args:
         source_digest: the content digest of a dataset, or the digest of raw inputs.
-        identity: every option that decides bytes, as plain data.
+        identity: all options that decide bytes, as plain data.
     """
     data = msgspec.json.encode({"source_digest": source_digest, **identity}, order="deterministic")
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -43,36 +43,20 @@ from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.store import Store
 
 KIND = "cache warmup"
-_FEATURES_BYTES = 400  # of a record, besides the image
+_FEATURES_BYTES = 400  # size of a record without its image
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64
-_READ_WHOLE_BYTES = 2 * 10**9  # of a finished cache, to verify it
+_READ_WHOLE_BYTES = 2 * 10**9  # verify the CRCs of a finished cache up to this size
 _PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
-_PROBED_SECONDS = 1.0  # an op may take seconds an image
-
-
-class SampleProbe(NamedTuple):
-    """Result of warming a few samples.
-
-    Attributes:
-        shards: number of shards of each variant, by split.
-        record_bytes: mean size of a record.
-        seconds_a_sample: time that all variants of a sample take one core.
-        samples: number of samples that were tried.
-    """
-
-    shards: dict[str, int]
-    record_bytes: float
-    seconds_a_sample: float
-    samples: int
+_PROBED_SECONDS = 1.0  # an op may take seconds per image
 
 
 class CacheRecipe(Recipe):
-    """Makes a cache, or adds the samples that are new in a source that has grown.
+    """Makes a cache, or adds the new samples of a source that has grown.
 
     Args:
         src: a dataset, or raw images: a path or URL.
-        options: of the cache.
-        raw: how raw images are read.
+        options: options of the cache.
+        raw: how to read raw images.
         allow_augmented: as in `tpufeed.cache.warmup`.
 
     Raises:
@@ -88,13 +72,13 @@ class CacheRecipe(Recipe):
         self.origin, self.options, self.source, self.stores = origin, options, origin.url, origin.stores
         shape = None if origin.manifest is None else origin.manifest.tensor_shape
         self.size = options.output_size(None if shape is None else shape[:2])
-        # Every option that decides bytes, as it comes back from JSON.
+        # All options that decide bytes, as JSON returns them.
         self.wanted = msgspec.json.decode(msgspec.json.encode({**origin.identity, **options.to_dict()}))
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
-        """Return the cache at the destination, if it is this one; one of an earlier version of the source grows."""
+        """Return the cache at the destination if it is this one. A cache of an earlier version of the source grows."""
         self.base, self.is_stale, self._is_behind = None, False, False
-        self.before = dict[str, int]()  # samples of each split that the cache has
+        self.before = dict[str, int]()  # samples per split that the cache already has
         self.identity = {**self.wanted, **self.origin.facts}
         try:
             present = find_finished(destination)
@@ -110,24 +94,24 @@ class CacheRecipe(Recipe):
         if overwrite:
             return None
         before = self.origin.covered_by(present)
-        if before is not None:  # of an earlier version of this source
+        if before is not None:  # it is of an earlier version of this source
             there = {**_options_of(present), "source_digest": self.wanted["source_digest"]}
             differing = differing_options(there, self.wanted)
             if not differing and _is_sound(present):
                 return self._grow(present, before)
         if not differing:
             raise DatasetExistsError(
-                f"{present.url} already holds this cache, but it is damaged. Run: tpufeed verify {present.url}; say "
+                f"{present.url} already holds this cache, but it is damaged. Run: tpufeed verify {present.url}; pass "
                 "--overwrite to warm it again"
             )
         what = "another cache: " if present.manifest.cache is not None else ""
         raise DatasetExistsError(
             f"{present.url} already holds {what}{'; '.join(differing)} (see: tpufeed info {present.url}). Nothing "
-            "was changed. Say --overwrite to replace it, or take another destination"
+            "was changed. Pass --overwrite to replace it, or choose another destination"
         )
 
     def _grow(self, present: Dataset, before: dict[str, int]) -> Dataset | None:
-        """Make the cache the base; return it if the newer version of the source has the same samples."""
+        """Let the cache grow, or return it if the newer version of its source has the same samples."""
         with self.origin.open_listing(self.options) as listing:
             if all(count <= before.get(name, 0) for name, count in listing.samples.items()):
                 self._is_behind = True
@@ -138,26 +122,26 @@ class CacheRecipe(Recipe):
             found = read_plan(open_part(present.store, present.number + 1)).header.options
         except (ObjectNotFoundError, DamageError):
             return None
-        # Begun for the same version of the cache, and another version of its source.
+        # Someone began to grow this version of the cache, but from another version of its source.
         names = (found.keys() | self.identity.keys()) - {"source_digest", SOURCE_VERSION}
         same = all(found.get(name) == self.identity.get(name) for name in names)
         self.is_stale = same and found.get("source_digest") != self.identity["source_digest"]
         return None
 
     def _differences(self, present: Dataset) -> list[str]:
-        """Return how the cache at the destination differs, as parts of a sentence; nothing if it is this one."""
+        """Return how the cache at the destination differs, as parts of a sentence; empty if it is this one."""
         cache, stored = present.manifest.cache, _options_of(present)
         if cache is None:
-            return ["a dataset that is no cache"]
+            return ["a dataset that is not a cache"]
         if stored.get("source_digest") != self.wanted.get("source_digest"):
-            return [f"it was warmed from another source, or {self.source} has changed since"]
+            return [f"it was warmed from another source, or {self.source} has changed since then"]
         differing = differing_options(stored, self.wanted)
         if not differing and cache.source_digest != self.origin.digest():
-            differing = [f"the images of {self.source} have changed since"]
+            differing = [f"the images of {self.source} have changed since then"]
         return differing
 
     def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
-        """Note that the cache covers a version of its source with the same samples, as a compaction makes one."""
+        """Record that the cache covers a newer version of its source with the same samples, e.g. a compacted one."""
         if not self._is_behind:
             return finished, None
         digest = self.origin.digest()
@@ -182,30 +166,34 @@ class CacheRecipe(Recipe):
 
     @contextmanager
     def draft(self, is_preview: bool) -> Iterator[Draft]:
-        """List the source, and warm a few samples."""
+        """List the source and warm a few samples."""
         with self.origin.open_listing(self.options) as listing:
             samples, header = self._new(listing), self._header(listing)
             few = {name: min(count, _PROBED_SAMPLES) for name, count in samples.items()}
             first = iter_ranges(few, dict.fromkeys(few, 1), listing.inventory, self.before)
-            probe, variants = self._probe(header, samples, list(first)), self.options.variants
+            shards, record_bytes, seconds = self._probe(header, samples, list(first))
+            variants = self.options.variants
             yield Draft(
-                header=msgspec.structs.replace(header, splits=probe.shards),
-                tasks=iter_ranges(samples, probe.shards, listing.inventory, self.before),
+                header=msgspec.structs.replace(header, splits=shards),
+                tasks=iter_ranges(samples, shards, listing.inventory, self.before),
                 splits={
-                    name: SplitPreview(count, probe.shards[name] * variants, int(count * variants * probe.record_bytes))
+                    name: SplitPreview(count, shards[name] * variants, int(count * variants * record_bytes))
                     for name, count in samples.items()
                 },
-                probed=probe.samples,
-                probed_seconds=probe.seconds_a_sample,
+                probed=len(seconds),
+                probed_seconds=fmean(seconds or [0]),
                 fingerprint=self._cache_info(header).fingerprint,
             )
 
-    def _probe(self, header: PlanHeader, samples: dict[str, int], first: Sequence[Task]) -> SampleProbe:
-        """Warm the samples of `first`, and run each op of the first of them twice.
+    def _probe(
+        self, header: PlanHeader, samples: dict[str, int], first: Sequence[Task]
+    ) -> tuple[dict[str, int], float, list[float]]:
+        """Warm the samples of `first`, and run all ops twice on the first few of them.
 
+        Return the number of shards per variant by split, the mean size of a record, and the seconds of each sample.
         Raises:
-            OpError: an op raises, returns what is no image of its size, or gives other pixels the second time; names op
-                and sample.
+            OpError: an op raises, returns a wrong type or size, or gives different pixels the second time. The message
+                names op and sample.
             OptionError: a shard would be smaller than a record.
         """
         source, options, (height, width) = self.origin, self.options, self.size
@@ -237,16 +225,19 @@ class CacheRecipe(Recipe):
                 break
 
         def record_bytes(stop: int | None) -> float:
-            """Return the mean size of the first records. For raw pixels it is known, but for what moves."""
+            """Return the mean size of the first records. The size of raw pixels is known in advance."""
             image = height * width * 3 if options.encode == "raw" else fmean(lengths[:stop] or [0])
             return image + fmean(moving[:stop] or [0]) + _FEATURES_BYTES
 
-        # A plan must not depend on time, so it follows from the first samples alone.
-        shards = count_shards(samples, options, record_bytes(_FIRST_SAMPLES * options.variants))
-        return SampleProbe(shards, record_bytes(None), fmean(seconds or [0]), len(seconds))
+        # A plan must not depend on speed, so it follows from the first samples alone.
+        return (
+            count_shards(samples, options, record_bytes(_FIRST_SAMPLES * options.variants)),
+            record_bytes(None),
+            seconds,
+        )
 
     def check_joined(self, store: Store, plan: Plan) -> None:
-        """Check that the plan is of the source, and of nothing else."""
+        """Check that the plan is for this source and contains nothing else."""
         if isinstance(self.origin, RawSource):
             image, *_ = cached_schema(plan.header.features, self.options, self.size)
             check_joined(store, plan, self.source, self.origin.options, self.options.variants, image)
@@ -260,11 +251,11 @@ class CacheRecipe(Recipe):
             check_forged(store, plan, header, iter_ranges(samples, shards, None, self.before))
 
     def context(self, store: Store, plan: Plan) -> CacheContext:
-        """Return what all tasks share."""
+        """Return the context that all tasks share."""
         return CacheContext(store.url, plan.header, plan.owner, self.origin, self.options)
 
     def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
-        """Say in the manifest what the cache is made of."""
+        """Add the description of the cache to the manifest."""
         return msgspec.structs.replace(manifest, cache=self._cache_info(plan.header)), None
 
     def _cache_info(self, header: PlanHeader) -> CacheInfo:
@@ -274,7 +265,7 @@ class CacheRecipe(Recipe):
         return {name: count - self.before.get(name, 0) for name, count in listing.samples.items()}
 
     def _header(self, listing: Listing) -> PlanHeader:
-        """Return the plan's header without the numbers of shards."""
+        """Return the header of the plan, without the numbers of shards."""
         return PlanHeader(
             kind=KIND,
             source=self.source,
@@ -294,7 +285,7 @@ def _options_of(present: Dataset) -> dict[str, Any]:
 
 
 def _is_sound(present: Dataset) -> bool:
-    """Return true if all files have their sizes and, up to 2 GB in all, their CRCs."""
+    """Return True if all files have the right sizes and, up to 2 GB in total, the right CRCs."""
     files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
     if find_lost(present.store, present.manifest) is not None:
         return False
@@ -305,7 +296,7 @@ def _is_sound(present: Dataset) -> bool:
 
 
 def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes: float) -> dict[str, int]:
-    """Return the number of shards of each variant, by split.
+    """Return the number of shards per variant, by split.
 
     Raises:
         OptionError: a shard would be smaller than a record.
@@ -316,8 +307,8 @@ def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes
         target = min(_LARGE_SHARD, max(_SMALL_SHARD, total / _ENOUGH_SHARDS))
     elif record_bytes > target:
         raise OptionError(
-            f"a shard of {options.size_bytes} bytes cannot hold one record of {record_bytes:.0f}; give a --shard-size "
-            "of 64MB to 256MB"
+            f"a shard of {options.size_bytes} bytes cannot hold a record of {record_bytes:.0f} bytes; give a "
+            "--shard-size of 64MB to 256MB"
         )
     return {name: min(count, max(1, round(count * record_bytes / target))) for name, count in samples.items()}
 
@@ -328,10 +319,10 @@ def iter_ranges(
     inventory: Inventory | None,
     before: Mapping[str, int],
 ) -> Iterator[Task]:
-    """Yield tasks of equally many samples: each is the range `[first, stop)` of a split, with inputs for raw images.
+    """Yield tasks of equal size: each is the range `[first, stop)` of a split, with its inputs if they are raw images.
 
-    The id of a sample is its place in the global order, whether it is taken or not. In a cache that grows, ids follow
-    on the samples of each split that came `before`.
+    The id of a sample is its place in the global order, even if it is rejected. In a cache that grows, the ids of each
+    split continue after the samples of `before`.
     """
     number = 0
     for split, count in samples.items():
@@ -345,7 +336,7 @@ def iter_ranges(
 
 
 def cached_schema(features: Sequence[FeatureSpec], options: CacheOptions, size: Size) -> tuple[FeatureSpec, ...]:
-    """Return the features of a cache whose source has `features`."""
+    """Return the features of a cache made from a source with `features`."""
     label = next((feature for feature in features if feature.name == LABEL), None)
     several = label.lengths if label is not None and label.shape is None else None
     own = record_schema(label is not None, several if isinstance(several, tuple) else None)

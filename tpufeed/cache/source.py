@@ -39,7 +39,7 @@ from tpufeed.tfrecord.layout import ScalarEntry
 if TYPE_CHECKING:
     from tpufeed.sharding.inventory import Inventory
 
-SOURCE_VERSION = "source_version"  # the version of the source that a cache covers, if the source has grown
+SOURCE_VERSION = "source_version"  # option: the version of the source that a cache covers, if the source has grown
 RAW_OPTIONS = ("splits", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 _OF_SHARDS = frozenset(
     {"shard_bytes", "shards", "hosts", "seed", "check", "encode", "quality", "presize", "presize_mode"}
@@ -51,14 +51,14 @@ class SourceSample(NamedTuple):
     """A sample before its ops.
 
     Attributes:
-        number: its id within the split, which its random numbers follow from.
-        name: for messages.
-        image: encoded and plain; or uint8 RGB pixels. Upright, unless the manifest says otherwise.
+        number: its id within the split, which decides its random numbers.
+        name: its name in messages.
+        image: encoded image, or uint8 RGB pixels. Upright, unless the manifest says otherwise.
         label: the id of its class, or None.
-        rest: the features besides image, label, sizes and format, as encoded entries.
-        odd: odd cases that a policy dealt with.
-        labels: ids of classes, if samples may have several.
-        moving: features that move with the crop, by their keys.
+        rest: all features except image, label, sizes and format, as encoded entries.
+        odd: odd cases that a policy handled.
+        labels: ids of its classes, if samples may have several.
+        moving: features that change with the crop, by their keys.
     """
 
     number: int
@@ -76,10 +76,10 @@ class Listing:
     """Contents of a source.
 
     Attributes:
-        samples: number of samples of each split.
-        features: of the samples.
-        facts: what the header of a plan says of the source.
-        inventory: of raw images; None for a dataset.
+        samples: number of samples per split.
+        features: features of the samples.
+        facts: fields of a plan's header that describe the source.
+        inventory: inventory of raw images; None for a dataset.
     """
 
     samples: dict[str, int]
@@ -90,10 +90,10 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
-    """The samples of a dataset. Small and picklable, like `RawSource`: it goes to every worker."""
+    """The samples of a dataset. Small and picklable, like `RawSource`, because every worker gets it."""
 
     dataset: Dataset
-    mends: ClassVar[bool] = True  # JPEGs that fail
+    mends: ClassVar[bool] = True  # repairs damaged JPEGs
 
     @property
     def url(self) -> str:
@@ -117,21 +117,21 @@ class DatasetSource:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Options of a plan that decide no bytes: the version of a source that has grown."""
+        """Options of a plan that do not decide bytes: the version of a source that has grown."""
         return {SOURCE_VERSION: self.dataset.number} if self.dataset.number > 1 else {}
 
     def digest(self) -> str:
-        """Digest of what the source holds now."""
+        """Return the digest of the present contents of the source."""
         return self.dataset.content_digest
 
     def covered_by(self, cache: Dataset) -> dict[str, int] | None:
-        """Return the samples of each split in a cache of this source, or of an earlier version; None for another."""
+        """Return the samples per split in a cache of this source or of an earlier version; None for other caches."""
         covered = cache.manifest.cache
         return None if covered is None else self.dataset.manifest.records_of(covered.source_digest)
 
     @contextmanager
     def open_listing(self, options: CacheOptions) -> Iterator[Listing]:
-        """List what there is to warm."""
+        """List the samples to warm."""
         manifest = self.dataset.manifest
         samples = {check_split_name(name): split.records for name, split in manifest.splits.items()}
         facts = {
@@ -142,7 +142,7 @@ class DatasetSource:
         yield Listing(samples, manifest.features, facts)
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[SourceSample | Reject, None, None]:
-        """Yield the samples of a task, in order. Header and task are those of the cache's plan."""
+        """Yield the samples of a task of the cache's plan, in order."""
         features = self.dataset.manifest.features
         layout, names = record_layout(features), fixed_ints(features)
         shape = self.dataset.manifest.tensor_shape
@@ -150,7 +150,7 @@ class DatasetSource:
         moving = {feature.name for feature in features[1:] if moves(feature)}
         own = {*fixed_ints(header.features), FORMAT, *moving}
         kept = {f.name: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
-        # Entries are copied as bytes, unless the source has other keys, or has some of them among its fixed numbers.
+        # Entries are copied as bytes, unless the source has other keys or stores some of them as fixed numbers.
         as_stored = all(name == key and key not in layout.int_keys for name, key in kept.items())
         payloads = self.dataset.reader(task.split).iter_payloads(task.first, task.stop)
         for number, payload in enumerate(payloads, task.first):
@@ -174,26 +174,26 @@ class DatasetSource:
             yield SourceSample(number, name, pixels, label, rest, labels=tuple(map(int, listed)), moving=parsed)
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
-        """Return what this host sees of the files that a task needs, see `Job.reach`."""
+        """Return the versions of the files that a task needs, as this host sees them; see `Job.reach`."""
         shards, store = self.dataset.split(task.split).variants[0].shards, self.dataset.shards
         found = [store.stat(shard.name) for shard in shards[:1]]
         return {f"{store.url.rstrip('/')}/{info.name}": info.version for info in found if info is not None}
 
     @property
     def retries(self) -> int:
-        """Number of requests that this process made again."""
+        """Number of requests that this process repeated."""
         return self.dataset.shards.retries
 
 
 @dataclass(frozen=True, slots=True)
 class RawSource:
-    """Images in folders, tables or tars, which are warmed without a dataset between."""
+    """Images in folders, tables or tars, which are warmed directly, without making a dataset first."""
 
     url: str
     options: ShardOptions
     manifest: ClassVar[None] = None
     facts: ClassVar[Mapping[str, Any]] = {}
-    retries: ClassVar[int] = 0  # each task opens stores of its own
+    retries: ClassVar[int] = 0  # each task opens its own stores
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -202,12 +202,12 @@ class RawSource:
     @property
     def identity(self) -> dict[str, Any]:
         identity = {name: value for name, value in self.options.to_dict().items() if name not in _OF_SHARDS}
-        if self.options.split_shares is not None:  # their order matters, and JSON has no order in a dict
+        if self.options.split_shares is not None:  # their order matters, but JSON objects have no order
             identity["splits"] = list(self.options.split_shares.items())
         return identity
 
     def digest(self) -> str:
-        from tpufeed.sharding.inventory import take_inventory  # workers need none of it
+        from tpufeed.sharding.inventory import take_inventory  # workers do not need it
 
         with take_inventory(self.url, self.options) as inventory:
             return inventory.digest
@@ -217,13 +217,13 @@ class RawSource:
 
     @contextmanager
     def open_listing(self, options: CacheOptions) -> Iterator[Listing]:
-        from tpufeed.sharding.inventory import take_inventory  # workers need none of it
+        from tpufeed.sharding.inventory import take_inventory  # workers do not need it
 
         with take_inventory(self.url, self.options) as inventory:
             moving = [feature.name for feature in inventory.features if isinstance(feature.kind, str)]
             if moving:
                 raise OptionError(
-                    f"{self.url} has {', '.join(moving)}, which move with the crop: make a dataset of it first "
+                    f"{self.url} has {', '.join(moving)}, which change with the crop: make a dataset of it first "
                     "(tpufeed shard), and warm that"
                 )
             samples = {name: count for name, (count, _, _) in inventory.totals.items()}
@@ -262,35 +262,34 @@ CacheSource = DatasetSource | RawSource
 
 
 def open_source(src: str | Path, raw: ShardOptions, allow_augmented: bool) -> CacheSource:
-    """Open the dataset at `src`, or else the raw images, which `raw` describes.
+    """Open the dataset at `src`, or the raw images, which `raw` describes.
 
     Raises:
-        OptionError: options for raw images are given, and there is a dataset; or an augmented cache is not allowed.
-        DatasetNotFoundError: a dataset that is not finished.
+        OptionError: options for raw images are given for a dataset; or `src` is an augmented cache and not allowed.
+        DatasetNotFoundError: the dataset is not finished.
     """
     store = open_store(src, follow=False)
     dataset = find_dataset(store)
     if dataset is None:
         if store.stat(PLAN) is not None:
             raise DatasetNotFoundError(
-                f"{store.url} holds the beginnings of a dataset; run its command again to finish it first"
+                f"{store.url} holds an unfinished dataset; run its command again to finish it first"
             )
         return RawSource(store.url, raw)
     default = ShardOptions()
     given = [name for name in RAW_OPTIONS if getattr(raw, name) != getattr(default, name)]
     if given:
         raise OptionError(
-            f"{store.url} is a dataset, whose splits and labels stand; these options are for raw images: "
+            f"{store.url} is a dataset, whose splits and labels are fixed; these options are for raw images: "
             f"{', '.join(given)}"
         )
     cache = dataset.manifest.cache
     random = [str(op["op"]) for op in cache.ops if op["op"] not in OPS or OPS[op["op"]].draws] if cache else []
     if cache is not None and random and not allow_augmented:
         raise OptionError(
-            f"{dataset.url} is a cache that random ops have augmented ({', '.join(random)}): its images are "
-            f"cropped or changed for good, and of its variants ({cache.variants}) only the first would be read. "
-            f"Warm from its source, {dataset.manifest.options.get('source')}, or give allow_augmented=True "
-            "(--allow-augmented)"
+            f"{dataset.url} is a cache with random ops ({', '.join(random)}): its images are already cropped or "
+            f"changed, and only the first of its {cache.variants} variants would be read. Warm from its source, "
+            f"{dataset.manifest.options.get('source')}, or give allow_augmented=True (--allow-augmented)"
         )
     return DatasetSource(dataset)
 

@@ -1,4 +1,4 @@
-"""One task of a cache: decode each of a range of samples once, and write it to a shard of every variant."""
+"""One task of a cache: decode each sample of a range once, and write it to one shard per variant."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,20 +20,20 @@ from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws
 from tpufeed.tfrecord.example import Feature, encode_entry
 
-__all__ = ["Augmenter", "CacheContext", "reach", "run"]  # an engine finds `run` and `reach` here
+__all__ = ["Augmenter", "CacheContext", "reach", "run"]  # engines look for `run` and `reach` here
 
 _BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
 class CacheContext(TaskContext):
-    """Context that all tasks of a cache share."""
+    """The context that all tasks of a cache share."""
 
     source: CacheSource
     options: CacheOptions
 
     def write(self, task: Task, output: Output) -> None:
-        """Write every variant of the task's samples, each decoded once."""
+        """Write all variants of the task's samples."""
         header, options, source, before = self.header, self.options, self.source, self.source.retries
         int_names = fixed_ints(header.features)
         image_format = encode_entry(FORMAT, Feature("bytes", (options.encode.encode(),)))
@@ -66,24 +66,25 @@ class CacheContext(TaskContext):
 
 
 class Augmenter:
-    """Makes the variants of a sample from one decoding. Not for several threads.
+    """Makes all variants of a sample from one decoding. Not thread-safe.
 
-    All come out equal in size, into memory that the next call overwrites: fresh memory costs more than the default ops.
+    All variants have the same size. The next call overwrites their memory: fresh memory costs more than the default
+    ops.
 
     Args:
-        options: of the cache.
-        source: gives the samples.
-        mends: mend an encoded image that does not decode, if that is possible.
+        options: options of the cache.
+        source: source of the samples.
+        mends: repair an encoded image that does not decode, if possible.
 
     Attributes:
-        seed: of the random numbers of ops.
+        seed: seed of the ops' random numbers.
     """
 
     def __init__(self, options: CacheOptions, source: CacheSource, mends: bool) -> None:
         manifest = source.manifest
         self.seed = options.seed if manifest is None else manifest.draws_seed(options.seed)
         self._pipeline = Pipeline(options.applied, self.seed, upright=manifest is not None and manifest.upright)
-        # Nothing of raw images moves with the crop.
+        # Raw images have no features that change with the crop.
         self._mover = Mover(() if manifest is None else manifest.features, options, self._pipeline)
         self._mends = mends
         self._variants = options.variants
@@ -92,13 +93,14 @@ class Augmenter:
         self._block, self._draws = -1, list[DrawnBatch]()
 
     def __call__(self, sample: SourceSample) -> tuple[SourceSample, list[Pixels], list[bytes]]:
-        """Return the sample, maybe mended, its variants, and for each the entries of what moves with it.
+        """Return the sample (repaired if necessary), its variants, and for each the features that change with the crop.
 
         Raises:
-            ImageError: the image does not decode, or what moves is not what the manifest says.
-            OpError: an op failed; names the sample.
+            ImageError: the image does not decode.
+            RecordError: a feature is not what the manifest says.
+            OpError: an op failed; the message names the sample.
         """
-        # Random numbers are drawn in blocks: one call per block, not per sample.
+        # Random numbers are drawn in blocks, because one call per block is faster than one per sample.
         block, row = divmod(sample.number, _BLOCK)
         if block != self._block:
             samples = np.arange(block * _BLOCK, (block + 1) * _BLOCK)
@@ -112,7 +114,7 @@ class Augmenter:
                 raise
             sample = sample._replace(image=mend(sample.image, error), odd=(*sample.odd, "damaged"))
             made = self._run(sample, draws)
-        if self._outs[0] is None:  # the sizes are known once there are images
+        if self._outs[0] is None:  # now the sizes are known
             self._outs = [np.empty(pixels.shape, np.uint8) for pixels in made]
         return sample, made, self._mover.encode(sample.moving, sample.name, sample.image, draws)
 
@@ -126,6 +128,6 @@ class Augmenter:
             raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
 
     def _memory(self, size: int) -> Pixels:
-        if size > len(self._scratch):  # it only grows: fresh memory costs page faults
+        if size > len(self._scratch):  # it only grows, because fresh memory costs page faults
             self._scratch = make_scratch(size)
         return self._scratch[:size]

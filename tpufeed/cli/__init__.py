@@ -15,9 +15,9 @@ def main() -> None:
     Exit codes: 0 done, 1 the work failed or damage was found, 2 the request cannot be met, 130 and 143 stopped by
     SIGINT and SIGTERM, 141 the reader of stdout has closed it.
     """
-    # The number of a closed stream goes to the next file that is opened: libraries would print into that.
+    # The number of a closed stream goes to the next file that is opened, and libraries would print into that file.
     fill_streams()
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # our parent may have it ignored
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the parent may have set it to be ignored
         signal.signal(signal.SIGTERM, _stop)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = OutputStream(sys.stdout)
@@ -25,24 +25,24 @@ def main() -> None:
         sys.stderr = OutputStream(sys.stderr)
     try:
         try:
-            # Imported in here, so that Ctrl-C during the second that imports take ends in one line, too.
+            # Imported here, so that Ctrl-C during the import, which takes a second, also ends with one line.
             from tpufeed.cli.app import app
 
             app(prog_name="tpufeed")
         except SystemExit as end:
-            # What --help leaves in the buffer: the interpreter would report a full disk with a trace and code 120.
+            # --help leaves text in the buffer, and the interpreter would report a full disk with a trace and code 120.
             if not end.code and sys.stdout is not None:
                 sys.stdout.flush()
             raise
     except (KeyboardInterrupt, Stopped) as stop:  # while modules are imported
         print("interrupted", file=sys.stderr)
         sys.exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED)
-    except StoreError as error:  # stdout takes neither the help of a command nor what was buffered
+    except StoreError as error:  # stdout cannot be written to
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 
 def _stop(number: int, _: object) -> None:
-    """Stop once: `timeout` signals a process and then its group, and a second signal would cut the tidying short."""
+    """Stop once: `timeout` signals a process and then its group, and a second signal would interrupt the cleanup."""
     signal.signal(number, signal.SIG_IGN)
     raise Stopped(TERMINATED)

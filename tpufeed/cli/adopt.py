@@ -31,12 +31,12 @@ def adopt_command(
     dst: Annotated[
         str | None,
         flags.in_run(
-            "--to", metavar="URL", help="Where manifest and index go; the files stay.", show_default="beside them"
+            "--to", metavar="URL", help="Where manifest and index go; the files stay.", show_default="beside the files"
         ),
     ] = None,
     only: Annotated[
         str | None,
-        flags.in_source(metavar="NAME,...", help="Take only these splits, like train,val.", show_default="all"),
+        flags.in_source(metavar="NAME,...", help="Take only these splits, e.g. train,val.", show_default="all"),
     ] = None,
     image_key: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
     label_key: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,
@@ -45,7 +45,9 @@ def adopt_command(
     classes: Annotated[
         str | None,
         flags.in_source(
-            metavar="FILE", help="File with a class's name a line: the line is its id.", show_default="what text tells"
+            metavar="FILE",
+            help="File with one class name per line; a class's id is its line number, from 0.",
+            show_default="from the class names in the records",
         ),
     ] = None,
     exif: Annotated[
@@ -53,7 +55,7 @@ def adopt_command(
         _in_features(
             metavar="HOW",
             autocompletion=one_of("ignore", "apply"),
-            help="Images with an EXIF orientation: ignore leaves them as they are stored; apply: loaders turn them.",
+            help="Images with an EXIF orientation: ignore: they stay as stored; apply: loaders rotate them.",
         ),
     ] = "ignore",
     boxes_of: Annotated[
@@ -61,16 +63,16 @@ def adopt_command(
         _in_features(
             metavar="IMAGE",
             autocompletion=one_of("sizes", "stored", "upright"),
-            help="Which image boxes are of, if it has an EXIF orientation: stored; upright; sizes: as image/height and "
-            "image/width tell.",
+            help="What boxes refer to if an image has an EXIF orientation: the stored image; the upright image; "
+            "sizes: the image whose size image/height and image/width give.",
         ),
     ] = "sizes",
     as_json: flags.AsJson = False,
 ) -> None:
     """Make a dataset of TFRecords that another tool wrote, without rewriting them.
 
-    Only index and manifest are new. Both CRCs of every record are verified. Splits are told by the names of folders or
-    files.
+    Only the index and the manifest are new. Both CRCs of every record are verified. The names of folders or files
+    give the splits.
 
     Examples:
       tpufeed adopt /kaggle/input/flowers/tfrecords-jpeg-224x224 --only train,val --to flowers
@@ -129,7 +131,7 @@ def _print_result(result: "AdoptResult") -> None:
         echo(f"features left out: {', '.join(result.left_out)}")
     echo(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
     if manifest.odd:
-        how = "loaders turn them" if manifest.upright else "loaders leave them as they are stored"
+        how = "loaders rotate them" if manifest.upright else "loaders leave them as stored"
         echo(f"with an EXIF orientation: {number_of(manifest.odd['exif'], 'image')}; {how}")
     say_left_out(result.ignored_files, "as TFRecords are")
     rate = total / result.seconds / 1e6

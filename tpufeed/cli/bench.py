@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tpufeed.measure.bench import BenchResult
     from tpufeed.measure.results import BenchRun
 
-_EMULATED = "EMULATED"
 _DEVICES = (
     "emulated:PROFILE, like emulated:tpu-v5e-8-low or emulated:mlperf-h100; emulated with --step-ms; xla-cpu, xla-tpu, "
     "jax-cpu, jax-tpu for a small real step; none only drains the loader."
@@ -29,7 +28,7 @@ _LOADERS = "numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pill
 def bench_command(
     url: Annotated[
         list[str],
-        typer.Argument(metavar="URL...", help="Datasets or caches: paths or URLs; URL=0.7,URL=0.3 mixes several."),
+        typer.Argument(metavar="URL...", help="Datasets or caches: paths or URLs. URL=0.7,URL=0.3 is a mixture."),
     ],
     loader: Annotated[
         list[str] | None,
@@ -48,29 +47,27 @@ def bench_command(
     tpu: Annotated[
         str | None,
         flags.in_device(
-            metavar="NAME", autocompletion=flags.tpus, help="v5e-8 is short for --device emulated:tpu-v5e-8."
+            metavar="NAME", autocompletion=flags.tpus, help="Short for --device emulated:tpu-NAME, e.g. v5e-8."
         ),
     ] = None,
     model: flags.Model = None,
     batch_size: Annotated[
         int | None,
-        flags.in_device("--batch", metavar="N", help="Images a step.", show_default="128; 400 of MLPerf's profiles"),
+        flags.in_device("--batch", metavar="N", help="Images per step.", show_default="128; 400 for mlperf-..."),
     ] = None,
     step_ms: Annotated[
-        float | None, flags.in_device(metavar="MS", help="Step time of an emulated accelerator of your own.")
+        float | None, flags.in_device(metavar="MS", help="Step time of your own emulated accelerator.")
     ] = None,
-    steps: Annotated[int | None, flags.in_measuring(metavar="N", help="Steps of each measurement.")] = None,
+    steps: Annotated[int | None, flags.in_measuring(metavar="N", help="Steps per measurement.")] = None,
     seconds: Annotated[
         float | None,
-        flags.in_measuring(
-            metavar="S", help="Seconds of each measurement.", show_default="8, where no --steps are given"
-        ),
+        flags.in_measuring(metavar="S", help="Seconds per measurement.", show_default="8, unless --steps are given"),
     ] = None,
-    repeats: Annotated[int, flags.in_measuring(metavar="N", help="Measurements of each loader, in turns.")] = 3,
+    repeats: Annotated[int, flags.in_measuring(metavar="N", help="Measurements per loader; loaders take turns.")] = 3,
     warm_up: Annotated[
         int,
         flags.in_measuring(
-            metavar="N", help="Short rounds before them that count for nothing; 0 leaves a cold page cache cold."
+            metavar="N", help="Short rounds at the beginning that do not count; 0 leaves a cold page cache cold."
         ),
     ] = 1,
     as_json: flags.AsJson = False,
@@ -81,10 +78,10 @@ def bench_command(
 ) -> None:
     """Feed an accelerator, real or emulated, and say how long it waits.
 
-    Each measurement has its own process, and the loaders take turns; figures are medians and leave out the first step.
-    If a measurement is not to be trusted, there is a reason instead of a verdict. It takes about datasets x loaders x
-    (repeats x seconds + warm-ups x 2 s), and some seconds for each of them to start. A loader too slow for a verdict in
-    that time is measured for up to a minute longer.
+    Each measurement has its own process, and the loaders take turns. Figures are medians, without the first step. If a
+    measurement cannot be trusted, it has a reason instead of a verdict. The command takes about datasets x loaders x
+    (repeats x seconds + warm-ups x 2 s), and some seconds to start each measurement. A loader that is too slow for a
+    verdict is measured for up to a minute longer.
 
     Examples:
       tpufeed bench flowers flowers-224 --loader naive --loader numpy
@@ -114,18 +111,17 @@ def bench_command(
 
 
 def _print(result: "BenchResult") -> None:
-    """Print a table, verdicts and problems; each line says EMULATED if the device is emulated."""
+    """Print a table, verdicts and problems. Each line says EMULATED if the device is emulated."""
     from tpufeed.measure.machine import describe, describe_place
 
     runs = result.runs
-    emulated = runs[0].device.startswith(_EMULATED)
-    mark = f"{_EMULATED} " if emulated else ""
+    mark = "EMULATED " if runs[0].emulated else ""
     folders = [run.source if run.source == "mixture" else run.url.rstrip("/").rpartition("/")[2] for run in runs]
     names = [f"{folder}, {run.loader}" for folder, run in zip(folders, runs, strict=True)]
-    if len(set(names)) < len({run.label for run in runs}):  # the last parts of the URLs do not tell them apart
+    if len(set(names)) < len({run.label for run in runs}):  # several URLs have the same last part
         names = [run.label for run in runs]
-    # Column: (field of a run, digits). An emulated accelerator has no counters, and a real one no nominal times.
-    if emulated:
+    # Column: (field of a run, digits). An emulated accelerator has no counters, and a real one has no nominal times.
+    if runs[0].emulated:
         shares, start = {"AU %": ("au_percent", 1)}, {"late %": ("oversleep_percent", 1)}
     else:
         shares = {"MXU %": ("mxu_percent", 1), "duty %": ("duty_cycle_percent", 1)}
@@ -148,7 +144,7 @@ def _print(result: "BenchResult") -> None:
 
 
 def _iter_verdicts(runs: "Sequence[BenchRun]") -> Iterator[str]:
-    """Yield the verdict of each row, or why it has none; reasons that all rows share come once."""
+    """Yield the verdict of each row, or the reason why it has none. Yield a reason that all rows share once."""
     shared = [problem for problem in runs[0].problems if len(runs) > 1 and all(problem in run.problems for run in runs)]
     for problem in shared:
         yield f"no verdict for any row: {problem}"

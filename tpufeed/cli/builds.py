@@ -1,4 +1,4 @@
-"""What `shard` and `cache warmup` share: progress, previews, and the summary of a finished build."""
+"""Progress, previews and summaries of builds, for all commands that build."""
 
 import inspect
 import time
@@ -11,7 +11,7 @@ from tpufeed.cli.progress import ProgressLine
 from tpufeed.errors import OptionError
 from tpufeed.measure.wording import between, number_of
 
-if TYPE_CHECKING:  # a command imports what it runs when it runs it
+if TYPE_CHECKING:  # a command only imports its code when it runs
     from tpufeed.build.recipe import Preview
     from tpufeed.build.run import BuildProgress, BuildResult, ProgressListener
     from tpufeed.dataset.manifest import Split
@@ -21,17 +21,17 @@ _LOG_SECONDS = 1.0
 
 
 def given(function: Callable[..., Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags named like parameters of `function`, without None: the function has the default."""
+    """Return the flags that are parameters of `function`, except None: then the function's default counts."""
     return {name: flags[name] for name in inspect.signature(function).parameters if flags.get(name) is not None}
 
 
 def parse_pairs(texts: Sequence[str] | None, what: str, example: str) -> dict[str, str]:
-    """Return values by name, from texts like the example: "alpha=black", "tags:int64[]". Raises OptionError."""
+    """Parse texts like the example ("alpha=black", "tags:int64[]") to values by name. Raises OptionError."""
     pairs = dict[str, str]()
     for text in texts or []:
         name, mark, value = text.partition("=") if "=" in example else text.rpartition(":")
         if not mark or not name:
-            raise OptionError(f"{text!r} is no {what}; write it like {example}")
+            raise OptionError(f"{text!r} is not a valid {what}; write it like {example}")
         if name in pairs:
             raise OptionError(f"the {what} {name} is given twice")
         pairs[name] = value
@@ -41,7 +41,7 @@ def parse_pairs(texts: Sequence[str] | None, what: str, example: str) -> dict[st
 def engine_of_flags(
     name: str, workers: int | None, ray_address: str | None, beam_arguments: Sequence[str] | None
 ) -> "Engine | None":
-    """Return the engine, if one other than this host is asked for. Raises as `make_engine`."""
+    """Return the requested engine, or None for this host. Raises as `make_engine` does."""
     from tpufeed.engines.choice import LOCAL, make_engine
 
     engine = make_engine(name, workers, ray_address, beam_arguments or ())
@@ -51,7 +51,7 @@ def engine_of_flags(
 def run_build(
     verb: str, build: "Callable[[ProgressListener], BuildResult]", as_json: bool = False, log_json: bool = False
 ) -> None:
-    """Run a build, show its progress, and print its summary. With `log_json` progress is JSON lines on stderr."""
+    """Run a build, show its progress, and print its summary. `log_json` writes progress as JSON lines to stderr."""
     import msgspec
 
     due = 0.0
@@ -147,22 +147,22 @@ def _print_build(result: "BuildResult") -> None:
     if result.rejects:
         rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(result.rejected)})"
         folder = "" if result.added is None else f"{manifest.history[-1].folder}/"
-        echo(f"{rejected}; {result.url}/{folder}rejects.jsonl names each")
+        echo(f"{rejected}; {result.url}/{folder}rejects.jsonl lists them")
         if manifest.rejects != result.rejected:
             echo(f"rejected by all versions together: {number_of(sum(manifest.rejects.values()), 'image')}")
     if result.duplicates is not None:
         dropped = result.duplicates.dropped
         left = f", {number_of(dropped, 'image')} left out" if dropped else ""
         twice = number_of(result.duplicates.images, "image")
-        echo(f"duplicates: {twice} more than once{left}; {result.duplicates.report} names each")
+        echo(f"duplicates: {twice} more than once{left}; {result.duplicates.report} lists them")
     if result.earlier_images:
         echo(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
     done = result.images - result.earlier_images
     rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
-    again = f", {number_of(result.retries, 'request')} made again" if result.retries else ""
+    again = f", {number_of(result.retries, 'request')} repeated" if result.retries else ""
     echo(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
     if result.added is not None:
-        there = f"; {number_of(result.skipped, 'image')} were there already" if result.skipped else ""
+        there = f"; {number_of(result.skipped, 'image')} skipped: already there" if result.skipped else ""
         echo(f"version {manifest.number}: {number_of(result.added, 'image')} added{there}")
     echo(f"dataset: {result.url}")
 
@@ -175,7 +175,7 @@ def print_preview(
     rows: Sequence[Sequence[str]],
     say_details: Callable[[], None],
 ) -> None:
-    """Print what a build would make: a table, details, space and time, and warnings."""
+    """Print what a build would make: a table, details, disk space, time and warnings."""
     if as_json:
         print_json(preview)
         return
@@ -189,10 +189,10 @@ def print_preview(
     print_table(preview.destination, columns, rows)
     say_details()
     if skipped:
-        echo(f"in the dataset already: {number_of(skipped, 'image')}, which are skipped")
+        echo(f"skipped, because they are in the dataset already: {number_of(skipped, 'image')}")
     if preview.read_before:
-        echo(f"read before the build, to compare what is in them: {number_of(preview.read_before, 'image')}")
-    free = "not known" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
+        echo(f"read before the build, to compare their bytes: {number_of(preview.read_before, 'image')}")
+    free = "unknown" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
     echo(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
     echo(f"time: about {preview.seconds:,.0f} s")
     if engine is not None:
@@ -203,13 +203,13 @@ def print_preview(
 
 
 def _nothing_new(skipped: int, url: str, version: int) -> str:
-    return f"nothing new: all {number_of(skipped, 'image')} are in {url} already, which stays version {version}"
+    return f"nothing new: all {number_of(skipped, 'image')} are already in {url}, which stays at version {version}"
 
 
 def say_listing(listing: "BuildResult | Preview", columns: Mapping[str, str]) -> None:
-    """Print columns of the user's table, and what of the source was left out or listed twice."""
+    """Print the columns of the user's table, and the inputs that were left out or listed twice."""
     if listing.images_from:
-        echo(f"names of images are relative to: {listing.images_from}")
+        echo(f"image names are relative to: {listing.images_from}")
     if columns:
         echo(f"columns: {', '.join(f'{name} {dtype}' for name, dtype in columns.items())}")
     say_left_out(listing.ignored_files)
@@ -218,7 +218,7 @@ def say_listing(listing: "BuildResult | Preview", columns: Mapping[str, str]) ->
 
 
 def say_left_out(endings: Mapping[str, int], named: str = "as images are") -> None:
-    """Print how many files of a source are not named as they should be, if there are any."""
+    """Print how many files of a source were left out because of their names, if any."""
     from tpufeed.dataset.naming import show_endings
 
     if endings:

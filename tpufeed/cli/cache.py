@@ -11,7 +11,6 @@ from tpufeed.cli.console import echo, find_own_modules, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
 
-_OF_RAW_IMAGES = ("splits", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 _in_augmentation = partial(typer.Option, rich_help_panel="Augmentation")
 
 
@@ -30,7 +29,7 @@ def warmup_command(
     classes: flags.Classes = None,
     size: Annotated[
         int | None,
-        _in_augmentation(metavar="PIXELS", help="Side of the images, where no --op is given.", show_default="224"),
+        _in_augmentation(metavar="PIXELS", help="Side of the images, if no --op is given.", show_default="224"),
     ] = None,
     ops: Annotated[
         list[str] | None,
@@ -38,9 +37,9 @@ def warmup_command(
             "--op",
             metavar="OP",
             autocompletion=flags.ops,
-            help="What is applied, in order, like 'RandomResizedCrop(size=224, scale=(0.3, 1.0))', HorizontalFlip, or "
-            "a function of yours: my.augment:heavy@2 is version 2 of `heavy` in my/augment.py, here or wherever Python "
-            "finds modules. Repeatable.",
+            help="An op to apply, in the given order: 'RandomResizedCrop(size=224, scale=(0.3, 1.0))', HorizontalFlip, "
+            "or your own function: my.augment:heavy@2 is version 2 of `heavy` in my/augment.py, in this folder or "
+            "wherever Python finds modules. Repeatable.",
             show_default="RandomResizedCrop and HorizontalFlip",
         ),
     ] = None,
@@ -49,20 +48,20 @@ def warmup_command(
         _in_augmentation(
             metavar="OP",
             autocompletion=flags.ops,
-            help="Cheap ops that loaders apply live, anew in every epoch, like 'RandomCrop(224)'; no functions of "
-            "yours. Repeatable.",
+            help="A cheap op that loaders apply live, with new random numbers in every epoch, e.g. 'RandomCrop(224)'; "
+            "not your own functions. Repeatable.",
         ),
     ] = None,
     variants: Annotated[
         int, _in_augmentation(metavar="K", help="Augmented versions of each sample; epoch e reads variant e mod K.")
     ] = 1,
-    seed: Annotated[int, _in_augmentation(metavar="N", help="Of the augmentation's random numbers.")] = 0,
+    seed: Annotated[int, _in_augmentation(metavar="N", help="Seed of the augmentation's random numbers.")] = 0,
     shard_bytes: Annotated[
         str | None,
         flags.in_shards(
             "--shard-size",
             metavar="SIZE",
-            help="Aim for shards of this size, like 64MB.",
+            help="Aim for shards of this size, e.g. 64MB.",
             show_default="128MB, less for small caches",
         ),
     ] = None,
@@ -71,7 +70,7 @@ def warmup_command(
         flags.in_images(
             metavar="FORMAT",
             autocompletion=one_of("raw", "jpeg", "png", "webp"),
-            help="raw: uint8 pixels, fastest; jpeg, webp: a tenth of the bytes; png: half of them.",
+            help="raw: uint8 pixels, fastest; jpeg, webp: a tenth of the bytes; png: half the bytes.",
         ),
     ] = "raw",
     quality: flags.Quality = 90,
@@ -88,7 +87,7 @@ def warmup_command(
         bool,
         _in_augmentation(
             "--allow-augmented",
-            help="Take a SRC that is a cache which random ops have augmented; of its variants the first is read.",
+            help="Accept a cache with random ops as SRC; only its first variant is read.",
         ),
     ] = False,
     dry_run: flags.DryRun = False,
@@ -97,8 +96,8 @@ def warmup_command(
 ) -> None:
     """Precompute the expensive part of an augmentation, in one or more variants.
 
-    If it is interrupted, the same command continues where it stopped. A complete cache is verified and left as it is.
-    The options below Source, --policy, --max-pixels and --min-side are for raw images.
+    If it is interrupted, the same command continues where it stopped. A complete cache is verified and stays unchanged.
+    The options under Source, --policy, --max-pixels and --min-side are for raw images.
 
     Examples:
       tpufeed cache warmup flowers flowers-224 --size 224 --variants 4
@@ -114,13 +113,14 @@ def warmup_command(
     from tpufeed.cache.build import warmup
     from tpufeed.cache.options import CacheOptions
     from tpufeed.cache.recipe import CacheRecipe
+    from tpufeed.cache.source import RAW_OPTIONS
     from tpufeed.images.ops import parse_op
     from tpufeed.sharding.options import ShardOptions
 
     for name in ("ops", "live"):
         values[name] = None if values[name] is None else [parse_op(text) for text in values[name]]
     if dry_run:
-        raw = given(ShardOptions, {name: values[name] for name in _OF_RAW_IMAGES})
+        raw = given(ShardOptions, {name: values[name] for name in RAW_OPTIONS})
         options = CacheOptions(**given(CacheOptions, values))
         recipe = CacheRecipe(src, options, ShardOptions(**raw), allow_augmented)
         foretold = preview(recipe, **given(preview, values))
@@ -130,7 +130,7 @@ def warmup_command(
         ]
 
         def say_details() -> None:
-            each = f"{foretold.probed_seconds * 1e3:,.1f} ms of one core each"
+            each = f"{foretold.probed_seconds * 1e3:,.1f} ms on one core each"
             echo(f"source: {foretold.source}")
             echo(f"tried: {number_of(foretold.probed, 'sample')}, {each}")
             echo(f"fingerprint: {foretold.fingerprint}")

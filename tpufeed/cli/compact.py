@@ -19,14 +19,14 @@ def compact_command(
     url: flags.Url,
     workers: flags.Workers = None,
     overwrite: Annotated[
-        bool, flags.in_run("--overwrite", help="Discard what an interrupted append or compaction has left.")
+        bool, flags.in_run("--overwrite", help="Discard what an interrupted append or compaction left behind.")
     ] = False,
     fsync: flags.Fsync = False,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Join the small shards that appends have left into full ones, as the next version.
+    """Join the small shards that appends have left into full shards, as the next version.
 
-    Samples keep their numbers. The small shards stay for readers of the versions before, until `tpufeed prune`.
+    Samples keep their numbers. The small shards stay for readers of earlier versions, until `tpufeed prune`.
     If it is interrupted, the same command continues where it stopped.
 
     Examples:
@@ -47,23 +47,23 @@ def compact_command(
         print_json(result)
         return
     if result.shards == result.shards_before:
-        echo(f"{result.url}: there is nothing to join; version {result.version} stays")
+        echo(f"{result.url}: nothing to join; it stays at version {result.version}")
         return
-    copied = f"{result.copied_bytes / 1e6:,.1f} MB were copied in {result.seconds:.1f} s"
-    echo(f"version {result.version}: {number_of(result.shards_before, 'shard')} became {result.shards:,}; {copied}")
-    echo(f"to remove the small ones: tpufeed prune {result.url}")
+    copied = f"copied {result.copied_bytes / 1e6:,.1f} MB in {result.seconds:.1f} s"
+    echo(f"version {result.version}: joined {number_of(result.shards_before, 'shard')} to {result.shards:,}; {copied}")
+    echo(f"to remove the small shards: tpufeed prune {result.url}")
 
 
 @reports_errors
 def prune_command(
     url: flags.Url,
-    keep: Annotated[int, typer.Option(metavar="N", help="Keep so many versions, the newest ones.")] = 1,
+    keep: Annotated[int, typer.Option(metavar="N", help="Number of versions to keep, the newest ones.")] = 1,
     dry_run: flags.DryRun = False,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Remove old versions, and the files that no kept version has.
+    """Remove old versions, and the files that no kept version uses.
 
-    Readers of a version that is removed stop. What was appended stays known: no image is taken twice.
+    Readers of a removed version fail. Images that were ever appended stay known, so that none is added twice.
 
     Examples:
       tpufeed prune flowers --dry-run
@@ -77,7 +77,7 @@ def prune_command(
         return
     kept = ", ".join(map(str, result.kept))
     if not result.removed:
-        echo(f"{result.url}: there is nothing to remove; it has version {kept}")
+        echo(f"{result.url}: nothing to remove; it has version {kept}")
         return
     removed = ", ".join(map(str, result.removed))
     would = "would remove" if dry_run else "removed"

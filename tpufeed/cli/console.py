@@ -1,4 +1,4 @@
-"""Console output that all commands share, and errors as one line and an exit code."""
+"""Console output of all commands, and errors as one line and an exit code."""
 
 import functools
 import io
@@ -17,35 +17,35 @@ from tpufeed.processes.limits import limit_reached
 
 P = ParamSpec("P")
 
-INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 and the signal's number, as a shell has it
-_BREAK = re.compile("[\t\n\u2028\u2029]")  # beyond what `errors.printable` escapes: a line is one line
+INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 plus the signal's number, as in shells
+_BREAK = re.compile("[\t\n\u2028\u2029]")  # `errors.printable` keeps these, which would break a line in two
 _TRACE = "Traceback (most recent call last):\n"
 _CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-_PIPE_COLUMNS = 200  # width of a pipe, for which rich would take 80
-_PIPED_PROSE_COLUMNS = 100  # wider text is hard to read in a log or a mail
+_PIPE_COLUMNS = 200  # width of a pipe; rich would use 80
+_PIPED_PROSE_COLUMNS = 100  # wider text is hard to read in a log or an email
 _PROSE_COLUMNS = 30  # narrower columns of text are hard to read
 
 
 class Stopped(SystemExit):
-    """SIGTERM has come. Raised wherever the main thread is, as KeyboardInterrupt is for SIGINT."""
+    """Raised in the main thread on SIGTERM, as KeyboardInterrupt is on SIGINT."""
 
 
 class OutputStream(io.TextIOWrapper):
-    """stdout or stderr of the command, instead of Python's own: all writers, also rich and --help, fail alike.
+    """Replacement of Python's stdout or stderr, so that all writers, including rich and --help, fail in the same way.
 
-    After the first error all that is written goes nowhere.
+    After the first error all output is discarded.
 
     Raises:
-        StoreError: stdout cannot be written to, say because the disk is full. The same of stderr is passed over: there
-            is nobody to tell.
-        SystemExit: the reader has closed the pipe; with the code `CLOSED_PIPE`.
+        StoreError: stdout cannot be written to, for example because the disk is full. Errors of stderr are ignored:
+            there is no way to report them.
+        SystemExit: the reader has closed the pipe; the code is `CLOSED_PIPE`.
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
         super().__init__(
             stream.buffer,
             stream.encoding,
-            "backslashreplace",  # a name that the terminal cannot show is no reason to fail
+            "backslashreplace",  # do not fail on a name that the terminal cannot show
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
@@ -74,7 +74,7 @@ class OutputStream(io.TextIOWrapper):
 
 
 def reports_errors(command: Callable[P, None], interrupted: str = "interrupted") -> Callable[P, None]:
-    """Turn errors raised on purpose into a line on stderr and their exit code; others are bugs and keep their trace."""
+    """Report tpufeed's errors as a line on stderr and an exit code. Other errors are bugs and keep their trace."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -83,7 +83,7 @@ def reports_errors(command: Callable[P, None], interrupted: str = "interrupted")
             with _logging(as_lines):
                 command(*args, **kwargs)
                 if sys.stdout is not None:
-                    sys.stdout.flush()  # if a disk is full, that shows only now
+                    sys.stdout.flush()  # only now does a full disk raise
         except TpufeedError as error:
             _report(type(error), str(error), as_lines)
             raise SystemExit(error.exit_code) from None
@@ -94,7 +94,7 @@ def reports_errors(command: Callable[P, None], interrupted: str = "interrupted")
             _report(type(error), limit, as_lines)
             raise SystemExit(1) from None
         except MemoryError as error:
-            _report(type(error), f"there is not enough memory: {error or 'the system gives no more'}", as_lines)
+            _report(type(error), f"not enough memory: {error or 'the system has no more'}", as_lines)
             raise SystemExit(1) from None
         except (KeyboardInterrupt, Stopped) as stop:
             said = "interrupted" if kwargs.get("dry_run") else interrupted
@@ -108,22 +108,22 @@ def reports_errors(command: Callable[P, None], interrupted: str = "interrupted")
 
 
 def reports_build_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """`reports_errors` for a command that continues where it was interrupted."""
+    """Do the same as `reports_errors` for a command that can continue after an interruption."""
     return reports_errors(command, "interrupted; run the same command again to go on from here")
 
 
 def _report(kind: type[Exception], message: str, as_json: bool) -> None:
     if as_json:
         log_event({"event": "error", "type": kind.__name__, "message": message})
-    else:  # one line, unless it carries the traceback of a worker
+    else:  # one line, unless it contains the traceback of a worker
         for line in f"error: {message}".rstrip().split("\n") if _TRACE in message else [f"error: {message}"]:
             echo_error(line)
 
 
 @contextmanager
 def _logging(as_lines: bool) -> Iterator[None]:
-    """Show what tpufeed warns of. Other packages log the errors that we handle, with their traces: they are silent."""
-    # Without a handler of the root logger Python prints warnings of other packages by its last resort.
+    """Show tpufeed's warnings. Silence other packages, which log with traces the errors that we handle."""
+    # If the root logger has no handler, Python prints the warnings of other packages with its handler of last resort.
     logging.basicConfig(level=logging.CRITICAL, handlers=[logging.NullHandler()])
     ours, handler = logging.getLogger("tpufeed"), _Handler(as_lines)
     level = ours.level
@@ -152,31 +152,31 @@ class _Handler(logging.Handler):
 
 
 def printable(text: str) -> str:
-    """Return `text` as one line without secrets and control characters: names may hold anything."""
+    """Return `text` as one line, without secrets and control characters: names may contain anything."""
     return _BREAK.sub(lambda found: found[0].encode("unicode_escape").decode(), errors.printable(text))
 
 
 def echo(text: object = "") -> None:
-    """Print a line of the result on stdout."""
+    """Print a line of the result to stdout."""
     print(printable(str(text)))
 
 
 def echo_error(text: object) -> None:
-    """Print a line on stderr."""
-    if sys.stderr is not None:  # or print would take stdout
+    """Print a line to stderr."""
+    if sys.stderr is not None:  # with None, print would use stdout
         print(printable(str(text)), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:
-    """Print a warning on stderr; the exit code stays."""
+    """Print a warning to stderr; it does not change the exit code."""
     echo_error(f"warning: {message}")
 
 
 def is_terminal(stream: Any) -> bool:
-    """Return True if a person sees the stream. FORCE_COLOR, by which rich goes, is about colours alone."""
+    """Return True if the stream is a terminal. rich would also check FORCE_COLOR, which only concerns colours."""
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # it is None or closed
         return False
 
 
@@ -187,14 +187,14 @@ def print_table(
     texts: Collection[int] = (0,),
     prose: bool = False,
 ) -> None:
-    """Print a table on stdout if there is room for it, else a line per row.
+    """Print a table to stdout if it fits, else one line per row.
 
     Args:
-        title: a line above it.
-        columns: their names.
-        rows: their cells.
-        texts: the numbers of the columns that hold text; the others hold figures.
-        prose: True if the last column is text that may be folded.
+        title: the line above the table.
+        columns: names of the columns.
+        rows: cells of each row.
+        texts: numbers of the columns with text; the other columns have figures.
+        prose: True if the last column is text that may be wrapped.
     """
     from rich.box import SIMPLE
     from rich.cells import cell_len
@@ -212,14 +212,14 @@ def print_table(
         table.add_column(column, justify="right" if figures else "left", no_wrap=not folds, min_width=width)
     for row in rows:
         table.add_row(*map(Text, row))
-    echo(title)  # not the table's, which would fold it to the table's width
+    echo(title)  # rich would wrap a table's own title to the width of the table
     seen = is_terminal(sys.stdout)
     console = Console(highlight=False, width=None if seen else _PIPED_PROSE_COLUMNS if prose else _PIPE_COLUMNS)
     unlimited = console.options.update(width=_PIPE_COLUMNS)
     if seen and Measurement.get(console, unlimited, table).minimum > console.width:
         for row in rows:
             named = [f"{column} {cell}" for column, cell in zip(columns[1:], row[1:], strict=True)]
-            if prose:  # text needs no name
+            if prose:  # do not name the last column
                 named[-1:] = [row[-1]] if row[-1] else []
             echo(f"{row[0]}: {', '.join(named)}")
         return
@@ -227,21 +227,21 @@ def print_table(
 
 
 def find_own_modules() -> None:
-    """Let --op find functions in the current folder, as `python -m` does; last, so that it hides no module."""
+    """Let --op find functions in the current folder, as with `python -m`; it comes last, so that it hides no module."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
 
 
 def print_json(facts: Any) -> None:
-    """Print a JSON document on stdout."""
+    """Print a JSON document to stdout."""
     import msgspec
 
     print(_printable_json(msgspec.json.format(msgspec.json.encode(facts), indent=2)))
 
 
 def log_event(event: dict[str, Any]) -> None:
-    """Print a JSON line on stderr."""
+    """Print a JSON line to stderr."""
     import msgspec
 
     print(_printable_json(msgspec.json.encode(event)), file=sys.stderr, flush=True)

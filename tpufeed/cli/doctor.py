@@ -24,7 +24,7 @@ def doctor_command(
         typer.Argument(
             metavar="URL",
             help="A dataset or cache, or raw images as `tpufeed shard` takes them: a path or URL. "
-            "URL=0.7,URL=0.3 mixes several datasets.",
+            "URL=0.7,URL=0.3 is a mixture.",
         ),
     ],
     split: flags.SplitName = None,
@@ -34,43 +34,41 @@ def doctor_command(
         flags.in_device(
             metavar="NAME",
             autocompletion=flags.tpus,
-            help="The TPU to be fed, like v5e-8.",
-            show_default="that of this host, else v3-8",
+            help="TPU type to feed, e.g. v5e-8.",
+            show_default="this host's, or v3-8",
         ),
     ] = None,
     model: flags.Model = None,
     flops_per_sample: Annotated[
         float | None,
-        flags.in_device(
-            metavar="FLOPS", help="In place of a model: the FLOPs of a training step for one sample, like 24.6e9."
-        ),
+        flags.in_device(metavar="FLOPS", help="FLOPs to train on one sample, e.g. 24.6e9, instead of a model."),
     ] = None,
     batch_size: Annotated[
-        int | None, flags.in_device("--batch", metavar="N", help="Samples in a batch of this host.", show_default="128")
+        int | None, flags.in_device("--batch", metavar="N", help="Batch size of this host.", show_default="128")
     ] = None,
     seconds: Annotated[
-        float, flags.in_measuring(metavar="S", help="The time that all measurements take together, about.")
+        float, flags.in_measuring(metavar="S", help="Approximate time of all measurements together.")
     ] = 25.0,
     steps: Annotated[
         Path | None,
         flags.in_measuring(
             "--clock",
             metavar="FILE",
-            help="A file that a StepClock saved: it tells whether the step waits for data or for tracing.",
+            help="A file that a StepClock saved: it shows whether the step waits for data or for tracing.",
         ),
     ] = None,
     profile: Annotated[
         Path | None,
         flags.in_measuring(
-            metavar="FOLDER", help="A folder that a profiler wrote: it tells for how much of a step the TPU waited."
+            metavar="FOLDER", help="A folder that a profiler wrote: it shows how much of a step the TPU waited."
         ),
     ] = None,
     as_json: flags.AsJson = False,
     report: flags.Report = None,
 ) -> None:
-    """Say what feeds a TPU from here, what it needs, which stage binds and what to do next.
+    """Say how fast this host can feed a TPU, how fast that has to be, which stage binds, and what to do next.
 
-    Measures on this host; the idle time is predicted from that.
+    The stages are measured on this host, and the idle time is predicted from that.
 
     Examples:
       tpufeed doctor flowers --tpu v5e-8
@@ -87,7 +85,7 @@ def doctor_command(
         check_report_path(report)
     logger = logging.getLogger("tpufeed.loaders")
     level = logger.level
-    # Or each measurement warns of the same bad records; the diagnosis has a note of them.
+    # Otherwise each measurement warns about the same bad records; the diagnosis has a note about them.
     logger.setLevel(logging.ERROR)
     try:
         with status("measuring") as tell:
@@ -118,7 +116,7 @@ def _print(diagnosis: "Diagnosis") -> None:
     echo(f"fed: {figure(diagnosis.fed)} images a second")
     if diagnosis.cores_needed is not None:
         cores, needed = diagnosis.machine["cores"], between(*diagnosis.cores_needed)
-        echo(f"cores: {cores} here; the loader needs {needed} like them, if its rate grows with cores")
+        echo(f"cores: {cores} here; the loader needs {needed} such cores, if its rate grows with cores")
     if diagnosis.idle_percent is not None:
         least, most = (f"{percent:.0f} %" for percent in diagnosis.idle_percent)
         same = f"{least} at either rate"
@@ -127,9 +125,9 @@ def _print(diagnosis: "Diagnosis") -> None:
     echo(diagnosis.verdict)
     if diagnosis.actions:
         echo()
-        echo("next, with what each is predicted to come to:")
+        echo("next, each with its predicted effect:")
     elif diagnosis.idle_percent is not None:
-        echo("next: nothing here that would help")
+        echo("next: there is nothing to improve here")
     for number, action in enumerate(diagnosis.actions, 1):
         echo(f"{number}. {action.do}")
         if action.effect:

@@ -1,4 +1,4 @@
-"""Options that several commands have, each with the same flag, value and words, and what shells complete in them."""
+"""Options that several commands share, with the same flag, value and help, and the completions for shells."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-# The panels of --help: an option in each of them.
+# `typer.Option` for each panel of --help.
 in_source, in_shards, in_images, in_run, in_output, in_data, in_device, in_measuring = (
     partial(typer.Option, rich_help_panel=panel)
     for panel in ("Source", "Shards", "Images", "Run", "Output", "Data", "Device", "Measuring")
 )
-# The modules that obey these names import numpy and more: they have the names as well, and a test compares them.
+# The modules that implement these names import numpy and more. They repeat the names, and a test compares them.
 ENGINES = ("local", "ray", "beam")
 LOADERS = ("numpy", "torch", "tf", "tf-direct", "xla", "jax", "naive")
 REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")
@@ -83,26 +83,26 @@ Src = Annotated[
 ]
 AsJson = Annotated[bool, in_output("--json", help="Print the result as JSON on stdout.")]
 LogJson = Annotated[bool, in_output("--log-json", help="Report progress, warnings and errors as JSON lines on stderr.")]
-Report = Annotated[Path | None, in_output(metavar="FILE", help="Write a page with plots, as out.html.")]
+Report = Annotated[Path | None, in_output(metavar="FILE", help="Write an HTML page with plots, e.g. out.html.")]
 Version = Annotated[
-    int | None, typer.Option(metavar="N", help="Of a dataset that has grown.", show_default="the newest")
+    int | None, typer.Option(metavar="N", help="Version of a dataset that has grown.", show_default="the newest")
 ]
-Overwrite = Annotated[bool, in_run("--overwrite", help="Remove what stands at DST first.")]
+Overwrite = Annotated[bool, in_run("--overwrite", help="Remove what is at DST first.")]
 Fsync = Annotated[
     bool,
     in_run(
-        "--fsync", help="Bring local shards to the disk before the manifest: a power cut after the build loses nothing."
+        "--fsync", help="Flush local shards to disk before the manifest: a power cut after the build loses nothing."
     ),
 ]
-DryRun = Annotated[bool, in_run("--dry-run", help="Only say what would be done, or why it cannot be.")]
-Workers = Annotated[int | None, in_run(metavar="N", help="Tasks at a time.", show_default="all cores")]
+DryRun = Annotated[bool, in_run("--dry-run", help="Only say what would be done, or why it is impossible.")]
+Workers = Annotated[int | None, in_run(metavar="N", help="Number of parallel tasks.", show_default="all cores")]
 EngineName = Annotated[
     str,
     in_run(
         "--engine",
         metavar="NAME",
         autocompletion=one_of(*ENGINES),
-        help="What runs the work: local, which is processes of this host; ray; beam.",
+        help="What runs the tasks: local (processes on this host), ray or beam.",
     ),
 ]
 RayAddress = Annotated[
@@ -110,47 +110,47 @@ RayAddress = Annotated[
     in_run(
         metavar="HOST:PORT",
         autocompletion=one_of("auto", "local"),
-        help="With --engine ray, where the cluster is; auto: the one that this host is in; local: this host alone.",
+        help="The cluster for --engine ray; auto: the cluster that this host is in; local: only this host.",
         show_default="auto",
     ),
 ]
 BeamArguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- BEAM...]", help="With --engine beam, after `--`: Beam's own options, like --runner=DataflowRunner."
+        metavar="[-- BEAM...]", help="For --engine beam, after `--`: Beam's own options, e.g. --runner=DataflowRunner."
     ),
 ]
 MaxRejects = Annotated[
     str | None,
     in_images(
         metavar="BUDGET",
-        help="Fail where more images cannot be taken: 2%, or 20.",
-        show_default="1%, 10 of however few",
+        help="Fail if more images than this are rejected: 2%, or 20.",
+        show_default="1%, but at least 10",
     ),
 ]
-MaxPixels = Annotated[int | None, in_images(metavar="PIXELS", help="Reject larger images by their header.")]
+MaxPixels = Annotated[int | None, in_images(metavar="PIXELS", help="Reject images with more pixels, by their header.")]
 MinSide = Annotated[int | None, in_images(metavar="PIXELS", help="Reject images with a shorter side.")]
 Policy = Annotated[
     list[str] | None,
     in_images(
         metavar="CASE=CHOICE",
         autocompletion=policies,
-        help="What becomes of odd images, like alpha=black: "
+        help="What to do with odd images, e.g. alpha=black: "
         + ", ".join(f"{case}={'|'.join(choices)}" for case, choices in POLICIES.items())
         + " (the first is the default). Repeatable.",
     ),
 ]
-Quality = Annotated[int, in_images(metavar="N", help="1 to 100, of JPEG and WebP that are encoded anew.")]
+Quality = Annotated[int, in_images(metavar="N", help="Quality of encoded JPEG and WebP, 1 to 100.")]
 ShardSize = Annotated[
     str | None,
-    in_shards("--shard-size", metavar="SIZE", help="Aim for shards of this size, like 64MB.", show_default="128MB"),
+    in_shards("--shard-size", metavar="SIZE", help="Aim for shards of this size, e.g. 64MB.", show_default="128MB"),
 ]
 Splits = Annotated[
     str | None,
     in_source(
         metavar="NAME=SHARE,...",
-        help="The share of each split, like train=0.9,val=0.1, dealt by a stable hash of the path.",
-        show_default="folders called train, val, ...; else all is train",
+        help="The share of each split, e.g. train=0.9,val=0.1; a stable hash of the path assigns the images.",
+        show_default="folders called train, val, ...; else all images are train",
     ),
 ]
 SplitBy = Annotated[
@@ -158,15 +158,15 @@ SplitBy = Annotated[
     in_source(
         metavar="COLUMN",
         autocompletion=one_of("folder"),
-        help="'folder', or the column of a table that says the split.",
+        help="'folder', or the column of a table that gives the split.",
     ),
 ]
 Image = Annotated[
     str | None,
     in_source(
         metavar="COLUMN",
-        help="A table's column of paths, the extension of a tar's images, or the folder of COCO's images.",
-        show_default="by its name",
+        help="The column of a table with paths, the extension of images in a tar, or the folder of COCO's images.",
+        show_default="found by its name",
     ),
 ]
 Label = Annotated[
@@ -174,7 +174,7 @@ Label = Annotated[
     in_source(
         metavar="COLUMN",
         autocompletion=one_of("auto", "none"),
-        help="auto; none; or the column of a table, or part of a tar's samples, that says the label.",
+        help="auto; none; or the column of a table, or the part of a tar's samples, that gives the label.",
         show_default="auto",
     ),
 ]
@@ -183,16 +183,16 @@ Columns = Annotated[
     in_source(
         "--column",
         metavar="NAME:DTYPE[SHAPE]",
-        help="Type and shape of a further column: embedding:float32[512], tags:int64[] for any number. Repeatable.",
-        show_default="as its values are",
+        help="Type and shape of a further column: embedding:float32[512], or tags:int64[] for any number. Repeatable.",
+        show_default="from its values",
     ),
 ]
 Classes = Annotated[
     Path | None,
     in_source(
         metavar="FILE",
-        help="File with a class's name a line: the line is its id.",
-        show_default="the names found, sorted",
+        help="File with one class name per line; a class's id is its line number, from 0.",
+        show_default="the class names found, sorted",
     ),
 ]
 ImageColumns = Annotated[
@@ -200,8 +200,8 @@ ImageColumns = Annotated[
     in_source(
         "--image-column",
         metavar="NAME=COLUMN:KIND",
-        help="Further image of each sample, like mask=mask_path:mask: the column of a table, or the suffix of a tar's "
-        "files (mask.png); kind image, mask or depth. Repeatable.",
+        help="Further image of each sample, e.g. mask=mask_path:mask: the column of a table, or the suffix of files in "
+        "a tar (mask.png); the kind is image, mask or depth. Repeatable.",
     ),
 ]
 Duplicates = Annotated[
@@ -209,16 +209,16 @@ Duplicates = Annotated[
     in_source(
         metavar="HOW",
         autocompletion=one_of("keep", "report", "drop"),
-        help="Of images of the same bytes: report: count and name them; drop: keep one; keep: say nothing.",
+        help="Images with equal bytes: report: count and list them; drop: keep one of them; keep: ignore them.",
         show_default="report",
     ),
 ]
 Masks = Annotated[
     str | None,
-    in_source(metavar="DIR", help="Folder of masks, parallel to a folder of images: the same paths, any suffix."),
+    in_source(metavar="DIR", help="Folder of masks for a folder of images, with the same paths and any suffix."),
 ]
 Boxes = Annotated[
-    str | None, in_source(metavar="COLUMN", help="Column with the list of a sample's boxes, each of 4 numbers.")
+    str | None, in_source(metavar="COLUMN", help="Column with the list of a sample's boxes, of 4 numbers each.")
 ]
 BoxFormat = Annotated[
     str | None,
@@ -227,7 +227,7 @@ BoxFormat = Annotated[
         autocompletion=one_of(
             *(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative"))
         ),
-        help="Numbers of a box: xyxy, xywh or cxcywh; with ',relative' as shares of width and height.",
+        help="Numbers of a box: xyxy, xywh or cxcywh; with ',relative' they are shares of width and height.",
         show_default="xyxy",
     ),
 ]
@@ -235,20 +235,20 @@ Keypoints = Annotated[
     str | None,
     in_source(
         metavar="COLUMN",
-        help="Column with a sample's keypoints (x, y, and maybe visibility), or with those of each box.",
+        help="Column with the keypoints (x, y, and optionally visibility) of a sample, or of each of its boxes.",
     ),
 ]
 FlipPairs = Annotated[
     str | None,
     in_source(
         metavar="N:N,...",
-        help="Keypoints that are the left and right of the same, like 1:2,3:4 (from 0): mirroring swaps them; or none.",
-        show_default="as COCO's names say",
+        help="Pairs of left and right keypoints, which mirroring swaps, e.g. 1:2,3:4 (from 0); or none.",
+        show_default="from COCO's names",
     ),
 ]
-BoxColumns = Annotated[str | None, in_source(metavar="COLUMN,...", help="Columns with a value for each box.")]
+BoxColumns = Annotated[str | None, in_source(metavar="COLUMN,...", help="Columns with one value per box.")]
 SplitName = Annotated[
-    str | None, in_data(metavar="NAME", help="The split to read.", show_default="train, or else the first")
+    str | None, in_data(metavar="NAME", help="The split to read.", show_default="train, or the first")
 ]
 LiveOps = Annotated[
     list[str] | None,
@@ -256,15 +256,15 @@ LiveOps = Annotated[
         "--op",
         metavar="OP",
         autocompletion=ops,
-        help="What loaders apply live, as in `tpufeed cache warmup`. Repeatable.",
-        show_default="a cache's live ops, else RandomResizedCrop and HorizontalFlip",
+        help="An op that loaders apply live, written as in `tpufeed cache warmup`. Repeatable.",
+        show_default="a cache's live ops, or RandomResizedCrop and HorizontalFlip",
     ),
 ]
 Threads = Annotated[
-    int | None, in_data(metavar="N", help="Threads that decode, in each process.", show_default="as loaders choose")
+    int | None, in_data(metavar="N", help="Decoding threads per process.", show_default="chosen by loaders")
 ]
 Processes = Annotated[
-    int | None, in_data(metavar="N", help="Worker processes that decode; 0 for none.", show_default="as loaders choose")
+    int | None, in_data(metavar="N", help="Worker processes that decode; 0 for none.", show_default="chosen by loaders")
 ]
 Model = Annotated[
     str | None,

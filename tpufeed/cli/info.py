@@ -56,7 +56,7 @@ def info_command(
 
 
 def _print_versions(dataset: "Dataset", as_json: bool) -> None:
-    """Print each version up to this one: what it has added, and if it can still be opened."""
+    """Print each version up to this one: what it added, and whether it can still be opened."""
     import msgspec
 
     from tpufeed.dataset.reader import find_versions
@@ -111,7 +111,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
 
 
 def _print_splits(facts: dict[str, Any]) -> None:
-    """Print the sizes of shards, and the smallest and the largest if a split has several."""
+    """Print the sizes of splits, with the smallest and the largest shard if a split has several."""
     several = any(split["shards"] > 1 for split in facts["splits"].values())
     rows = []
     for name, split in facts["splits"].items():
@@ -126,7 +126,7 @@ def _print_splits(facts: dict[str, Any]) -> None:
 
 
 def _print_classes(facts: dict[str, Any]) -> None:
-    """Print the records by class and split, of the first classes only."""
+    """Print the records by class and split, for the first classes only."""
     names, splits = list(facts["classes"]), facts["splits"]
     rows = []
     for number, name in enumerate(names[:_CLASSES_SHOWN]):
@@ -134,13 +134,13 @@ def _print_classes(facts: dict[str, Any]) -> None:
         rows.append((str(number), name, *(f"{count:,}" for count in (*counts, facts["classes"][name]))))
     print_table(number_of(len(names), "class", "classes"), ("id", "class", *splits, "all"), rows, texts=(1,))
     if len(names) > _CLASSES_SHOWN:
-        echo(f"... and {len(names) - _CLASSES_SHOWN:,} more; --json has all")
+        echo(f"... and {len(names) - _CLASSES_SHOWN:,} more; --json lists all")
 
 
 def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield the lines below the tables, one for each topic."""
     if facts["data_url"] is not None:
-        yield f"shards lie at: {facts['data_url']}"
+        yield f"shards are at: {facts['data_url']}"
     yield f"images: {_counts(facts['images'])}"
     if facts["odd"]:
         yield f"odd cases: {_counts(facts['odd'])}"
@@ -149,7 +149,7 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
         refused = f"; none in {_counts(unmarked)}" if unmarked else ""
         yield f"restart markers: added to {rewritten:,} JPEGs, {added / 1e6:,.2f} MB{refused}"
     if facts["upright"]:
-        yield "orientation: loaders turn images by EXIF"
+        yield "orientation: loaders rotate images by EXIF"
     yield f"rejects: {_counts(facts['rejects'])}"
     features = (
         f"{feature.name} {feature.type_text}" + (f" as {feature.key}" if feature.key != feature.name else "")
@@ -165,7 +165,7 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
         if name not in known and value not in (None, [], ()):
             yield f"  {name}: {_value(value)}"
     if facts["version"] > 1:
-        yield f"version: {facts['version']} (--versions lists what each has added)"
+        yield f"version: {facts['version']} (--versions lists what each added)"
     yield f"content digest: {facts['content_digest']}"
 
 
@@ -201,5 +201,5 @@ def _value(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Paths need not be UTF-8; JSON must be."""
+    """Escape what is not UTF-8: paths may have any bytes, but JSON must be UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Progress of a command: a live line on a terminal, else a line now and then."""
+"""Progress of a command: a live line on a terminal, else a line every 30 seconds."""
 
 import os
 import sys
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _LINE_SECONDS = 30.0  # between the lines of a log
 _BAR_COLUMNS = 12
-_LEAST_COLUMNS = 60  # on a narrower terminal bar and clocks would leave no room for the figures
+_LEAST_COLUMNS = 60  # on a narrower terminal, bar and clocks would leave no room for the figures
 
 
 class ProgressLine:
-    """The line of one command, on stderr. It is for one thread, and for `with`."""
+    """The progress line of a command, on stderr. A context manager; not thread-safe."""
 
     def __init__(self, verb: str, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._verb, self._quiet, self._clock = verb, quiet, clock
@@ -39,7 +39,7 @@ class ProgressLine:
             if console.width >= _LEAST_COLUMNS:
                 said, left = TextColumn("{task.fields[said]}", markup=False), TextColumn("ETA {task.fields[left]}")
                 columns = [TextColumn("{task.description}"), BarColumn(_BAR_COLUMNS), said, TimeElapsedColumn(), left]
-            # If there was nothing to tell, nothing is left behind: `update` makes the line stay.
+            # A transient line vanishes if there was nothing to report; `update` makes it stay.
             bar = Bar(*columns, console=console, transient=True)
             self._live = bar, bar.add_task(self._verb, total=None, said="", left=_clock_face(None))
             bar.start()
@@ -51,17 +51,17 @@ class ProgressLine:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the beginning, never 0."""
+        """Seconds since the start, never 0."""
         return max(self._clock() - self._start, 1e-3)
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest will take, if that can be told."""
+        """Estimated seconds until the end; None if unknown."""
         rate = (self._done - self._earlier) / self.seconds
         return (self._total - self._done) / rate if rate > 0 else None
 
     def update(self, done: float, total: float, parts: Sequence[str], earlier: float = 0) -> None:
-        """Show `parts`; the time left follows from what is `done` but was not `earlier`."""
+        """Show `parts`, and the time left, estimated from the work that is `done` but was not done `earlier`."""
         self._done, self._total, self._earlier = done, total, earlier
         left = _clock_face(self.left)
         if self._live is not None:
@@ -75,7 +75,7 @@ class ProgressLine:
 
 @contextmanager
 def status(verb: str) -> Iterator[Callable[[str], None]]:
-    """Show a line that says what is at work, for work without progress; only a terminal shows it."""
+    """Show a status line, for work without progress; it only appears on a terminal."""
     if not is_live():
         yield lambda _: None
         return
@@ -87,7 +87,7 @@ def status(verb: str) -> Iterator[Callable[[str], None]]:
 
 
 def is_live(stream: Any = None) -> bool:
-    """Return True if a line on `stream`, by default stderr, can be written over."""
+    """Return True if a line on `stream`, by default stderr, can be overwritten."""
     return is_terminal(stream or sys.stderr) and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 

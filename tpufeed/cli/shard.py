@@ -27,23 +27,25 @@ def shard_command(
     classes: flags.Classes = None,
     columns: flags.Columns = None,
     shard_bytes: flags.ShardSize = None,
-    shards: Annotated[int | None, flags.in_shards(metavar="N", help="Or aim for so many in the largest split.")] = None,
+    shards: Annotated[
+        int | None, flags.in_shards(metavar="N", help="Or aim for this number of shards in the largest split.")
+    ] = None,
     hosts: Annotated[int, flags.in_shards(metavar="N", help="Make the number of shards a multiple of this.")] = 1,
     names: Annotated[
         str,
         flags.in_shards(
             metavar="STYLE",
             autocompletion=one_of("tpufeed", "kaggle"),
-            help="tpufeed; or kaggle: shards like train00-512.tfrec and keys image, class, id, as its TPU guides read.",
+            help="tpufeed; or kaggle: shards named train00-512.tfrec with keys image, class, id, as in its TPU guides.",
         ),
     ] = "tpufeed",
-    seed: Annotated[int, flags.in_shards(metavar="N", help="Of the global order in which images go into shards.")] = 0,
+    seed: Annotated[int, flags.in_shards(metavar="N", help="Seed of the global order of images in shards.")] = 0,
     check: Annotated[
         str,
         flags.in_images(
             metavar="HOW",
             autocompletion=one_of("full", "header"),
-            help="full: decode every image strictly; header: trust what follows a sound header.",
+            help="full: decode every image strictly; header: check only the header.",
         ),
     ] = "full",
     encode: Annotated[
@@ -51,8 +53,8 @@ def shard_command(
         flags.in_images(
             metavar="FORMAT",
             autocompletion=one_of("keep", "exact", "jpeg", "png", "webp"),
-            help="keep: the file's own pixels where they need no change, JPEGs with restart markers for fast crops; "
-            "exact: its very bytes; or all as jpeg, png, webp.",
+            help="keep: keep files whose pixels need no change, and add restart markers to JPEGs for fast crops; "
+            "exact: keep their exact bytes; or encode all as jpeg, png or webp.",
         ),
     ] = "keep",
     progressive: Annotated[
@@ -60,7 +62,7 @@ def shard_command(
         flags.in_images(
             metavar="HOW",
             autocompletion=one_of("keep", "baseline"),
-            help="keep: progressive JPEGs stay so; baseline: make them baseline without loss, to decode faster.",
+            help="keep: keep progressive JPEGs; baseline: make them baseline without loss, to decode faster.",
         ),
     ] = "keep",
     quality: flags.Quality = 90,
@@ -70,7 +72,7 @@ def shard_command(
         flags.in_images(
             metavar="SIDE",
             autocompletion=one_of("short", "long", "fit"),
-            help="Which side that is: short; long; fit: short, and the middle square is cut out.",
+            help="Which side --presize is for: short; long; fit: short, then crop the central square.",
         ),
     ] = "short",
     max_pixels: flags.MaxPixels = None,
@@ -88,7 +90,7 @@ def shard_command(
         bool,
         flags.in_source(
             "--split-by-content",
-            help="Deal images to splits by their bytes in place of their paths: equal ones are in one split.",
+            help="Assign images to splits by their bytes instead of their paths: equal images are in one split.",
         ),
     ] = False,
     max_rejects: flags.MaxRejects = None,
@@ -99,7 +101,7 @@ def shard_command(
         bool, flags.in_run("--append", help="Add the images to the dataset at DST, as its next version.")
     ] = False,
     allow_different: Annotated[
-        bool, flags.in_run("--allow-different", help="Append although options that decide bytes are not the dataset's.")
+        bool, flags.in_run("--allow-different", help="Append even if options that decide bytes differ.")
     ] = False,
     overwrite: flags.Overwrite = False,
     fsync: flags.Fsync = False,
@@ -148,7 +150,7 @@ def append_command(  # each option is a flag
         list[str] | None,
         flags.in_source(
             metavar="OPTION",
-            help="An option of the dataset's first build that does not hold for these images, like image or columns. "
+            help="An option of the dataset's first build to ignore for these images, e.g. image or columns. "
             "Repeatable.",
         ),
     ] = None,
@@ -157,7 +159,7 @@ def append_command(  # each option is a flag
     engine: flags.EngineName = "local",
     ray_address: flags.RayAddress = None,
     overwrite: Annotated[
-        bool, flags.in_run("--overwrite", help="Discard what an append that was interrupted has left.")
+        bool, flags.in_run("--overwrite", help="Discard what an interrupted append left behind.")
     ] = False,
     fsync: flags.Fsync = False,
     dry_run: flags.DryRun = False,
@@ -166,8 +168,8 @@ def append_command(  # each option is a flag
 ) -> None:
     """Add new images to a dataset, as its next version.
 
-    They are stored with the options of the dataset. Images that are in it already are skipped. No file of the dataset
-    is written again, so that readers of an older version continue.
+    They are stored with the options of the dataset. Images that are already in it are skipped. No file of the dataset
+    is rewritten, so readers of an older version continue.
 
     Examples:
       tpufeed append photos flowers
@@ -200,5 +202,5 @@ def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -
             echo(f"version {preview.version}: {number_of(new, 'image')} to add")
         echo(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
 
-    columns = ("split", "images", "shards", "MB, about", "MB a shard")
+    columns = ("split", "images", "shards", "about MB", "MB a shard")
     print_preview(preview, engine, as_json, columns, rows, say_details)

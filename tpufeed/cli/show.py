@@ -18,24 +18,22 @@ def show_command(
     url: flags.Url,
     out: Annotated[
         Path,
-        flags.in_output(
-            metavar="FILE", help="Where the sheet goes, in a file ending in .png, .jpg or .webp. Required."
-        ),
+        flags.in_output(metavar="FILE", help="File for the sheet; its name ends in .png, .jpg or .webp. Required."),
     ],
     split: flags.SplitName = None,
     class_name: Annotated[
         str | None,
         _sheet("--class", metavar="NAME", help="Only samples of this class, by name or id.", show_default="all"),
     ] = None,
-    count: Annotated[int, _sheet(metavar="N", help="Images on the sheet; of a cache, variants count.")] = 64,
-    seed: Annotated[int, _sheet(metavar="N", help="Seed of the choice of samples.")] = 0,
+    count: Annotated[int, _sheet(metavar="N", help="Images on the sheet; each variant of a cache counts.")] = 64,
+    seed: Annotated[int, _sheet(metavar="N", help="Seed for the choice of samples.")] = 0,
     size: Annotated[int, _sheet(metavar="PIXELS", help="Side of the thumbnails.")] = 160,
     version: flags.Version = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Draw a labelled contact sheet of samples.
 
-    Exit 1 if one of them is damaged; the sheet marks it.
+    Damaged samples are marked on the sheet, and the exit code is 1.
 
     Examples:
       tpufeed show flowers --out sheet.png

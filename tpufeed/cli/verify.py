@@ -26,7 +26,7 @@ def verify_command(
         typer.Option(
             metavar="SHARE",
             autocompletion=one_of("all", "5%"),
-            help="all: decode every image; 5%: about one in twenty, always the same.",
+            help="all: decode every image; 5%: about one in twenty, always the same images.",
             show_default="none",
         ),
     ] = None,
@@ -35,8 +35,8 @@ def verify_command(
 ) -> None:
     """Read every byte and compare it with the manifest.
 
-    Sizes, every CRC, every feature, the index and the counts are compared. Lists all damage with shard, record and
-    byte, and files that cannot be read; exit 1 if there is either.
+    Sizes, all CRCs, all features, the index and the counts are compared. All damage is listed with shard, record and
+    byte, and all files that cannot be read. The exit code is 1 if there are any.
 
     Examples:
       tpufeed verify flowers
@@ -70,7 +70,7 @@ def verify_command(
 
 
 def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence[Unreadable]", as_json: bool) -> None:
-    """Print damages and unreadable files as the command's result, and a line on stderr that counts them."""
+    """Print damages and unreadable files to stdout, and a line with their number to stderr."""
     if as_json:
         _print_json(url, None, damages, unreadable)
     else:
@@ -84,7 +84,7 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
     unread = f"{number_of(len(unreadable), 'file')} cannot be read"
     if not damages:
         echo_error(
-            f"error: {url}: {unread}; what could be read is not damaged. Run it again when the store answers, or as a "
+            f"error: {url}: {unread}; the other files are not damaged. Run it again when the store answers, or as a "
             "user who may read them"
         )
         return
@@ -103,7 +103,7 @@ def _print_json(
         {
             **counts,
             "url": url.encode("utf-8", "backslashreplace").decode(),
-            "sound": False if damages else None if unreadable else True,  # null: it cannot be told
+            "sound": False if damages else None if unreadable else True,  # null: unknown
             "damages": damages,
             "unreadable": unreadable,
         }

@@ -1,1 +1,1 @@
-"""Engines run tasks: an engine carries references and yields what becomes of them; data goes through the store."""
+"""Engines run tasks. An engine only passes on small tasks and reports; the data goes through the store."""

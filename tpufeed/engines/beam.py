@@ -1,6 +1,6 @@
-"""Tasks on Apache Beam: Dataflow, Flink, Spark, or Beam's own direct runner on this host.
+"""Run tasks on Apache Beam: Dataflow, Flink, Spark, or Beam's own direct runner on this host.
 
-The runner decides how often a task is tried that fails, or whose worker is lost (Dataflow: four times).
+The runner decides how often to try a task that fails or loses its worker (Dataflow: four times).
 
 Beam works in a child process, see `beampipeline`, because its direct runner cannot be stopped and all runners print a
 lot.
@@ -26,7 +26,7 @@ ENTRY = "tpufeed.engines.beampipeline:serve"
 
 _LISTEN_SECONDS = 0.5
 _START_SECONDS = 600.0  # to import Beam from a slow disk and to check arguments
-_CANCEL_SECONDS = 20.0  # for a service to hear that a pipeline is to stop
+_CANCEL_SECONDS = 20.0  # for a service to cancel a pipeline
 _SOURCES_OF_PACKAGES = (
     "--sdk_container_image",
     "--requirements_file",
@@ -37,15 +37,15 @@ _SOURCES_OF_PACKAGES = (
 
 
 class Ready(NamedTuple):
-    """Beam has taken the arguments; `elsewhere`: its runner works in other processes than the child's."""
+    """Beam has accepted the arguments; `elsewhere`: its runner works outside the child process."""
 
     elsewhere: bool
 
 
 class Work(NamedTuple):
-    """A pickled `Job`, pickled tasks with their numbers, and what the launcher sees of them.
+    """A pickled `Job`, pickled tasks with their numbers, and the launcher's view of them.
 
-    Workers may run another version of tpufeed, so nothing of the job is unpickled before they have said which.
+    Workers may run another version of tpufeed, so the job is not unpickled before their versions are compared.
     """
 
     job: bytes
@@ -54,17 +54,17 @@ class Work(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The pipeline has failed; `number` is the task that did, None if no task is known."""
+    """The pipeline has failed; `number` is the task that failed, or None if unknown."""
 
     message: str
     number: int | None = None
 
 
-Message = Ready | Progress | Failed | None  # None: the pipeline has ended well
+Message = Ready | Progress | Failed | None  # None: the pipeline has succeeded
 
 
 class BeamEngine:
-    """An `Engine` that hands `arguments` to Beam, as in `("--runner=DataflowRunner", "--region=...", ...)`.
+    """An `Engine` that passes `arguments` to Beam, e.g. `("--runner=DataflowRunner", "--region=...", ...)`.
 
     Raises:
         OptionError: no runner is named.
@@ -79,8 +79,8 @@ class BeamEngine:
             self.runner = parser.parse_known_args(self.arguments)[0].runner or ""
         if not self.runner:
             raise OptionError(
-                "the engine beam needs a runner: end the command with `-- --runner=DataflowRunner ...`, or "
-                "FlinkRunner, SparkRunner, DirectRunner"
+                "the engine beam needs a runner: end the command with `-- --runner=DataflowRunner ...`, or with "
+                "FlinkRunner, SparkRunner or DirectRunner"
             )
         if importlib.util.find_spec("apache_beam") is None:
             raise MissingExtraError("apache_beam", "beam")
@@ -89,17 +89,17 @@ class BeamEngine:
         self._prepared = False
 
     def describe(self) -> str:
-        """Return what workers elsewhere need, and how they get it."""
+        """Describe what remote workers need, and how to install it."""
         release = ".".join(platform.python_version_tuple()[:2])
         need = f"tpufeed {tpufeed.__version__} on Python {release}"
         if "direct" in self.runner.lower():
             return f"engine: Beam's {self.runner}, on this host"
         given = [argument for argument in self.arguments if argument.startswith(_SOURCES_OF_PACKAGES)]
         if given:
-            return f"engine: {self.runner} of Beam; workers need {need}, which has to come from {' '.join(given)}"
+            return f"engine: Beam's {self.runner}; workers need {need}, which {' '.join(given)} must provide"
         image = f"FROM apache/beam_python{release}_sdk:{version('apache-beam')}"
         return (
-            f"engine: {self.runner} of Beam; workers need {need}. Once:\n"
+            f"engine: Beam's {self.runner}; workers need {need}. Once:\n"
             f"  printf '{image}\\nRUN pip install \"tpufeed[gcs]=={tpufeed.__version__}\"\\n' > Dockerfile\n"
             "  docker build -t IMAGE . && docker push IMAGE\n"
             "and after `--`: --sdk_container_image=IMAGE"
@@ -107,7 +107,7 @@ class BeamEngine:
 
     @contextmanager
     def prepare(self, entry: str) -> Iterator[None]:
-        """Start Beam's process, and yield when it has taken the arguments. Raises OptionError if it does not."""
+        """Start Beam's process, and yield when it has accepted the arguments. Raises OptionError if it rejects them."""
         if self._prepared:
             yield
             return
@@ -116,7 +116,7 @@ class BeamEngine:
             self._start()
             yield
         finally:
-            # If an error has left a `run` open, the child goes now and not when the garbage is collected.
+            # If an error has left a `run` open, the child ends now and not when the garbage is collected.
             self._prepared = False
             self._stop()
 
@@ -142,11 +142,11 @@ class BeamEngine:
                     raise TaskError(f"{task_name(tasks[message.number])}: {message.message}")
                 if message is None:
                     break
-                assert isinstance(message, Progress), "there is no other message of a pipeline"
+                assert isinstance(message, Progress), "a pipeline sends no other message"
                 yield message
-            # Beam counts what its elements did, and does not say which of them are done: all are, at the end.
+            # Beam adds up counts and does not say which tasks are done; at the end all of them are.
             yield from map(Done, range(len(tasks)))
-        # GeneratorExit, too: a caller that leaves the iteration early stops the pipeline.
+        # Also on GeneratorExit: if the caller stops iterating, the pipeline stops.
         except BaseException:
             self._stop()
             raise
@@ -154,19 +154,19 @@ class BeamEngine:
             self._stop()
 
     def _start(self) -> Child:
-        """Start the process in which Beam works, and wait until it has taken the arguments."""
-        # Python processes that a runner starts inherit the variable, but not the child's own -P.
+        """Start Beam's process, and wait until it has accepted the arguments."""
+        # Python processes that a runner starts inherit this variable, but not the child's own -P.
         self._child = child = Child(ENTRY, variables={"PYTHONSAFEPATH": "1"}, apart=True)
         self._elsewhere = False
         try:
             child.begin(ENTRY, self.arguments)
             if not wait([child.fileno()], _START_SECONDS):
                 raise BuildError(
-                    f"the process in which Beam works has not begun within {_START_SECONDS:g} s. Does "
+                    f"Beam's process has not started within {_START_SECONDS:g} s. Does "
                     f"`python -c 'import apache_beam'` return here? {child.output()}".strip()
                 )
             message = self._receive(child)
-            assert isinstance(message, Ready), "it says that first"
+            assert isinstance(message, Ready), "this is its first message"
             self._elsewhere = message.elsewhere
         except BaseException:
             self._stop()
@@ -174,7 +174,7 @@ class BeamEngine:
         return child
 
     def _stop(self) -> None:
-        """End the process with all that it has started. A pipeline that runs elsewhere is cancelled first."""
+        """End Beam's process and all that it has started. Cancel a pipeline that runs elsewhere first."""
         child, self._child = self._child, None
         if child is not None:
             stop_all([child], _CANCEL_SECONDS if self._elsewhere else 0.0)
@@ -185,7 +185,7 @@ class BeamEngine:
         except ChildDiedError:
             running = "The pipeline may still run elsewhere" if self._elsewhere else "Out of memory?"
             how, printed = child.ending()[1], child.output()
-            raise BuildError(f"the process in which Beam works ended {how}. {running} {printed}".strip()) from None
+            raise BuildError(f"Beam's process ended {how}. {running} {printed}".strip()) from None
         except LoaderError as error:  # it cannot import Beam
             raise BuildError(str(error)) from None
         return message

@@ -1,4 +1,4 @@
-"""Tasks as a pipeline of Apache Beam: a child of the launcher makes and watches it, Beam's workers run it."""
+"""Run tasks as a pipeline of Apache Beam: a child of the launcher creates and watches it, Beam's workers run it."""
 
 import io
 import os
@@ -39,14 +39,14 @@ _BLOCK_TASKS = 1000
 _METRICS_SECONDS = 5.0
 _START_SECONDS = 10.0
 _SHOWN_CHARACTERS = 3000
-# What a worker says comes back within a runner's report of a trace, escaped or not, in one piece or several times.
+# A worker's message comes back in the trace that a runner reports, escaped or not, once or several times.
 _FAILURE = re.compile(r"\[tpufeed:(\d*):([\w.~/%-]*)\]")
 _LOCAL = {"DirectRunner", "SwitchingDirectRunner", "FnApiRunner", "BundleBasedDirectRunner"}
 _STRICT = _LOCAL | {"DataflowRunner", "TestDataflowRunner", "TestDirectRunner"}
 
 
 def serve(arguments: tuple[str, ...], connection: Connection) -> None:
-    """Check the arguments, then run pipelines as they are asked for, until the launcher leaves."""
+    """Check the arguments, then run the pipelines that are requested, until the launcher hangs up."""
     pipeline: BeamPipeline | None = None
     try:
         try:
@@ -58,21 +58,21 @@ def serve(arguments: tuple[str, ...], connection: Connection) -> None:
         while True:
             work: Work = connection.recv()
             pipeline = BeamPipeline(arguments, work, connection)
-            # In a thread, so that this one hears the launcher hang up in mid-pipeline, and cancels the pipeline.
+            # It runs in a thread, so that this one notices when the launcher hangs up, and cancels the pipeline.
             threading.Thread(target=pipeline.run, daemon=True).start()
     except (EOFError, ConnectionError):
         return
     finally:
         if pipeline is not None and elsewhere:
             pipeline.cancel()
-        os.killpg(0, signal.SIGKILL)  # this process, too: threads of the direct runner may never end
+        os.killpg(0, signal.SIGKILL)  # including this process: threads of the direct runner may never end
 
 
 def check_arguments(arguments: Sequence[str]) -> bool:
-    """Return true if the runner of these arguments runs tasks in other processes than this one.
+    """Return True if the runner of these arguments runs tasks outside this process.
 
     Raises:
-        OptionError: Beam does not take them, or they do not fit a build.
+        OptionError: Beam rejects the arguments, or they do not fit a build.
     """
     complaint = io.StringIO()
     leftovers: list[str] = []
@@ -84,25 +84,23 @@ def check_arguments(arguments: Sequence[str]) -> bool:
             )
             runner = type(beam.Pipeline(options=options).runner).__name__
     except SystemExit:
-        raise OptionError(
-            f"Beam does not take its arguments: {complaint.getvalue().strip().splitlines()[-1]}"
-        ) from None
+        raise OptionError(f"Beam rejects its arguments: {complaint.getvalue().strip().splitlines()[-1]}") from None
     except OptionError:
         raise
     except Exception as error:
-        raise OptionError(f"Beam does not take its arguments: {error}") from error
+        raise OptionError(f"Beam rejects its arguments: {error}") from error
     if leftovers and runner in _STRICT:
-        raise OptionError(f"Beam's {runner} knows no {' '.join(leftovers)}: correct what stands after `--`")
+        raise OptionError(f"Beam's {runner} does not know {' '.join(leftovers)}: correct the arguments after `--`")
     if runner in _LOCAL and options.view_as(DirectOptions).direct_running_mode == "multi_processing":
         raise OptionError(
-            "Beam's direct runner hangs when one of its worker processes dies: leave out "
+            "Beam's direct runner hangs if one of its worker processes dies: leave out "
             "--direct_running_mode=multi_processing, or leave out --engine beam and give --workers"
         )
     return runner not in _LOCAL
 
 
 class BeamPipeline:
-    """One run of tasks. Its progress and its end go through the connection, each as a `Message`."""
+    """One run of tasks, which sends its progress and its end through the connection, each as a `Message`."""
 
     def __init__(self, arguments: Sequence[str], work: Work, connection: Connection) -> None:
         self._work, self._connection = work, connection
@@ -111,7 +109,7 @@ class BeamPipeline:
             self._pipeline
             | "Plan" >> beam.Create(pack(work.tasks))
             | "Tasks" >> beam.FlatMap(unpack).with_output_types(tuple[int, bytes])
-            # Beam fuses steps that follow each other: without this one worker would run all tasks of a block.
+            # Beam fuses consecutive steps: without a reshuffle, one worker would run all tasks of a block.
             | "Deal" >> beam.Reshuffle()
             | "Run" >> beam.ParDo(RunTask(work))
         )
@@ -120,7 +118,7 @@ class BeamPipeline:
         self._started, self._ended = threading.Event(), threading.Event()
 
     def run(self) -> None:
-        """Run the pipeline to its end. `run` of the direct runner returns only then, `run` of others at once."""
+        """Run the pipeline to its end. The direct runner's `run` only returns then; that of others returns at once."""
         telling = threading.Thread(target=self._tell, daemon=True)
         try:
             try:
@@ -131,19 +129,19 @@ class BeamPipeline:
             self._result.wait_until_finish()
             state = self._result.state
             failed = None if state == PipelineState.DONE else Failed(f"the Beam pipeline ended as {state}")
-        except Exception as error:  # noqa: BLE001  # each runner has its own
+        except Exception as error:  # noqa: BLE001  # each runner has its own errors
             failed = explain("".join(traceback.format_exception(error)))
         self._ended.set()
-        # It was not started if `run` raised. If it was, its last progress has to be sent before the end is.
+        # The thread was not started if `run` raised. Otherwise the last progress has to be sent before the end.
         if telling.ident is not None:
             telling.join()
         self._send(failed)
 
     def cancel(self) -> None:
-        """Stop the pipeline, also when it is just about to begin."""
+        """Stop the pipeline, even if it is about to start."""
         self._started.wait(_START_SECONDS)
         if self._result is not None and not PipelineState.is_terminal(self._result.state):
-            with suppress(Exception):  # it has ended meanwhile, or nobody answers
+            with suppress(Exception):  # it has just ended, or the service does not answer
                 self._result.cancel()
 
     def _tell(self) -> None:
@@ -153,30 +151,30 @@ class BeamPipeline:
         self._send(self._progress())
 
     def _progress(self) -> Progress:
-        """Return what was done since the last call; nothing if the runner does not say."""
+        """Return the work done since the last call; `NOTHING` if the runner does not report it."""
         assert self._result is not None
         totals = dict.fromkeys(Progress._fields, 0)
         try:
             query = self._result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))
-        except Exception:  # noqa: BLE001  # it does not say, or not now
+        except Exception:  # noqa: BLE001  # the runner has no metrics, or not now
             return NOTHING
         for metric in query["counters"]:
-            # Some runners never commit a count. What they attempted has tasks that were tried again more than once.
+            # Some runners never commit a count. Their attempted counts include tasks that were tried several times.
             totals[metric.key.metric.name] += metric.committed or metric.attempted or 0
         before, self._seen = self._seen, Progress(**totals)
         return Progress(*map(sub, self._seen, before))
 
     def _send(self, message: Message) -> None:
-        with suppress(OSError):  # nobody listens any more
+        with suppress(OSError):  # the launcher has hung up
             self._connection.send(message)
 
 
 class WorkerFailure(Exception):
-    """A task, or with number None a host, has failed. `explain` finds the text again in a runner's report."""
+    """A task, or a host if the number is None, has failed. `explain` finds the message in a runner's report."""
 
-    @classmethod  # no __init__ of two arguments: runners pickle it
+    @classmethod  # not an __init__ with two arguments, because runners pickle the error
     def of(cls, number: int | None, message: str) -> "WorkerFailure":
-        """Return a failure whose message is readable in a worker's log, too."""
+        """Return a failure whose message is also readable in a worker's log."""
         what, tag = ("", "") if number is None else (f"task {number}: ", number)
         return cls(f"{what}{message}\n[tpufeed:{tag}:{quote(message)}]")
 
@@ -184,14 +182,14 @@ class WorkerFailure(Exception):
 class RunTask(beam.DoFn):
     """Runs tasks on a worker.
 
-    It is pickled by its name; its state is bytes and strings, so that a worker with another version can read it.
+    It is pickled by name, and its state is bytes and strings, so that a worker with another version can read it.
     """
 
     def __init__(self, work: Work) -> None:
         self._job, (_, self._first_task) = work.job, work.tasks[0]
         self._launcher = work.launcher
 
-    # Beam calls it in each worker before that one's first element: hosts that join late are checked as well.
+    # Beam calls it in each worker before the first element, so that hosts that join late are checked, too.
     def setup(self) -> None:
         try:
             check_hosts([view_here(self._job, self._first_task)], self._launcher)
@@ -204,7 +202,7 @@ class RunTask(beam.DoFn):
 
         def report(progress: Progress) -> None:
             for counter, count in zip(self._counters, progress, strict=True):
-                if count:  # zeros may come from another thread, which Beam does not count for
+                if count:  # zeros may come from another thread, in which Beam cannot count
                     counter.inc(count)
 
         message = run_pickled(self._job, task, report)
@@ -216,16 +214,16 @@ def _make_options(arguments: Sequence[str]) -> PipelineOptions:
     options = PipelineOptions(list(arguments))
     setup = options.view_as(SetupOptions)
     if setup.save_main_session:
-        raise OptionError("there is nothing of a main session in this pipeline: leave out --save_main_session")
+        raise OptionError("this pipeline uses nothing from the main session: leave out --save_main_session")
     if options.view_as(StandardOptions).streaming:
-        raise OptionError("a build has an end: leave out --streaming")
-    # Otherwise Beam's DirectRunner fetches another one, Prism, from the net and runs that. There is no trigger here.
+        raise OptionError("a build is a batch pipeline: leave out --streaming")
+    # Otherwise Beam's DirectRunner downloads and runs another runner, Prism. This pipeline has no triggers.
     options.view_as(TypeOptions).allow_unsafe_triggers = True
     return options
 
 
 def pack(tasks: Sequence[tuple[int, bytes]]) -> list[bytes]:
-    """Return tasks in compressed blocks: a service takes a pipeline of at most 10 MB."""
+    """Return tasks in compressed blocks, because a service only accepts pipelines of up to 10 MB."""
     return [zlib.compress(pickle.dumps(tasks[i : i + _BLOCK_TASKS])) for i in range(0, len(tasks), _BLOCK_TASKS)]
 
 
@@ -242,6 +240,6 @@ def explain(text: str) -> Failed:
     if re.search(r"No module named \W*tpufeed", text):
         return Failed(
             f"a worker of Beam has no tpufeed; the launcher has tpufeed {tpufeed.__version__} on Python "
-            f"{platform.python_version()}. Install it there: with --sdk_container_image, say (docs/scaleout.md)"
+            f"{platform.python_version()}. Install it there, e.g. with --sdk_container_image (docs/scaleout.md)"
         )
     return Failed(f"the Beam pipeline failed: {text.strip()[-_SHOWN_CHARACTERS:]}")

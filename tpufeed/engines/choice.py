@@ -1,4 +1,4 @@
-"""Find the engine of a name. The engine that needs no other process is here, too."""
+"""Find an engine by its name. `SerialEngine`, which needs no other process, is here, too."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,25 +22,25 @@ def make_engine(
     ray_address: str | None = None,
     beam_arguments: Sequence[str] = (),
 ) -> Engine:
-    """Return the engine called `name`; None is "local": worker processes, or this process alone for one worker.
+    """Return the engine called `name`; None is "local": worker processes, or only this process for one worker.
 
     Args:
         name: "local", "ray" or "beam".
-        workers: of "local", one per core by default, and of "ray".
-        ray_address: of "ray", see `RayEngine`.
-        beam_arguments: of "beam", see `BeamEngine`.
+        workers: number of workers of "local" (default: one per core) or "ray".
+        ray_address: address for "ray", see `RayEngine`.
+        beam_arguments: arguments for "beam", see `BeamEngine`.
 
     Raises:
-        OptionError: there is no such engine, or an option is of another one.
+        OptionError: there is no such engine, or an option is for another engine.
         MissingExtraError: the engine is not installed.
     """
     if name is not None and name not in _NAMES:
-        raise OptionError(f"there is no engine {name!r}; there are {', '.join(_NAMES)}")
+        raise OptionError(f"there is no engine {name!r}; the engines are {', '.join(_NAMES)}")
     if ray_address is not None and name != RAY:
         raise OptionError(f"--ray-address {ray_address} is for --engine ray")
     if beam_arguments and name != BEAM:
         given = " ".join(beam_arguments)
-        raise OptionError(f"unexpected argument {given!r}; only --engine beam takes more, after `--`")
+        raise OptionError(f"unexpected argument {given!r}; only --engine beam takes arguments after `--`")
     if name == RAY:
         from tpufeed.engines.ray import RayEngine
 
@@ -49,17 +49,17 @@ def make_engine(
         from tpufeed.engines.beam import BeamEngine
 
         if workers is not None:
-            raise OptionError("Beam is told by options of its own how many workers to take, see docs/scaleout.md")
+            raise OptionError("Beam has its own options for the number of workers, see docs/scaleout.md")
         return BeamEngine(beam_arguments)
     count = workers or available_cores()
     return ProcessEngine(count) if count > 1 else SerialEngine()
 
 
 def choose_engine(engine: Engine | str | None, workers: int | None, hidden: Sequence[str] = ()) -> Engine:
-    """Return the engine that is asked for; `hidden` are URLs of stores that only this process sees.
+    """Return the requested engine; `hidden` are URLs of stores that only this process can read.
 
     Raises:
-        OptionError: as `make_engine` does; or an `Engine` has another number of workers; or its workers do not see a
+        OptionError: as `make_engine` does; or an `Engine` has another number of workers; or its workers cannot read a
             store.
         MissingExtraError: the engine is not installed.
     """
@@ -68,12 +68,12 @@ def choose_engine(engine: Engine | str | None, workers: int | None, hidden: Sequ
     else:
         found, name = engine, type(engine).__name__
         if workers not in (None, getattr(engine, "workers", None)):
-            raise OptionError(f"workers={workers} is not for engine={name}, which says itself how many it takes")
+            raise OptionError(f"workers={workers} is not for engine={name}, which has its own number of workers")
     if not hidden or isinstance(found, SerialEngine):
         return found
     if engine in (None, LOCAL):
         return SerialEngine()
-    raise OptionError(f"only this process sees {hidden[0]}, and no worker of engine={name!r} does")
+    raise OptionError(f"only this process can read {hidden[0]}, and no worker of engine={name!r} can")
 
 
 class SerialEngine:
@@ -91,7 +91,7 @@ class SerialEngine:
             progress: list[Progress] = []
             try:
                 function(job.context, task, progress.append)
-            except Exception as error:  # a bug, too, as it would in a worker
+            except Exception as error:  # bugs, too, as in a worker
                 raise TaskError(f"{task_name(task)}: {failure_message(error)}") from error
             yield from progress
             yield Done(index)

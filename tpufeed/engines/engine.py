@@ -1,4 +1,4 @@
-"""The protocol of engines, and what all of them share."""
+"""The protocol of engines, and the code that all of them share."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tpufeed.errors import TaskError
 
-_DEATHS_ALLOWED = 2  # at one task: a killed worker says little of the task, three in a row do
+_DEATHS_ALLOWED = 2  # per task: one killed worker does not mean that the task is bad, three do
 
 
 class Progress(NamedTuple):
-    """Work done since the last report; below zero if a worker has died and its work is lost."""
+    """Work done since the last report; negative if a worker has died and its work is lost."""
 
     images: int
     bytes: int
@@ -23,7 +23,7 @@ NOTHING = Progress(0, 0, 0)
 
 
 class Done(NamedTuple):
-    """Task number `number` of the sequence has ended well."""
+    """The task at index `number` has succeeded."""
 
     number: int
 
@@ -36,16 +36,16 @@ TaskFunction: TypeAlias = Callable[[Any, Any, ReportProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Job of all tasks: `entry` is "module:function", called as `function(context, task, report_progress)`.
+    """The job of all tasks: `entry` is "module:function", called as `function(context, task, report_progress)`.
 
-    A worker imports it by that name, so it needs nothing of the launcher's memory. Context and tasks are small and
-    picklable. The function may run more than once for a task, also at the same time; it puts its result in place itself
-    and returns nothing. It reports progress every few minutes at least, if only zeros: an engine may treat a task that
-    reports nothing as hung.
+    Workers import the function by that name, so it needs nothing from the launcher's memory. Context and tasks are
+    small and picklable. The function may run several times for a task, even at the same time; it stores its result
+    itself and returns nothing. It reports progress at least every few minutes, even if there is none: an engine may
+    treat a silent task as hung.
 
     `reach` is another "module:function", called as `function(context, task)` on each host before the work, if hosts may
-    differ. It returns what it sees there of what the task needs, URLs with their versions, and raises if it cannot see
-    or write anything.
+    differ. It returns the versions of the files that the task needs, by URL, as seen there, and raises if it cannot
+    read or write there.
     """
 
     entry: str
@@ -54,22 +54,22 @@ class Job:
 
 
 class Engine(Protocol):
-    """Runs each task until it has ended well once."""
+    """Runs each task until it has succeeded once."""
 
     def describe(self) -> str:
-        """Return what there is to know before a build; empty if the work is done on this host."""
+        """Return what the user should know before a build; empty if the work is done on this host."""
 
     def prepare(self, entry: str) -> AbstractContextManager[None]:
-        """Start what will run jobs of this entry, as far as that takes time, while a plan is being made.
+        """Start workers for this entry in advance, while a plan is being made.
 
-        This is not needed before `run`. What has not been used is stopped when the context ends.
+        `run` also works without it. Unused workers are stopped when the context ends.
         """
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Events:
         """Yield events as they come; each task is `Done` exactly once. Closing the generator stops the work.
 
         Raises:
-            TaskError: a task failed for good; it names the task (its `name`, if it has one).
+            TaskError: a task failed for good; the message names the task (its `name`, if it has one).
         """
 
 
@@ -79,11 +79,11 @@ def task_name(task: Any) -> str:
 
 
 def note_death(deaths: Counter[str], name: str, death: str, advice: str) -> None:
-    """Count the death of a worker at the task `name`. Raises TaskError if that was once too often.
+    """Count the death of a worker at the task `name`. Raises TaskError if too many have died.
 
     Args:
-        deaths: counted so far, by task.
-        name: of the task.
+        deaths: number of deaths so far, by task.
+        name: name of the task.
         death: how the worker ended.
         advice: what to do about it.
     """

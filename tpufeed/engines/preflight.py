@@ -1,4 +1,4 @@
-"""The preflight of a build on other hosts: can each of them do the work of this one?"""
+"""The preflight check of a build on other hosts: each must have the same versions and see the same files."""
 
 import pickle
 import platform
@@ -14,21 +14,21 @@ from tpufeed.errors import BuildError
 from tpufeed.processes.limits import failure_message
 
 _SHARED_ADVICE = (
-    "Is that a folder of one host only? Put source and destination where all hosts see the same: a bucket, or a folder "
-    "that all of them mount"
+    "Is that a local folder of one host? Put source and destination where all hosts see the same files: in a bucket, "
+    "or in a folder that all of them mount"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """View of a host: what it has and sees.
+    """A host's view: its versions, and the files that it sees.
 
     Attributes:
-        host: its name.
-        python: its version.
-        tpufeed: its version; None if there is none.
-        problem: why it cannot do the work; empty if nothing is known.
-        places: what `Job.reach` sees there.
+        host: name of the host.
+        python: version of Python.
+        tpufeed: version of tpufeed; None if it is not installed.
+        problem: why the host cannot do the work; empty if no reason is known.
+        places: result of `Job.reach` there.
     """
 
     host: str
@@ -39,7 +39,7 @@ class HostView:
 
 
 def view_here(job: bytes, task: bytes) -> HostView:
-    """Return what this host sees of a pickled job and the first of its tasks."""
+    """Return this host's view of a pickled job and its first task."""
     problem, places = "", dict[str, str]()
     try:
         loaded, _ = _load_job(job)
@@ -53,7 +53,7 @@ def view_here(job: bytes, task: bytes) -> HostView:
 
 
 def check_hosts(views: Iterable[HostView], launcher: HostView) -> None:
-    """Raise BuildError if a host cannot do what the launcher asks; it names each such host, and what to do."""
+    """Raise BuildError if a host cannot do the work of the launcher; the message names each such host, and a remedy."""
     problems = list[str]()
     for view in views:
         unlike = [url for url, version in launcher.places.items() if view.places.get(url) != version]
@@ -62,26 +62,25 @@ def check_hosts(views: Iterable[HostView], launcher: HostView) -> None:
                 f"{view.host} has no tpufeed ({view.problem}); the launcher has tpufeed {launcher.tpufeed} on Python "
                 f"{launcher.python}. Install it there: pip install tpufeed=={launcher.tpufeed} (docs/scaleout.md)"
             )
-        # The patch version of Python makes no other bytes, the minor version may.
+        # Another patch version of Python writes the same bytes; another minor version may not.
         elif (view.tpufeed, view.python.rpartition(".")[0]) != (launcher.tpufeed, launcher.python.rpartition(".")[0]):
             problems.append(
                 f"{view.host} has tpufeed {view.tpufeed} on Python {view.python}, the launcher has tpufeed "
-                f"{launcher.tpufeed} on Python {launcher.python}. Install the same on both: a dataset's bytes depend "
-                "on it"
+                f"{launcher.tpufeed} on Python {launcher.python}. Install the same versions on both: the bytes of a "
+                "dataset depend on them"
             )
         elif view.problem:
             problems.append(f"{view.host} cannot do the work of {launcher.host}: {view.problem}")
         elif unlike:
-            what = "sees another" if unlike[0] in view.places else "does not see"
-            problems.append(
-                f"{view.host} {what} {unlike[0]}, which the launcher on {launcher.host} sees. {_SHARED_ADVICE}"
-            )
+            is_there = unlike[0] in view.places
+            what = f"sees another version of {unlike[0]} than" if is_there else f"does not see {unlike[0]}, unlike"
+            problems.append(f"{view.host} {what} the launcher on {launcher.host}. {_SHARED_ADVICE}")
     if problems:
         raise BuildError("\n".join(dict.fromkeys(problems)))
 
 
 def run_pickled(job: bytes, task: bytes, report_progress: ReportProgress) -> str | None:
-    """Run a pickled task of a pickled job; return the message of its failure, or None if it has ended well."""
+    """Run a pickled task of a pickled job; return the message of its failure, or None if it succeeded."""
     try:
         loaded, function = _load_job(job)
         function(loaded.context, pickle.loads(task), report_progress)
@@ -92,10 +91,10 @@ def run_pickled(job: bytes, task: bytes, report_progress: ReportProgress) -> str
 
 @lru_cache(maxsize=1)
 def _load_job(data: bytes) -> tuple[Job, TaskFunction]:
-    """Load a job once in a process, which may run many tasks: the context of a cache opens its source.
+    """Load a job once per process, which may run many tasks: unpickling the context of a cache opens its source.
 
     Raises:
-        BuildError: something that it needs cannot be imported here.
+        BuildError: something that the job needs cannot be imported here.
     """
     try:
         job: Job = pickle.loads(data)

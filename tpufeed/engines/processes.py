@@ -1,7 +1,7 @@
-"""Tasks on the cores of this host, one at a time in each of several worker processes.
+"""Run tasks on the cores of this host, one at a time in each of several worker processes.
 
-A task has to report something now and then, as `build.worker.Output` does. A worker that reports nothing for long,
-because a network drive is gone for example, is killed and counts as dead.
+A task has to report progress now and then, as `build.worker.Output` does. A worker that is silent for too long, for
+example because a network drive is gone, is killed and counts as dead.
 """
 
 import logging
@@ -24,25 +24,25 @@ from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
 
 _logger = logging.getLogger(__name__)
 
-SILENCE_SECONDS = 600.0  # of a worker that has a task; then it counts as dead
+SILENCE_SECONDS = 600.0  # a worker that has a task and is silent for longer counts as dead
 _ENTRY = "tpufeed.engines.processes:run_tasks"
 _FINALIZER = weakref.finalize.__call__.__code__
-_FINALIZER_SECONDS = 0.001  # until it is looked at again
-_LEAVE_SECONDS = 1.0  # for workers that are stopped in mid-task, all at once, to remove temporary files
+_FINALIZER_SECONDS = 0.001  # retry interval while a finalizer runs
+_LEAVE_SECONDS = 1.0  # for workers that are stopped in mid-task to remove temporary files
 _LISTEN_SECONDS = 1.0
 _IDLE = -1
-_PREPARED = 8  # workers at most: later ones start while the first ones work
+_PREPARED = 8  # most workers to start in advance; others start while the first ones work
 _SILENCE_ADVICE = (
-    "Does a drive or the network not answer, or an op of yours not return? Where one image takes so long, call "
-    "tpufeed.cache.warmup with engine=ProcessEngine(workers, silence_seconds=...)"
+    "A drive, the network or one of your ops may be hanging. If one image takes that long, call tpufeed.cache.warmup "
+    "with engine=ProcessEngine(workers, silence_seconds=...)"
 )
 
 
 class ProcessEngine:
     """An `Engine` of `workers` processes.
 
-    A worker that has a task is killed when the launcher has listened for `silence_seconds` and heard nothing. One image
-    with all its variants must take less.
+    A worker that has a task is killed if the launcher hears nothing from it for `silence_seconds`. One image with all
+    its variants must take less.
     """
 
     def __init__(self, workers: int, silence_seconds: float = SILENCE_SECONDS) -> None:
@@ -56,12 +56,12 @@ class ProcessEngine:
 
     @contextmanager
     def prepare(self, entry: str) -> Iterator[None]:
-        # They import while the plan is made. `run` takes them from this list, and stops those that it took.
+        # They import while the plan is made. `run` takes workers from this list, and stops those that it took.
         self._prepared = [_Worker(entry) for _ in range(min(self.workers, _PREPARED))]
         try:
             yield
         finally:
-            # If an error has left a `run` open, its workers go now and not when the garbage is collected.
+            # If an error has left a `run` open, its workers end now and not when the garbage is collected.
             stop_all([*self._prepared, *self._running], _LEAVE_SECONDS, terminate=True)
             self._prepared, self._running = [], []
 
@@ -77,7 +77,7 @@ class ProcessEngine:
 
 
 class _Worker(Child):
-    """A worker process, the number of its task, its progress with that, and how long it has reported nothing."""
+    """A worker process, the number of its task, its progress on the task, and how long it has been silent."""
 
     task_number = _IDLE
     progress = NOTHING
@@ -85,7 +85,7 @@ class _Worker(Child):
 
 
 class _Pool:
-    """Worker processes and the tasks that wait for one."""
+    """Worker processes, and the tasks that wait for a worker."""
 
     def __init__(self, job: Job, tasks: Sequence[Any], prepared: list[_Worker]) -> None:
         self.workers: list[_Worker] = []
@@ -94,12 +94,12 @@ class _Pool:
         self._deaths = Counter[str]()
 
     def give_tasks(self, most: int) -> bool:
-        """Give waiting tasks to idle workers, of which there are at most `most`; return false if no worker is busy."""
+        """Give waiting tasks to idle workers, and start up to `most` workers; return False if no worker is busy."""
         idle = [worker for worker in self.workers if worker.task_number == _IDLE]
         while self._waiting and (idle or len(self.workers) < most):
             if not idle:
                 idle.append(self._prepared.pop() if self._prepared else _Worker(self._job.entry))
-                self.workers += idle  # before anything is sent: if that fails, it is stopped
+                self.workers += idle  # before anything is sent, so that it is stopped if that fails
                 idle[0].begin(_ENTRY, self._job)
             worker, number = idle.pop(), self._waiting.popleft()
             worker.task_number, worker.progress, worker.silent_seconds = number, NOTHING, 0.0
@@ -115,7 +115,7 @@ class _Pool:
         by_descriptor = {worker.fileno(): worker for worker in self.workers}
         begun = time.monotonic()
         ready = wait(list(by_descriptor), _LISTEN_SECONDS)
-        # No more than that, however long this process stood still, by Ctrl-Z for example: its workers may have, too.
+        # Not more, even if this process was suspended for long (Ctrl-Z): its workers may have been suspended, too.
         listened = min(time.monotonic() - begun, _LISTEN_SECONDS)
         for worker in self.workers:
             worker.silent_seconds += listened
@@ -138,16 +138,16 @@ class _Pool:
             yield event
 
     def replace_silent(self, seconds: float) -> Iterator[Progress]:
-        """Kill each worker that has a task and has reported nothing for so long. Yields and raises as `listen` does."""
+        """Kill workers that have a task and have been silent for this long. Yields and raises as `listen` does."""
         for worker in [each for each in self.workers if each.task_number != _IDLE and each.silent_seconds >= seconds]:
             name = task_name(self._tasks[worker.task_number])
-            death = f"killed after it had said nothing for {seconds:g} s"
+            death = f"killed after {seconds:g} s of silence"
             lost = self._take_back(worker, death, _SILENCE_ADVICE)
-            _logger.warning("%s: a worker process was %s; another one begins anew. %s", name, death, _SILENCE_ADVICE)
+            _logger.warning("%s: a worker process was %s; another one starts over. %s", name, death, _SILENCE_ADVICE)
             yield lost
 
     def _take_back(self, worker: _Worker, death: str, advice: str) -> Progress:
-        """Stop a worker and put its task first in line; return its progress below zero."""
+        """Stop a worker and put its task first in line; return its progress as a negative number."""
         self.workers.remove(worker)
         stop_all([worker], _LEAVE_SECONDS, terminate=True)
         if worker.task_number == _IDLE:
@@ -159,7 +159,7 @@ class _Pool:
 
 
 def run_tasks(job: Job, connection: Connection) -> None:
-    """Run tasks as they come, in a worker process, until the launcher's end of the socket closes."""
+    """Run tasks as they arrive, in a worker process, until the launcher's end of the socket closes."""
     function = resolve_name(job.entry)
     while True:
         number, task = connection.recv()
@@ -170,14 +170,14 @@ def run_tasks(job: Job, connection: Connection) -> None:
             connection.send(Failure.of(error))
         else:
             connection.send(Done(number))
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # without a task there is nothing to tidy: it ends at once
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # without a task there is nothing to clean up: it ends at once
 
 
 def _leave(_: int, frame: FrameType | None) -> None:
-    """Leave by an exception, so that temporary folders are removed on the way. A second signal cuts nothing short."""
+    """Leave with an exception, so that temporary folders are removed. A second signal does not interrupt that."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while frame is not None:
-        if frame.f_code is _FINALIZER:  # an exception in it would be printed, and go no further
+        if frame.f_code is _FINALIZER:  # an exception in it would be printed and ignored
             signal.signal(signal.SIGALRM, _leave)
             signal.setitimer(signal.ITIMER_REAL, _FINALIZER_SECONDS)
             return

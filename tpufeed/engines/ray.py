@@ -1,10 +1,10 @@
-"""Tasks on the hosts of a Ray cluster.
+"""Run tasks on the hosts of a Ray cluster.
 
-Each worker is an actor of one core that runs one task after the other; workers read the stores and write to them.
+Each worker is an actor with one core that runs one task after the other; workers read the stores and write to them.
 
-Why actors and not Ray tasks: a build that stops kills its actors, while `ray.cancel` can bring the launcher down (Ray
+Why actors and not Ray tasks: a build that stops can kill its actors, while `ray.cancel` can crash the launcher (Ray
 2.60, a task that is being handed to a worker: "Tried to complete task that was not pending"). Why Ray does not retry:
-it takes 15 s to find out that a node is dead, and an actor's retries are spent on that node within five.
+it takes 15 s to notice that a node is dead, and an actor uses up its retries on that node within five.
 """
 
 import logging
@@ -35,11 +35,11 @@ _MEMORY_ADVICE = "Out of memory? Try fewer --workers, or nodes with fewer cores 
 _LEAST_WORKERS = 16
 _LISTEN_SECONDS = 0.5
 _STARVING_SECONDS = 30.0
-_PREFLIGHT_SECONDS = 300.0  # for a node's answer: the store may be slow, and workers start slowly
+_PREFLIGHT_SECONDS = 300.0  # for a node's answer: stores and the start of workers may be slow
 _CONNECT_SECONDS = 5.0
 _CLUSTER_ADVICE = (
     "Start one (ray start --head on one host, ray start --address=HOST:6379 on the others; 8265 is the port of the "
-    "dashboard), name the right one by --ray-address, or say --ray-address local for the cores of this host"
+    "dashboard), name the right one with --ray-address, or pass --ray-address local for the cores of this host"
 )
 
 
@@ -48,9 +48,9 @@ class RayEngine:
 
     Attributes:
         address: HOST:PORT of the cluster. "auto" is the cluster that this host is in, or RAY_ADDRESS; "local" is a
-            cluster of this host's cores, for as long as it is needed. Ignored if this process is connected already.
-        workers: tasks that run at a time, one core each; None is all cores of the cluster, also those that come later.
-        runtime_env: of the workers, as `ray.init` takes it.
+            temporary cluster of this host's cores. Ignored if this process is already connected.
+        workers: number of parallel tasks, with one core each; None: all cores of the cluster, also those added later.
+        runtime_env: runtime environment of the workers, as `ray.init` takes it.
     """
 
     @checked()
@@ -73,7 +73,7 @@ class RayEngine:
 
 
 class _Worker:
-    """The actor. Pickled by value: a node may have no tpufeed, or another version of it, and has to say so."""
+    """The actor. Pickled by value, so that a node without tpufeed or with another version can say so."""
 
     def __init__(self, launcher: str, job: bytes) -> None:
         self._launcher, self._job = launcher, job
@@ -94,7 +94,7 @@ class _Worker:
         return asdict(view_here(self._job, task))
 
     def run(self, task: bytes) -> tuple[str | None, tuple[int, ...]]:
-        """Run a task. Returns the message of its failure or None, and what was done."""
+        """Run a task. Return the message of its failure or None, and its progress."""
         from tpufeed.engines.preflight import run_pickled
 
         reports: list[tuple[int, ...]] = [(0, 0, 0)]  # threads append to it
@@ -103,7 +103,7 @@ class _Worker:
 
 
 class _Build:
-    """The tasks of a job, and the workers that do them."""
+    """The tasks of a job, and the workers that run them."""
 
     def __init__(self, ray: Any, job: Job, tasks: Sequence[Any], runtime_env: Mapping[str, Any] | None) -> None:
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -112,16 +112,16 @@ class _Build:
         self._launcher = view_here(data, self._first)
         if self._launcher.problem:
             raise BuildError(self._launcher.problem)
-        # By reference: each actor's arguments would carry the whole job again.
+        # By reference, or each actor's arguments would contain the whole job.
         self._arguments = __version__, ray.put(data)
         self._actor = ray.remote(_Worker)
         self._options = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
         self._workers: list[Any] = []
 
     def run(self, most: int | None) -> Events:
-        """Ask each node what it sees, then each worker, as nodes may have come later; then give workers the tasks."""
+        """Check each node, then each worker (its node may have joined later), and give the workers tasks."""
         cores = {n["NodeID"]: n["Resources"].get("CPU", 0.0) for n in self._ray.nodes() if n["Alive"]}
-        # As many again wait for a core, so that an autoscaler sees that there is work.
+        # Twice as many, so that workers wait for a core and an autoscaler sees that there is work.
         most = most or max(_LEAST_WORKERS, int(2 * sum(cores.values())))
         try:
             self._preflight([node for node, count in cores.items() if count])
@@ -135,9 +135,9 @@ class _Build:
         return self._actor.options(**options, **self._options).remote(*self._arguments)
 
     def _preflight(self, nodes: Sequence[str]) -> None:
-        """Ask all nodes at the same time if they can do the work. Raises BuildError."""
+        """Check all nodes at the same time. Raises BuildError if one cannot do the work."""
         place = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        # Without a core, so that a node whose cores are all busy answers, too.
+        # The actors need no core, so that a node answers even if all its cores are busy.
         self._workers = [self._start({"num_cpus": 0, "scheduling_strategy": place(node, soft=False)}) for node in nodes]
         asked = {worker.look.remote(self._first): node for worker, node in zip(self._workers, nodes, strict=True)}
         ready, silent = self._ray.wait(list(asked), num_returns=len(asked), timeout=_PREFLIGHT_SECONDS)
@@ -151,7 +151,7 @@ class _Build:
             try:
                 views.append(HostView(**self._ray.get(ref)))
             except self._ray.exceptions.RayError as error:
-                # A node that has died since it was listed gets no work. One that lives and starts none is an error.
+                # A node that has died since it was listed gets no work. A live node that cannot start one is an error.
                 if any(node["NodeID"] == asked[ref] and node["Alive"] for node in self._ray.nodes()):
                     raise BuildError(
                         f"Ray cannot start a worker on node {asked[ref]}: {_first_lines(error)}"
@@ -161,7 +161,7 @@ class _Build:
             self._ray.kill(worker)
 
     def _give_tasks(self) -> Events:
-        look = len(self._tasks)  # instead of a task's number
+        look = len(self._tasks)  # instead of a task's number: the check of a new worker
         waiting, done, deaths = deque(range(look)), 0, Counter[str]()
         under_way = {worker.look.remote(self._first): (worker, look) for worker in self._workers}
         heard = time.monotonic()
@@ -179,11 +179,11 @@ class _Build:
                 try:
                     result = self._ray.get(ref)
                 except self._ray.exceptions.RayActorError as error:
-                    note_death(deaths, name, f"as Ray says: {_first_lines(error)}", _MEMORY_ADVICE)
-                    _logger.warning("%s: its worker was lost; another one begins anew", name)
+                    note_death(deaths, name, f"as Ray reports: {_first_lines(error)}", _MEMORY_ADVICE)
+                    _logger.warning("%s: its worker was lost; another one starts over", name)
                     if number != look:
                         waiting.appendleft(number)
-                    self._ray.kill(worker)  # it may be out of reach only
+                    self._ray.kill(worker)  # it may only be unreachable
                     self._workers.append(self._start({"num_cpus": 1}))
                     under_way[self._workers[-1].look.remote(self._first)] = self._workers[-1], look
                     continue
@@ -202,16 +202,16 @@ class _Build:
                     number = waiting.popleft()
                     under_way[worker.run.remote(pickle.dumps(self._tasks[number]))] = worker, number
                 else:
-                    self._ray.kill(worker)  # one that replaces a lost worker may need its core
+                    self._ray.kill(worker)  # the replacement of a lost worker may need its core
 
 
 @contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Connect this process to the cluster, and yield `ray`. A connection of the user's is used, and stays.
+    """Connect this process to the cluster, and yield `ray`. An existing connection is used and stays open.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        OptionError: there is no cluster, or one of another version of Ray or Python.
+        OptionError: there is no cluster, or it has another version of Ray or Python.
     """
     try:
         import ray
@@ -224,7 +224,7 @@ def _connected(address: str) -> Iterator[Any]:
     if found not in (AUTO, LOCAL):  # Ray itself would try for two minutes
         host, colon, port = found.removeprefix("ray://").rpartition(":")
         if not colon or not port.isdecimal():
-            raise OptionError(f"--ray-address {address!r} is no address; write it like 10.0.0.5:6379, or auto")
+            raise OptionError(f"--ray-address {address!r} is not an address; write it like 10.0.0.5:6379, or auto")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
@@ -237,7 +237,7 @@ def _connected(address: str) -> Iterator[Any]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise OptionError(f"Ray at {address!r}: {' '.join(str(error).split())}. {_CLUSTER_ADVICE}") from error
     finally:
-        if on_main_thread:  # Ray takes the signal for itself; the command has said what it should do
+        if on_main_thread:  # Ray installs its own handler, but the command has set one
             signal.signal(signal.SIGTERM, sigterm)
     try:
         yield ray
@@ -246,6 +246,6 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _first_lines(error: Exception) -> str:
-    """Return the first lines of what Ray says, which is long."""
+    """Return the first lines of Ray's message, which is long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3]) or type(error).__name__

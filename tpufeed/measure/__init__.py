@@ -1,1 +1,1 @@
-"""Looking into a dataset and into what holds a training step."""
+"""Measure loaders and the stages that feed a training step, and look into datasets."""

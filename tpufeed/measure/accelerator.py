@@ -1,7 +1,7 @@
 """Emulate an accelerator: it takes a batch, is busy for as long as a real one would be, and waits for the next.
 
-All figures come from nominal times of steps. A host that is too busy to end a sleep in time makes it longer. If
-measured sleeps counted as computing, as in MLPerf Storage's emulator, a starved host would look like a well fed one.
+All figures come from nominal step times. A busy host ends its sleeps too late. If measured sleeps counted as computing,
+as in MLPerf Storage's emulator, a starved host would look like a well fed one.
 """
 
 import itertools
@@ -21,30 +21,30 @@ from tpufeed.measure.tpu import AcceleratorProfile
 from tpufeed.options import Count, above, checked
 
 _AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's floor for ResNet-50
-_FEWEST_STEPS = 20  # after the first step; figures of fewer say little
+_FEWEST_STEPS = 20  # after the first step; with fewer steps the figures say little
 _MOST_OVERSLEEP_PERCENT = 2.0
 _QUEUE_BATCHES = 2
 
 
 class Limits(NamedTuple):
-    """The end of a measurement, see `EmulatedAccelerator.run`."""
+    """Limits at which a measurement ends, see `EmulatedAccelerator.run`."""
 
     steps: int | None = None
     seconds: float | None = None
     patience_seconds: float = 0.0
 
     def reached(self, steps: int, seconds: float) -> bool:
-        """Return True if this is the end: `steps` have run, and the first batch came `seconds` ago."""
+        """Return True if the measurement ends after `steps` steps, `seconds` after its first batch."""
         if steps == self.steps:
             return True
-        patience = self.patience_seconds if steps <= _FEWEST_STEPS else 0.0  # the first one counts for nothing
+        patience = self.patience_seconds if steps <= _FEWEST_STEPS else 0.0  # the first step is not measured
         return self.seconds is not None and seconds >= self.seconds + patience
 
 
 class EmulatedAccelerator:
     """A device that trains on batches of `batch_size` images at a profile's rate, with a queue of two batches.
 
-    It needs no thread: the times of the steps follow from the times at which batches come. When the queue is full, the
+    It needs no thread: the times at which batches arrive give the times of the steps. When the queue is full, the
     caller sleeps.
     """
 
@@ -73,34 +73,35 @@ class EmulatedAccelerator:
         """Feed the device from `loader`, epoch after epoch. With fewer than two steps most figures are unknown.
 
         Args:
-            loader: gives batches: an array, or a tuple or dict whose first member is one; its first axis counts.
+            loader: gives batches: an array, or a tuple or dict whose first member is an array. The length of its first
+                axis is the number of images.
             steps: end after this number of steps.
-            seconds: end so long after the first batch. Without `steps` and `seconds` the run ends after one epoch.
-            patience_seconds: extra time, at most, if `seconds` give too few steps for a verdict.
+            seconds: end this long after the first batch. Without `steps` and `seconds` the run ends after one epoch.
+            patience_seconds: most extra time to take if `seconds` give too few steps for a verdict.
 
         Raises:
             OptionError: a batch has more images than a step takes, or `steps` or `seconds` are not positive.
             LoaderError: an epoch has no batch.
-            Exception: the loader's.
+            Exception: an error of the loader.
         """
         limits = Limits(steps, seconds, patience_seconds)
         short, endless = list[str](), steps is not None or seconds is not None
         arrivals, begins, images = array("d"), array("d"), list[int]()
-        free = float("-inf")  # when the device ends its last step
+        free = float("-inf")  # time when the device ends its last step
         oversleep = 0.0
-        # The queue and the step that computes hold their batches: a loader with few buffers must feel that.
+        # The queue and the running step hold their batches, so that a loader with few buffers has to wait for them.
         held = deque[Any](maxlen=_QUEUE_BATCHES + 1)
         asked = self._now()
         with closing(repeat_epochs(loader, endless, short)) as batches:
             for epoch, batch in batches:
                 arrivals.append(self._now())
                 images.append(int(first_shape(batch)[0]))
-                may_be_small = epoch + 1  # the last batch of each epoch; with more the device only seems busy
+                may_be_small = epoch + 1  # the last batch of each epoch; other small batches only make it seem busy
                 if images[-1] > self.batch_size:
                     raise OptionError(
-                        f"a batch of {images[-1]} images, for an accelerator that takes {self.batch_size} a step"
+                        f"a batch has {images[-1]} images, but the accelerator takes {self.batch_size} per step"
                     )
-                # A step begins when device and batch are both there, and takes its nominal time.
+                # A step begins when both device and batch are ready, and takes its nominal time.
                 begins.append(max(free, arrivals[-1]))
                 free = begins[-1] + self.step_seconds
                 held.append(batch)
@@ -108,13 +109,13 @@ class EmulatedAccelerator:
                 if limits.reached(len(begins), self._now() - arrivals[0]):
                     break
                 if len(begins) > _QUEUE_BATCHES:
-                    # There is room for this batch when the device takes the one two before it.
+                    # The queue has room for this batch when the device takes the batch two before it.
                     room = begins[-1 - _QUEUE_BATCHES]
                     pause = room - self._now()
                     if pause > 0:
                         self._sleep(pause)
                         oversleep += max(0.0, self._now() - room)
-        # A step waits from the end of the one before it to its own beginning.
+        # A step waits from the end of the previous step until it begins.
         begun = np.array(begins)
         ends = np.concatenate([[asked], begun[:-1] + self.step_seconds])
         queued = np.append(arrivals, float("inf"))
@@ -123,11 +124,11 @@ class EmulatedAccelerator:
         small = sum(count < self.batch_size for count in images)
         if small > may_be_small:
             problems.append(
-                f"{small} of {len(images)} batches had fewer images than the {self.batch_size} that the "
-                "accelerator takes a step: give it full ones"
+                f"{small} of {len(images)} batches had fewer images than the {self.batch_size} that the accelerator "
+                "takes per step: give it full batches"
             )
         waits = begun - ends
-        steady = dict[str, Any]()  # figures of the steady state, in which nobody waits for the loader to begin
+        steady = dict[str, Any]()  # figures of the steady state, after the loader has started
         verdict = ""
         if len(images) > 1:
             wait, computed = float(waits[1:].sum()), (len(images) - 1) * self.step_seconds
@@ -135,9 +136,9 @@ class EmulatedAccelerator:
             idle, au, late = (100 * part / wall for part in (wait, computed, oversleep))
             if late > _MOST_OVERSLEEP_PERCENT:
                 problems.append(
-                    f"this host woke the emulator late, by {late:.1f} % of the time, more than "
-                    f"{_MOST_OVERSLEEP_PERCENT:g} %: leave it a free core (fewer threads or processes for the loader, "
-                    "nothing else at work), or make its steps longer (a larger batch)"
+                    f"this host woke the emulator late: {late:.1f} % of the time, more than "
+                    f"{_MOST_OVERSLEEP_PERCENT:g} %. Leave it a free core (fewer threads or processes for the loader, "
+                    "no other work on the host), or make its steps longer (a larger batch)"
                 )
             passes = "passes" if au >= _AU_FLOOR_PERCENT else "is below"
             floor = f"AU {au:.1f} % {passes} MLPerf Storage's floor of {_AU_FLOOR_PERCENT:.0f} %"
@@ -164,9 +165,9 @@ class EmulatedAccelerator:
 
 
 def repeat_epochs(loader: Iterable[Any], endless: bool, short: list[str]) -> Generator[tuple[int, Any]]:
-    """Yield (epoch from 0, batch) of one epoch, or if `endless` of one after the other; close the loader's iterators.
+    """Yield (epoch from 0, batch) for one epoch, or for all epochs if `endless`; close the loader's iterators.
 
-    `short` gets a sentence for each epoch that gave fewer batches than `len(loader)` promises.
+    Each epoch that gives fewer batches than `len(loader)` promises adds a sentence to `short`.
 
     Raises:
         LoaderError: an epoch has no batch.
@@ -178,14 +179,14 @@ def repeat_epochs(loader: Iterable[Any], endless: bool, short: list[str]) -> Gen
             for batch in iterator:
                 given += 1
                 yield epoch, batch
-                # A generator's variable would hold one more of the loader's buffers than a device's queue does.
+                # This variable would hold one more of the loader's buffers than the queue of a device does.
                 del batch
         finally:
             getattr(iterator, "close", lambda: None)()
         if not given:
             raise LoaderError(
-                f"the loader gave no batch in epoch {epoch + 1}. Is the split smaller than a batch, or is "
-                "this a generator or iterator, which can be gone through once only?"
+                f"the loader gave no batch in epoch {epoch + 1}. Is the split smaller than a batch, or is this a "
+                "generator or an iterator, which can be used only once?"
             )
         promised = length_of(loader)
         if promised is not None and given < promised:
@@ -195,13 +196,11 @@ def repeat_epochs(loader: Iterable[Any], endless: bool, short: list[str]) -> Gen
 
 
 def problems_of(steps: int, short: Sequence[str]) -> list[str]:
-    """Return why figures of so many steps after the first say little, and which epochs were `short`, as sentences."""
+    """Return, as sentences, if `steps` steps after the first are too few to judge, and which epochs were `short`."""
     problems = []
     if steps < _FEWEST_STEPS:
         were = "step was" if steps == 1 else "steps were"
-        problems.append(
-            f"{steps} {were} measured after the first one, {_FEWEST_STEPS} are the fewest that say anything"
-        )
+        problems.append(f"only {steps} {were} measured after the first; at least {_FEWEST_STEPS} are needed to judge")
     if short:
-        problems.append(short[0] + (f", and {len(short) - 1} more epochs did" if len(short) > 1 else ""))
+        problems.append(short[0] + (f"; {len(short)} short epochs in all" if len(short) > 1 else ""))
     return problems

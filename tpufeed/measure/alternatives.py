@@ -1,7 +1,7 @@
-"""Try with the real loader what a sample of images would give if it were stored otherwise.
+"""Measure with the real loader how fast a sample of images could be fed if it were stored in another way.
 
-An alternative is made of the sample, as `tpufeed shard` and `tpufeed cache warmup` would make it, and written as a
-small dataset. The loader then feeds from that for a short time.
+Each alternative is made as `tpufeed shard` or `tpufeed cache warmup` would make it, and written as a small dataset. The
+loader then feeds from that for a short time.
 """
 
 import time
@@ -34,13 +34,13 @@ from tpufeed.storage.copies_folder import free_bytes
 SAMPLE_SPLIT = "train"
 
 _BLOCK = 16
-_PLENTY_BYTES = 128 << 20  # past the processor's cache, or copying would look faster than it is
+_PLENTY_BYTES = 128 << 20  # more than the processor's cache holds, or copying would look faster than it is
 _MOST_ROUNDS = 64
 
-_VARIANTS = 4  # of a raw cache
-_MARGIN = 8 / 7  # of 224 that is 256, what people presize to
-_SMALLER = 0.8  # of the bytes: less of a gain is not worth a build
-_FEATURES_BYTES = 400  # of a record, besides the image
+_VARIANTS = 4  # in a raw cache
+_MARGIN = 8 / 7  # makes 256 of 224: people presize to that
+_SMALLER = 0.8  # share of the bytes: a smaller gain is not worth a build
+_FEATURES_BYTES = 400  # size of a record without its image
 
 
 def write_sample(
@@ -50,12 +50,12 @@ def write_sample(
     shards: int = 8,
     least_bytes: int = _PLENTY_BYTES,
 ) -> str:
-    """Write a dataset of these images, of raw pixels if there is a `shape`, and return its URL.
+    """Write a dataset of these images, which are raw pixels if a `shape` is given, and return its URL.
 
-    The images are repeated until there are `least_bytes`: enough for the processor's cache to be no help.
+    The images are repeated up to `least_bytes`, so that the processor's cache does not help.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the dataset cannot be written.
     """
     from tpufeed import __version__
 
@@ -99,10 +99,10 @@ class FedImages:
     """Encoded images of a dataset or of files, and how the loader feeds them.
 
     Attributes:
-        images: some of them.
+        images: a sample of the images.
         records: number of all images.
-        are_files: there is no dataset yet.
         ops: ops of the loader, which bring images to one size.
+        are_files: the images are files; there is no dataset yet.
     """
 
     url: str
@@ -114,14 +114,14 @@ class FedImages:
 
 
 def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[tuple[Alternative, ...], list[str]]:
-    """Measure other ways to store a sample, each for some seconds; return them, and why some could not be tried.
+    """Measure other ways to store a sample, each for some seconds, with small datasets in `folder`.
 
-    Small datasets are written to `folder`.
+    Return the alternatives, and notes on those that could not be tried.
     """
     url, images, ops = quote(sample.url), sample.images, tuple(sample.ops)
     pipeline = Pipeline(ops, seed=0)
     size = pipeline.output_size(None)
-    assert size is not None, "the loader takes no ops that leave images of several sizes"
+    assert size is not None, "the loader only takes ops that bring images to one size"
     side = round(max(size) * _MARGIN)
     draws = pipeline.draw(0, np.arange(len(images)))
 
@@ -135,13 +135,13 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
         return pipeline.run_stored(memoryview(images[number]), None, [op[number] for op in draws]).tobytes()
 
     flags = "".join(f" --op {quote(repr(op))}" for op in ops)
-    if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # what warmup does by itself
+    if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # the default of warmup
         flags = f" --size {size[0]}"
     command = f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
     if sample.are_files:
         command = f"tpufeed shard {url} DATASET-{side} --presize {side}"
     cache = f"tpufeed cache warmup {url} CACHE{flags} --variants {_VARIANTS}"
-    # (what to do, how to make an image of it, (height, width, channels) of raw pixels, live ops, variants)
+    # (what to do, how to convert an image, (height, width, channels) of raw pixels, live ops, variants)
     ways: list[tuple[str, Callable[[int], bytes], tuple[int, int, int] | None, Sequence[Op] | None, int]] = [
         (f"presize to {side}: {command}", presize, None, ops, 1),
         (f"warm a raw cache: {cache}", warm, (*size, 3), None, _VARIANTS),
@@ -155,7 +155,7 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
             made = _change(change, len(images), seconds)
             took = time.perf_counter() - start
             if not made:
-                continue  # no build would take any of them
+                continue  # a build would reject all of them
             mean_bytes = float(np.mean([len(image) for image in made]))
             if change is presize and mean_bytes > _SMALLER * float(np.mean([len(image) for image in images])):
                 continue
@@ -174,7 +174,7 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
 
 
 def _change(change: Callable[[int], bytes], count: int, seconds: float) -> list[bytes]:
-    """Change as many images on all cores as are done in this time, at least a block; bad ones are left out."""
+    """Convert images on all cores for some seconds, at least one block; bad images are left out."""
     stop = time.monotonic() + seconds
 
     def run(number: int) -> bytes | None:

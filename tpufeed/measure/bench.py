@@ -1,7 +1,6 @@
-"""The benchmark: datasets times loaders, measured in turns, each measurement in its own process."""
+"""The benchmark: feed a device from each dataset by each loader, in turns, each time in a new process."""
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -27,10 +26,10 @@ REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")
 DRAIN = "none"
 _BATCH_SIZE, _SECONDS = 128, 8.0
 _WARM_UP_SECONDS = 2.0
-_LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to stage and to compile
+_LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to copy shards and to compile
 _ENTRY = "tpufeed.measure.bench:serve"
 
-# What loaders and kinds of devices need: (module, its name for people, extra).
+# Packages that loaders and kinds of devices need: (module, its name for people, extra).
 _PACKAGES = {
     "torch": ("torch", "torch", "torch"),
     "tf": ("tensorflow", "TensorFlow", "tf"),
@@ -46,19 +45,19 @@ class BenchOptions:
 
     Attributes:
         device: emulated:PROFILE, emulated with `step_ms`, xla-cpu, xla-tpu, jax-cpu, jax-tpu, or none, which only
-            drains the loader. By default emulated:tpu-v3-8, or emulated if `step_ms` is given.
-        batch_size: images of a step; by default the profile's, or 128.
-        step_ms: milliseconds that an emulated accelerator of your own takes for a batch.
-        steps: steps of each measurement.
-        seconds: seconds of each measurement, from its first batch on; by default 8, unless `steps` are given.
-        repeats: measurements of each loader, in turns with the others.
-        warm_up: short rounds before them that count for nothing; they fill the page cache and the stage.
-        split: the split of the dataset that is read.
-        ops: ops as the command line writes them; by default a random-resized crop and a flip, or a cache's live ops.
+            drains the loader. Default: emulated:tpu-v3-8, or emulated if `step_ms` is given.
+        batch_size: images per step. Default: the profile's batch size, or 128.
+        step_ms: milliseconds per batch of your own emulated accelerator.
+        steps: number of steps of each measurement.
+        seconds: length of each measurement, from its first batch. Default: 8, unless `steps` are given.
+        repeats: number of measurements of each loader; loaders take turns.
+        warm_up: number of short rounds that are not counted; they fill the page cache and the local copies.
+        split: the split to read.
+        ops: ops as the command line writes them. Default: a random-resized crop and a flip, or a cache's live ops.
         threads: see `tpufeed.Loader`.
         processes: see `tpufeed.Loader`.
-        model: the model that an emulated TPU trains; by default ResNet-50, which the profiles are for.
-        tpu: a TPU to emulate at its high rate, short for the device emulated:tpu-NAME.
+        model: the model that an emulated TPU trains. Default: ResNet-50, which the profiles are for.
+        tpu: a TPU to emulate at its high rate; short for the device emulated:tpu-NAME.
         patience_seconds: extra time of a measurement if `seconds` are too few for a verdict.
     """
 
@@ -82,8 +81,10 @@ class BenchOptions:
         for text in self.ops or ():
             parse_op(text)
         if self.tpu is not None and (self.device is not None or self.step_ms is not None):
-            raise OptionError(f"tpu {self.tpu!r} is another way to say the device {EMULATED}:tpu-{self.tpu}: give one")
-        self.choice  # noqa: B018  # raises what is wrong with the device
+            raise OptionError(
+                f"tpu {self.tpu!r} is short for the device {EMULATED}:tpu-{self.tpu}: give only one of them"
+            )
+        self.choice  # noqa: B018  # raises if the device is wrong
 
     @property
     def choice(self) -> DeviceChoice:
@@ -92,11 +93,11 @@ class BenchOptions:
         if self.tpu is not None:
             name = f"{EMULATED}:tpu-{find_tpu(self.tpu).name}"
         if self.step_ms is not None and name != EMULATED:
-            raise OptionError(f"step_ms is for the device {EMULATED!r}; {name} has steps of its own")
+            raise OptionError(f"step_ms is for the device {EMULATED!r}; {name} has its own steps")
         kind, _, rest = name.partition(":")
         if kind != EMULATED:
             if self.model is not None:
-                raise OptionError(f"a model is for emulated TPUs; the step of the device {name} is a small one")
+                raise OptionError(f"a model is for emulated TPUs; the device {name} runs a small step")
             nearest(name, (*REAL_DEVICES, DRAIN, EMULATED, DEFAULT_DEVICE), "device")
             if name == DRAIN:
                 return DeviceChoice(name, "none")
@@ -112,20 +113,20 @@ class BenchOptions:
 
     @property
     def images_a_step(self) -> int:
-        """The batch size: given, or the device's own."""
+        """The batch size: the given one, or the device's."""
         known = self.choice.profile
         return self.batch_size or (None if known is None else known.batch_size) or _BATCH_SIZE
 
     @property
     def limits(self) -> Limits:
-        """The end of a measurement."""
+        """Limits at which a measurement ends."""
         seconds = _SECONDS if self.steps is None and self.seconds is None else self.seconds
         return Limits(self.steps, seconds, self.patience_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measurement, as another process is told to make it."""
+    """One measurement to make in another process."""
 
     url: str
     loader: str
@@ -141,7 +142,7 @@ class BenchResult:
 
     Attributes:
         machine: see `machine.machine`.
-        places: where the datasets are, see `machine.place_of`.
+        places: the places of the datasets, see `machine.place_of`.
         options: the options of the benchmark.
         runs: the median run of each dataset and loader, in the order given.
     """
@@ -157,7 +158,7 @@ def measure(measurement: Measurement) -> BenchRun:
 
     Raises:
         UsageError: a dataset, split, device or package does not exist.
-        Exception: the loader's.
+        Exception: an error of the loader.
     """
     options, choice = measurement.options, measurement.options.choice
     check_loaders([measurement.loader], options)
@@ -182,9 +183,9 @@ def _open(url: str) -> Dataset | Mixture:
 
 
 def measure_apart(measurement: Measurement) -> BenchRun:
-    """Make the measurement in a new process, which is gone in the end, with all that it has started.
+    """Make the measurement in a new process, and end that process with all that it has started.
 
-    Raises as `measure`, or LoaderError: the process died, or takes longer than a quarter of an hour.
+    Raises the errors of `measure`, and LoaderError if the process dies or takes longer than a quarter of an hour.
     """
     choice = measurement.options.choice
     variables = {} if "TF_CPP_MIN_LOG_LEVEL" in os.environ else {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -193,17 +194,17 @@ def measure_apart(measurement: Measurement) -> BenchRun:
     if choice.kind == "jax":
         variables["JAX_PLATFORMS"] = choice.platform
     elif measurement.loader == "jax":
-        variables["JAX_PLATFORMS"] = "cpu"  # the batches are looked at
+        variables["JAX_PLATFORMS"] = "cpu"  # the batches are inspected on the CPU
     child = Child(_ENTRY, variables=variables, apart=True, one_thread=False)
     try:
         child.begin(_ENTRY, measurement)
         if not wait([child.fileno()], _LONGEST_SECONDS + (measurement.options.limits.seconds or 0)):
             raise LoaderError(
-                f"{measurement}: not done after {_LONGEST_SECONDS:.0f} s; the loader hangs, or the steps are too many"
+                f"{measurement}: not done after {_LONGEST_SECONDS:.0f} s: the loader hangs, or there are too many steps"
             )
         run: BenchRun = child.receive()
     except ChildDiedError:
-        how, printed = child.ending()[1], child.output().splitlines() or ["it said nothing"]
+        how, printed = child.ending()[1], child.output().splitlines() or ["it printed nothing"]
         raise LoaderError(f"{measurement}: the measuring process ended {how}: {printed[-1]}") from None
     finally:
         stop_all([child], 0.0)
@@ -211,14 +212,7 @@ def measure_apart(measurement: Measurement) -> BenchRun:
 
 
 def serve(measurement: Measurement, connection: Connection) -> None:
-    """Make the measurement in the child process, for as long as its launcher lives."""
-
-    def end_with_launcher() -> None:
-        wait([connection])  # the launcher sends nothing more: this returns when it hangs up
-        # `sys.exit` would end this thread alone, and leave a measurement running that nobody waits for.
-        os._exit(1)
-
-    threading.Thread(target=end_with_launcher, daemon=True).start()
+    """Make the measurement in the child process."""
     try:
         run = measure(measurement)
     except Exception as error:  # noqa: BLE001  # the launcher raises it
@@ -238,14 +232,14 @@ def bench(
 
     Args:
         urls: datasets or caches; "URL=0.7,URL=0.3" is a mixture of several.
-        loaders: numpy, torch, tf, tf-direct, xla, jax, and naive, which is what people write themselves.
+        loaders: numpy, torch, tf, tf-direct, xla, jax, and naive: the loader that people write themselves.
         options: the device, the batches, and how long to measure.
         measure: makes one measurement.
-        listen: hears what will be measured next.
+        listen: called with a description of the next measurement.
 
     Raises:
         UsageError: a dataset, loader, device or package does not exist; raised before anything is measured.
-        Exception: a loader's.
+        Exception: an error of a loader.
     """
     options = options or BenchOptions()
     check_loaders(loaders, options)
@@ -271,28 +265,28 @@ def bench(
     short = replace(options, seconds=seconds, patience_seconds=0.0)
     for one in measurements * options.warm_up:
         measured(replace(one, options=short), " (warm-up)")
-    # They take turns, A B A B: if the machine is slower for a while, it is so for all.
+    # Loaders take turns, A B A B: if the machine is slow for a while, it is slow for all of them.
     rounds = [[measured(one) for one in measurements] for _ in range(options.repeats)]
     runs = tuple(map(middle_run, zip(*rounds, strict=True)))
     return BenchResult(machine=about, places=tuple(places), options=options, runs=runs)
 
 
 def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
-    """Raise OptionError for a loader that is unknown or cannot feed the device, or MissingExtraError."""
+    """Raise OptionError if a loader is unknown or cannot feed the device; MissingExtraError if a package is missing."""
     if not loaders:
-        raise OptionError(f"no loader is given; there are {', '.join(LOADERS)}")
+        raise OptionError(f"no loader is given; the loaders are {', '.join(LOADERS)}")
     choice = options.choice
     for loader in loaders:
         nearest(loader, LOADERS, "loader")
         if loader == "xla" and choice.kind not in ("xla", "none"):
             raise OptionError(
                 f"the loader xla puts batches on a device of torch_xla: give --device xla-cpu or xla-tpu, not "
-                f"{choice.name}. What {choice.name} would wait for is measured by the loader numpy"
+                f"{choice.name}. To measure how long {choice.name} would wait, use the loader numpy"
             )
         if loader == "jax" and choice.kind == "xla":
             raise OptionError(f"the loader jax cannot feed {choice.name}: give --device jax-cpu or jax-tpu")
         if loader == "naive" and options.ops is not None:
-            raise OptionError("the loader naive has a random-resized crop and a flip of its own: leave out the ops")
+            raise OptionError("the loader naive has its own random-resized crop and flip: leave out the ops")
         for what in (loader, choice.kind):
             module, name, extra = _PACKAGES.get(what, ("", "", ""))
             if module and find_spec(module) is None:
@@ -300,7 +294,7 @@ def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
 
 
 def middle_run(runs: Sequence[BenchRun]) -> BenchRun:
-    """Return the repeat with the median rate, with the spread of all repeats and the problems of any."""
+    """Return the repeat with the median rate, with the rates of all repeats, and a problem if any repeat has one."""
     rated = sorted(runs, key=lambda run: run.images_per_second or 0.0)
     middle = rated[(len(rated) - 1) // 2]
     problems, doubtful = middle.problems, [run for run in runs if run.problems]

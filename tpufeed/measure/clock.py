@@ -31,10 +31,10 @@ class StepTimes:
 
     Attributes:
         wait_seconds: time that the step waited for its batch.
-        sync_seconds: time of tracing, compiling and launching the step, which torch_xla's loaders do in the `next()`
-            after it. A sync before an epoch's first step counts for that step as well. Empty with other loaders.
-        compute_seconds: time of the step itself; the nominal one if the accelerator is emulated.
-        ready: batches that an emulated accelerator had in its queue when the step asked for one; else empty.
+        sync_seconds: time to trace, compile and launch the step, which torch_xla's loaders do in the `next()` after it.
+            A sync before an epoch's first step counts for that step, too. Empty with other loaders.
+        compute_seconds: time of the step itself; the nominal time if the accelerator is emulated.
+        ready: batches in the queue of an emulated accelerator when the step asked for one; else empty.
     """
 
     wait_seconds: tuple[float, ...] = ()
@@ -48,13 +48,13 @@ class StepReport:
     """Figures of a `StepClock`. None means unknown: with fewer than two steps there is no steady state.
 
     The steady state is every step but the first, which waits for the pipeline to fill and computes while it compiles.
-    All figures are of the steady state, but `steps`, `images`, those that begin with `first_`, and `compile_seconds`.
+    All figures cover the steady state, except `steps`, `images`, `compile_seconds` and those that begin with `first_`.
 
     Attributes:
         steps: number of all steps.
         images: number of all images; None if batches have no shape and no batch size was given.
-        images_per_second: images in a second of `wall_seconds`.
-        bytes_per_second: bytes of the batches' arrays, which cross to the device.
+        images_per_second: images per second of `wall_seconds`.
+        bytes_per_second: bytes of the batches' arrays, which go to the device.
         step_ms: median of wait + sync + compute.
         wait_ms_p50: median of the waits for a batch.
         wait_ms_p95: 95th percentile of the waits.
@@ -63,14 +63,14 @@ class StepReport:
         sync_percent: syncs / wall. torch_xla's loaders sync before they hand out the next batch: they trace, compile
             and launch the step, and wait for the device to take it. None with other loaders.
         tracing_percent: share of the time in which the host traced and compiled: the syncs without their waits for the
-            device, or the compile time, whichever is more. None if no framework counts.
+            device, or the compile time, whichever is longer. None if the framework does not count it.
         wall_seconds: time inside the loop; evaluation between two epochs does not count.
-        first_wait_seconds: time from asking for the first batch until it was there, `iter(loader)` included.
+        first_wait_seconds: time from asking for the first batch until it arrived, `iter(loader)` included.
         first_compute_seconds: time of the first step, with the syncs around it.
         compile_seconds: compile time within `first_compute_seconds`, as torch_xla and JAX report it.
         recompilations: number of compilations after the first step.
-        host_syncs: times that the host waited for a value of the device, as torch_xla counts them.
-        short_epochs: (epoch from 1, batches given, batches by `len()`) of each epoch that ended early by itself.
+        host_syncs: number of times the host waited for a value from the device, as torch_xla counts them.
+        short_epochs: (epoch from 1, batches given, batches by `len()`) of each epoch in which the loader ended early.
         notes: further findings, as sentences.
     """
 
@@ -96,7 +96,7 @@ class StepReport:
 
     @property
     def blame(self) -> Blame | None:
-        """The cause of most waiting; the accelerator, if neither data nor tracing takes 5 % of the time."""
+        """The main cause of waiting: "accelerator" if neither data nor tracing takes 5 % of the time."""
         if self.idle_percent is None:
             return None
         tracing = self.tracing_percent or 0.0
@@ -111,7 +111,7 @@ class StepReport:
             return "no verdict: there is no steady state to judge"
         idle = f"{self.idle_percent:.1f} %"
         if self.blame == "accelerator":
-            return f"fed: {idle} of the time is waiting for data; what is left is the step itself"
+            return f"fed: {idle} of the time is waiting for data; the rest is the step itself"
         if self.blame == "tracing":
             return (
                 f"your step waits on tracing and compiling ({self.tracing_percent:.1f} % of the time), "
@@ -120,14 +120,14 @@ class StepReport:
         return f"{idle_band(self.idle_percent)}: {idle} of the time the step waits for its batch"
 
     def summary(self) -> str:
-        """Return lines for people; n/a stands for unknown."""
+        """Return lines for people; n/a means unknown."""
         megabytes = None if self.bytes_per_second is None else self.bytes_per_second / 1e6
         lines = [
             f"{self.steps} steps: idle {say(self.idle_percent, '%', 1)} of {say(self.wall_seconds, 's', 2)}, "
             f"{say(self.images_per_second)} images a second, {say(megabytes, 'MB', 1)} a second to the device",
             f"a step takes {say(self.step_ms, 'ms', 1)}; waits for a batch: p50 {say(self.wait_ms_p50, 'ms', 1)}, "
             f"p95 {say(self.wait_ms_p95, 'ms', 1)}, p99 {say(self.wait_ms_p99, 'ms', 1)}",
-            f"first step, left out of these: {say(self.first_wait_seconds, 's', 2)} for its batch, "
+            f"first step, not counted above: {say(self.first_wait_seconds, 's', 2)} for its batch, "
             f"{say(self.first_compute_seconds, 's', 2)} in the step, of which compiling "
             f"{say(self.compile_seconds, 's', 2)}",
         ]
@@ -143,30 +143,30 @@ class StepClock:
     """Time each step of `for batch in clock(loader): ...`: the wait inside `next()`, and the compute until the next.
 
     The steps of all epochs add up, whether the clock is called for each epoch or its result is iterated again. The wait
-    for an epoch's first batch includes `iter(loader)`. The clock costs less than 2 us and 40 bytes a step. It is for
-    one thread.
+    for an epoch's first batch includes `iter(loader)`. The clock costs less than 2 us and 40 bytes per step. It is not
+    thread-safe.
 
-    With torch_xla's loaders, `next()` also traces, compiles and launches the step before; that is `sync`, not wait.
+    With torch_xla's loaders, `next()` also traces, compiles and launches the previous step; that is `sync`, not wait.
 
-    With torch_xla and JAX, which compute asynchronously, the step has to end with something that waits for the device.
-    Otherwise the device's time shows up as a wait of a later step.
+    torch_xla and JAX compute asynchronously, so the step has to end with something that waits for the device. Otherwise
+    the device's time shows up as a wait of a later step.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         # Arrays of plain numbers: lists would hold an object for each figure, as long as the training lasts.
         self._waits, self._syncs, self._computes = array("d"), array("d"), array("d")
-        self._images, self._nbytes = array("q"), array("q")  # -1 stands for unknown
-        self._end_wait = 0.0  # the time to learn that an epoch is over is a wait, too, but of no step
-        self._splits = False  # a loader told waits from syncs
+        self._images, self._nbytes = array("q"), array("q")  # -1 means unknown
+        self._end_wait = 0.0  # waiting to learn that an epoch is over counts as wait, but belongs to no step
+        self._splits = False  # waits and syncs were told apart for some loader
         self._compiling = CompileWatch()
         self._settled = False  # the first step is over
-        self._shape, self._size = _UNSEEN, (-1, -1)  # of the last batch: its shape, (images, bytes)
+        self._shape, self._size = _UNSEEN, (-1, -1)  # shape and (images, bytes) of the last batch
         self._epochs = 0
         self._iterations = 0  # iterations under way
         self._short: list[tuple[int, int, int]] = []
-        # The step that runs: (begin, wait, sync, images, bytes). There is one at most, so that time counts once. The
-        # clock has to hold it, not the iterator: a loop that is left must free the iterator, which ends the step.
+        # The running step: (begin, wait, sync, images, bytes). There is at most one, so that time counts once. The
+        # clock has to hold it, not the iterator: leaving a loop must free the iterator, which ends the step.
         self._step: tuple[float, float, float, int, int] | None = None
         self._dropped = 0
 
@@ -174,11 +174,11 @@ class StepClock:
         """Return the loader with its steps timed. It can be iterated as often as the loader, as Lightning's `fit` does.
 
         Leaving a loop early ends the last step there and closes the loader's iterator. If you keep the iterator
-        (`batches = iter(clock(loader))`), the clock cannot see when the loop is left: then the last step is left out,
-        unless `batches.close()` ends it. An exception in the loop or in the loader passes through. `len`, state and
-        attributes are the loader's.
+        (`batches = iter(clock(loader))`), the clock cannot see when the loop is left. Then the last step is not
+        counted, unless `batches.close()` ends it. An exception in the loop or in the loader passes through. `len`,
+        state and attributes are the loader's.
 
-        In nested loops of one clock time counts once: a step of the outer loop ends when the inner loop begins.
+        In nested loops of one clock, time counts once: a step of the outer loop ends when the inner loop begins.
         """
         kind = StatefulTimedLoader if hasattr(loader, "state_dict") else TimedLoader
         return kind(loader, self)
@@ -186,7 +186,7 @@ class StepClock:
     def report(self, batch_size: int | None = None) -> StepReport:
         """Report on the steps that have ended so far.
 
-        `batch_size` is the images of each step; by default they are counted: the first axis of a batch's first array.
+        `batch_size` is the number of images per step. Default: the first axis of each batch's first array.
         """
         steps, compiled = len(self._waits), self._compiling.result()
         first, later = compiled or (None, None)
@@ -198,23 +198,23 @@ class StepClock:
         notes = []
         if steps < 2:
             seen = "no step" if steps == 0 else "one step"
-            notes.append(f"{seen} was measured, and the first is left out: let the loop take at least 2, better 100")
+            notes.append(f"{seen} was measured, and the first does not count: run at least 2 steps, better 100")
         elif images is None:
-            notes.append("the batches are no arrays, so that images were not counted: give report(batch_size=...)")
+            notes.append("the batches are not arrays, so images were not counted: give report(batch_size=...)")
         if self._dropped:
             notes.append(
-                f"{self._dropped} {'step is' if self._dropped == 1 else 'steps are'} left out, as a loop was left "
-                "there whose iterator was kept: close() the iterator where its loop ends, and the step counts"
+                f"{self._dropped} {'step was' if self._dropped == 1 else 'steps were'} not counted, because their loop "
+                "was left and its iterator kept: close() the iterator where the loop ends"
             )
         if self._short:
             epoch, batches, expected = self._short[0]
-            more = f", and {len(self._short) - 1} more epochs were short" if len(self._short) > 1 else ""
+            more = f"; {len(self._short)} short epochs in all" if len(self._short) > 1 else ""
             notes.append(
                 f"the loader ended early: epoch {epoch} gave {batches} batches, len() says {expected}{more}. Look for "
-                "errors in its threads or workers; torch_xla's ParallelLoader takes an exception of its source for the "
+                "errors in its threads or workers; torch_xla's ParallelLoader takes an exception in its source for the "
                 "end"
             )
-        # The steady state: all steps but the first, and the ends of epochs.
+        # The steady state: all steps except the first, and the ends of epochs.
         waits, syncs, computes = (np.array(part[1:]) for part in (self._waits, self._syncs, self._computes))
         wait, sync = float(waits.sum()) + self._end_wait, float(syncs.sum())
         wall = wait + sync + float(computes.sum())
@@ -233,7 +233,7 @@ class StepClock:
             }
             if later is not None or self._splits:
                 counts = later or Counter[str]()
-                # Compiling can be of several threads, and syncs in the loop's body wait for the device as well.
+                # Several threads may compile, and syncs in the loop's body wait for the device, too.
                 tracing = max(sync - counts["device_wait_ns"] / 1e9, counts["compile_ns"] / 1e9, 0.0)
                 steady["tracing_percent"] = 100 * min(wall, tracing) / wall
             if later is not None:
@@ -265,7 +265,7 @@ class StepClock:
     # The iterators below call these two.
 
     def _finish(self, now: float) -> int | None:
-        """End the step that runs. Return its number, from 0; None if no step runs."""
+        """End the running step. Return its number, from 0, or None if no step is running."""
         if self._step is None:
             return None
         begin, wait, sync, images, nbytes = self._step
@@ -278,7 +278,7 @@ class StepClock:
         return len(self._waits) - 1
 
     def _settle(self) -> None:
-        """Note that the first step is over, with the sync after it."""
+        """Note that the first step and the sync after it are over."""
         if self._waits and not self._settled:
             self._settled = True
             self._compiling.settle()
@@ -291,22 +291,22 @@ class _TimedEpoch(Iterator[Batch]):
         self._loader, self._clock = loader, clock
         self._iterator: Iterator[Batch] | None = None
         self._splitter: WaitSplitter | None = None
-        self._step: Any = None  # this epoch's last step; it still runs if the clock holds it, too
+        self._step: Any = None  # this epoch's last step; it is still running if the clock holds it, too
         self._number = self._batches = 0
-        self._promised: int | None = None  # batches of the epoch by `len`
+        self._promised: int | None = None  # batches of the epoch, by `len`
         self._kept = self._closed = False
 
     def __iter__(self) -> "_TimedEpoch[Batch]":
-        """Return itself: a loop begins over an iterator that its caller keeps."""
+        """Return the iterator itself: its caller keeps it and begins a loop over it."""
         self._kept = True
         self._drop()
         return self
 
     def __next__(self) -> Batch:
-        """Return the next batch, which ends the step before."""
+        """Return the next batch, which ends the previous step."""
         clock = self._clock
         asked = clock._now()
-        # In nested loops the step that ends here may be the inner loop's: no sync of this loader is a part of it.
+        # In nested loops the step that ends here may be the inner loop's; then it contains no sync of this loader.
         is_mine = clock._step is self._step
         ended = clock._finish(asked)
         before = ended if is_mine else None
@@ -338,7 +338,7 @@ class _TimedEpoch(Iterator[Batch]):
         if not clock._settled:
             clock._settle()
         shape = first_shape(batch)
-        if shape != clock._shape:  # batches of one shape are looked into once
+        if shape != clock._shape:  # batches of the same shape have the same size
             clock._shape, clock._size = shape, size_of(batch)
         self._batches += 1
         self._step = clock._step = (now, wait, sync, *clock._size)
@@ -369,7 +369,7 @@ class _TimedEpoch(Iterator[Batch]):
         self.close()
 
     def _drop(self) -> None:
-        """Leave out the step that runs: its loop was left at an unknown time."""
+        """Do not count the running step: its loop was left at an unknown time."""
         if self._step is not None and self._clock._step is self._step:
             self._clock._step = None
             self._clock._dropped += 1
@@ -385,15 +385,15 @@ class _TimedEpoch(Iterator[Batch]):
         self._iterator = iterator
         self._splitter = split_waits(loader, iterator, clock._now() - asked, clock._now)
         clock._splits |= self._splitter is not None
-        # An epoch of a loader with a state may be the rest of an epoch; then only its iterator can know the length.
+        # A loader with a state may continue in mid-epoch; then only its iterator can know the length.
         self._promised = None if iterator is loader else length_of(iterator)
-        source = getattr(getattr(loader, "loader", None), "source", loader)  # a loader of the user's behind a feed
+        source = getattr(getattr(loader, "loader", None), "source", loader)  # a feed may read a loader of the user's
         if self._promised is None and not hasattr(source, "load_state_dict"):
             self._promised = length_of(loader)
 
 
 class TimedLoader(Generic[Batch]):
-    """A loader each of whose iterations a `StepClock` times; see `StepClock.__call__`."""
+    """A loader whose iterations a `StepClock` times; see `StepClock.__call__`."""
 
     def __init__(self, loader: Iterable[Batch], clock: StepClock) -> None:
         self._loader: Any = loader
@@ -403,7 +403,7 @@ class TimedLoader(Generic[Batch]):
         return True  # also if the loader has no length
 
     def __len__(self) -> int:
-        """Return the batches of an epoch. Raises TypeError if the loader has no length."""
+        """Return the number of batches per epoch. Raises TypeError if the loader has no length."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -412,13 +412,13 @@ class TimedLoader(Generic[Batch]):
 
     def __getattr__(self, name: str) -> Any:
         """Return any other attribute of the loader."""
-        if name == "_loader":  # a copy that is being made has none yet
+        if name == "_loader":  # an unfinished copy has none yet
             raise AttributeError(name)
         return getattr(self._loader, name)
 
 
 class StatefulTimedLoader(TimedLoader[Batch]):
-    """A `TimedLoader` of a loader that has a state: frameworks look for the methods in the class."""
+    """A `TimedLoader` of a loader with a state: frameworks look for these methods in the class."""
 
     def state_dict(self) -> Any:
         """Return the loader's state."""
@@ -442,10 +442,10 @@ _SAVED = msgspec.json.Decoder(SavedSteps)
 
 
 def load_steps(path: str | Path) -> StepReport:
-    """Read what `StepClock.save` wrote. Fields that this release does not know are left out.
+    """Read the file that `StepClock.save` wrote. Fields that this release does not know are ignored.
 
     Raises:
-        OptionError: the file cannot be read, or is another file.
+        OptionError: the file cannot be read, or is not such a file.
     """
     try:
         return _SAVED.decode(Path(path).read_bytes()).report
@@ -453,33 +453,33 @@ def load_steps(path: str | Path) -> StepReport:
         raise OptionError(f"{path} cannot be read: {error.strerror}; clock.save(path) writes such a file") from error
     except msgspec.DecodeError as error:
         raise OptionError(
-            f"{path} is no file of steps for this tpufeed ({error}); clock.save(path) writes what is wanted here"
+            f"{path} is not a file of steps that this tpufeed can read ({error}); clock.save(path) writes such a file"
         ) from error
 
 
 def idle_band(idle_percent: float) -> str:
-    """Return xprof's words for this share of idle time."""
+    """Return xprof's name for this share of idle time."""
     if idle_percent >= HIGH_PERCENT:
         return "highly input-bound"
     return "moderately input-bound" if idle_percent >= MODERATE_PERCENT else "not input-bound"
 
 
 def wait_percentiles(waits: "np.typing.NDArray[np.float64]") -> dict[str, Any]:
-    """Return the fields `wait_ms_p50`, `_p95` and `_p99` of a report, from waits in seconds."""
+    """Return the fields `wait_ms_p50`, `_p95` and `_p99` of a report for waits in seconds."""
     percentiles = np.percentile(waits, (50, 95, 99)) * 1e3
     return dict(zip(("wait_ms_p50", "wait_ms_p95", "wait_ms_p99"), map(float, percentiles), strict=True))
 
 
 def length_of(sized: Any) -> int | None:
-    """Return the number of batches that a loader promises, if it does."""
+    """Return the number of batches that a loader promises, or None."""
     try:
         return len(sized)
-    except Exception:  # noqa: BLE001  # TypeError if there is no length, but loaders raise what they like
+    except Exception:  # noqa: BLE001  # TypeError if there is no length, but loaders raise anything
         return None
 
 
 def first_shape(batch: Any) -> Any:
-    """Return the shape of the first array of a batch, as its framework gives it; None if there is none."""
+    """Return the shape of a batch's first array, as its framework gives it; None if it has no array."""
     while True:
         if isinstance(batch, tuple | list):
             batch = batch[0] if batch else None
@@ -490,27 +490,27 @@ def first_shape(batch: Any) -> Any:
 
 
 def size_of(batch: Any) -> tuple[int, int]:
-    """Return a batch's images, the first axis of its first array, and the bytes of its arrays; -1 for unknown."""
+    """Return the images of a batch (the first axis of its first array) and the bytes of its arrays; -1 if unknown."""
     try:
         shape, sizes = first_shape(batch), list(_iter_nbytes(batch))
         return (int(shape[0]) if shape is not None and len(shape) else -1), (sum(sizes) if sizes else -1)
-    except Exception:  # noqa: BLE001  # batches can be anything, and a step is worth more than a count
+    except Exception:  # noqa: BLE001  # a batch can be anything, and must not stop the training
         return -1, -1
 
 
 def _iter_nbytes(batch: Any) -> Iterator[int]:
-    """Yield the bytes of each array of a batch. Strings stay on the host and have none."""
+    """Yield the bytes of each array of a batch; 0 for strings, which stay on the host."""
     if isinstance(batch, tuple | list | Mapping):
         for member in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _iter_nbytes(member)
     elif hasattr(batch, "shape") and hasattr(batch, "dtype"):
         dtype = batch.dtype
-        shards = getattr(batch, "addressable_shards", None)  # of JAX: the part that is on this process' devices
+        shards = getattr(batch, "addressable_shards", None)  # JAX: the part on the devices of this process
         if getattr(dtype, "kind", "") in ("O", "S", "U") or getattr(dtype, "name", "") == "string":
             yield 0
         elif shards is not None:
             yield sum(int(shard.data.nbytes) for shard in shards)
         elif getattr(batch, "nbytes", None) is not None:
             yield int(batch.nbytes)
-        else:  # of TensorFlow
+        else:  # TensorFlow
             yield math.prod(int(axis) for axis in batch.shape) * int(dtype.size)

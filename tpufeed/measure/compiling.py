@@ -1,6 +1,6 @@
 """Count what torch_xla and JAX compile, and tell waiting from syncing in the `next()` of torch_xla's loaders.
 
-Neither framework is imported here: a framework that the process has not imported has nothing to count.
+Neither framework is imported here: one that the process has not imported has nothing to count.
 """
 
 import sys
@@ -15,24 +15,24 @@ from tpufeed.loaders.device import DeviceFeed
 # Two graphs after the first step are usual: optimizers create their state in it, so that the next steps differ.
 _USUAL_COMPILATIONS = 2
 
-# Events of jax.monitoring. Tracing is left out: a function that calls others would count their time twice.
+# Events of jax.monitoring. Tracing is not counted: the time of nested functions would count twice.
 _JAX_COMPILE = "/jax/core/compile/backend_compile_duration"
 _JAX_LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
 
 def xla_counts() -> Counter[str] | None:
-    """Return torch_xla's counts since the process began, all devices and threads together.
+    """Return torch_xla's counts since the process began, for all devices and threads together.
 
-    The difference of two results is what was counted in between. None if the process has not imported torch_xla.
+    Subtract two results to count what happened in between. None if the process has not imported torch_xla.
 
     Keys:
-        compilations, compile_ns: graphs that were in no cache, and their time.
-        executions: graphs that ran.
-        device_wait_ns: time that the host waited until the device had begun all that was sent before. The device is
-            busy then; the host is not slow.
-        host_syncs: times that the host waited for a value: `.item()`, `print(loss)`, `.cpu()`, ops on the host.
+        compilations, compile_ns: number of graphs that were in no cache, and the time to compile them.
+        executions: number of graphs that ran.
+        device_wait_ns: time that the host waited for the device to begin all earlier work. The device is busy then; the
+            host is not slow.
+        host_syncs: number of times the host waited for a value: `.item()`, `print(loss)`, `.cpu()`, ops on the host.
         item_calls: the part of `host_syncs` that `.item()`, `float(...)` and `if tensor:` caused.
-        aten::NAME: how often the host ran an op that XLA cannot run.
+        aten::NAME: number of times the host ran an op that XLA cannot run.
     """
     if "torch_xla" not in sys.modules:
         return None
@@ -53,30 +53,30 @@ def xla_counts() -> Counter[str] | None:
 
 
 def compile_advice(counts: Counter[str], steps: int) -> tuple[str, ...]:
-    """Return what is wrong with `steps` steps after the first, in which `counts` were counted, as sentences."""
+    """Return advice, as sentences, on the `counts` of the `steps` steps after the first."""
     advice = []
     if counts["compilations"] > _USUAL_COMPILATIONS:
         advice.append(
             f"recompiled {counts['compilations']} times after step 1, {counts['compile_ns'] / 1e9:.1f} s in all: "
-            "shapes, dtypes, shardings, static arguments or Python numbers in the graph change; pad batches, or drop "
+            "shapes, dtypes, shardings, static arguments or Python numbers in the graph change. Pad batches, or drop "
             "the remainder"
         )
     if steps and counts["host_syncs"] >= steps:
         advice.append(
-            f"the host waited for a value of the device {counts['host_syncs']} times in {steps} steps "
-            f"({counts['item_calls']} by .item() or float()); print the loss every so many steps only"
+            f"the host waited for a value from the device {counts['host_syncs']} times in {steps} steps "
+            f"({counts['item_calls']} by .item() or float()); print the loss less often"
         )
     ops = ", ".join(f"{name} {count} times" for name, count in sorted(counts.items()) if name.startswith("aten::"))
     if ops:
-        advice.append(f"ops that XLA cannot run went to the host and back: {ops}")
+        advice.append(f"the host ran ops that XLA cannot run: {ops}")
     return tuple(advice)
 
 
 class CompileWatch:
-    """Count what the first step and what the later steps compile, without what is compiled between two epochs."""
+    """Count what the first step and the later steps compile, but not what is compiled between two epochs."""
 
     def __init__(self) -> None:
-        self._counts = Counter[str](), Counter[str]()  # of the first step, of the later steps
+        self._counts = Counter[str](), Counter[str]()  # the first step, the later steps
         self._settled = False
         self._before: Counter[str] | None = None  # None between epochs
         self._jax: Counter[str] | None = None
@@ -86,7 +86,7 @@ class CompileWatch:
         self._before = self._read()
 
     def settle(self) -> None:
-        """End the first step: what follows belongs to the later steps."""
+        """End the first step: all that follows belongs to the later steps."""
         self._collect()
         self._settled = True
 
@@ -98,34 +98,34 @@ class CompileWatch:
     def result(self) -> tuple[Counter[str], Counter[str]] | None:
         """Return the counts of the first step and of the later steps.
 
-        None if no framework that counts has compiled or run anything: another framework may train here.
+        None if neither framework has compiled or run anything: another framework may train here.
         """
         self._collect()
         found = any(counts["compilations"] or counts["executions"] for counts in self._counts)
         return self._counts if found else None
 
     def _collect(self) -> None:
-        """Add what was counted since the last time; nothing if someone has cleared torch_xla's counts meanwhile."""
+        """Add what was counted since the last call, or nothing if torch_xla's counts were cleared in between."""
         if self._before is not None:
             total = self._read()
-            # The minus of Counters leaves out what is not above zero, as counts are that were cleared since.
+            # Subtracting Counters drops differences that are not above zero, like those of cleared counts.
             self._counts[self._settled].update(total - self._before)
             self._before = total
 
     def _read(self) -> Counter[str]:
-        # JAX counts from the moment on at which a listener is registered.
+        # JAX only counts from the moment at which a listener is registered.
         self._jax = _listen_to_jax() if self._jax is None else self._jax
         return (xla_counts() or Counter()) + (self._jax or Counter())
 
 
 def _listen_to_jax() -> Counter[str] | None:
-    """Register a listener at JAX and return its counts, which grow; None if JAX is not loaded."""
+    """Register a listener with JAX and return its growing counts; None if JAX is not loaded."""
     monitoring = getattr(sys.modules.get("jax"), "monitoring", None)
     register: Any = getattr(monitoring, "register_event_duration_secs_listener", None)
     if register is None:
         return None
     counts = Counter[str]()
-    # JAX keeps listeners for good, and older releases cannot remove one: the listener must not keep the counts alive.
+    # JAX keeps listeners forever, and older releases cannot remove one: the listener must not keep the counts alive.
     weak = weakref.ref(counts)
 
     def listen(event: str, seconds: float, **_: Any) -> None:
@@ -140,11 +140,11 @@ def _listen_to_jax() -> Counter[str] | None:
 
 @dataclass
 class WaitSplitter:
-    """Tell the wait for a batch from what else `next()` of one of torch_xla's loaders does.
+    """Tell the wait for a batch from the other work in the `next()` of one of torch_xla's loaders.
 
     Attributes:
         waited: returns the seconds that the loader's consumer has waited so far.
-        before: the seconds before this `next()`.
+        before: the seconds that it had waited before this `next()`.
         close: ends the iteration.
     """
 
@@ -153,30 +153,30 @@ class WaitSplitter:
     close: Callable[[], object]
 
     def wait_of(self, elapsed: float) -> float:
-        """Return the wait within the `elapsed` seconds of a `next()`; to be called once a step."""
+        """Return the wait within the `elapsed` seconds of a `next()`. Call it once per step."""
         before, self.before = self.before, self.waited()
         return min(self.before - before, elapsed)
 
 
 def split_waits(loader: Any, iterator: Any, opening: float, now: Callable[[], float]) -> WaitSplitter | None:
-    """Return what splits the waits of one of torch_xla's loaders; None for other loaders and without torch_xla.
+    """Return a splitter for the waits of one of torch_xla's loaders; None for other loaders and without torch_xla.
 
-    `PerDeviceLoader.next` calls `torch_xla.sync()`, which traces and compiles the step before, and then looks into its
-    queue for a batch. The look is timed. To sync first, outside, would make the loader's own sync a second one. That
-    costs 0.18 ms with 600 live tensors (a ResNet-50 in training), and would have to know `batches_per_execution` and
+    `PerDeviceLoader.next` calls `torch_xla.sync()`, which traces and compiles the previous step, and then looks into
+    its queue for a batch. Only the look is timed. Syncing before that, outside the loader, would sync twice: that costs
+    0.18 ms with 600 live tensors (a ResNet-50 in training), and would have to know `batches_per_execution` and
     `StepTrace`.
 
     Args:
         loader: the loader that the loop was given.
         iterator: its iterator.
-        opening: seconds that `iter(loader)` took, a part of the wait for the first batch.
+        opening: seconds that `iter(loader)` took; they belong to the wait for the first batch.
         now: the clock.
     """
     module: Any = sys.modules.get("torch_xla.distributed.parallel_loader")
     if module is None:
         return None
     if isinstance(iterator, module.PerDeviceLoader):
-        queues = iterator._loader  # torch_xla ends with 2.9, so this name will not change
+        queues = iterator._loader  # 2.9 is the last torch_xla, so this name will not change
         look, waited = queues.next_item, opening
 
         def next_item(device: Any) -> Any:
@@ -189,7 +189,7 @@ def split_waits(loader: Any, iterator: Any, opening: float, now: Callable[[], fl
         queues.next_item = next_item
         return WaitSplitter(lambda: waited, 0.0, lambda: queues.__dict__.pop("next_item", None))
     if isinstance(loader, DeviceFeed) and isinstance(loader, module.MpDeviceLoader):
-        # An `XlaFeed` counts its waits itself. Its first `next()` also opens the source: all of that is wait.
+        # An `XlaFeed` counts its waits itself. Its first `next()` also opens the source; all of that is wait.
         counts = loader.counts
         return WaitSplitter(lambda: counts.wait_seconds, float("-inf"), lambda: None)
     return None

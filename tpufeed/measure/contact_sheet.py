@@ -1,6 +1,6 @@
 """Draw a labelled contact sheet of a dataset: thumbnails of its records in a nearly square grid.
 
-There is a line of text above the grid and two lines under each image. Variants of a sample are side by side.
+A line of text is above the grid, and two lines are below each image. Variants of a sample are side by side.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ _MOST_PIXELS = 300_000_000
 
 _GAP_PX, _TITLE_PX, _LABEL_PX, _NAME_PX = 8, 26, 15, 13
 _TITLE_FONT_PX, _LABEL_FONT_PX, _NAME_FONT_PX = 14, 12, 10
-_LEAST_WIDTH_PX = 320  # or the title is cut short
+_LEAST_WIDTH_PX = 320  # a narrower sheet would cut the title short
 _PAPER, _INK, _FAINT = "white", "black", (110, 110, 110)
-# Files of fonts that systems have; Pillow's own font covers little more than ASCII.
+# Font files that systems have; Pillow's own font covers little more than ASCII.
 _WIDE_FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "msgothic.ttc")
 _MASK_OPACITY = 0.5
 _BOXES = ("red", "lime", "cyan", "yellow", "magenta", "orange")
@@ -51,9 +51,9 @@ class SheetOptions:
     """Options of a contact sheet.
 
     Attributes:
-        count: most images on it; of a cache all K variants of count // K samples.
+        count: most images on the sheet; a cache shows all K variants of count // K samples.
         class_name: show only samples of this class, by name or id.
-        seed: seed of the choice of samples.
+        seed: seed for the choice of samples.
         size_px: side of the square that each image is fitted into.
     """
 
@@ -68,7 +68,7 @@ class SheetOptions:
 
 @dataclass(frozen=True, slots=True)
 class ContactSheet:
-    """A sheet: its picture, (left, top) of each image's square, and why some images could not be shown."""
+    """A sheet: its picture, the (left, top) of each image's square, and messages about images that are not shown."""
 
     image: Image.Image
     corners: tuple[tuple[int, int], ...]
@@ -76,13 +76,13 @@ class ContactSheet:
 
 
 def make_contact_sheet(dataset: Dataset, split: str | None = None, options: SheetOptions | None = None) -> ContactSheet:
-    """Draw thumbnails of samples of a split (by default the first), with label and file name or sample number.
+    """Draw thumbnails of samples of a split (default: the first), with label and file name or sample number.
 
-    Only the records shown are read; for a class also the records that are searched.
+    Only the shown records are read, and those that are searched for a class.
 
     Raises:
         OptionError: there is no such split or class, or the split has no sample of it.
-        ShardError: a shard is missing, or not the manifest's.
+        ShardError: a shard is missing, or is not the one in the manifest.
     """
     options, manifest = options or SheetOptions(), dataset.manifest
     split = next(iter(manifest.splits), "") if split is None else split
@@ -97,13 +97,13 @@ def make_contact_sheet(dataset: Dataset, split: str | None = None, options: Shee
         what = "" if options.class_name is None else f" of class {options.class_name!r}"
         raise OptionError(f"split {split!r} of {dataset.url} holds no samples{what}")
 
-    # As many samples side by side as make the sheet nearly square, wider rather than higher.
+    # Choose the number of columns that makes the sheet nearly square, wider rather than higher.
     sample_px, row_px = len(variants) * (size_px + _GAP_PX) + _GAP_PX, size_px + _LABEL_PX + _NAME_PX + _GAP_PX
     columns = min(len(places), max(1, math.ceil(math.sqrt(len(places) * row_px / sample_px) - 0.25)))
     width = max(_LEAST_WIDTH_PX, columns * sample_px + _GAP_PX)
     height = _TITLE_PX + math.ceil(len(places) / columns) * row_px + _GAP_PX
     if width * height > _MOST_PIXELS:
-        raise OptionError(f"a sheet of {width} x {height} pixels is too large; take a smaller count or size")
+        raise OptionError(f"a sheet of {width} x {height} pixels is too large; use a smaller count or size")
     sheet = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(sheet)
     if manifest.tensor_shape is not None:
@@ -147,23 +147,23 @@ def check_sheet_path(path: Path) -> None:
 
 
 def write_sheet(image: Image.Image, path: Path) -> None:
-    """Write the sheet in the format of the path's ending, whole or not at all; an earlier file is replaced.
+    """Write the sheet atomically, in the format of the path's ending; replace an earlier file.
 
     Raises:
-        OptionError: see `check_output`; or the image is too large for the format.
+        OptionError: as `check_output` does; or the image is too large for the format.
         StoreError: the sheet cannot be written.
     """
     check_sheet_path(path)
     name, longest_px = _FORMATS[path.suffix.lower()]
     if max(image.size) > longest_px:
         raise OptionError(
-            f"{path}: {image.width} x {image.height} pixels are too many for {name}; take .png or fewer images"
+            f"{path}: {image.width} x {image.height} pixels are too many for {name}; use .png or fewer images"
         )
     write_file(path, partial(image.save, format=name, quality=90))
 
 
 def _read_tile(manifest: Manifest, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
-    """Return label, file name and thumbnail of a record; if it is damaged, a message instead of the thumbnail."""
+    """Return a record's label, file name and thumbnail, or a message instead of the thumbnail if it is damaged."""
     name = ""
     (payload,) = iter_payloads(reader, [place])
     if isinstance(payload, RecordError):
@@ -179,12 +179,12 @@ def _read_tile(manifest: Manifest, reader: Reader, place: Place, size_px: int) -
             name = str(feature.values[0], "utf-8", "replace")
         data, shape = reader.layout.decode(payload)[0], manifest.tensor_shape
         if shape is not None and len(data) != math.prod(shape):
-            raise RecordError(f"the image has {len(data)} bytes; a tensor of {shape} takes {math.prod(shape)}")
+            raise RecordError(f"the image has {len(data)} bytes, but a tensor of {shape} takes {math.prod(shape)}")
         pixels = Pipeline((), seed=0, upright=manifest.upright).run_stored(data, shape, ())
         image = Image.fromarray(np.ascontiguousarray(pixels))
         stored = image.height, image.width
         scale = size_px / max(image.size)
-        if scale >= 2:  # a tiny image is shown in visible pixels
+        if scale >= 2:  # show a tiny image with visible pixels
             image = image.resize((image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST)
         image.thumbnail((size_px, size_px), Image.Resampling.LANCZOS)
         image = _draw_over(image, manifest, features, reader.place(*place), stored)
@@ -196,7 +196,7 @@ def _read_tile(manifest: Manifest, reader: Reader, place: Place, size_px: int) -
 def _draw_over(
     image: Image.Image, manifest: Manifest, features: Mapping[str, Feature], where: str, stored: tuple[int, int]
 ) -> Image.Image:
-    """Return a thumbnail with the masks, boxes and keypoints of its sample drawn over it.
+    """Return a thumbnail with its sample's masks, boxes and keypoints drawn over it.
 
     Raises:
         ImageError, RecordError: one of them is damaged.
@@ -222,7 +222,7 @@ def _draw_over(
 
 
 def _colours(mask: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Pixels:
-    """Return a colour for each value of a mask: far from those of its neighbours, and black for 0; of depth grey."""
+    """Return colours for a mask, with neighbouring values far apart and 0 black; or greys for depth."""
     if mask.dtype != np.uint8:
         return (mask.astype(np.int64) * 255 // max(1, int(mask.max()))).astype(np.uint8)[..., None].repeat(3, 2)
     steps = np.arange(256, dtype=np.uint32)[:, None] * np.array([97, 57, 193], np.uint32)
@@ -240,9 +240,9 @@ def _write(
     width_px: int,
     ink: str | tuple[int, int, int],
 ) -> None:
-    """Write text on one line, without its middle if it is wider than `width_px`.
+    """Write text on one line, leaving out its middle if it is wider than `width_px`.
 
-    The first font that has all characters is taken. If none has, they are written as escapes, never as boxes.
+    The first font that has all characters is used. If there is none, the text is written with escapes, never as boxes.
     """
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     fonts = _fonts(font_px)
@@ -254,7 +254,7 @@ def _write(
     shown = text
     kept = len(text)
     while kept and font.getlength(shown) > width_px:
-        # A guess by the width so far, then letter by letter.
+        # Guess from the width so far, then continue letter by letter.
         kept = min(kept - 1, int(kept * width_px / font.getlength(shown)) + 1)
         head = (kept + 1) // 2
         shown = f"{text[:head]}...{text[len(text) - (kept - head) :]}"
@@ -263,7 +263,7 @@ def _write(
 
 @functools.lru_cache(maxsize=8)
 def _fonts(font_px: int) -> list[ImageFont.FreeTypeFont | ImageFont.ImageFont]:
-    """Return Pillow's own font, and those of `_WIDE_FONTS` that this system has."""
+    """Return Pillow's own font, and the `_WIDE_FONTS` that this system has."""
     fonts: list[ImageFont.FreeTypeFont | ImageFont.ImageFont] = [ImageFont.load_default(font_px)]
     for name in _WIDE_FONTS:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""The doctor: measure what feeds a TPU from here, and say what binds and what to do about it.
+"""The doctor: measure how fast this host can feed a TPU, find the stage that binds, and advise.
 
 `examine` opens the dataset or the raw images, takes a sample, measures storage, the loader and the transfer
-(`stages`, `naive`), tries other ways to store the images (`alternatives`), and has the rates judged (`prediction`).
+(`stages`, `naive`), tries other ways to store the images (`alternatives`), and judges the rates (`prediction`).
 """
 
 import os
@@ -48,10 +48,10 @@ T = TypeVar("T")
 
 _BATCH_SIZE = 128
 _DEFAULT_OPS = (RandomResizedCrop(224), HorizontalFlip())
-_NOTE_ON_OPS = "ops: RandomResizedCrop(224) and HorizontalFlip(), as none were given (--op)"
+_NOTE_ON_OPS = "ops: RandomResizedCrop(224) and HorizontalFlip(), because none were given (--op)"
 
-_MEASUREMENTS = 14  # share the time among them; starting processes takes the rest
-_SAMPLING, _LOADING = 1.5, 4.0  # times a measurement's seconds: most of the prediction depends on the loader
+_MEASUREMENTS = 14  # equal parts of the time; starting processes takes the rest
+_SAMPLING, _LOADING = 1.5, 4.0  # lengths in such parts: most of the prediction depends on the loader
 
 
 @checked()
@@ -69,34 +69,34 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     profile: Path | None = None,
     listener: Listener | None = None,
 ) -> Diagnosis:
-    """Measure on this host what feeds a TPU from `url`, and judge it.
+    """Measure how fast this host can feed a TPU from `url`, and judge that.
 
-    A stage that cannot be measured says why, and the others are measured.
+    If a stage cannot be measured, it says why, and the other stages are measured.
 
     Args:
         url: a dataset or cache, or raw images as `tpufeed shard` takes them; "URL=0.7,URL=0.3" is a mixture.
-        split: the split to measure. Default: "train", or else the first one.
-        tpu: the TPU to feed. Default: the one of this host, else a v3-8.
+        split: the split to measure. Default: "train", or the first one.
+        tpu: TPU type to feed, e.g. "v5e-8". Default: this host's, or v3-8.
         model: the model that it trains. Default: resnet50.
-        flops_per_sample: FLOPs of a training step, instead of a model.
-        batch_size: batch size of this host. Default: 128, and no advice about it.
-        ops: as for loaders. Default: the cache's own, or RandomResizedCrop(224) and HorizontalFlip().
-        seconds: time for all measurements together, about.
+        flops_per_sample: FLOPs of training on one sample, instead of a model.
+        batch_size: batch size of this host. Default: 128, without advice about it.
+        ops: ops of the loader. Default: the cache's live ops, or RandomResizedCrop(224) and HorizontalFlip().
+        seconds: approximate time of all measurements together.
         steps: a report that `StepClock` saved.
         profile: a folder that a profiler wrote.
-        listener: hears what is being measured.
+        listener: called with a description of each measurement.
 
     Raises:
-        DatasetNotFoundError: there is neither a dataset nor are there images.
+        DatasetNotFoundError: there is neither a dataset nor an image.
         OptionError: an option is wrong, the split is missing or empty, or images differ in size.
         StoreError, ManifestError: the dataset cannot be read.
     """
     if model is not None and flops_per_sample is not None:
-        raise OptionError("give either a model or the FLOPs of a sample, not both")
+        raise OptionError("give either a model or the FLOPs per sample, not both")
     goal, assumed = find_goal(tpu, model, flops_per_sample, batch_size, os.environ)
     evidence = read_evidence(steps, profile)
     mixture = parse_mixture(str(url))
-    about = machine()  # before there is any load of ours
+    about = machine()  # before the measurements load the machine
     batch, each, tell = batch_size or _BATCH_SIZE, seconds / _MEASUREMENTS, listener or (lambda _: None)
     if isinstance(mixture, Mixture):
         where, measured = str(url), _examine_datasets(mixture, split, ops, batch, each, tell)
@@ -114,11 +114,11 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
 
 
 def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, ...]:
-    """Return what a training run has shown: steps that a clock saved, and a profile.
+    """Return the evidence of a training run: steps that a clock saved, and a profile.
 
     Raises:
-        OptionError: one cannot be read or is another file; the message says what writes such a file.
-        DamageError, MissingExtraError: a profile cannot be read.
+        OptionError: one of them cannot be read; the message says what writes such a file.
+        DamageError, MissingExtraError: the profile cannot be read.
     """
     found = list[Evidence]()
     if steps is not None:
@@ -134,14 +134,14 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
         }
         known = ", ".join(f"{name} {'n/a' if value is None else f'{value:.1f} %'}" for name, value in figures.items())
         says = "; ".join((f"{profile}: {known}: {read.verdict}", *read.notes))
-        # A profile cannot tell waiting for a batch from waiting for the host to trace: it blames data for both.
+        # A profile cannot tell waiting for a batch from waiting for the host to trace, so data is blamed for both.
         blames = None if read.input_percent is None else read.input_percent >= MODERATE_PERCENT
         found.append(Evidence(None if blames is None else "data" if blames else "accelerator", says))
     return tuple(found)
 
 
 def _choose_split(data: Dataset | Mixture, name: str | None) -> tuple[str, list[Dataset]]:
-    """Return the split's name, and the datasets that have it. Raises OptionError if there is nothing in it."""
+    """Return the name of the split, and the datasets that have it. Raises OptionError if it is empty."""
     if isinstance(data, Mixture):
         split = name or "train"
         return split, [source.dataset for source in data.open(split)]
@@ -149,13 +149,13 @@ def _choose_split(data: Dataset | Mixture, name: str | None) -> tuple[str, list[
     split = name or ("train" if "train" in splits else next(iter(splits), "train"))
     if not data.split(split).records:
         raise OptionError(
-            f"{data.url}: split {split!r} is empty, so there is nothing to measure; choose another one with --split"
+            f"{data.url}: split {split!r} is empty, so there is nothing to measure; choose another with --split"
         )
     return split, [data]
 
 
 def _advise_on_shards(dataset: Dataset, split: str) -> tuple[str, ...]:
-    """Return what is wrong with the sizes of shards, unless another tool wrote them."""
+    """Return advice about the sizes of shards, unless another tool wrote them."""
     options, shards = dataset.manifest.options, dataset.split(split).variants[0].shards
     if options.get("command") == "adopt":
         return ()
@@ -171,13 +171,13 @@ def _examine_datasets(
     seconds: float,
     tell: Listener,
 ) -> Measurements:
-    """Measure the loader, the storage of its heaviest source, the transfer, and for one dataset other ways to store it.
+    """Measure the loader, the storage of its heaviest dataset, the transfer, and other ways to store a single dataset.
 
     Raises:
         OptionError: options do not fit the data, images differ in size, or the split is empty.
         DatasetNotFoundError, ManifestError, StoreError, ShardError: nothing can be read.
     """
-    tell("a sample of it")
+    tell("a sample")
     mixes, what = isinstance(data, Mixture), data if isinstance(data, Mixture) else data.url
     split, sources = _choose_split(data, name)
     default = given is None and any(source.manifest.cache is None for source in sources)
@@ -191,29 +191,29 @@ def _examine_datasets(
     alternatives: tuple[Alternative, ...] = ()
     if mixes:
         notes.append(
-            f"storage is that of {dataset.url}, the heaviest source; other ways to store the images are tried for one "
-            f"dataset: tpufeed doctor {quote(dataset.url)}"
+            f"storage was measured at {dataset.url}, the dataset with the largest share; other ways to store images "
+            f"are only tried for a single dataset: tpufeed doctor {quote(dataset.url)}"
         )
     elif records < batch_size:
         notes.append(
-            f"split {split!r} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: they come "
-            "again and again, in batches of as many"
+            f"split {split!r} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: each batch was "
+            "the whole split"
         )
     images, damaged = take_sample(dataset, split, seconds * _SAMPLING)
     if damaged:
         looked_at = number_of(len(damaged) + len(images), "record")
         notes.append(
-            f"{len(damaged)} of {looked_at} looked at {'is' if len(damaged) == 1 else 'are'} damaged, the first: "
+            f"{len(damaged)} of {looked_at} in the sample {'is' if len(damaged) == 1 else 'are'} damaged, the first: "
             f"{damaged[0]}. Run: tpufeed verify {quote(dataset.url)}"
         )
     storage = Storage()
-    stages = {ASSEMBLY: Stage(ASSEMBLY, why_not="none of the records that were looked at can be read")}
+    stages = {ASSEMBLY: Stage(ASSEMBLY, why_not="none of the records in the sample can be read")}
     if images:
         tell(STORAGE)
         found, why = _attempt(lambda: measure_storage(dataset, split, seconds))
         storage = found or Storage(why_not=why)
         with temporary_folder() as folder:
-            # Loaders keep copies of remote shards: the sample plays their part, on a local disk and in the page cache.
+            # Loaders keep local copies of remote shards, so measure with a local dataset of the sample instead.
             copied = dataset.is_remote and not mixes
             near: tuple[str | Mixture, str, Sequence[Op] | None] = (what, split, live)
             if copied:
@@ -227,7 +227,7 @@ def _examine_datasets(
             if rates is not None:
                 stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
             if rates is not None and encoded and manifest.cache is None and not mixes:
-                tell("other ways of storing the images")
+                tell("other ways to store the images")
                 sample = FedImages(dataset.url, images, records, ops, rates.batch_size)
                 alternatives, untried = try_alternatives(sample, folder, seconds)
                 notes += untried
@@ -251,10 +251,10 @@ def _examine_datasets(
 
 
 def _attempt(measure: Callable[[], T]) -> tuple[T | None, str]:
-    """Return what `measure` gives, or why there is nothing."""
+    """Return the result of `measure`, or None and the reason why it failed."""
     try:
         return measure(), ""
     except (TpufeedError, OSError) as error:
         return None, str(error) or type(error).__name__
     except MemoryError:
-        return None, "there is not enough memory for it"
+        return None, "there is not enough memory"

@@ -1,4 +1,4 @@
-"""Open a loader, and feed a device from it once: emulated, real, or none at all, which drains the loader."""
+"""Open a loader, and feed a device from it once: an emulated one, a real one, or none, which only drains the loader."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -21,8 +21,8 @@ from tpufeed.measure.results import BenchRun
 from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, mfu_percent, read_counters
 from tpufeed.measure.wording import number_of
 
-# Loader: (adapter of `tpufeed.Loader`, its options, those of the loader). One iteration of a tf.data.Dataset goes
-# through all epochs, because beginning another one costs up to 0.4 s.
+# Loader: (adapter of `tpufeed.Loader`, its options, the loader's options). One iteration of a tf.data.Dataset goes
+# through all epochs, because beginning another iteration takes up to 0.4 s.
 LOADERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "numpy": ("", {}, {}),
     "torch": ("to_torch", {}, {}),
@@ -39,7 +39,7 @@ _REASON_CHARACTERS = 150
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The device that is fed: an emulated one has a profile, a real one the platform "cpu" or "tpu"."""
+    """The device to feed: an emulated one has a profile, a real one has the platform "cpu" or "tpu"."""
 
     name: str
     kind: Literal["emulated", "xla", "jax", "none"]
@@ -48,20 +48,20 @@ class DeviceChoice:
 
     @property
     def label(self) -> str:
-        """The name in tables, which says if it is EMULATED."""
+        """The name in tables, which says EMULATED if it is."""
         return self.name if self.profile is None else f"EMULATED {self.profile.name}"
 
 
 def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int, options: dict[str, Any]) -> Any:
-    """Open one of `LOADERS` on a split of a dataset or mixture. Options that are None are not given to it.
+    """Open one of `LOADERS` on a split of a dataset or mixture. Options that are None keep the loader's default.
 
     Raises:
-        OptionError: options or sources do not fit.
+        OptionError: options or datasets do not fit.
         MissingExtraError: the loader's framework is not installed.
     """
     if name == "naive":
         if isinstance(data, Mixture):
-            raise OptionError("the loader naive reads one dataset; a mixture is for the other loaders")
+            raise OptionError("the loader naive reads a single dataset; use another loader for a mixture")
         return NaiveLoader(data, split, batch_size)
     adapter, own, always = LOADERS[name]
     given = {name: value for name, value in options.items() if value is not None}
@@ -73,17 +73,17 @@ def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int,
 
 
 def kind_of(data: Dataset | Mixture, split: str) -> str:
-    """Return "cache" if all that is read is one, which has ops of its own, else "shards"."""
-    sources = [source.dataset for source in data.open(split)] if isinstance(data, Mixture) else [data]
-    return "cache" if all(dataset.manifest.cache is not None for dataset in sources) else "shards"
+    """Return "cache" if all datasets are caches, which have their own live ops, else "shards"."""
+    datasets = [source.dataset for source in data.open(split)] if isinstance(data, Mixture) else [data]
+    return "cache" if all(dataset.manifest.cache is not None for dataset in datasets) else "shards"
 
 
 def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
-    """Return the number of samples of a split. Raises OptionError if they are fewer than a batch."""
+    """Return the number of samples of a split. Raises OptionError if a batch needs more."""
     records = dataset.split(split).records
     if records < batch_size:
         raise OptionError(
-            f"split {split!r} of {dataset.url} has {number_of(records, 'sample')}, less than a batch of {batch_size}: "
+            f"split {split!r} of {dataset.url} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: "
             "give a smaller --batch, or a larger dataset"
         )
     return records
@@ -97,8 +97,8 @@ def feed(
     `batches` is the length of an epoch, if known.
 
     Raises:
-        OptionError: the device does not exist here.
-        Exception: the loader's.
+        OptionError: this host does not have the device.
+        Exception: an error of the loader.
     """
     if choice.profile is None:
         run = _feed_loop(choice, loader, batch_size, limits)
@@ -109,15 +109,15 @@ def feed(
     problems = run.problems
     if batches is not None and batches < _FEWEST_BATCHES:
         small = (
-            f"an epoch has {number_of(batches, 'batch', 'batches')} of {batch_size}: too few to measure anything but "
-            "the start of epochs; take a larger dataset or a smaller --batch"
+            f"an epoch has {number_of(batches, 'batch', 'batches')} of {batch_size}, which only measures how epochs "
+            "start: give a larger dataset or a smaller --batch"
         )
         problems = (small, *problems)
     return replace(run, problems=problems, verdict="" if problems else run.verdict)
 
 
 def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, limits: Limits) -> BenchRun:
-    """Feed a real device, or only drain the loader: then figures of a step say nothing."""
+    """Feed a real device, or only drain the loader; draining gives no step times."""
     clock, counters = StepClock(), TpuCounters()
     step = None if choice.kind == "none" else open_step(choice)
     short, given, first = list[str](), 0, 0.0
@@ -154,21 +154,21 @@ def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, lim
 
 
 def open_step(choice: DeviceChoice) -> Callable[[Any], None]:
-    """Return a training step of a real device, which returns when it is done: waits that follow are the loader's.
+    """Return a training step for a real device.
 
-    The step is small, because its feeding is measured. The framework is imported here: torch_xla has to be imported
-    before a loader imports TensorFlow.
+    The step returns when the device is done, so that later waits are the loader's. It is small, because the feeding is
+    measured. The framework is imported here: torch_xla has to be imported before a loader imports TensorFlow.
 
     Raises:
-        OptionError: there is no such device.
+        OptionError: this host does not have the device.
     """
     try:
         return _make_xla_step() if choice.kind == "xla" else _make_jax_step(choice.platform)
     except (RuntimeError, OSError) as error:
         reason = str(error).strip().splitlines()[-1][:_REASON_CHARACTERS]
         raise OptionError(
-            f"no {choice.platform.upper()} here that {choice.name} could use ({reason}). Without one: --device "
-            f"emulated:tpu-v3-8 for a TPU's rate, or {choice.kind}-cpu for a real step on the CPU"
+            f"this host has no {choice.platform.upper()} for {choice.name} ({reason}). Instead, give --device "
+            f"emulated:tpu-v3-8 for the rate of a TPU, or {choice.kind}-cpu for a real step on the CPU"
         ) from error
 
 
@@ -199,7 +199,7 @@ def _make_xla_step() -> Callable[[Any], None]:
 
 
 def _make_jax_step(platform: str) -> Callable[[Any], None]:
-    """Return a step of the same network for JAX. Raises RuntimeError if JAX has no device of that platform."""
+    """Return a step of the same network in JAX. Raises RuntimeError if JAX has no device of that platform."""
     import jax
     import jax.numpy as jnp
 

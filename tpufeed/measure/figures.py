@@ -25,14 +25,14 @@ except ImportError as error:
     raise MissingExtraError("matplotlib", "report") from error
 
 EMULATED = "EMULATED: no accelerator was used; nominal step times stand in for one."
-PREDICTED = "Hatched is predicted, not measured."
-MOST_RUNS = 8  # of more, the first and the last four are drawn
+PREDICTED = "Hatched bars are predicted, not measured."
+MOST_RUNS = 8  # if there are more, the first four and the last four are drawn
 
-# Figures are drawn in these colours, and the page shows each in its variable of that name.
+# Figures are drawn in these colours; the page replaces each by its CSS variable of that name.
 _VARIABLES = ("ink", "faint", "grid", "band", "wait", "sync", "compute", "chosen")
 _INK, _FAINT, _GRID, _BAND, _WAIT, _SYNC, _COMPUTE, _CHOSEN = (f"#00f00{number}" for number in range(8))
 _PREDICTED = " (predicted)"
-_WIDTH_PX, _LETTERS = 380, 52  # _LETTERS of a label fit on a line
+_WIDTH_PX, _LETTERS = 380, 52  # a line holds a label of _LETTERS
 _SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": _FAINT,
@@ -42,7 +42,7 @@ _SETTINGS: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 11,
-    "figure.dpi": 72,  # matplotlib's SVG has a unit a point: so a figure's unit is a CSS pixel
+    "figure.dpi": 72,  # matplotlib's SVG has one unit per point: with 72 dpi that is a CSS pixel
     "figure.facecolor": "none",
     "font.size": 11,
     "grid.color": _GRID,
@@ -64,7 +64,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure: what it shows, what is seen on it in words, and its `<svg>`, whose ids no other figure has."""
+    """A figure: its title, what it shows in words, and its `<svg>`, whose ids no other figure has."""
 
     title: str
     sentence: str
@@ -74,11 +74,11 @@ class Plot:
 def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> list[Plot]:
     """Draw idle, rates, and the steps of each run, as far as there is data. The same data give the same SVG.
 
-    The user's own settings of matplotlib neither count nor change.
+    The user's settings of matplotlib have no effect and do not change.
     """
     settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_SETTINGS}
     del settings["backend"]
-    # Warnings tell of glyphs that our font lacks: the browser's fonts may have them.
+    # The warnings are about glyphs that our font lacks; the browser's fonts may have them.
     with warnings.catch_warnings(action="ignore"), matplotlib.rc_context(settings):
         plots = [_draw_idle(diagnosis, runs), _draw_rates(diagnosis, runs)]
         plots += [_draw_steps(number, run) for number, run in ends(list(enumerate(runs, 1)), MOST_RUNS)]
@@ -91,7 +91,7 @@ def ends(items: Sequence[Item], most: int) -> Sequence[Item]:
 
 
 def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot | None:
-    """Draw a bar for each run, from before to after, and below them what the doctor predicts, hatched."""
+    """Draw a bar for each run, from before to after, and below them, hatched, the doctor's predictions."""
     rows = list[tuple[str, str, tuple[float, ...]]]()  # (label, mark behind it, percents)
     for number, run in enumerate(runs):
         when = {0: "before: ", len(runs) - 1: "after: "}.get(number, "") if len(runs) > 1 else ""
@@ -123,9 +123,9 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot | 
         axes.vlines([5, 20], place - 0.17, place + 0.17, color=_INK, linewidth=0.8, linestyle=(0, (2, 2)))
         axes.text(101, place, value, va="center", weight="bold", size=10)
         sentences.append(f"{label}{mark}: {value}.")
-    sentences.append("Dashed: 5 %, from which input counts as slow, and 20 %, from which it holds training back.")
+    sentences.append("Dashed: 5 %, above which input counts as slow, and 20 %, above which it holds training back.")
     if any(mark == _PREDICTED for _, mark, _ in rows):
-        sentences.append(f"{PREDICTED} It goes from the TPU's low rate to its high one.")
+        sentences.append(f"{PREDICTED} They range from the TPU's low rate to its high rate.")
     sentences += [EMULATED] * any(run.emulated for run in runs)
     return _to_plot(figure, "idle", "Idle before and after" if len(rows) > 1 else "Idle", " ".join(sentences))
 
@@ -141,7 +141,7 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot |
         rows.append(("all together", diagnosis.fed, _INK))
         actions = [(f"action {n}", action.images_per_second) for n, action in enumerate(diagnosis.actions, 1)]
         rows += [(name, rate, "") for name, rate in actions if rate is not None]
-        # The table's rates are for ResNet-50; another model's are in the proportion that its own TPU shows.
+        # The table's rates are for ResNet-50; those of another model are scaled as on the chosen TPU.
         chosen = diagnosis.tpu.removeprefix("tpu-")
         low, high = (
             now / then for now, then in zip(diagnosis.needed, needs.get(chosen, diagnosis.needed), strict=True)
@@ -156,10 +156,10 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot |
         return None
     low = 0.6 * min(*known.values(), *(least for least, _ in needs.values()))
     high = 4 * max(*known.values(), *(most for _, most in needs.values()))
-    count = len(rows) + len(needs) + 1  # a row between them
+    count = len(rows) + len(needs) + 1  # with an empty row between them
     figure = Figure((_WIDTH_PX / 72, (20 * count + 80) / 72), layout="constrained")
     axes = figure.add_subplot(xscale="log", xlim=(low, high), ylim=(count - 0.4, -0.6))
-    axes.set(title="this host gives; below: TPUs need, low to high", xlabel="images a second, log scale")
+    axes.set(title="this host feeds; below: TPUs need, low to high", xlabel="images a second, log scale")
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)
     axes.tick_params(left=False)
@@ -179,19 +179,19 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot |
         axes.text(most * 1.06, place, f"{_prefixed(least)} to {_prefixed(most)}", va="center", weight=weight)
     if diagnosis is None:
         best = max(known, key=lambda name: known[name])
-        said = f"The fastest run is {best}, with {say(known[best])} images a second. TPUs need so much for ResNet-50."
+        said = f"The fastest run is {best}, with {say(known[best])} images a second. TPU rates are for ResNet-50."
     else:
         said = (
-            f"This host gives {say(diagnosis.fed)} images a second; {diagnosis.tpu} needs "
-            f"{between(*diagnosis.needed)} for {diagnosis.model}. What binds is {diagnosis.binding}."
+            f"This host feeds {say(diagnosis.fed)} images a second; {diagnosis.tpu} needs "
+            f"{between(*diagnosis.needed)} for {diagnosis.model}. The stage that binds is {diagnosis.binding}."
         )
         said += f" {PREDICTED}" * any(not colour for *_, colour in rows)
-    said += f" Runs are held to the rate of their device. {EMULATED}" * any(run.emulated for run in runs)
+    said += f" A run is no faster than its device. {EMULATED}" * any(run.emulated for run in runs)
     return _to_plot(figure, "rates", "Rates against what TPUs need", said)
 
 
 def _draw_steps(number: int, run: BenchRun) -> Plot | None:
-    """Draw one run's steps in time, and below how long the waits were. The first step is told and not drawn."""
+    """Draw the time per step of a run, and below a histogram of the waits. The first step is described, not drawn."""
     timeline = run.timeline
     parts = {"compute": timeline.compute_seconds, "sync": timeline.sync_seconds, "wait": timeline.wait_seconds}
     length = min((len(part) for part in parts.values() if part), default=0)
@@ -214,7 +214,7 @@ def _draw_steps(number: int, run: BenchRun) -> Plot | None:
         below = above
     usual, highest = float(np.median(below)), float(below.max())
     limit = min(highest, 6 * usual) if usual > 0 else highest or 1e-3  # one long step would flatten all others
-    axes.set(xlim=(edges[0] + 0.5, edges[-1] + 0.5), ylim=(0, 1.05 * limit), xlabel="step", title="time a step")
+    axes.set(xlim=(edges[0] + 0.5, edges[-1] + 0.5), ylim=(0, 1.05 * limit), xlabel="step", title="time per step")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
     axes.grid(axis="y")
@@ -227,10 +227,10 @@ def _draw_steps(number: int, run: BenchRun) -> Plot | None:
         sentences.append(f"They are drawn as {len(below)} means.")
     if first:
         took, waited = (_prefixed(float(value), "s") for value in (seconds[:, 0].sum(), seconds[-1, 0]))
-        sentences.append(f"The first one is not drawn: it took {took}, {waited} waiting.")
+        sentences.append(f"The first step is not drawn: it took {took}, of which {waited} waiting.")
         sentences.append(_draw_waits(more[0], seconds[-1, 1:]))
     if highest > limit:
-        sentences.append(f"The highest, of {_prefixed(highest, 's')}, is cut off.")
+        sentences.append(f"The highest, {_prefixed(highest, 's')}, is cut off.")
     if timeline.ready:
         sentences.append(f"On average {np.mean(timeline.ready):.1f} batches were ready when a step asked for one.")
     sentences += [EMULATED] * run.emulated
@@ -238,7 +238,7 @@ def _draw_steps(number: int, run: BenchRun) -> Plot | None:
 
 
 def _draw_waits(axes: Axes, waits: NDArray[np.float64]) -> str:
-    """Draw a histogram on a logarithmic axis, and say what is seen. Waits under a microsecond count as one."""
+    """Draw a histogram on a logarithmic axis, and describe it. Waits under a microsecond count as a microsecond."""
     shown = np.maximum(waits, 1e-6)
     low, high = float(shown.min()) / 1.3, float(shown.max()) * 1.3
     axes.hist(shown, bins=list(np.geomspace(low, high, 29)), histtype="stepfilled", color=_WAIT)
@@ -259,24 +259,24 @@ def _draw_waits(axes: Axes, waits: NDArray[np.float64]) -> str:
 
 
 def _prefixed(value: float, unit: str = "") -> str:
-    """Return a figure in a few letters: 950, 1.7k, 1.1M; with a unit 2 ms."""
+    """Return a figure in a few letters: 950, 1.7k, 1.1M; with a unit: 2 ms."""
     return EngFormatter(unit=unit, sep=" " if unit else "")(float(f"{value:.3g}"))
 
 
 def _short(text: str, letters: int) -> str:
-    """Return the text on one line; of a long one its start and end."""
+    """Return the text on one line, or only the start and end of a long text."""
     text = clean(" ".join(text.split()))
     half = (letters - 1) // 2
     return text if len(text) <= letters else f"{text[:half]}…{text[-half:]}"
 
 
 def _to_plot(figure: Figure, name: str, title: str, sentence: str) -> Plot:
-    """Return the figure with an `<svg>` for a page; `name` makes its ids unique there."""
+    """Return the figure as inline SVG for a page; `name` makes its ids unique there."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = file.getvalue()
-    svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)  # the page has a style
+    svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)  # the page has styles
     svg = re.sub(r"(?<=: )#00f00\d", lambda found: f"var(--{_VARIABLES[int(found[0][-1])]})", svg)
     referred = set(re.findall(r"[\"(]#([\w-]+)[\")]", svg))
     svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in referred else "", svg)

@@ -1,4 +1,4 @@
-"""Write a file for people whole or not at all, and check before the work that it can be written."""
+"""Write an output file atomically, and check before the work that it can be written."""
 
 import uuid
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from tpufeed.storage.local import is_folder
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file beside its place, then put it there; what was there is replaced.
+    """Write a file under a temporary name, then move it to `path`; replace an earlier file.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex}")
     try:
@@ -29,17 +29,17 @@ def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def check_output(path: Path, what: str = "the name", suffixes: tuple[str, ...] = ()) -> None:
-    """Check where a file is to go, before measurements that take minutes.
+    """Check that a file can be written to `path`, before measurements that take minutes.
 
     Raises:
-        OptionError: the path has none of the `suffixes`, is a folder, or is in no folder.
+        OptionError: the path has none of the `suffixes`, is a folder, or its folder does not exist.
         StoreError: the folder may not be searched.
     """
     if suffixes and path.suffix.lower() not in suffixes:
         known = [suffix for suffix in suffixes if suffix != ".jpeg"]
         listed = f"{', '.join(known[:-1])} or {known[-1]}" if len(known) > 1 else known[0]
-        raise OptionError(f"{path}: {what} ends in {listed}")
+        raise OptionError(f"{path}: {what} must end in {listed}")
     if not is_folder(path.parent):
-        raise OptionError(f"{path}: there is no folder {path.parent}; make it first")
+        raise OptionError(f"{path}: there is no folder {path.parent}; create it first")
     if is_folder(path):
         raise OptionError(f"{path} is a folder; give the name of a file")

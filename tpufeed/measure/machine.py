@@ -1,4 +1,4 @@
-"""Describe what measurements were made on: the machine, the packages, and the place of a dataset."""
+"""Describe the machine, the packages and the place of a dataset for the figures measured with them."""
 
 import datetime
 import os
@@ -24,13 +24,13 @@ _BUSY = 0.5
 
 
 def machine() -> dict[str, Any]:
-    """Return what figures are measured on. `load` is the load average: a shared machine has few free cores."""
+    """Return a description of this machine. `load` is its load average: a busy machine has few free cores."""
     versions = {}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     lines = list[str]()
-    with suppress(OSError):  # a file of Linux
+    with suppress(OSError):  # only Linux has it
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
@@ -47,7 +47,7 @@ def machine() -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    """Return the memory of the host, or of this process' container if that has less."""
+    """Return the memory of the host in bytes, or that of this process' container if it has less."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit()
     return installed if limit is None else min(installed, limit)
@@ -56,7 +56,7 @@ def memory_bytes() -> int:
 def describe(machine: Mapping[str, Any]) -> str:
     """Return the machine in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    numa = f", {machine['numa']}" if "numa" in machine else ""  # results of benchmarks from before it was asked
+    numa = f", {machine['numa']}" if "numa" in machine else ""  # older results of benchmarks lack it
     return (
         f"{machine['cpu']}, {number_of(machine['cores'], 'core')}{numa}, {machine['ram_gib']} GiB, "
         f"load {machine['load']}, Python {machine['python']}, {versions}, {machine['date']}"
@@ -64,18 +64,18 @@ def describe(machine: Mapping[str, Any]) -> str:
 
 
 def busy_notes(machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a sentence if others had put a load on the machine."""
+    """Return a sentence if the machine was busy with other work."""
     load, cores = machine["load"], machine["cores"]
     if load <= _BUSY * cores:
         return ()
     return (
-        f"the load was {load:.1f} on {number_of(cores, 'core')} before this began: figures are low and noisy; run it "
-        "again on a quiet host",
+        f"the load was {load:.1f} on {number_of(cores, 'core')} before the measurements, so the figures are low and "
+        "noisy; run it again on a quiet host",
     )
 
 
 def place_of(dataset: Dataset) -> dict[str, Any]:
-    """Return where a dataset is: `url`, `bytes`, and `file_system` and `free_gb`, which are None if it is remote."""
+    """Return the place of a dataset: `url`, `bytes`, and `file_system` and `free_gb` (None if it is remote)."""
     manifest = dataset.manifest
     shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
     found: dict[str, Any] = {"url": dataset.url, "bytes": sum(shard.bytes for shard in shards)}
@@ -88,7 +88,7 @@ def place_of(dataset: Dataset) -> dict[str, Any]:
 
 
 def describe_place(place: Mapping[str, Any]) -> str:
-    """Return a place in one line."""
+    """Return the place of a dataset in one line."""
     said = f"{place['url']}: {place['bytes'] / 1e6:,.0f} MB"
     if place["file_system"] is None:
         return f"{said}, remote"

@@ -1,7 +1,7 @@
-"""Feed images as people first write it, with Pillow and without tpufeed: the "before" of every story.
+"""Feed images as people first write it, with Pillow and without tpufeed: the "before" of every comparison.
 
-`NaiveLoader` is that for bench, over a dataset. `measure_files` is that for the doctor, over images that are no dataset
-yet.
+bench feeds from a dataset by `NaiveLoader`. The doctor measures raw images, which are not yet a dataset, by
+`measure_files`.
 """
 
 import io
@@ -40,10 +40,10 @@ _SAMPLES = 256
 
 
 class NaiveLoader:
-    """The loader that people write first: one thread, one sample after the other, with Pillow.
+    """The loader that people write first: Pillow in one thread, one sample after the other.
 
-    It reads records in order, crops at random to 224 pixels and flips; tensors of a raw cache stay as they are.
-    Batches are (uint8 (n, height, width, 3), int64 (n,)). An epoch leaves out the rest that fills no batch.
+    It reads records in order, and takes random crops of 224 pixels and flips; tensors of a raw cache stay unchanged.
+    Batches are (uint8 (n, height, width, 3), int64 (n,)). An epoch drops its incomplete last batch.
     """
 
     def __init__(self, dataset: Dataset, split: str, batch_size: int, seed: int = 0) -> None:
@@ -79,13 +79,13 @@ class NaiveLoader:
 
 
 def read_image(data: bytes) -> Image.Image:
-    """Return an encoded image in RGB. Raises what Pillow does."""
+    """Decode an image to RGB. Raises Pillow's errors."""
     with Image.open(io.BytesIO(data)) as file:
         return file.convert("RGB")
 
 
 def random_crop(image: Image.Image, side_px: int, rng: random.Random) -> Image.Image:
-    """Return a window of the image as torchvision's RandomResizedCrop draws it, resized to a square."""
+    """Crop a window that is drawn like that of torchvision's RandomResizedCrop, and resize it to a square."""
     width, height = image.size
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1.0)
@@ -104,18 +104,20 @@ def random_crop(image: Image.Image, side_px: int, rng: random.Random) -> Image.I
 def measure_files(
     url: str, ops: Sequence[Op], batch_size: int, seconds: float, tell: Callable[[str], None]
 ) -> Measurements:
-    """Measure raw images as torch's Dataset would read and decode them on all cores; try shards and caches of them.
+    """Measure raw images as a torch Dataset would read and decode them on all cores; try shards and caches of them.
 
-    Only the beginning of a long listing is read. `seconds` are for each measurement; `tell` hears what is measured.
+    Only the beginning of a long listing is read. Each measurement takes `seconds`; `tell` hears what is measured.
 
     Raises:
         DatasetNotFoundError: there are no images.
-        OptionError: the ops leave images of several sizes.
+        OptionError: the ops leave images of different sizes.
     """
     tell("the files")
     size = Pipeline(ops, 0).output_size(None)
     if size is None:
-        raise OptionError("the ops leave images of several sizes; end with one that fixes it, like CenterCrop(224)")
+        raise OptionError(
+            "the ops leave images of different sizes; end with one that fixes the size, like CenterCrop(224)"
+        )
     try:
         source = find_source(url, ShardOptions())
         rows = list(itertools.islice(source.iter_items(Found()), _MOST_LISTED + 1))
@@ -137,13 +139,14 @@ def measure_files(
                 break
     reading = len(images) / (time.perf_counter() - start)
     count, cores = min(len(rows), _MOST_LISTED), available_cores()
-    notes = [f"there is no dataset here yet, but images: {count:,}{' and more' if len(rows) > count else ''}"]
+    many = f"more than {count:,}" if len(rows) > count else f"{count:,}"
+    notes = [f"there is no dataset here yet, only images: {many}"]
     if unreadable:
-        notes.append(f"{len(unreadable):,} of those looked at cannot be read, the first: {unreadable[0]}")
-    if source.kind == "table":  # the printed commands cannot know which of its columns is meant
-        notes.append("add --label COLUMN and --split-by COLUMN to the commands as this table needs them")
+        notes.append(f"{len(unreadable):,} of the images in the sample cannot be read, the first: {unreadable[0]}")
+    if source.kind == "table":  # the printed commands cannot know its columns
+        notes.append("add --label COLUMN and --split-by COLUMN to the commands, as this table needs them")
     mean = float(np.mean([row.bytes for row in rows])) if rows else 0.0
-    stages = [Stage(ASSEMBLY, why_not="none of the files can be read")]
+    stages = [Stage(ASSEMBLY, why_not="none of the files in the sample can be read")]
     alternatives: tuple[Alternative, ...] = ()
     if images:
         decoding = measure_pillow(images, None, cores, seconds)
@@ -153,16 +156,16 @@ def measure_files(
         stages = [
             Stage(READING, reading, "file by file, in one thread"),
             Stage(DECODING, decoding or None, "Pillow"),
-            Stage(OPS, crop, "a crop, resized by Pillow" if crop else "", "cannot be told from decoding"),
+            Stage(OPS, crop, "a crop, resized by Pillow" if crop else "", "not measurable apart from decoding"),
             Stage(
                 ASSEMBLY,
                 min(whole, reading * cores) if whole else None,
-                f"Pillow in {number_of(cores, 'thread')}, as a Dataset of one's own does it; no tpufeed in it",
-                "Pillow decodes none of the images that were looked at",
+                f"Pillow in {number_of(cores, 'thread')}, as in a hand-written Dataset, without tpufeed",
+                "Pillow decodes none of the images in the sample",
             ),
             measure_transfer((*size, 3), batch_size, seconds),
         ]
-        tell("what shards and caches of them would give")
+        tell("shards and caches of them")
         sample = FedImages(url, images, count, ops, batch_size, are_files=True)
         with temporary_folder() as folder:
             alternatives, untried = try_alternatives(sample, folder, seconds)
@@ -171,7 +174,7 @@ def measure_files(
         split="all",
         record_bytes=mean,
         total_bytes=mean * count,
-        storage=Storage(why_not="files are read one by one; see reading"),
+        storage=Storage(why_not="files are read one by one, see reading"),
         stages={stage.name: stage for stage in stages},
         alternatives=alternatives,
         notes=tuple(notes),
@@ -179,9 +182,9 @@ def measure_files(
 
 
 def measure_pillow(images: Sequence[bytes], side_px: int | None, threads: int, seconds: float) -> float:
-    """Return images a second that threads of this process decode, and crop if a side is given.
+    """Return the images per second that threads of this process decode, and crop if a side is given.
 
-    An image that Pillow refuses does not count.
+    Images that Pillow rejects do not count.
     """
 
     def run(number: int) -> float:

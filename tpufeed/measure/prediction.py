@@ -1,8 +1,8 @@
-"""Judge measured rates: which stage binds, how long a TPU waits, and what to do next. Pure functions.
+"""Judge measured rates: find the stage that binds, predict how long a TPU waits, and advise. Pure functions.
 
 Storage, the loader and the transfer to the device work at the same time: together they are as fast as the slowest of
-them. Reading, decoding and ops share the cores of the loader: there the times of an image add up. The steady state is
-judged: if the page cache or the loaders' copies of shards hold the split, storage limits the first epoch only.
+them. Reading, decoding and ops share the cores of the loader, so their times per image add up. The steady state is
+judged: if the page cache or the local copies of shards hold the split, storage only limits the first epoch.
 """
 
 import re
@@ -18,24 +18,24 @@ from tpufeed.options import checked
 ACCELERATOR = "accelerator"
 STORAGE, READING, DECODING, OPS, ASSEMBLY, TRANSFER = "storage", "reading", "decoding", "ops", "assembly", "transfer"
 
-# The shares of their peak at which the two published runs of `tpu` trained ResNet-50.
+# Shares of the peak FLOP/s at which the two published runs of `tpu` trained ResNet-50.
 LOW_SHARE, HIGH_SHARE = 0.205, 0.375
-LEAST_FACTOR = 1.05  # a smaller gain is within the noise of a few seconds
+LEAST_FACTOR = 1.05  # a smaller gain is within the noise of measurements of a few seconds
 
 _ASSUMED_TPU, _DEFAULT_MODEL = "v3-8", "resnet50"
 _ACCELERATOR_TYPE = re.compile(r"(v\d+[a-z]*|tpu7x)-(\d+)")
-_COUNTED_IN_CHIPS = ("v5e", "v6e")  # the names of the others count TensorCores, two a chip
-_AS_SLOW = 1.1  # storage that is hardly faster than the loader that reads from it is what holds the loader up
-_GOOD_BATCH = 128  # of a device: the sides of its matrix unit, and batch norm's statistics
+_COUNTED_IN_CHIPS = ("v5e", "v6e")  # the names of other TPUs count TensorCores, two per chip
+_AS_SLOW = 1.1  # if storage is hardly faster than the loader that reads from it, storage binds
+_GOOD_BATCH = 128  # per device: fills the sides of its matrix unit, and is enough for batch norm's statistics
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The TPU and the model that are to be fed.
+    """The TPU and the model to feed.
 
     Attributes:
-        needed: images a second that the TPU takes, (low, high).
-        devices: number of devices that each take a batch.
+        needed: images per second that the TPU takes, (low, high).
+        devices: number of devices that share a batch.
         batch_size: batch size of this host, if the user has given one.
     """
 
@@ -48,11 +48,12 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """The place that records come from.
+    """The storage of the records.
 
     Attributes:
-        room: bytes that memory or local copies can hold for the epochs after the first.
-        detail: see `Stage`, also for `why_not`.
+        room: bytes that the page cache or local copies can hold for later epochs.
+        detail: as in `Stage`.
+        why_not: as in `Stage`.
     """
 
     bytes_per_second: float | None = None
@@ -61,7 +62,7 @@ class Storage:
     why_not: str = ""
 
     def limit(self, record_bytes: float, total_bytes: float) -> float | None:
-        """Return images a second in the steady state; None if storage is no limit, or its rate is not known."""
+        """Return images per second in the steady state; None if storage is not a limit, or its rate is unknown."""
         if total_bytes <= self.room or self.bytes_per_second is None or record_bytes <= 0:
             return None
         return self.bytes_per_second / record_bytes
@@ -69,7 +70,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another way to store the same samples, measured with the real loader from memory; see also `Action`.
+    """Another way to store the same samples, measured with the real loader and the page cache; see also `Action`.
 
     Attributes:
         record_bytes: mean size of a record.
@@ -91,9 +92,9 @@ class Measurements:
         record_bytes: mean size of a record.
         total_bytes: size of all records.
         stages: reading, decoding, ops, assembly and transfer by name, as far as they were measured. "assembly" is the
-            loader from end to end, from local copies if records are remote.
-        hints: further advice, whose effect is not known.
-        notes: what was noticed, as sentences.
+            loader from end to end; it reads local copies if records are remote.
+        hints: further advice, with unknown effect.
+        notes: remarks, as sentences.
     """
 
     split: str
@@ -107,7 +108,7 @@ class Measurements:
 
 
 class Evidence(NamedTuple):
-    """Evidence of a training run: what it waited for (None if that is not known), and that as a sentence."""
+    """Evidence from a training run: what it waited for (None if unknown), and a sentence about it."""
 
     blames: Literal["data", "tracing", "accelerator"] | None
     says: str
@@ -116,14 +117,14 @@ class Evidence(NamedTuple):
 def predict(
     measured: Measurements, goal: Goal, url: str, machine: dict[str, Any], evidence: Sequence[Evidence] = ()
 ) -> Diagnosis:
-    """Return what binds, for how much of its time the device waits, and what to do about it."""
+    """Return the stage that binds, how much of its time the device waits, and advice."""
     stages = {name: measured.stages.get(name, Stage(name)) for name in (READING, DECODING, OPS, ASSEMBLY, TRANSFER)}
     storage, size = measured.storage, measured.record_bytes
     loader, transfer = stages[ASSEMBLY].images_per_second, stages[TRANSFER].images_per_second
     limit = storage.limit(size, measured.total_bytes)
     at_storage = storage.bytes_per_second / size if storage.bytes_per_second and size else None
     fed = None if loader is None else compose(loader, limit, transfer)
-    # The share of an image's time on the cores: of each stage, done by all threads alone; the rest is the loader's own.
+    # The share of each stage in an image's time on the cores, as if all threads did only that. The loader has the rest.
     seconds = {name: 1 / rate for name in (READING, DECODING, OPS) if (rate := stages[name].images_per_second)}
     if loader:
         seconds[ASSEMBLY] = max(0.0, 1 / loader - sum(seconds.values()))
@@ -139,18 +140,18 @@ def predict(
         idle, who = predict_band(fed, goal.needed), f"predicted: {goal.tpu} with {goal.model}"
         if fed >= goal.needed[1]:
             binding = ACCELERATOR
-            verdict = f"{who} does not wait for data on this host; nothing binds but the accelerator"
+            verdict = f"{who} does not wait for data on this host; only the accelerator binds"
         else:
             if slowest and overlapping[slowest] <= (loader or 0) * _AS_SLOW:
                 binding = slowest
             else:
                 binding = max(shares, key=shares.__getitem__, default=ASSEMBLY)
             waits = between(*idle) if idle[0] else f"up to {idle[1]:.0f}"
-            verdict = f"{who} waits {waits} % of its time for data; what binds is {binding}"
+            verdict = f"{who} waits {waits} % of its time for data; the stage that binds is {binding}"
             if binding in shares:
                 verdict += f", which takes {100 * shares[binding]:.0f} % of an image's time"
         if transfer is None:
-            verdict += "; the way to the device is not counted (transfer n/a)"
+            verdict += "; the transfer to the device is not counted (n/a)"
         if at_storage is not None and at_storage < min(fed, goal.needed[1]):
             then = between(*predict_band(at_storage, goal.needed))
             notes += (f"the first epoch waits for storage: {at_storage:,.0f} images a second, predicted idle {then} %",)
@@ -158,8 +159,8 @@ def predict(
     for name, stage in stages.items():
         said = [stage.detail] if stage.detail else []
         if name in shares:
-            goes = " goes to handing over" if name == ASSEMBLY else ""
-            said.append(f"{100 * shares[name]:.0f} % of an image's time{goes}")
+            spent = " is spent handing batches over" if name == ASSEMBLY else ""
+            said.append(f"{100 * shares[name]:.0f} % of an image's time{spent}")
         why_not = "" if stage.images_per_second is not None else stage.why_not or "it was not measured"
         described.append(replace(stage, detail="; ".join(said), why_not=why_not))
     return Diagnosis(
@@ -182,7 +183,7 @@ def predict(
 def _advise(
     measured: Measurements, goal: Goal, fed: float | None, transfer: float | None, evidence: Sequence[Evidence]
 ) -> tuple[Action, ...]:
-    """Return the advice that applies, the largest gain first; advice whose effect is not known comes last."""
+    """Return the advice that applies, the largest gain first; advice with unknown effect comes last."""
     gains = list[Action]()
     for one in measured.alternatives:
         limit = measured.storage.limit(one.record_bytes, one.total_bytes)
@@ -192,37 +193,40 @@ def _advise(
         cost = one.cost
         if rate < one.images_per_second / LEAST_FACTOR:
             holder = "the transfer" if rate == transfer else "storage"
-            cost += f"; {holder} holds it at that, from memory it is {one.images_per_second:,.0f}"
+            cost += f"; {holder} limits it to that rate, from memory it is {one.images_per_second:,.0f}"
         gain = rate / fed if fed else None
         idle = predict_band(rate, goal.needed)
         gains.append(Action(do=one.do, factor=gain, images_per_second=rate, idle_percent=idle, cost=cost))
     gains.sort(key=lambda action: (-(action.images_per_second or 0.0), action.do))
     tracing = (
-        "your step waits on tracing, not on data: keep shapes fixed (remainder='drop' or 'pad'), compile or trace the "
-        "step once, and read no value of the device within it (.item(), print)"
+        "your step waits for tracing, not for data: keep shapes fixed (remainder='drop' or 'pad'), compile or trace it "
+        "once, and read no value from the device in it (.item(), print)"
     )
     actions = [Action(do=tracing, cost=one.says) for one in evidence if one.blames == "tracing"]
     if fed is None or fed < goal.needed[1]:
         actions += [*gains, *(Action(do=hint) for hint in measured.hints)]
     elif not actions and any(one.blames == "data" for one in evidence):
         do = (
-            "look at the run rather than at the data: it waited, though this host can feed it. Time its loop with "
-            "StepClock and give --clock, which tells waiting for a batch from tracing; see what else takes its cores"
+            "look at the run rather than at the data: it waited, although this host can feed it. Time its loop with "
+            "StepClock and give --clock, which tells waiting for a batch from tracing. Check what else uses its cores"
         )
         actions.append(Action(do=do))
     if goal.batch_size is not None and (each := goal.batch_size / goal.devices) < _GOOD_BATCH / 2:
-        do = f"batch {each:.4g} a core leaves the MXU idle: {_GOOD_BATCH} ({_GOOD_BATCH * goal.devices:,} on this host)"
-        actions.append(Action(do=do, cost="a learning rate that fits, and memory of the device"))
+        do = (
+            f"a batch of {each:.4g} per core leaves the MXU idle: use {_GOOD_BATCH} "
+            f"({_GOOD_BATCH * goal.devices:,} on this host)"
+        )
+        actions.append(Action(do=do, cost="adapt the learning rate; it takes more memory of the device"))
     return tuple(actions)
 
 
 def compose(*rates: float | None) -> float | None:
-    """Return the rate of stages that overlap: the least known one, if any is known."""
+    """Return the rate of stages that overlap: the lowest known rate, or None."""
     return min((rate for rate in rates if rate is not None), default=None)
 
 
 def predict_band(fed: float, needed: tuple[float, float]) -> tuple[float, float]:
-    """Return how many percent of its time a device waits that gets `fed` images a second, at its (low, high) need."""
+    """Return the percentages of time that a device waits if it gets `fed` images per second but takes (low, high)."""
     low, high = (100 * max(0.0, 1 - fed / rate) if rate > 0 else 0.0 for rate in needed)
     return low, high
 
@@ -234,16 +238,16 @@ def find_goal(
     batch_size: int | None,
     environ: Mapping[str, str],
 ) -> tuple[Goal, tuple[str, ...]]:
-    """Return what is to be fed, and what had to be assumed. Raises OptionError that names the nearest TPU or model."""
+    """Return the goal, and notes on what was assumed. Raises OptionError, which names the nearest TPU or model."""
     notes: tuple[str, ...] = ()
     found = detect_tpu(environ) if tpu is None else find_tpu(tpu)
     if found is None:
-        found, notes = find_tpu(_ASSUMED_TPU), (f"no TPU was named or found: {_ASSUMED_TPU} is assumed (--tpu)",)
+        found, notes = find_tpu(_ASSUMED_TPU), (f"no TPU was given (--tpu) or found, so {_ASSUMED_TPU} is assumed",)
     elif tpu is None:
         notes = (f"{found.name} is the TPU of this host",)
     name = find_model(model or _DEFAULT_MODEL)
     if flops_per_sample is not None:
-        name = f"{flops_per_sample / 1e9:,.4g} GFLOPs a sample"
+        name = f"{flops_per_sample / 1e9:,.4g} GFLOPs per sample"
     elif name != _DEFAULT_MODEL:
         flops_per_sample = training_flops(name)
     return Goal(found.name, name, needed_rates(found, flops_per_sample), found.devices, batch_size), notes
@@ -251,7 +255,7 @@ def find_goal(
 
 @checked()
 def needed_rates(tpu: Tpu, flops_per_sample: Flops | None) -> tuple[float, float]:
-    """Return images a second that a TPU takes, (low, high): from the table for ResNet-50, which None stands for.
+    """Return the images per second that a TPU takes, (low, high). None means ResNet-50: its rates are in the table.
 
     For other models: chips x peak x 20.5 % and 37.5 % / FLOPs, the shares of the peak at which ResNet-50 was trained.
     """
@@ -262,7 +266,7 @@ def needed_rates(tpu: Tpu, flops_per_sample: Flops | None) -> tuple[float, float
 
 
 def detect_tpu(environ: Mapping[str, str]) -> Tpu | None:
-    """Return the TPU of this host, as a TPU VM's environment says; of a larger slice this host's part."""
+    """Return the TPU of this host from a TPU VM's environment, or this host's part of a larger slice; None without."""
     for name in ("TPU_ACCELERATOR_TYPE", "ACCELERATOR_TYPE"):
         found = _ACCELERATOR_TYPE.fullmatch(environ.get(name, "").strip().lower().replace("litepod", "e"))
         if found is None:

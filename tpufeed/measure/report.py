@@ -1,4 +1,4 @@
-"""Write the report: one page of HTML that needs neither network nor script, readable on a phone, light and dark."""
+"""Write the report: one HTML page without scripts or downloads, readable on a phone, in light and dark mode."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tpufeed.measure.files import check_output, write_file
 from tpufeed.measure.results import BenchRun, Diagnosis
 from tpufeed.measure.wording import between, clean, say
 
-# "default-src 'none'": nothing may be loaded, whatever the texts are.
+# "default-src 'none'": nothing may be loaded, whatever texts the page contains.
 _PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -58,7 +58,7 @@ $body
 """)
 
 
-# The table of a run: (name, field of `BenchRun`, unit, digits).
+# Rows in the table of runs: (name, field of `BenchRun`, unit, digits).
 _FIGURES = (
     ("idle", "idle_percent", "%", 1), ("AU", "au_percent", "%", 1), ("step", "step_ms", "ms", 2),
     ("wait, p50", "wait_ms_p50", "ms", 2), ("wait, p95", "wait_ms_p95", "ms", 2), ("wait, p99", "wait_ms_p99", "ms", 2),
@@ -103,9 +103,9 @@ def check_report_path(path: Path | str) -> None:
 
 
 def headline(runs: Sequence[BenchRun]) -> str:
-    """Return in a sentence what improved from the first run to the one that idles least.
+    """Say in a sentence what improved from the first run to the run that idles least.
 
-    Only runs on the first one's device that have a verdict are compared.
+    Only runs that have a verdict and the first run's device are compared.
     """
     trusted = [run for run in runs if run.device == runs[0].device and has_verdict(run)]
     if not trusted:
@@ -121,14 +121,14 @@ def headline(runs: Sequence[BenchRun]) -> str:
         return f"{mark}idle {idle} with {best.label}. {runs[0].label} has no verdict to compare it with."
     first, before = runs[0], say(runs[0].idle_percent, "%", 1)
     if (first.idle_percent or 0) - (best.idle_percent or 0) < 1:
-        return f"{mark}idle {before} with {first.label}" + "; no other run improves that." * (len(runs) > 1)
+        return f"{mark}idle {before} with {first.label}" + "; no other run improves on that." * (len(runs) > 1)
     ratio = (best.images_per_second or 0) / (first.images_per_second or float("inf"))
-    times = f": {ratio:.1f} times the images a second" if ratio else ""
+    times = f": {ratio:.1f} times as many images a second" if ratio else ""
     return f"{mark}idle falls from {before} with {first.label} to {idle} with {best.label}{times}."
 
 
 def has_verdict(run: BenchRun) -> bool:
-    """Return True if a run's idle time is known and to be trusted."""
+    """Return True if a run's idle time is known and can be trusted."""
     return not run.problems and say(run.idle_percent) != say(None)
 
 
@@ -144,7 +144,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
     level = "" if idle is None else "good" if idle < MODERATE_PERCENT else "fair" if idle < HIGH_PERCENT else "bad"
     body = [f'<section class="card verdict {level}">{_text(verdict)}</section>']
     if diagnosis is not None:
-        body.append('<p class="mark">Predicted from what was measured of each stage on this host.</p>')
+        body.append('<p class="mark">Predicted from measurements of each stage on this host.</p>')
     if any(run.emulated for run in runs):
         body.append(f'<p class="mark">{EMULATED}</p>')
     if diagnosis is not None and diagnosis.actions:
@@ -161,7 +161,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
         remarks += [(f"Run {number}, {run.label}{mark}", sentence) for sentence in sentences if sentence]
     if len(runs) > MOST_RUNS:
         half = MOST_RUNS // 2
-        remarks.append(("Note", f"{len(runs)} runs: figures show the first {half} and the last {half}."))
+        remarks.append(("Note", f"{len(runs)} runs: the figures show the first {half} and the last {half}."))
     remarks += [("Note", note) for note in (diagnosis.notes if diagnosis is not None else ())]
     if remarks:
         items = "\n".join(f"<li><b>{_text(about)}</b>: {_text(sentence)}</li>" for about, sentence in remarks)
@@ -178,7 +178,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
     if diagnosis is not None:
         facts = {
             "split": diagnosis.split,
-            "to be fed": diagnosis.tpu,
+            "TPU to feed": diagnosis.tpu,
             "it needs": f"{between(*diagnosis.needed)} images a second ({diagnosis.model})",
             "this host feeds": f"{say(diagnosis.fed)} images a second",
             "idle (predicted)": f"{between(*diagnosis.idle_percent, 1)} %" if diagnosis.idle_percent else say(None),
@@ -197,7 +197,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose first column names the row; nothing if there are no rows."""
+    """Return a table whose first column names the row; empty if there are no rows."""
     if not rows:
         return ""
     head = "".join(f"<th scope=col>{_text(name)}</th>" for name in columns)
@@ -210,7 +210,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def _figures(run: BenchRun) -> dict[str, str]:
-    """Return all figures of a run by name. Every run has the same names."""
+    """Return all figures of a run by name. All runs have the same names."""
     rates = run.rates
     sent = None if run.bytes_per_second is None else run.bytes_per_second / 1e6
     return {
@@ -228,7 +228,7 @@ def _figures(run: BenchRun) -> dict[str, str]:
 
 
 def _plain(value: Any) -> str:
-    """Return a value of the machine's description as text, whatever its type."""
+    """Return a value from the machine's description as text, whatever its type."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_plain(entry)}" for name, entry in value.items())
     if isinstance(value, list | tuple):

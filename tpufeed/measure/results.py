@@ -1,4 +1,4 @@
-"""Results of measurements: data that the commands print, write as JSON and draw. None stands for unknown."""
+"""Results of measurements, which the commands print, write as JSON and draw. None means unknown."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ from tpufeed.measure.wording import between
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Spread of a figure that was measured several times."""
+    """The spread of a figure that was measured several times."""
 
     median: float
     lowest: float
@@ -21,31 +21,31 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Return the spread of figures, if there are any."""
+    """Return the spread of figures; None if there are none."""
     return Spread(statistics.median(values), min(values), max(values), tuple(values)) if values else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One loader feeding one device: of several repeats the one in the middle.
+    """One loader that feeds one device: the median of several repeats.
 
-    All figures but `steps`, `images`, `first_batch_seconds` and `compile_seconds` are of the steady state: the first
-    step is left out.
+    All figures except `steps`, `images`, `first_batch_seconds` and `compile_seconds` cover the steady state, without
+    the first step.
 
     Attributes:
         label: text for people: "gs://bucket/flowers-224, numpy".
         device: "EMULATED tpu-v3-8-high", "xla-cpu", "none", ...
         url: the dataset, or the folder of raw files.
         source: "raw files", "shards", "cache" or "mixture".
-        rates: images a second of all repeats.
-        first_batch_seconds: time from asking for the first batch until it was there.
+        rates: images per second of all repeats.
+        first_batch_seconds: time from asking for the first batch until it arrived.
         compile_seconds: compile time of the first step.
         idle_percent: waits / wall.
-        au_percent: MLPerf Storage's accelerator utilisation, steps / wall, from nominal step times.
-        oversleep_percent: time by which an emulator woke late while its queue was full / wall. It may have held up the
-            loader for that long; above 2 % there is no verdict.
+        au_percent: MLPerf Storage's accelerator utilisation: steps / wall, from nominal step times.
+        oversleep_percent: time by which an emulator woke late while its queue was full / wall. It may have delayed the
+            loader by that time; above 2 % there is no verdict.
         wall_seconds: waits + steps.
-        problems: why the figures are not to be trusted, as sentences; with any there is no verdict.
+        problems: reasons not to trust the figures, as sentences; if there are any, there is no verdict.
     """
 
     label: str
@@ -85,11 +85,11 @@ class BenchRun:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Rate of one stage: images a second that it could do by itself, with all that this host has for it.
+    """The rate of one stage: images per second that it could do alone, with all the cores and bandwidth of this host.
 
     Attributes:
         name: "storage", "reading", "decoding", "ops", "assembly", "transfer".
-        images_per_second: None if it could not be measured, or this dataset does not pass the stage.
+        images_per_second: None if it could not be measured, or if this dataset does not need the stage.
         detail: how it was measured: "1.9 GB/s from the page cache, 2 threads".
         why_not: why `images_per_second` is None.
     """
@@ -108,8 +108,8 @@ class Action:
         do: a sentence in the imperative, with the command or the option.
         factor: predicted rate / present rate, if known.
         images_per_second: the predicted rate.
-        idle_percent: the predicted idle time, (at the TPU's low rate, at its high rate).
-        cost: what it takes: "9.2 GB, about 12 minutes".
+        idle_percent: predicted idle time, (at the TPU's low rate, at its high rate).
+        cost: the cost: "9.2 GB, about 12 minutes".
     """
 
     do: str
@@ -134,19 +134,19 @@ class Diagnosis:
     """The doctor's findings.
 
     Attributes:
-        url: the dataset, or raw images.
+        url: the dataset or the raw images.
         split: the split that was measured.
         machine: see `machine.machine`.
-        stages: in the order in which an image passes them.
-        fed: images a second that arrive at the device: the least of assembly, storage and transfer.
-        tpu: the TPU to be fed: "v5e-8".
+        stages: all stages, in the order in which an image passes them.
+        fed: images per second that arrive at the device: the lowest rate of assembly, storage and transfer.
+        tpu: the TPU to feed: "v5e-8".
         model: the model that it trains.
-        needed: images a second that it takes, (low, high).
-        idle_percent: predicted idle time, (at the low rate, at the high one).
-        binding: name of the stage that binds, or "accelerator" if none does.
+        needed: images per second that it takes, (low, high).
+        idle_percent: predicted idle time, (at the low rate, at the high rate).
+        binding: name of the stage that binds, or "accelerator" if no stage does.
         verdict: a sentence.
-        actions: the best first.
-        notes: what was left out or noticed, as sentences.
+        actions: advice, the best first.
+        notes: remarks, as sentences.
     """
 
     url: str
@@ -165,7 +165,7 @@ class Diagnosis:
 
     @property
     def cores_needed(self) -> tuple[int, int] | None:
-        """Number of cores like this host's that feed the device, (low, high), if the loader scales with cores."""
+        """Number of cores like this host's that would feed the device, (low, high), if the loader scales with cores."""
         (rate,) = (stage.images_per_second for stage in self.stages if stage.name == "assembly")
         if not rate:
             return None

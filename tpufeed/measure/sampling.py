@@ -1,4 +1,4 @@
-"""Choose samples of a split and read them: spread over all of it, or those of one class."""
+"""Choose samples of a split and read them: spread over the whole split, or of one class."""
 
 import difflib
 import itertools
@@ -23,7 +23,7 @@ Place = tuple[int, int]  # (shard, record)
 
 
 def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Place]:
-    """Draw `count` samples, or all if there are fewer: one at random from each of `count` equal parts."""
+    """Draw `count` samples, or all if there are fewer: a random one from each of `count` equal parts."""
     shards = dataset.split(split).variants[0].shards
     starts = [0, *itertools.accumulate(shard.records for shard in shards)]
     count, draw = min(count, starts[-1]), random.Random(seed)
@@ -38,7 +38,7 @@ def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Pla
 def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: int) -> tuple[list[Place], list[str]]:
     """Draw up to `count` samples of a class, in the split's order; also return messages about damaged records.
 
-    Reads records in a random order until there are enough: most of the split if the class is rare.
+    Reads records in random order until there are enough: most of the split if the class is rare.
     """
     found_split = dataset.split(split)
     counts = found_split.class_counts
@@ -63,7 +63,7 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
 
 
 def find_class(manifest: Manifest, name: str) -> int:
-    """Return the id of a class that is given by name or id. Raises OptionError, which lists similar names."""
+    """Return the id of a class given by name or id. Raises OptionError, which lists similar names."""
     names = manifest.class_names
     if name in names:
         return names.index(name)
@@ -73,7 +73,7 @@ def find_class(manifest: Manifest, name: str) -> int:
         raise OptionError(f"no class {name!r}: the samples of this dataset have no labels")
     near = difflib.get_close_matches(name, names, _NAMED)
     listed = ", ".join(near or names[:_NAMED])
-    raise OptionError(f"no class {name!r} among {len(names)}; {'near it' if near else 'the first'}: {listed}")
+    raise OptionError(f"no class {name!r} among {len(names)}; {'similar ones' if near else 'the first'}: {listed}")
 
 
 def read_labels(manifest: Manifest, reader: Reader, payload: memoryview) -> list[int | str]:
@@ -91,7 +91,7 @@ def read_labels(manifest: Manifest, reader: Reader, payload: memoryview) -> list
 
 
 def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | RecordError]:
-    """Yield the payload at each place, or why there is none: one damaged record costs no other."""
+    """Yield the payload at each place, or the error if the record is damaged."""
     with suppress(RecordError):
         yield from reader.read_many(places)
         return
@@ -103,16 +103,16 @@ def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | 
 
 
 def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[bytes], list[str]]:
-    """Read images from all over the first variant of a split: as many as come in this time, at least one block.
+    """Read images from all over the first variant of a split: as many as this time allows, at least one block.
 
-    Return them as their records hold them, and messages about records that could not be read.
+    Return them as they are stored, and messages about records that could not be read.
 
     Raises:
         StoreError, ShardError: a shard cannot be read at all.
     """
     reader, stop = dataset.reader(split), time.monotonic() + seconds
     places = draw_evenly(dataset, split, _MOST_TAKEN, seed=0)
-    random.Random(0).shuffle(places)  # time that runs out leaves no part of the split unseen
+    random.Random(0).shuffle(places)  # if time runs out, the sample is still spread over the split
     images, damaged = list[bytes](), list[str]()
     for start in range(0, len(places), _TAKEN_AT_ONCE):
         if images and time.monotonic() > stop:

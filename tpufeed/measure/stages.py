@@ -1,4 +1,4 @@
-"""Measure single stages: storage, the loader with what its threads do, and the transfer to a TPU."""
+"""Measure single stages: storage, the loader and the work of its threads, and the transfer to a TPU."""
 
 import importlib.util
 import itertools
@@ -24,26 +24,26 @@ from tpufeed.measure.results import Stage
 from tpufeed.measure.wording import number_of
 from tpufeed.storage.copies_folder import find_folder, free_bytes
 
-_CONNECTIONS = {True: 16, False: 4}  # to a remote store as many as loaders use, or threads that read local files
+_CONNECTIONS = {True: 16, False: 4}  # to a remote store, as many as loaders use; or threads that read local files
 _PIECES_A_CONNECTION = 4
 _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 256 << 10, 8 << 20
 
-_BATCHES_TIMED = 16  # about, or a single one weighs too much
-_LONGEST = 3  # times the seconds that were asked for
-_TICK = 1e-9  # seconds: the least that a clock tells
+_BATCHES_TIMED = 16  # with fewer, a single batch has too much weight
+_LONGEST = 3  # times the requested seconds
+_TICK = 1e-9  # resolution of the clock, in seconds
 
 _DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 
 
 def measure_storage(dataset: Dataset, split: str, seconds: float) -> Storage:
-    """Measure how fast all variants of a split come from their store, and how much of it later epochs find nearer.
+    """Measure how fast all variants of a split are read from their store, and how much can be kept for later epochs.
 
     Raises:
         StoreError: they cannot be read.
-        OptionError: there is no place for copies of remote shards.
+        OptionError: there is no place for local copies of remote shards.
     """
     store, shards = dataset.shards, [shard for variant in dataset.split(split).variants for shard in variant.shards]
-    # The first range says how large pieces have to be for each connection to read several.
+    # The first range shows how large pieces may be so that each connection reads several.
     first = min(shards, key=lambda shard: (shard.bytes < _FIRST_BYTES, shard.name))
     begun = time.perf_counter()
     size = len(store.read_range(first.name, 0, min(first.bytes, _FIRST_BYTES)))
@@ -52,7 +52,7 @@ def measure_storage(dataset: Dataset, split: str, seconds: float) -> Storage:
     longest, connections = max(shard.bytes for shard in shards), _CONNECTIONS[dataset.is_remote]
 
     def read(number: int) -> float:
-        """Read every `connections`-th piece, and return bytes a second."""
+        """Read every `connections`-th piece, and return bytes per second."""
         pieces = ((shard, at) for at in range(0, longest, piece) for shard in shards if at < shard.bytes)
         start = now = time.perf_counter()
         size = 0
@@ -67,27 +67,27 @@ def measure_storage(dataset: Dataset, split: str, seconds: float) -> Storage:
         rate = sum(executor.map(read, range(connections)))
     if dataset.is_remote:
         folder = find_folder(None)
-        # Loaders take half of what is free, and copies that are there already.
+        # Loaders use half of the free space and of the copies that are there.
         room: float = (sum(path.stat().st_size for path in folder.iterdir()) + free_bytes(folder)) / 2
-        detail, nearer = f"{rate / 1e6:,.0f} MB/s over {connections} connections", f"copies in {folder}"
+        detail, nearer = f"{rate / 1e6:,.0f} MB/s over {connections} connections", f"local copies in {folder}"
     else:
         room = memory_bytes()  # a container's page cache counts as its memory
         detail, nearer = f"{rate / 1e9:,.2g} GB/s", "the page cache"
     fits = sum(shard.bytes for shard in shards) <= room
-    detail += f"; later epochs read {'' if fits else 'from there, too: all of it does not fit '}{nearer}"
+    detail += f"; later epochs read {nearer if fits else f'from there again, because {nearer} cannot hold all of it'}"
     return Storage(bytes_per_second=rate, room=room, detail=detail)
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderRates:
-    """Rates of a loader in its steady state, in images a second.
+    """Rates of a loader in its steady state, in images per second.
 
     Attributes:
-        whole: rate at which batches come.
-        reading: rate of all threads if they did nothing but read records and verify CRCs.
-        decoding: rate of all threads if they did nothing but decode and apply ops.
-        batch_size: images of the measured batches: fewer than asked for if hardly any batch would come.
-        workers: the threads in words.
+        whole: rate of the whole loader.
+        reading: rate of all threads if they only read records and verified CRCs.
+        decoding: rate of all threads if they only decoded and applied ops.
+        batch_size: images per measured batch: fewer than requested if the loader is very slow.
+        workers: the processes and threads, in words.
     """
 
     whole: float
@@ -98,9 +98,9 @@ class LoaderRates:
 
 
 def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
-    """Take batches of at most `batch_size` from the real loader for some seconds, once it is under way.
+    """Take batches of at most `batch_size` from the real loader for some seconds, after a warm-up.
 
-    Raises the loader's errors, as `TpufeedError`.
+    Raises the loader's `TpufeedError`s.
     """
     batch = batch_size
     if not isinstance(url, Mixture):
@@ -110,10 +110,10 @@ def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: flo
     with loader, closing(iter(loader)) as batches:
         next(batches)
         first = loader.stats()
-        # Batches so slow that only a few would come are made smaller: what is prepared ahead would weigh too much.
+        # If only a few batches would come, make them smaller: those prepared in advance would have too much weight.
         each = (first.read_seconds + first.decode_seconds) / first.threads
         slow = batch > 1 and each > _LONGEST * seconds / _BATCHES_TIMED
-        # What was prepared ahead when the clock starts was not made in its time; as much is left at the end.
+        # Take the batches that were prepared before the clock starts; as many are left when it stops.
         for _ in range(0 if slow else max(1, first.prefetch)):
             next(batches)
             if time.perf_counter() - begun > _LONGEST * seconds:
@@ -127,7 +127,7 @@ def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: flo
     if slow:
         smaller = max(1, min(batch // 2, int(batch * seconds / _BATCHES_TIMED / each)))
         return measure_loader(url, split, smaller, seconds, **options)
-    # Each thread counts its seconds of reading and of decoding. All threads together give `threads` times as much.
+    # Each thread counts its seconds of reading and of decoding. All threads together do `threads` times as much.
     work = taken * batch * after.threads
     reading, decoding = after.read_seconds - before.read_seconds, after.decode_seconds - before.decode_seconds
     workers = number_of(after.threads // max(1, after.processes), "thread")
@@ -140,15 +140,15 @@ def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: flo
 def tell_stages_apart(
     rates: LoaderRates, images: Sequence[bytes], ops: Sequence[Op], seconds: float
 ) -> dict[str, Stage]:
-    """Return reading, decoding, ops and assembly of a loader; `images` are encoded ones, or empty for raw pixels."""
+    """Return reading, decoding, ops and assembly of a loader; `images` are encoded, or empty for raw pixels."""
     share = time_decoding(images, ops, seconds) if images else 0.0
     live = Stage(OPS, rates.decoding / (1 - share)) if ops and share < 1 else Stage(OPS, why_not="there are none")
     if not images:
-        decoding = Stage(DECODING, why_not="raw pixels need none")
+        decoding = Stage(DECODING, why_not="raw pixels need no decoding")
     elif ops and share >= 1:
-        # A crop lets a JPEG be decoded at a smaller size, so that both together are faster than decoding in full.
-        decoding = Stage(DECODING, rates.decoding, "with the ops, which let it be done at a smaller size")
-        live = Stage(OPS, why_not="cannot be told from decoding, which they make cheaper")
+        # With a crop, a JPEG can be decoded at a smaller size, so both together are faster than decoding in full.
+        decoding = Stage(DECODING, rates.decoding, "together with the ops, which allow a smaller size")
+        live = Stage(OPS, why_not="not measurable apart from decoding, which they make cheaper")
     else:
         decoding = Stage(DECODING, rates.decoding / share, "at full size")
     copied = ", pixels copied" if not images and not ops else ""
@@ -160,17 +160,17 @@ def tell_stages_apart(
 def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) -> float:
     """Return the CPU time to decode images at full size, as a share of the CPU time to decode them with the ops.
 
-    It is 1 if there are no ops or no image decodes.
+    The share is 1 if there are no ops or no image decodes.
     """
-    # Not wall-clock time: on a host with four times its load that gave shares from 0.80 to 1.37, CPU time 0.82 to 0.85.
-    # The CPU time of all threads of this process, since OpenCV starts some here and none in a loader's workers.
+    # On a host with four times its load, wall-clock time gave shares from 0.80 to 1.37, and CPU time 0.82 to 0.85. It
+    # is the CPU time of all threads of this process, because OpenCV starts some here but none in a loader's workers.
     plain, pipeline = Pipeline((), seed=0, fast=True), Pipeline(ops, seed=0, fast=True)
     draws = pipeline.draw(0, np.arange(len(images)))
     decoding = whole = 0.0
     stop = time.perf_counter() + seconds
     for number in itertools.cycle(range(len(images))):
         data = memoryview(images[number])
-        with suppress(ImageError, OpError):  # the loader names bad records
+        with suppress(ImageError, OpError):  # the loader reports bad records
             begun = time.process_time()
             plain.run_stored(data, None, ())
             between = time.process_time()
@@ -183,8 +183,8 @@ def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) ->
 
 
 def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) -> Stage:
-    """Measure uint8 batches to the devices of this host; a stage that cannot be measured says why."""
-    where = "run the doctor on the TPU VM, while nothing else holds the TPU"
+    """Measure the transfer of uint8 batches to the devices of this host; the stage says why if that is impossible."""
+    where = "run the doctor on the TPU VM, while nothing else uses the TPU"
     if not any(list(Path("/").glob(pattern[1:])) for pattern in _DEVICES):
         return Stage(TRANSFER, why_not=f"there is no TPU on this host (no /dev/accel*, no /dev/vfio); {where}")
     batch = np.zeros((batch_size, *shape), np.uint8)
@@ -193,7 +193,7 @@ def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) ->
             import torch
             import torch_xla
 
-            device, through = torch_xla.device(), "torch_xla"  # the one that a process has by default
+            device, through = torch_xla.device(), "torch_xla"  # the default device of a process
 
             def put() -> None:
                 torch.from_numpy(batch).to(device)
@@ -210,14 +210,14 @@ def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) ->
                     sent.block_until_ready()
 
         else:
-            return Stage(TRANSFER, why_not="there is a TPU, but neither torch_xla nor jax can be imported to reach it")
-        put()  # the first one compiles, and allocates
+            return Stage(TRANSFER, why_not="there is a TPU, but neither torch_xla nor jax is installed to reach it")
+        put()  # the first call compiles and allocates
         start, done, elapsed = time.perf_counter(), 0, 0.0
         while elapsed < seconds:
             put()
             done += 1
             elapsed = time.perf_counter() - start
-    except Exception as error:  # noqa: BLE001  # runtimes fail in their own ways, and the other stages are worth having
+    except Exception as error:  # noqa: BLE001  # runtimes raise anything, and the other stages are still worth knowing
         reason = str(error) if isinstance(error, TpufeedError) else f"{type(error).__name__}: {error}"
         return Stage(TRANSFER, why_not=f"the TPU does not answer ({reason.partition(chr(10))[0]}); {where}")
     return Stage(TRANSFER, done * batch_size / elapsed, f"uint8, through {through}")

@@ -1,6 +1,6 @@
-"""Tables of TPUs and models (peak FLOP/s, training rates, FLOPs of an image), MFU, and the counters of libtpu.
+"""Tables of TPUs and models (peak FLOP/s, training rates, FLOPs per image), MFU, and the counters of libtpu.
 
-MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that goes into the model.
+MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that the model uses.
 """
 
 import difflib
@@ -12,8 +12,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 from tpufeed.errors import OptionError
 from tpufeed.options import Count, above, checked
 
-# A training step is a forward pass and a backward pass of twice its cost; a multiply-add is two operations.
-Flops: TypeAlias = Annotated[float, above(0, 1e18)]  # of training on one image
+Flops: TypeAlias = Annotated[float, above(0, 1e18)]  # to train on one image
+# A training step is a forward pass and a backward pass, which costs twice as much; a multiply-add is two operations.
 _TRAINING_FLOPS = 3 * 2
 _RATES_MODEL = "resnet50"  # all rates of TPUs and profiles are for this model
 # MLPerf Storage's ResNet-50 trains on a batch of 400 in 0.224 s (H100) and in 0.435 s (A100).
@@ -28,9 +28,9 @@ class Tpu:
     Attributes:
         name: Google's name without "tpu-": v5e-8.
         devices: number of devices that a framework sees: TensorCores of v2, v3 and v7x, chips of other generations.
-        peak_tflops: bf16 TFLOP/s of a chip, as Google publishes them.
-        low: images a second of ResNet-50 training on all chips together.
-        high: the same figure for a well tuned training.
+        peak_tflops: bf16 TFLOP/s per chip, as published by Google.
+        low: images per second of ResNet-50 training on all chips together.
+        high: the same figure for well tuned training.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Tpu:
 
 
 # `low` and `high` scale two published runs on v3 by peak FLOP/s: 1.05 M img/s on 1024 chips (Ying et al. 2018), 480 k
-# img/s on 256 chips (MLPerf's reference code). They are 20.5 % and 37.5 % of the peak; larger MXUs are filled less
-# well, so that `high` is an upper bound for v6e and v7x.
+# img/s on 256 chips (MLPerf's reference code). They are 20.5 % and 37.5 % of the peak; larger MXUs are harder to fill,
+# so `high` is an upper bound for v6e and v7x.
 TPUS = {
     tpu.name: tpu
     for tpu in (
@@ -58,7 +58,7 @@ TPUS = {
 }
 
 # Name: (10^9 multiply-adds of a forward pass, side of its images in pixels). torchvision publishes them with its
-# weights ("GFLOPS"). ResNet-50's 4.089 is rounded to 4.1: the rates of the TPUs above use 24.6e9 FLOPs an image.
+# weights ("GFLOPS"). ResNet-50's 4.089 is rounded to 4.1: the rates of the TPUs above use 24.6e9 FLOPs per image.
 # mobilenet_v1 and xception, which torchvision lacks, were counted by TensorFlow's profiler on the models of Keras.
 MODELS = {
     "alexnet": (0.714, 224), "convnext_tiny": (4.456, 224), "convnext_small": (8.684, 224),
@@ -85,7 +85,7 @@ class AcceleratorProfile:
     Attributes:
         images_per_second: rate of all its chips together.
         batch_size: the batch size that the profile is defined for, if any.
-        flops_per_sample: FLOPs of training on one image, if known.
+        flops_per_sample: FLOPs to train on one image, if known.
     """
 
     name: str
@@ -95,19 +95,19 @@ class AcceleratorProfile:
     tpu: Tpu | None = None
 
     def training(self, model: str) -> "AcceleratorProfile":
-        """Return the same TPU training another model at the same FLOP/s.
+        """Return the profile of the same TPU that trains another model at the same FLOP/s.
 
-        Raises OptionError if there is no such model, or this profile is not of a TPU.
+        Raises OptionError if there is no such model, or if this is not the profile of a TPU.
         """
         flops = training_flops(model)
         if self.tpu is None or self.flops_per_sample is None:
-            raise OptionError(f"{self.name} trains on ResNet-50 only; a model can be chosen for tpu-... profiles")
+            raise OptionError(f"{self.name} only trains ResNet-50; a model can be chosen for tpu-... profiles")
         rate = self.images_per_second * self.flops_per_sample / flops
         return replace(self, name=f"{self.name} {model}", images_per_second=rate, flops_per_sample=flops)
 
 
 def profiles() -> dict[str, AcceleratorProfile]:
-    """Return all profiles by name. A TPU's name ends in `-low` or `-high`; without an ending it is the high rate."""
+    """Return all profiles by name. A TPU has `-low` and `-high` profiles; without an ending it has the high rate."""
     found = {name: AcceleratorProfile(name, rate, _MLPERF_BATCH) for name, rate in _GPUS.items()}
     for tpu in TPUS.values():
         for end, rate in (("", tpu.high), ("-low", tpu.low), ("-high", tpu.high)):
@@ -128,7 +128,7 @@ def find_tpu(name: str) -> Tpu:
 
 
 def nearest(name: str, known: Iterable[str], what: str) -> str:
-    """Return `name`, which is one of `known`. Raises OptionError that names the nearest of them."""
+    """Return `name` if it is one of `known`. Raises OptionError, which names the nearest."""
     names = list(known)
     if name in names:
         return name
@@ -137,9 +137,9 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
 
 
 def find_model(name: str) -> str:
-    """Return the model's name in `MODELS`. Spellings like ResNet-50, efficientnet-b0 and ViT-B/16 are understood.
+    """Return the model's name in `MODELS`; accept spellings like ResNet-50, efficientnet-b0 and ViT-B/16.
 
-    Raises OptionError, which names the nearest and the option `--flops-per-sample`.
+    Raises OptionError, which names the nearest model and the option `--flops-per-sample`.
     """
 
     def plain(text: str) -> str:
@@ -150,17 +150,18 @@ def find_model(name: str) -> str:
         return nearest(known, MODELS, "model")
     except OptionError as error:
         raise OptionError(
-            f"{error}. For any other, give --flops-per-sample: the FLOPs of training on one image, forward and backward"
+            f"{error}. For another model, give --flops-per-sample: the FLOPs to train on one image, forward and "
+            "backward"
         ) from None
 
 
 @checked()
 def training_flops(name: str, side_px: Count | None = None) -> float:
-    """Return the FLOPs of training on one image, forward and backward: 24.6e9 for resnet50.
+    """Return the FLOPs to train on one image, forward and backward: 24.6e9 for resnet50.
 
     Args:
         name: a model, see `find_model`.
-        side_px: side of square images, if it is not the model's usual one. The cost is scaled with their area. That is
+        side_px: side of square images; by default the model's usual one. The cost is scaled with their area, which is
             close for convolutions; the attention of a vision transformer grows somewhat faster.
     """
     giga_multiply_adds, usual_px = MODELS[find_model(name)]
@@ -171,13 +172,13 @@ def training_flops(name: str, side_px: Count | None = None) -> float:
 def mfu_percent(
     images_per_second: float | None, flops_per_sample: Flops | None, tpu: Tpu | None, chips: Count | None = None
 ) -> float | None:
-    """Return images a second x FLOPs of an image / (peak x chips), in percent; None if one of them is not known.
+    """Return images per second x FLOPs per image / (peak x chips), in percent; None if one of them is unknown.
 
     Args:
         images_per_second: rate of all `chips` together.
-        flops_per_sample: FLOPs of training on one image.
+        flops_per_sample: FLOPs to train on one image.
         tpu: the TPU whose bf16 peak counts.
-        chips: number of chips at work, by default all of the TPU's host.
+        chips: number of chips at work; by default all chips of the TPU's host.
     """
     if images_per_second is None or flops_per_sample is None or tpu is None:
         return None
@@ -189,9 +190,9 @@ class TpuCounters(NamedTuple):
     """Readings of a TPU's counters. None means that libtpu does not report the counter.
 
     Attributes:
-        mxu_percent: how busy the matrix units are, a mean over the cores.
-        duty_cycle_percent: share of the time in which the TPU had a program to run, a mean over the chips. It can be
-            100 % while the matrix units are at 13 %.
+        mxu_percent: utilisation of the matrix units, averaged over the cores.
+        duty_cycle_percent: share of the time in which the TPU ran a program, averaged over the chips. It can be 100 %
+            while the matrix units are at 13 %.
     """
 
     mxu_percent: float | None = None
@@ -199,13 +200,13 @@ class TpuCounters(NamedTuple):
 
 
 def read_counters() -> TpuCounters:
-    """Read the counters of libtpu, which cover the last second or so: read them while the training loop runs.
+    """Read the counters of libtpu, which cover about the last second: read them while the training loop runs.
 
-    They exist on a TPU whose libtpu has the monitoring SDK, in the process that holds the TPU.
+    They only exist in the process that uses the TPU, if its libtpu has the monitoring SDK.
     """
 
     def mean(name: str) -> float | None:
-        # Releases of libtpu fail in different ways, and a missing counter is no reason to stop a training run.
+        # Releases of libtpu fail in different ways, and a missing counter must not stop a training run.
         try:
             from libtpu import sdk
 

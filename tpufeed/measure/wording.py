@@ -1,4 +1,4 @@
-"""Figures in sentences: one thing and several, a range that may be one value, n/a."""
+"""Format figures for sentences: counts, ranges, and values that may be unknown."""
 
 import math
 import re
@@ -12,7 +12,7 @@ def number_of(count: int, one: str, several: str = "") -> str:
 
 
 def between(low: float, high: float, digits: int = 0) -> str:
-    """Return `1,200 to 1,900`, or one figure if both look the same."""
+    """Return `1,200 to 1,900`, or a single figure if both look the same."""
     least, most = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
     return least if least == most else f"{least} to {most}"
 
@@ -25,5 +25,5 @@ def say(value: float | None, unit: str = "", digits: int = 0) -> str:
 
 
 def clean(text: str) -> str:
-    """Return `text` without secrets of URLs, and without characters that no page may hold."""
+    """Return `text` without the secrets of URLs, and without characters that HTML does not allow."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", mask_secrets(text))

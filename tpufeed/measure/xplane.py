@@ -1,9 +1,9 @@
-"""Read from a profile, through xprof's tables, how long a TPU waits for its host.
+"""Read from a profile, with xprof's tables, how long a TPU waits for its host.
 
-torch_xla, JAX and TensorFlow write the same files, `LOGDIR/plugins/profile/RUN/HOST.xplane.pb`. xprof runs in a process
-of its own, `python -m tpufeed.measure.xplane FOLDER...`: it is native code that takes gigabytes for a large profile,
-always logs to stderr, and kills its process when it fails badly. It also leaves its results in the folder that it
-reads, whatever `use_saved_result` says, so it is given links in a temporary folder.
+torch_xla, JAX and TensorFlow write the same files, `LOGDIR/plugins/profile/RUN/HOST.xplane.pb`. xprof runs in its own
+process, `python -m tpufeed.measure.xplane FOLDER...`: it is native code that takes gigabytes for a large profile,
+always logs to stderr, and can kill its process when it fails. It also writes its results to the folder that it reads,
+whatever `use_saved_result` says, so it gets links in a temporary folder.
 """
 
 import importlib.util
@@ -30,34 +30,35 @@ _CAPTURE = (
 )
 _TOOLS = ("overview_page", "roofline_model")
 _PROFILE, _RESULT = f"host{_SUFFIX}", "tables.json"
-# These columns add up to a step. Transfers that the host takes part in are in "tcIdleTimeMs" already.
+# These columns add up to a step. "tcIdleTimeMs" includes transfers that involve the host.
 _STEP_COLUMNS = (
     "tcComputeTimeMs", "tcInfeedTimeMs", "tcOutfeedTimeMs", "tcIdleTimeMs", "scv0ComputeTimeMs", "scv0InfeedTimeMs",
 )  # fmt: skip
 
-# Tables as Google Charts take them: {"cols": [...], "rows": [...], "p": {...}}.
+# Tables in the format of Google Charts: {"cols": [...], "rows": [...], "p": {...}}.
 Tables = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileReport:
-    """Figures of a profile. None means that the profile does not tell.
+    """Figures of a profile. None means that the profile does not contain the figure.
 
-    Of several hosts, the figures from `steps` on are those of the host whose TPU waits longest: xprof's own sums over
-    hosts pair the longest step with another host's idle time. Of one host's cores, `infeed_percent` is the most of any
-    and `input_percent` that of the core that computes least.
+    With several hosts, `host` and the figures after it are those of the host whose TPU waits longest: xprof's own sums
+    over hosts combine the longest step with another host's idle time. Among one host's cores, `infeed_percent` is the
+    highest, and `input_percent` is that of the core that computes least.
 
     Attributes:
         devices: number of TensorCores of all hosts.
         device_type: the TPU's own name: "TPU v5e".
-        steps: number of steps measured. The first and the last may be cut short; of three or more they are left out.
+        steps: number of steps measured. The first and the last may be cut short, so they do not count if there are
+            three or more.
         step_ms: mean length of a step.
         infeed_percent: share of a step in infeed ops. TensorFlow's TPU loops have them; JAX and torch_xla do not.
         idle_percent: share of a step without any op on the TensorCore. JAX and torch_xla wait here for a batch, or for
             the host to trace and dispatch.
-        input_percent: infeed and idle together; the verdict goes by it.
+        input_percent: infeed and idle together; it decides the verdict.
         duty_cycle_percent: share of the whole capture with a program on the TPU.
-        mxu_percent: how busy the matrix units were. None also if xprof says 0.0 %, as it does without their counter.
+        mxu_percent: utilisation of the matrix units. None also if xprof says 0.0 %, as it does without their counter.
         mfu_percent: FLOPs as XLA counts them / peak, over the whole capture.
     """
 
@@ -80,18 +81,18 @@ def read_profile(logdir: str | Path) -> ProfileReport:
     """Read the newest profile under `logdir`. Nothing is written there.
 
     Args:
-        logdir: the folder that a profiler was given, a run's folder, or one `.xplane.pb`.
+        logdir: the folder that the profiler wrote to, the folder of one run, or one `.xplane.pb`.
 
     Raises:
         OptionError: there is no profile, it cannot be read, or `logdir` is a URL.
-        DamageError: a profile is empty, cut short, or another file.
+        DamageError: a profile is empty, cut short, or not a profile.
         MissingExtraError: xprof is not installed.
     """
     try:
         paths = _find(logdir)
         for path in paths:
-            if path.stat().st_size == 0:  # xprof would read it like any other
-                raise DamageError(f"{path} is empty: the capture was broken off; capture again")
+            if path.stat().st_size == 0:  # xprof would accept it
+                raise DamageError(f"{path} is empty: the capture was interrupted; capture again")
     except OSError as error:
         raise OptionError(f"{error.filename or logdir} cannot be read: {error.strerror or error}") from error
     names = [path.name.removesuffix(_SUFFIX) for path in paths]
@@ -103,35 +104,33 @@ def read_profile(logdir: str | Path) -> ProfileReport:
         notes = tuple(note for report in reports for note in report.notes)
         return ProfileReport(devices=0, notes=notes, verdict=verdict)
     worst = max(hosts, key=lambda report: -1.0 if report.input_percent is None else report.input_percent)
-    notes = tuple(f"there is no TPU in {report.host}{_SUFFIX}: left out" for report in reports if not report.devices)
+    notes = tuple(f"{report.host}{_SUFFIX} has no TPU and does not count" for report in reports if not report.devices)
     known = [(report.input_percent, report.host) for report in hosts if report.input_percent is not None]
     if len(hosts) > 1 and known:
         (least, calm), (most, busy) = min(known), max(known)
-        notes += (
-            f"the TPUs of {len(known)} hosts wait from {least:.1f} % ({calm}) to {most:.1f} % ({busy}) of a step",
-        )
+        notes += (f"the TPUs of {len(known)} hosts wait for {least:.1f} % ({calm}) to {most:.1f} % ({busy}) of a step",)
     waits, tpu = worst.input_percent, "the TPU" if len(hosts) == 1 else f"the TPU of {worst.host}"
     if waits is None:
         verdict = (
-            f"no whole step in this profile: capture for as long as ten steps, with {_CAPTURE}; "
-            "where no step is marked, mark it (torch_xla: StepTrace, JAX: StepTraceAnnotation, TensorFlow: Trace)"
+            f"no whole step in this profile: capture at least ten steps, with {_CAPTURE}; if the steps are not marked, "
+            "mark them (torch_xla: StepTrace, JAX: StepTraceAnnotation, TensorFlow: Trace)"
         )
     else:
         verdict = (
             f"{idle_band(waits)}: {tpu} waits for its host during {waits:.1f} % of a step of {worst.step_ms:.1f} ms"
         )
         verdict += (
-            "; a faster loader would gain no more than that"
+            "; a faster loader cannot gain more than that"
             if waits < MODERATE_PERCENT
             else ", for a batch or for tracing and dispatch: StepClock tells them apart, and `tpufeed doctor URL` "
-            "names the stage that holds up a batch"
+            "names the stage that binds"
         )
     devices = sum(report.devices for report in hosts)
     return replace(worst, devices=devices, notes=notes + worst.notes, verdict=verdict)
 
 
 def convert(profiles: Sequence[Path]) -> list[Tables]:
-    """Return the tables of xprof's overview page and roofline model for each profile by itself.
+    """Return the tables of xprof's overview page and roofline model, for each profile separately.
 
     Raises:
         MissingExtraError: xprof is not installed.
@@ -144,7 +143,7 @@ def convert(profiles: Sequence[Path]) -> list[Tables]:
         for folder, profile in zip(folders, profiles, strict=True):
             folder.mkdir()
             (folder / _PROFILE).symlink_to(profile.resolve())
-        # With -P and PYTHONPATH the child finds the same modules as this process, never those in the working folder.
+        # With -P and PYTHONPATH the child finds the same modules as this process, never those in the current folder.
         variables = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "TF_CPP_MIN_LOG_LEVEL": "2"}
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__, *map(str, folders)],
@@ -158,7 +157,7 @@ def convert(profiles: Sequence[Path]) -> list[Tables]:
         results = list[Tables]()
         for folder, profile in zip(folders, profiles, strict=True):
             if not (folder / _RESULT).exists():
-                last = next((line for line in reversed(lines) if line), "it ended without a word")
+                last = next((line for line in reversed(lines) if line), "it printed nothing")
                 last = last.replace(str(folder / _PROFILE), str(profile))
                 raise DamageError(f"{profile}: xprof cannot read this profile ({last}); copy it or capture it again")
             results.append(json.loads((folder / _RESULT).read_text()))
@@ -170,28 +169,28 @@ def _find(logdir: str | Path) -> list[Path]:
     if "://" in str(logdir):
         raise OptionError(
             f"profiles are read from local folders, not from {logdir}: copy the run first, "
-            "for example `gcloud storage cp -r URL/plugins/profile/RUN .`"
+            "for example with `gcloud storage cp -r URL/plugins/profile/RUN .`"
         )
     root = Path(logdir)
-    try:  # `Path.is_dir` and `rglob` see nothing in folders that they may not read
+    try:  # `Path.is_dir` and `rglob` see an unreadable folder as empty
         if stat.S_ISREG(root.stat().st_mode):
             return [root]
         os.listdir(root)
     except (FileNotFoundError, NotADirectoryError):
-        raise OptionError(f"there is no folder {root}; expected is the folder that the profiler was given") from None
+        raise OptionError(f"there is no folder {root}; give the folder that the profiler wrote to") from None
     except OSError as error:
-        raise OptionError(f"{root} cannot be read: {error.strerror}; a profile is looked for there") from error
+        raise OptionError(f"{root} cannot be read: {error.strerror}; it should contain a profile") from error
     runs: dict[Path, list[Path]] = {}
     for path in sorted(root.rglob(f"*{_SUFFIX}")):
         runs.setdefault(path.parent, []).append(path)
     if not runs:
         raise OptionError(
-            f"there is no profile under {root}: expected is plugins/profile/RUN/HOST{_SUFFIX}; "
-            f"capture one on the TPU VM with {_CAPTURE}"
+            f"there is no profile under {root}: expected plugins/profile/RUN/HOST{_SUFFIX}; capture one on the TPU VM "
+            f"with {_CAPTURE}"
         )
 
     def captured(run: Path) -> float:
-        # Profilers name a run by its time, which copying does not change as it does the files' times.
+        # Profilers name a run after its time. Copying changes the files' times, but not the name.
         try:
             return datetime.strptime(run.resolve().name, "%Y_%m_%d_%H_%M_%S").timestamp()
         except ValueError:
@@ -203,7 +202,7 @@ def _find(logdir: str | Path) -> list[Path]:
 def _host_report(host: str, tables: Tables) -> ProfileReport:
     """Return the figures of one host's profile; without a TPU only its device type and xprof's messages."""
     told: dict[str, Any] = {}
-    for table in reversed(tables):  # the first table that has a property is right
+    for table in reversed(tables):  # the first table that has a property wins
         told |= table.get("p") or {}
     rows = list[dict[str, Any]]()
     for table in tables:
@@ -220,7 +219,7 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
         notes += [f"xprof: {remark}"] if remark else []
     steps = [{column: float(row.get(column) or 0) for column in _STEP_COLUMNS} for row in rows if "tcIdleTimeMs" in row]
     steps = [step for step in steps if sum(step.values()) > 0]
-    steps = steps[1:-1] if len(steps) > 2 else steps  # a capture may begin and end in the middle of one
+    steps = steps[1:-1] if len(steps) > 2 else steps  # a capture may begin and end in the middle of a step
 
     def percent(name: str) -> float | None:
         try:
@@ -228,7 +227,7 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
         except ValueError:
             return None
 
-    # Where xprof saw no op it says 0.0 %, too.
+    # xprof also says 0.0 % if it saw no op.
     duty = percent("device_duty_cycle_percent")
     program = [row for row in rows if (row.get("step"), row.get("category")) == ("Total", "Program")]
     rate, peak = (float(value or 0) for value in (program and program[0]["model_flop_rate"], told["peak_flop_rate"]))
@@ -259,7 +258,7 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
 if __name__ == "__main__":
     from xprof.convert import raw_to_tool_data
 
-    for name in sys.argv[1:]:  # leave each profile's tables in its folder; end at one that xprof cannot read
+    for name in sys.argv[1:]:  # write each profile's tables to its folder; end at a profile that xprof cannot read
         found: Tables = []
         for tool in _TOOLS:
             profile = str(Path(name, _PROFILE))

@@ -1,1 +1,1 @@
-"""Processes and cores of a host: what they may use, and child processes. Nothing about tasks or batches."""
+"""Cores, limits and NUMA nodes of a host, and child processes. Nothing about tasks or batches."""

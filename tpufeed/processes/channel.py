@@ -1,4 +1,4 @@
-"""The channel between a launcher and its child: a socket for pickled messages, and for descriptors of open files."""
+"""The channel between a launcher and its child: a socket for pickled messages and for descriptors of open files."""
 
 import os
 import pickle
@@ -10,29 +10,29 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-# Between two parts of one message. A sender writes a message in one go, so it was stopped or hangs after so long, or
-# the stream is off by some bytes and this message has no end.
+# Limit between two parts of a message. A sender writes a message in one go, so after this time it was stopped or hangs,
+# or the stream is off by some bytes and this message has no end.
 STALL_SECONDS = 30.0
-_LONGEST_SECONDS = 1e6  # more than that the system's calls do not take
+_LONGEST_SECONDS = 1e6  # system calls do not accept more
 
 
 class Channel(Connection):
-    """One end of a channel. `recv` waits for a message as long as it takes, but for its end only `STALL_SECONDS`."""
+    """One end of a channel. `recv` waits forever for a message, but only `STALL_SECONDS` for the rest of one."""
 
     def recv(self) -> Any:
         """Return the next message.
 
         Raises:
             EOFError: the other end has hung up, perhaps within a message.
-            TimeoutError: a message has begun, and its rest does not come.
+            TimeoutError: the rest of a message does not come.
         """
         try:
             poll = select.poll()
             poll.register(self, select.POLLIN)
             poll.poll()
             message = self.recv_bytes()
-        except BlockingIOError:  # what SO_RCVTIMEO ends in
-            raise TimeoutError("a message has begun, and its rest does not come") from None
+        except BlockingIOError:  # SO_RCVTIMEO has expired
+            raise TimeoutError("the rest of a message does not come") from None
         except OSError as error:
             raise EOFError from error
         return pickle.loads(message)
@@ -40,8 +40,8 @@ class Channel(Connection):
     def send_descriptor(self, descriptor: int) -> None:
         """Send the descriptor of an open file.
 
-        Not by `multiprocessing.reduction`: since Python 3.14 that waits for an answer on this same socket, and takes
-        the first byte of any other message for one.
+        `multiprocessing.reduction` is not used: since Python 3.14 it waits for an answer on the same socket, and takes
+        the first byte of any other message for the answer.
         """
         with self._socket() as end:
             socket.send_fds(end, [b"f"], [descriptor])
@@ -51,28 +51,28 @@ class Channel(Connection):
 
         Raises:
             EOFError: the other end has hung up.
-            OSError: something else came, or nothing.
+            OSError: no descriptor came.
         """
         with self._socket() as end:
             data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
         if not data:
             raise EOFError
         if not descriptors:
-            raise OSError("no descriptor came with an order: too many files are open, or the order is damaged")
+            raise OSError("an order came without a descriptor: too many files are open, or the order is damaged")
         return descriptors[0]
 
     def hang_up(self) -> None:
-        """End the conversation for all who hold this end or the other one: who listens wakes up."""
-        # Of a duplicate, which nobody closes meanwhile: any thread may come here.
+        """Shut the channel down for all processes that hold either end, and wake up those that listen."""
+        # Use a duplicate, which no other thread can close in between.
         with socket.socket(fileno=os.dup(self.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def _socket(self) -> Iterator[socket.socket]:
-        """Lend the socket as what it is."""
+        """Lend the connection as a socket."""
         end = socket.socket(fileno=self.fileno())
         try:
-            end.setblocking(True)  # whatever `socket.setdefaulttimeout` says
+            end.setblocking(True)  # regardless of `socket.setdefaulttimeout`
             yield end
         finally:
             end.detach()
@@ -82,12 +82,12 @@ def open_channel(patience_seconds: float | None) -> tuple[Channel, socket.socket
     """Return the launcher's end of a new channel, and the child's.
 
     Args:
-        patience_seconds: how long the launcher's end waits for a child that does not read, or does not end a message;
-            None is for ever, and `STALL_SECONDS`.
+        patience_seconds: how long the launcher's end waits for a child that does not read, or does not finish a
+            message. None: forever, and `STALL_SECONDS`.
     """
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
-        end.setblocking(True)  # whatever `socket.setdefaulttimeout` says
+        end.setblocking(True)  # regardless of `socket.setdefaulttimeout`
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _limit(STALL_SECONDS))
     if patience_seconds is not None:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _limit(patience_seconds))
@@ -97,4 +97,4 @@ def open_channel(patience_seconds: float | None) -> tuple[Channel, socket.socket
 
 def _limit(seconds: float) -> bytes:
     whole, rest = divmod(min(seconds, _LONGEST_SECONDS), 1)
-    return struct.pack("ll", int(whole), int(rest * 1e6) or 1)  # to the kernel a limit of zero is none
+    return struct.pack("ll", int(whole), int(rest * 1e6) or 1)  # for the kernel, zero means no limit

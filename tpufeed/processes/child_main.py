@@ -1,7 +1,6 @@
 """The entry point of a child process: `python -m tpufeed.processes.child_main DESCRIPTOR ENTRY LAUNCHER [forks]`.
 
-See `child`. With `forks` it is a fork server: it forks children, kills them when it is told to, and reports how they
-end.
+See `child`. With `forks` it is a fork server: it forks children, kills them on request, and reports how they end.
 """
 
 import ctypes
@@ -23,22 +22,22 @@ from tpufeed.processes.channel import Channel
 from tpufeed.processes.child import LAUNCHERS_SIGNALS, Failure, Forked, Signal, fill_streams, no_room
 
 _WATCH_SECONDS = 1.0
-_LEAVE_SECONDS = 30.0  # after the launcher has ended: Beam's child has to cancel a pipeline, which takes a service 20 s
+_LEAVE_SECONDS = 30.0  # after the launcher has ended: Beam's child has to cancel a pipeline, which can take 20 s
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
-    """Run what `Child.begin` asks for, until the launcher's end of the socket closes.
+    """Run the function that `Child.begin` names, until the launcher's end of the socket closes.
 
-    The module of `entry` is imported before anything is asked for, which may be long in coming.
+    The module of `entry` is imported in advance, because `begin` may come much later.
     """
     fill_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     for number in LAUNCHERS_SIGNALS if forks else ():
-        signal.signal(number, lambda *_: None)  # not ignored, as what a fork executes would ignore them, too
-    # The launcher has blocked them until here, and a thread of it may have blocked SIGCHLD, too.
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the programs that a fork executes would inherit
+    # The launcher has blocked them until now, and one of its threads may have blocked SIGCHLD, too.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGCHLD, *LAUNCHERS_SIGNALS})
-    os.set_inheritable(descriptor, False)  # or what a framework executes here would keep the launcher waiting
+    os.set_inheritable(descriptor, False)  # or a program that a framework executes here would keep the launcher waiting
     connection = Channel(descriptor)
     if forks:
         _import(entry)
@@ -49,7 +48,7 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
     try:
         threading.Thread(target=_watch, args=[launcher, connection], name="tpufeed-watch", daemon=True).start()
     except RuntimeError as error:
-        connection.send(Failure.of(error, "a worker process cannot begin: "))
+        connection.send(Failure.of(error, "a worker process cannot start: "))
         return
     _import(entry)
     try:
@@ -64,11 +63,11 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
     except (EOFError, ConnectionError):
         return
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is exiting already
 
 
 def _import(entry: str) -> None:
-    with suppress(ImportError):  # reported when the function is asked for
+    with suppress(ImportError):  # reported when the function is requested
         importlib.import_module(entry.partition(":")[0])
 
 
@@ -76,7 +75,7 @@ def _watch(launcher: int, connection: Channel) -> None:
     """Hang up when the launcher has died.
 
     The socket closes at once, unless a fork of the launcher holds its end open. PR_SET_PDEATHSIG would come too early:
-    when the launcher's *thread* ends that has started this process.
+    when the launcher's *thread* that started this process ends.
     """
     watch = _LauncherWatch(launcher)
     while watch.lives():
@@ -84,18 +83,18 @@ def _watch(launcher: int, connection: Channel) -> None:
     with suppress(OSError):
         connection.hang_up()
     time.sleep(_LEAVE_SECONDS)
-    os._exit(1)  # an op of the user's, or a drive, does not return
+    os._exit(1)  # an op of the user or a drive hangs
 
 
 class _LauncherWatch:
-    """Watches the process that has launched this one: its parent, or a process below a script that is the parent."""
+    """Watches the process that launched this one: its parent, or a descendant of a script that is the parent."""
 
     def __init__(self, launcher: int) -> None:
         self._launcher = launcher
         self._parent = os.getppid()
 
     def lives(self) -> bool:
-        """Return false as soon as the launcher or the parent has ended."""
+        """Return False as soon as the launcher or the parent has ended."""
         if os.getppid() != self._parent:
             return False
         try:
@@ -108,11 +107,11 @@ class _LauncherWatch:
 
 
 def _cannot_import(error: Exception) -> Failure:
-    """Return what a child that could not import the function, or its context, tells the launcher."""
+    """Return the Failure of a child that could not import the function or its context."""
     return Failure(
         LoaderError.__name__,
         f"a worker process cannot import what the job needs: {error}. Move what `__main__` defines into a module that "
-        "can be imported, or take one worker (processes=0 of a loader)",
+        "can be imported, or use one worker (processes=0 of a loader)",
     )
 
 
@@ -125,7 +124,7 @@ def _prepare(entry: str, context: Any) -> Failure | None:
     try:
         function(context)
     except Exception as error:  # noqa: BLE001  # the launcher raises it
-        return Failure.of(error, "worker processes cannot begin: ")
+        return Failure.of(error, "worker processes cannot start: ")
     return None
 
 
@@ -134,8 +133,8 @@ class _ForkServer:
 
     def __init__(self, connection: Channel) -> None:
         self._connection = connection
-        self._forks: dict[int, int] = {}  # their numbers, by process
-        self._failure: Failure | None = None  # of the preparation
+        self._forks: dict[int, int] = {}  # numbers of the forks, by process id
+        self._failure: Failure | None = None  # of `prepare`
         self._woken, self._alarm = socket.socketpair()  # a byte comes for each signal, such as SIGCHLD
         for end in (self._woken, self._alarm):
             end.setblocking(False)
@@ -145,7 +144,7 @@ class _ForkServer:
     def serve(self, watch: _LauncherWatch) -> Channel | None:
         """Obey the launcher until it hangs up or ends, then wait for the forks to end.
 
-        Returns several times, as `os.fork` does: in each fork with its connection, in the server with None.
+        Like `os.fork`, it returns several times: in each fork with its connection, in the server with None.
         """
         try:
             while watch.lives():
@@ -155,36 +154,36 @@ class _ForkServer:
         except (EOFError, ConnectionError):  # the launcher has hung up
             pass
         deadline = time.monotonic() + _LEAVE_SECONDS
-        while self._forks and time.monotonic() < deadline:  # the others are killed with this process
+        while self._forks and time.monotonic() < deadline:  # the rest are killed with this process
             self._hear([], _WATCH_SECONDS)
         self._close()
         return None
 
     def _obey(self, seconds: float) -> Channel | None:
-        """Wait `seconds` for an order or the end of a fork. Returns in a fork with its connection, else with None."""
+        """Wait `seconds` for an order or the end of a fork. Return the connection in a fork, else None."""
         if self._connection not in self._hear([self._connection], seconds):
             return None
         order = self._connection.recv()
         if isinstance(order, Signal):
             for process in (process for process, number in self._forks.items() if number == order.fork):
-                os.kill(process, order.number)  # not waited for yet, so the number is still its own
+                os.kill(process, order.number)  # nobody has waited for it yet, so the process id is still its own
         elif isinstance(order, int):
             return self._fork(order, self._connection.receive_descriptor())
         else:
             self._failure = _prepare(*order)
             gc.collect()
-            gc.freeze()  # a collection writes to all objects: each fork would have pages of its own
+            gc.freeze()  # a collection would write to all objects, and each fork would copy their pages
         return None
 
     def _close(self) -> None:
-        """Let go of signals; a byte for one that came later would find no socket."""
+        """Stop handling signals; a later one could not write its byte to the closed socket."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for end in (self._woken, self._alarm):
             end.close()
 
     def _hear(self, connections: list[Channel], seconds: float) -> list[Any]:
-        """Wait for one of these connections, or for the end of a fork, which is reported."""
+        """Wait for one of these connections or for the end of a fork, and report that."""
         ready = wait([*connections, self._woken], seconds)
         if self._woken in ready:
             self._woken.recv(4096)
@@ -193,8 +192,10 @@ class _ForkServer:
             if not process:
                 break
             number = self._forks.pop(process, None)
-            if number is not None:  # else a child of what the interpreter has run at its start
-                with suppress(ConnectionError):  # the launcher has gone: the other forks may still leave by themselves
+            if number is not None:  # else it was started by code that the interpreter ran at startup
+                with suppress(
+                    ConnectionError
+                ):  # the launcher is gone, but the other forks may still exit by themselves
                     self._connection.send(Forked(number, process, os.waitstatus_to_exitcode(status)))
         return ready
 
@@ -220,13 +221,13 @@ class _ForkServer:
         return Channel(end)
 
     def _become_a_fork(self, server: int) -> None:
-        """Become like a new interpreter."""
+        """Make this fork like a new interpreter."""
         self._close()
         self._connection.close()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:  # it has ended meanwhile
+        if os.getppid() != server:  # the server has just ended
             os._exit(1)
-        if "numpy.random" in sys.modules:  # an op of the user's may draw from it: other numbers in each process
+        if "numpy.random" in sys.modules:  # ops of the user may use it, and each process needs different numbers
             sys.modules["numpy.random"].seed()
 
 

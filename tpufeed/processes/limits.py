@@ -1,8 +1,8 @@
-"""Limits of cores and memory of this process, and messages for errors that come from a limit of the system.
+"""Limits of cores and memory of this process, and messages for errors that a limit of the system causes.
 
-Linux's control groups, of which containers are made, limit both. A limit of any group above that of the process binds
-it as well. A file that is missing, unreadable or not a number limits nothing. Both versions of cgroups are read, since
-hosts may have either, or both at once.
+Linux's control groups, which containers use, limit both. A process is also bound by the limits of all groups above its
+own. A file that is missing, unreadable or not a number sets no limit. Both versions of cgroups are read, because hosts
+may have either, or both at once.
 """
 
 import errno
@@ -19,30 +19,32 @@ from tpufeed.errors import StoreError, TpufeedError
 _HOST = Path("/")
 _OWN = re.compile(r"^\d+:([^:]*):(/.*)$", re.MULTILINE)
 _MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .*- (cgroup2?) \S* (\S+)$", re.MULTILINE)
-# In version 2, then in version 1. Above `memory.high` a process is not killed, but slowed down to next to nothing.
+# Names in version 2, then in version 1. Above `memory.high` a process is not killed, but almost stops.
 _MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _MEMORY_USED = ("memory.current", "memory.usage_in_bytes")
-_MEMORY_IDLE = re.compile(r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE)  # the last one: in version 1 `total_`
+_MEMORY_IDLE = re.compile(
+    r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE
+)  # use the last match: `total_` in version 1
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use: those of its affinity, up to its container's quota of time.
+    """Return the number of cores that this process may use: those of its affinity mask, up to its container's quota.
 
-    A quota is rounded up. A task that srun started uses at most its `--cpus-per-task`, since not every Slurm binds
+    A quota is rounded up. A task that srun started uses at most its `--cpus-per-task`, because not every Slurm binds
     tasks to processors. A batch script, which has no step, has the cores of all its tasks.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = os.environ.get("SLURM_CPUS_PER_TASK", "") if "SLURM_STEP_NUM_TASKS" in os.environ else ""
     cores = min(cores, int(share)) if share.isdecimal() else cores
-    quota = cpu_quota()  # neither `os.process_cpu_count` of Python 3.13 nor psutil knows of it
+    quota = cpu_quota()  # neither `os.process_cpu_count` of Python 3.13 nor psutil knows it
     return max(1, cores if quota is None else min(cores, math.ceil(quota)))
 
 
 def cpu_quota(root: Path = _HOST) -> float | None:
-    """Return how many processors' time this process may take, such as 0.5; None if no group limits it.
+    """Return the CPU time per second that this process may use, such as 0.5; None if no group limits it.
 
     Args:
-        root: the folder of /proc and /sys.
+        root: the folder that contains /proc and /sys.
     """
     quotas = []
     for group in _iter_groups(root, "cpu"):
@@ -55,16 +57,16 @@ def cpu_quota(root: Path = _HOST) -> float | None:
 
 
 def memory_limit(root: Path = _HOST) -> int | None:
-    """Return the bytes that this process and others of its groups may take; None if no group limits them.
+    """Return the bytes that this process and the others in its groups may use; None if no group limits them.
 
-    Version 1 has a number near 2**63 for no limit.
+    Without a limit, version 1 has a number near 2**63.
     """
     limits = [limit for group in _iter_groups(root, "memory") for limit in _numbers(group, _MEMORY_LIMITS)]
     return min(limits, default=None)
 
 
 def memory_left(root: Path = _HOST) -> int | None:
-    """Return the bytes of that limit that are free, or that the kernel would free of its page cache at once."""
+    """Return the bytes of that limit that are free, or in page cache that can be freed at once; None if unlimited."""
     left = []
     for group in _iter_groups(root, "memory"):
         used = sum(_numbers(group, _MEMORY_USED))
@@ -74,41 +76,41 @@ def memory_left(root: Path = _HOST) -> int | None:
 
 
 def limit_reached(error: BaseException) -> str:
-    """Return which limit of the system has caused an error, and what to do; empty if the cause is not a limit."""
-    if isinstance(error, StoreError) and error.__cause__ is not None:  # an index that is opened may be the one too many
+    """Return a message about the system limit that caused an error; empty if no limit did."""
+    if isinstance(error, StoreError) and error.__cause__ is not None:  # the open file too many may be an index
         return limit_reached(error.__cause__)
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         return (
-            "the system has no room for one more thread. Take fewer worker processes or threads, or raise the limit: "
+            "the system has no room for one more thread. Use fewer worker processes or threads, or raise the limit: "
             "`ulimit -u`, or pids of the container"
         )
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"too many files are open, of {most} at most. Raise `ulimit -n`, or take fewer worker processes"
+        return f"too many files are open; the limit is {most}. Raise `ulimit -n`, or use fewer worker processes"
     return ""
 
 
 def failure_message(error: Exception) -> str:
-    """Return the launcher's message for a task's error; a bug is shown with its traceback."""
+    """Return the launcher's message for a task's error; a bug has its traceback in it."""
     if isinstance(error, MemoryError):
-        return "there is not enough memory for it. Try fewer --workers"
+        return "there is not enough memory. Try fewer --workers"
     if limit := limit_reached(error):
         return limit
     return str(error) if isinstance(error, TpufeedError) else "".join(traceback.format_exception(error))
 
 
 def _iter_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process' groups and of those above, from the top, as far as they are mounted."""
+    """Yield the folders of this process' groups and of the groups above, from the top, as far as they are mounted."""
     own: dict[str, str] = {}
     for names, group in _OWN.findall(_read(root / "proc/self/cgroup")):
-        own |= dict.fromkeys(names.split(","), group)  # version 2 has one group for all controllers, under no name
+        own |= dict.fromkeys(names.split(","), group)  # version 2 has one group for all controllers, with an empty name
     for *escaped, kind, options in _MOUNT.findall(_read(root / "proc/self/mountinfo")):
         name = "" if kind == "cgroup2" else controller
         if name not in own or (name and name not in options.split(",")):
             continue
         top, mount = (re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field) for field in escaped)
         place, group = root / mount.lstrip("/"), PurePosixPath(own[name])
-        below: tuple[str, ...] = ()  # if a container sees its group alone, and under another name
+        below: tuple[str, ...] = ()  # if a container only sees its own group, under another name
         if group.is_relative_to(top) and ".." not in group.parts:
             below = group.relative_to(top).parts
         for depth in range(len(below) + 1):

@@ -192,10 +192,11 @@ def test_the_last_word_is_on_rows_that_have_a_verdict() -> None:
     pillow, shards, cache = row("raw files", 250, 96.5), row("shards", 6000, 20), row("cache", 7500, 0.2)
     (said,) = demo.closing_sentences([pillow, shards, cache])
     assert (
-        said == "EMULATED: idle falls from 96.5 % with raw files to 0.2 % with cache: 30.0 times the images a second."
+        said
+        == "EMULATED: idle falls from 96.5 % with raw files to 0.2 % with cache: 30.0 times as many images a second."
     )
     (said,) = demo.closing_sentences([pillow, row("cache", 250, 96.4)])
-    assert said.endswith("no other run improves that.")
+    assert said.endswith("no other run improves on that.")
     said, doubt = demo.closing_sentences([row("raw files", 250, 96.5, "7 steps were measured"), shards, cache])
     assert said == "EMULATED: idle 0.2 % with cache. raw files has no verdict to compare it with."
     assert doubt == "EMULATED tpu-v3-8, raw files: no verdict: 7 steps were measured"
