@@ -133,7 +133,7 @@ def test_a_source_that_was_copied_elsewhere_is_the_same(source, place, changes_i
 def test_a_dataset_in_the_same_place_is_refused(source, photo_folder, changes_in, tmp_path):
     tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
     changes = changes_in(tmp_path / "d")
-    with pytest.raises(DatasetExistsError, match="no cache"):
+    with pytest.raises(DatasetExistsError, match="not a cache"):
         warmup(source, tmp_path / "d", **OPTIONS)
     assert changes == []
 
