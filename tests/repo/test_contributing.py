@@ -28,3 +28,14 @@ def test_each_file_on_the_ways_is_there() -> None:
     assert len(named) > 15
     known = [name for name in named if (ROOT / "tpufeed" / name).is_file() or (ROOT / name).is_file()]
     assert known == named
+
+
+def test_each_function_on_the_ways_is_in_a_file_of_its_row() -> None:
+    rows = re.findall(r"^\| [^|]* \| ([^|]*`[^|]*) \| (`[^|]*\.py`[^|]*) \|$", PAGE, re.MULTILINE)
+    assert len(rows) > 25
+    for functions, files in rows:
+        code = "".join((ROOT / "tpufeed" / name).read_text() for name in re.findall(r"`([^`]*)`", files))
+        for name in re.findall(r"`(\w+\.)?(\w+)`", functions):
+            owner, function = name[0].rstrip("."), name[1]
+            assert re.search(rf"^ *(def|class) {function}\b", code, re.MULTILINE), (function, files)
+            assert not owner or re.search(rf"^class {owner}\b", code, re.MULTILINE), (owner, files)
