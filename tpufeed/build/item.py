@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
 import msgspec
 
@@ -29,11 +28,6 @@ class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: int = 0
     row: int | None = None
     leaf: str = ""
-
-    @property
-    def place(self) -> str:
-        """Name for its identity: its file, and for a row of Parquet also the row."""
-        return self.file if self.row is None else f"parquet:{self.file}:{self.row}:{quote(self.leaf, safe='')}"
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,12 +75,6 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: tuple[int, ...] = ()
     columns: tuple[tuple[ColumnValue, ...], ...] = ()
     duplicate_of: str = ""
-
-    @property
-    def files(self) -> tuple[ImageRef, ...]:
-        """Files of the sample. The file of its image comes first."""
-        image = ImageRef(self.file or self.path, self.bytes, self.version, self.offset, self.row, self.leaf)
-        return (image, *self.images)
 
 
 decode_item = msgspec.msgpack.Decoder(Item).decode

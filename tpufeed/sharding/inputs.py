@@ -30,6 +30,17 @@ _WEB = ("http", "https")
 _SOUND = ("too_small", "unsupported", "bad_box")
 
 
+def files_of(item: Item) -> tuple[ImageRef, ...]:
+    """Return where the bytes of a sample are: those of its image, then those of its further images."""
+    image = ImageRef(item.file or item.path, item.bytes, item.version, item.offset, item.row, item.leaf)
+    return (image, *item.images)
+
+
+def place_of(image: ImageRef) -> str:
+    """Return what the place of an image is known by: its file, and for a row of Parquet also the row."""
+    return image.file if image.row is None else f"parquet:{name_row(image.file, image.row, image.leaf)}"
+
+
 class Files:
     """Finds the files of one source. Thread-safe; the store of each other place is opened once."""
 
@@ -138,7 +149,7 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
             places.append(ImageError(*(item.problem or ("duplicate", item.duplicate_of))))
             continue
         try:
-            found = [files.find(file) for file in item.files]
+            found = [files.find(file) for file in files_of(item)]
         except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
             places.append(ImageError("unreadable", str(error)))
         else:
@@ -160,7 +171,7 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
 
 def _read_again(files: Files, item: Item, data: list[bytes]) -> list[bytes] | ImageError:
     """Read the files of an input until their bytes are sure; `data` is the first reading."""
-    places = [files.find(file) for file in item.files]
+    places = [files.find(file) for file in files_of(item)]
     stores = [store for store, _ in places]
     again = (_check(item, stores, [read_span(*each) for each in places]) for _ in itertools.count())
     reads = itertools.chain[list[bytes] | ImageError]([data], again)
@@ -188,7 +199,7 @@ def is_web(store: Store) -> bool:
 def _check(item: Item, stores: Sequence[Store], data: Sequence[bytes | StoreError]) -> list[bytes] | ImageError:
     """Return the bytes of all files of an input, or what is wrong with the first file that has none."""
     sound = list[bytes]()
-    for store, file, part in zip(stores, item.files, data, strict=True):
+    for store, file, part in zip(stores, files_of(item), data, strict=True):
         reason, wrong = "changed_during_build", ""
         if isinstance(part, UnavailableError | AccessError):  # says nothing of the image
             if not is_web(store) or file.offset or file.row is not None:  # tars and Parquet hold many
@@ -203,5 +214,5 @@ def _check(item: Item, stores: Sequence[Store], data: Sequence[bytes | StoreErro
         else:
             sound.append(part)
             continue
-        return ImageError(reason, f"{file.place}: {wrong}" if sound else wrong)  # the first is `path`, or in it
+        return ImageError(reason, f"{place_of(file)}: {wrong}" if sound else wrong)  # the first is `path`, or in it
     return sound

@@ -24,7 +24,7 @@ from tpufeed.dataset.schema import kaggle_keys, record_schema, several_labels
 from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, as_text, encode_values, long_as_text
-from tpufeed.sharding.inputs import UNREACHABLE
+from tpufeed.sharding.inputs import UNREACHABLE, files_of, place_of
 from tpufeed.sharding.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.passes import drop_duplicates, read_digests, rows_to_read, skip_known, skip_rejected
@@ -384,10 +384,10 @@ def say_identity(item: Item, base: str = "") -> str:
         problem = None if item.problem is None else (item.problem[0], url_identity(item.problem[1]))
         if problem is not None and problem[0] == UNREACHABLE:
             problem = (UNREACHABLE, "")
-        place = item.files[0].place if item.file else ""
+        place = place_of(files_of(item)[0]) if item.file else ""
         line += f"\0{identity_of(base, place)}\0{item.offset}\0{item.columns}\0{problem}"
         line += "".join(
-            f"\0{identity_of(base, image.place)}\0{image.bytes}\0{image.version}\0{image.offset}"
+            f"\0{identity_of(base, place_of(image))}\0{image.bytes}\0{image.version}\0{image.offset}"
             for image in item.images
         )
     if item.labels:

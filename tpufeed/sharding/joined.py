@@ -18,6 +18,7 @@ from tpufeed.build.item import ImageRef, Item
 from tpufeed.build.plan import Plan, forged, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schema
 from tpufeed.errors import OptionError, url_identity
+from tpufeed.sharding.inputs import files_of, place_of
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources import tars
 from tpufeed.sharding.sources.kinds import expand, find_source, named_files
@@ -75,7 +76,7 @@ def check_joined(
             labels = item.labels if several or not labelled else (item.label,)
             of_class = all(0 <= each < len(header.class_names) for each in labels)
             of_class = of_class and (labelled or not labels) and (not labelled or several or not item.labels)
-            in_file = all(0 <= file.offset <= file.offset + file.bytes < _MOST_BYTES for file in item.files)
+            in_file = all(0 <= file.offset <= file.offset + file.bytes < _MOST_BYTES for file in files_of(item))
             values = len(header.features) - len(own) - len(pictures)
             if not (of_class and in_file and len(item.columns) == values and len(item.images) == len(pictures)):
                 raise forged(store, source, f"what task {task.number} says of {item.path!r} cannot be")
@@ -113,7 +114,7 @@ def _not_among(base: str, files: Iterable[str]) -> _FindForeign:
     hashes = np.append(known, 0)  # one more, for what is beyond the last
 
     def find_foreign(inputs: Sequence[Item]) -> str | None:
-        names = [file.place for item in inputs for file in item.files]
+        names = [place_of(file) for item in inputs for file in files_of(item)]
         wanted = np.fromiter((hash(identity_of(base, name)) for name in names), np.int64)
         is_known = hashes[np.searchsorted(known, wanted)] == wanted
         return None if is_known.all() else names[int(is_known.argmin())]
@@ -148,6 +149,6 @@ def _first_not(is_tar: Callable[[str], bool], folder: bool, masks: str | None = 
 
     def find_foreign(inputs: Sequence[Item]) -> str | None:
         item = next((item for item in inputs if not is_own(item)), None)
-        return None if item is None else ", ".join(file.place for file in item.files)
+        return None if item is None else ", ".join(map(place_of, files_of(item)))
 
     return find_foreign

@@ -26,7 +26,7 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, record_schema
 from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError
-from tpufeed.sharding.inputs import Files, iter_taken
+from tpufeed.sharding.inputs import Files, files_of, iter_taken
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
@@ -59,7 +59,7 @@ def probe_images(inventory: Inventory, options: ShardOptions) -> list[tuple[Item
 
 def fit_sizes(probed: Sequence[tuple[Item, int | ImageError]]) -> SizeEstimate:
     """Fit a straight line through (bytes of the files, bytes stored) of images; neither end of it is below zero."""
-    sizes = [(sum(file.bytes for file in item.files), size) for item, size in probed if isinstance(size, int)]
+    sizes = [(sum(file.bytes for file in files_of(item)), size) for item, size in probed if isinstance(size, int)]
     if not sizes:
         return SizeEstimate()
     files, stored = np.array(sizes, np.float64).T
@@ -265,7 +265,7 @@ def cut(
     position, number, place, first = 0.0, 0, 0, 0
     for item, extra in inputs:
         if not item.duplicate_of:
-            size = estimate.slope * sum(file.bytes for file in item.files) + estimate.fixed + extra
+            size = estimate.slope * sum(file.bytes for file in files_of(item)) + estimate.fixed + extra
             runs_left = shards - number - 1
             full = (position + size / 2) * shards >= total * (number + 1)
             if place > first and runs_left and (full or count - place <= runs_left):  # none may be without a record

@@ -19,7 +19,7 @@ from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_
 from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.sharding.boxes import BoxMover
 from tpufeed.sharding.columns import decode_values
-from tpufeed.sharding.inputs import Files, iter_taken
+from tpufeed.sharding.inputs import Files, files_of, iter_taken, place_of
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
 
@@ -104,13 +104,14 @@ class SampleMaker:
         elif self._boxes is not None:
             rest, dropped = self._boxes.move(rest, image.source, geometry)
         for spec, file, part in zip(self._pictures, item.images, data[1:], strict=True):
+            where = place_of(file)
             try:
                 if spec.kind == "image":
-                    stored = store_image(part, self._policy, file.place).data
+                    stored = store_image(part, self._policy, where).data
                 else:
                     stored = store_mask(part, "mask" if spec.kind == "mask" else "depth", geometry).data
             except ImageError as error:
-                raise ImageError(error.reason, f"{spec.name!r}, {file.place}: {error}") from error
+                raise ImageError(error.reason, f"{spec.name!r}, {where}: {error}") from error
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
         return StoredSample(image, rest, size, odd + (DROPPED,) * dropped)
 
@@ -182,7 +183,7 @@ class ShardContext(TaskContext):
                     labels, ints = (item.label,), (item.label, *ints)
                 entries = encode_entries({keys[name]: value for name, value in sample.rest.items()})
                 writer.add(image.data, ints, entries)
-                output.add(images=1, size=sum(file.bytes for file in item.files), labels=labels)
+                output.add(images=1, size=sum(file.bytes for file in files_of(item)), labels=labels)
         if self.policy.restart_markers:
             output.markers = Markers(rewritten, added_bytes, dict(unmarked))
         output.digests, output.retries = bytes(digests), files.retries
@@ -195,7 +196,7 @@ class ShardContext(TaskContext):
 def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
     """Return the versions of the first files of a task. Raises if their store does not answer, or refuses."""
     first = [item for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
-    names = list(dict.fromkeys(file.file for item in first for file in item.files))
+    names = list(dict.fromkeys(file.file for item in first for file in files_of(item)))
     return {
         name if "://" in name or name.startswith("/") else f"{header.base.rstrip('/')}/{name}": info.version
         for name, info in zip(names, Files(header.base).stats(names), strict=True)

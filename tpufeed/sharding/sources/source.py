@@ -14,6 +14,7 @@ from tpufeed.dataset.naming import read_classes
 from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
+from tpufeed.sharding.inputs import files_of, place_of
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.store import ObjectInfo, Store, url_scheme
 
@@ -140,8 +141,8 @@ class Source(Protocol):
         """
 
     def iter_files(self) -> Iterator[str]:
-        """Yield where the files of all items are, as `ImageRef.place` says it. Raises as `iter_items` does."""
-        return (file.place for item in self.iter_items(Found()) for file in item.files)
+        """Yield where the files of all items are, as `place_of` says it. Raises as `iter_items` does."""
+        return (place_of(file) for item in self.iter_items(Found()) for file in files_of(item))
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
         """Yield sentences on what its samples have become that may not have been meant.
