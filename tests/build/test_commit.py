@@ -159,7 +159,7 @@ def test_room_and_names_are_checked_before_a_plan_is_put(store, monkeypatch):
     old = [store.put("train.index.npy", bytes(10**6))]
     check_fits(store, a_header(), 2 * 10**6, Standing(None, old, set()))  # it will be removed
     store.put(OWN, b"mine")
-    with pytest.raises(DuplicateWriterError, match=rf"holds {OWN} \(2 such files\) of no build"):
+    with pytest.raises(DuplicateWriterError, match=rf"holds {OWN} \(2 such files\), which no known build"):
         check_fits(store, a_header(), 0, check_destination(store, "shard", "memory://source", {}, overwrite=False))
 
 

@@ -94,7 +94,7 @@ def sealed(lines):
         (lambda lines: lines[0].update(splits={"train": 2, "val": -1}), ManifestError, "has -1 shards"),
         (lambda lines: lines[0].update(splits={"train": 10**9}), ManifestError, "1,000,000,000 shards"),
         (lambda lines: lines[0].update(splits={"train": 2, "val": 9}), ManifestError, "not a readable plan"),
-        (lambda lines: lines[2].update(shard=0), ManifestError, "is shard 0 of 'train' in the place of"),
+        (lambda lines: lines[2].update(shard=0), ManifestError, "is shard 0 of 'train' instead of"),
         (lambda lines: lines.pop(), ManifestError, "not a readable plan"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_plan_that_is_damaged_or_cut_off_is_refused(stored):
     store.put(PLAN, data.replace(b"b.jpg", b"x.jpg"), store.stat(PLAN))
     with pytest.raises(ManifestError, match="its CRC-32C is 0x"):
         read_plan(store)
-    with pytest.raises(ManifestError, match=r"no task of train-00000-of-00002.tfrecord at bytes"):
+    with pytest.raises(ManifestError, match=r"the task of train-00000-of-00002.tfrecord at bytes"):
         read_task(store, plan.tasks[0])
     store.put(PLAN, data[: data.rindex(b"{")], store.stat(PLAN))
     with pytest.raises(ManifestError, match="cut off after 3 of 3 tasks"):

@@ -36,7 +36,7 @@ def test_what_a_budget_allows(text, inputs, allowed):
     "text", ["", "%", "-1", "-1%", "101%", "1.5", "one", "1%%", "1e3", "nan%", "٣", pytest.param("9" * 5000, id="9s")]
 )
 def test_what_is_no_budget(text):
-    with pytest.raises(OptionError, match="is no budget for rejects; write it like 1% or 20"):
+    with pytest.raises(OptionError, match="is not a budget for rejects; write it like 1% or 20"):
         allowed_rejects(text, 0)
 
 

@@ -122,9 +122,9 @@ def _grown():
         (lambda m: m.update(version=3), "2 parts in version 3"),
         (lambda m: m["parts"].pop(), "1 parts in version 2"),
         (lambda m: m.pop("parts"), "1 parts in version 2"),
-        (lambda m: m["parts"][1]["records"].update(train=1), "other numbers of samples than its splits"),
-        (lambda m: m["parts"][1]["records"].update(val=1), "other numbers of samples than its splits"),
-        (lambda m: m["parts"][0]["records"].update(train=-1), "other numbers of samples than its splits"),
+        (lambda m: m["parts"][1]["records"].update(train=1), "not added the numbers of samples in its splits"),
+        (lambda m: m["parts"][1]["records"].update(val=1), "not added the numbers of samples in its splits"),
+        (lambda m: m["parts"][0]["records"].update(train=-1), "not added the numbers of samples in its splits"),
     ],
 )
 def test_parts_that_contradict_the_splits_are_refused(change, message):
@@ -207,7 +207,7 @@ def test_another_process_opens_the_version_that_was_sent(grown):
 def test_what_was_built_anew_is_no_version(grown, halves):
     url, before = grown
     tpufeed.shard(halves[1], url, overwrite=True, workers=1)
-    with pytest.raises(ObjectChangedError, match="built anew"):
+    with pytest.raises(ObjectChangedError, match="rebuilt"):
         before.check_current()
     assert open_dataset(url).number == 1
     left = {str(path.relative_to(url)) for path in url.rglob("*") if path.is_file()}
@@ -225,7 +225,7 @@ def test_a_version_that_is_no_longer_current_is_followed_by_nothing(grown, halve
     part = build_part(current, halves[1])
     moved = shutil.copy(url / "manifest.json", stale / "manifest.json")
     before = Path(moved).read_bytes()
-    with pytest.raises(BuildError, match="is another version by now"):
+    with pytest.raises(BuildError, match="has another version now"):
         publish(*part)
     assert Path(moved).read_bytes() == before
 

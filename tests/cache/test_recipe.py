@@ -238,7 +238,7 @@ def test_a_foreign_file_under_a_name_of_the_cache_is_not_touched(source, cached,
     name = cached.manifest.splits["train"].variants[2].shards[0].name
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / name).write_bytes(b"years of work")
-    with pytest.raises(DuplicateWriterError, match=rf"{name} \(1 such files\) of no build that is known here"):
+    with pytest.raises(DuplicateWriterError, match=rf"{name} \(1 such files\), which no known build"):
         warmup(source, tmp_path / "c", **OPTIONS)
     assert [path.name for path in (tmp_path / "c").iterdir()] == [name]
 

@@ -110,7 +110,7 @@ def test_what_cannot_be_unset(tmp_path):
         tpufeed.append(tmp_path / "old", tmp_path / "d", unset=["colour"], workers=1)
     with pytest.raises(OptionError, match="unset is a list of names"):
         tpufeed.append(tmp_path / "old", tmp_path / "d", unset="image", workers=1)
-    with pytest.raises(OptionError, match="label is given"):
+    with pytest.raises(OptionError, match="label is both given and unset"):
         tpufeed.append(tmp_path / "old", tmp_path / "d", unset=["label"], label="none", workers=1)
 
 

@@ -313,7 +313,7 @@ def test_keypoints_without_boxes(table, tmp_path):
     assert rejects_of(tmp_path / "d") == {
         "2.png": (
             "bad_box",
-            "number 1 of the 1 in the column 'eyes' is [5.0, nan]: a keypoint is of finite numbers",
+            "number 1 of the 1 in the column 'eyes' is [5.0, nan]: a keypoint has finite numbers",
         )
     }
     spec = spec_of(result, "eyes")
@@ -344,14 +344,14 @@ def test_shares_of_width_and_height_are_those_of_keypoints_too(table, tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"box_format": "ltrb"}, "the box format 'ltrb' is not known: it is one of xyxy, xywh, cxcywh"),
-        ({"box_format": "xywh,percent"}, "not known"),
-        ({"boxes": None, "box_format": "xywh"}, "box_format is of boxes"),
+        ({"box_format": "ltrb"}, "unknown box format 'ltrb': expected one of xyxy, xywh, cxcywh"),
+        ({"box_format": "xywh,percent"}, "unknown box format"),
+        ({"boxes": None, "box_format": "xywh"}, "box_format is for boxes"),
         ({"boxes": None, "box_columns": ["crowd"]}, "--boxes COLUMN"),
         ({"boxes": "bbox"}, "no sample has a column 'bbox'; its further columns are: boxes, crowd, eyes, id"),
         ({"box_columns": "crowd"}, r"box_columns is a list of names, .* not 'crowd'"),
-        ({"box_columns": ["crowds"]}, "no sample has a column 'crowds'"),
-        ({"box_columns": ["id"]}, "the column 'id' is to have a value for each box; it holds int64"),
+        ({"box_columns": ["crowds"]}, "no sample has the column 'crowds'"),
+        ({"box_columns": ["id"]}, "the column 'id' should have a value per box; it holds int64"),
         ({"keypoints": "boxes"}, "the column 'boxes' cannot hold both boxes and keypoints"),
         (
             {"columns": {"boxes": "int64[,4]"}},
@@ -437,7 +437,7 @@ def test_what_is_stored_lies_within_the_image_or_is_refused(height, width, share
 
 @pytest.mark.parametrize("text", ["", "XYXY", "xyxy,", "xyxy,relative,relative", "relative"])
 def test_formats_that_are_none(text):
-    with pytest.raises(OptionError, match="is not known"):
+    with pytest.raises(OptionError, match="unknown box format"):
         check_format(text)
 
 

@@ -228,7 +228,7 @@ def test_a_finished_dataset_without_its_plan_is_not_touched(photo_folder, tmp_pa
     tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
     (tmp_path / "d/_tpufeed/plan.jsonl").unlink()
     before = state_of(tmp_path / "d")
-    with pytest.raises(DatasetExistsError, match=r"already holds a dataset .*is gone; nothing was changed"):
+    with pytest.raises(DatasetExistsError, match=r"already holds a dataset .*is gone\. Nothing was changed"):
         tpufeed.shard(photo_folder, tmp_path / "d", workers=1)
     assert state_of(tmp_path / "d") == before
 

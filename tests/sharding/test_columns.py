@@ -206,8 +206,8 @@ def test_digits_that_float32_does_not_keep(values, said):
     types = ColumnTypes()
     for value in values:
         types.learn({"x": value})
-    message = f"x is float32, which keeps 7 digits: {said}. A column of whole numbers alone keeps all of theirs"
-    assert [text for text in types.iter_warnings() if "float32" in text] == ([message] if said else [])
+    warnings = [text for text in types.iter_warnings() if "float32" in text]
+    assert [f"x is float32, which keeps 7 digits: {said}." in text for text in warnings] == ([True] if said else [])
 
 
 def test_a_column_that_not_all_rows_have_is_of_any_length():
@@ -223,7 +223,7 @@ def test_rows_without_columns():
 
 @pytest.mark.parametrize("name", ["image/encoded", "image/class/label", "image/height", "image/tensor"])
 def test_a_name_of_tpufeed_s_own(name):
-    with pytest.raises(SourceError, match=f"a column is called '{name}', as a feature .*; rename it"):
+    with pytest.raises(SourceError, match=f"a column is called '{name}', like a feature .*; rename it"):
         learn([{name: 1}])
 
 

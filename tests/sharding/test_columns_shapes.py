@@ -225,10 +225,10 @@ def test_too_many_bad_values_fail_the_build(table):
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"x": "float64"}, "'float64' is no type; write a type and maybe a shape"),
+        ({"x": "float64"}, "'float64' is not a type; write a type and maybe a shape"),
         ({"x": "int64[0]"}, "a size of 0"),
         ({"x": "string[3]"}, "no lists of string"),
-        ({"x": "int64[a]"}, "is no type"),
+        ({"x": "int64[a]"}, "is not a type"),
     ],
 )
 def test_a_declaration_that_is_none_says_how_to_write_one(columns, said, table):
@@ -306,7 +306,7 @@ def test_an_unknown_class_among_several_is_a_bad_label(table):
 def test_an_empty_label_among_several_is_a_bad_label(table):
     dataset = table([{"label": ["a", None if n == 5 else "b"]} for n in range(12)])
     assert dataset.manifest.rejects == {"bad_label": 1}
-    assert "one of its 2 labels is empty" in Path(dataset.url, "rejects.jsonl").read_text()
+    assert "one of its 2 labels is missing" in Path(dataset.url, "rejects.jsonl").read_text()
 
 
 def test_every_loader_gives_the_same_columns(table):

@@ -19,7 +19,7 @@ def test_a_foreign_file_under_a_name_of_the_build_is_not_touched(
     foreign = tmp_path / "d" / name
     foreign.parent.mkdir()
     foreign.write_bytes(b"years of work")
-    with pytest.raises(DuplicateWriterError, match=rf"{name} \(1 such files\) of no build that is known here"):
+    with pytest.raises(DuplicateWriterError, match=rf"{name} \(1 such files\), which no known build"):
         tpufeed.shard(photo_folder, tmp_path / "d", workers=1, **build_options)
     assert foreign.read_bytes() == b"years of work"
     assert [path.name for path in (tmp_path / "d").rglob("*") if path.is_file()] == [name]

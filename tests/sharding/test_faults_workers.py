@@ -94,7 +94,7 @@ def test_more_rejects_than_the_budget_allows(command, expected, is_whole, tmp_pa
     reasons = {json.loads(line)["reason"] for line in lines}
     said = re.fullmatch(
         r"error: (\d) of 90 inputs cannot be taken so far \((.*)\); 2 are allowed\. The first: (\S+): .*"
-        rf"{folder}/rejects\.jsonl names each\. .* higher --max-rejects: it goes on from here\n",
+        rf"{folder}/rejects\.jsonl names each\. .* higher --max-rejects: it continues from here\n",
         done.stderr,
     )
     assert int(said[1]) == len(lines)

@@ -33,7 +33,7 @@ def test_inputs_carry_what_identifies_them(tree, take):
 
 
 def test_images_beside_class_folders_are_refused(tree, take):
-    with pytest.raises(SourceError, match=r"images lie beside the class folders \(stray.*\); move them"):
+    with pytest.raises(SourceError, match=r"images are beside the class folders \(stray.*\); move them"):
         take(tree("cat/1.jpg", "stray1.jpg", "stray2.jpg"))
 
 
@@ -50,9 +50,9 @@ def test_what_is_there_in_place_of_images_is_said(tree, take):
 
 def test_tfrecords_in_place_of_images_are_for_adopt(tree, take):
     folder = tree("train/00-224x224-7.tfrec", "readme.md")
-    with pytest.raises(NoInputsError, match=rf"\(1 \.md, 1 \.tfrec\)\. .*by: tpufeed adopt {folder} --to DATASET$"):
+    with pytest.raises(NoInputsError, match=rf"\(1 \.md, 1 \.tfrec\)\. .*tpufeed adopt {folder} --to DATASET$"):
         take(folder)
-    with pytest.raises(SourceError, match=rf"is a TFRecord file\. .*by: tpufeed adopt {folder}/train --to DATASET$"):
+    with pytest.raises(SourceError, match=rf"is a TFRecord file\. .*tpufeed adopt {folder}/train --to DATASET$"):
         take(folder / "train/00-224x224-7.tfrec")
 
 
@@ -182,7 +182,7 @@ def test_a_folder_of_images_beside_the_splits_makes_classes_and_a_warning(tree, 
     inventory, _ = take(tree(*SPLIT_TREE, "extra/cat/6.jpg"))
     assert inventory.classes.names == ("extra", "test", "train", "val")
     (warning,) = inventory.warnings
-    assert warning.startswith("classes are called like splits: test, train, val; ")
+    assert warning.startswith("classes have names of splits: test, train, val; ")
     assert "--split-by folder" in warning
 
 
@@ -199,7 +199,7 @@ def test_a_folder_of_images_beside_the_splits_makes_classes_and_a_warning(tree, 
 def test_classes_that_are_called_like_splits(names, mentioned, tree, take):
     warnings = take(tree(*names))[0].warnings
     assert [warning.split(";")[0] for warning in warnings] == (
-        [f"classes are called like splits: {mentioned}"] if mentioned else []
+        [f"classes have names of splits: {mentioned}"] if mentioned else []
     )
     assert take(tree(*names), label="none")[0].warnings == ()
 
@@ -207,17 +207,14 @@ def test_classes_that_are_called_like_splits(names, mentioned, tree, take):
 def test_one_folder_around_the_classes(tree, take):
     folder = tree("flowers/rose/1.jpg", "flowers/tulip/x/2.jpg", "LICENSE.txt")
     (warning,) = take(folder)[0].warnings
-    assert "one folder, flowers, and so are of one class; to have its folders (rose, tulip) as" in warning
-    assert f", shard {folder}/flowers; to take all images without labels, say --label none" in warning
+    assert "one folder, flowers, and so in one class; to make its folders (rose, tulip)" in warning
+    assert f", shard {folder}/flowers; to take all images without labels, pass --label none" in warning
     assert take(folder / "flowers")[0].warnings == take(folder, label="none")[0].warnings == ()
 
 
 def test_one_class(tree, take):
     (warning,) = take(tree("images/1.jpg"))[0].warnings
-    assert warning == (
-        "all images lie in one folder, images, and so are of one class; to take all images without labels, say --label "
-        "none"
-    )
+    assert warning.startswith("all images are in one folder, images, and so in one class; to take all images without")
     assert take(tree("images/1.jpg"), classes=["images", "others"])[0].warnings == ()
 
 
@@ -248,13 +245,13 @@ def test_splits_without_classes(tree, take):
 
 def test_a_test_folder_without_labels_is_no_silent_class(tree, take):
     folder = tree("train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg", "test/4.jpg")
-    with pytest.raises(SourceError, match=r"images lie beside the class folders \(test/.*--label none"):
+    with pytest.raises(SourceError, match=r"images are beside the class folders \(test/.*--label none"):
         take(folder)
     assert take(folder, label="none")[0].splits == ("test", "train")
 
 
 def test_an_image_beside_the_split_folders(tree, take):
-    with pytest.raises(SourceError, match=r"stray\.jpg lies beside the folders of the splits; move it"):
+    with pytest.raises(SourceError, match=r"stray\.jpg is beside the folders of splits; move it"):
         take(tree(*SPLIT_TREE, "stray.jpg"))
 
 
@@ -265,7 +262,7 @@ def test_a_folder_that_cannot_be_a_splits_name(name, tree, take):
 
 
 def test_shares_would_make_classes_of_splits(tree, take):
-    with pytest.raises(OptionError, match="has a folder for each split, which `splits` would make its classes"):
+    with pytest.raises(OptionError, match="has a folder for each split, which `splits` would turn into classes"):
         take(tree(*SPLIT_TREE), splits="train=0.5,val=0.5")
     inventory, inputs = take(tree(*SPLIT_TREE), splits="a=0.5,b=0.5", label="none")
     assert (inventory.splits, len(inputs)) == (("a", "b"), 5)
@@ -275,9 +272,9 @@ def test_shares_would_make_classes_of_splits(tree, take):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image": "path"}, "--image names a table's column"),
-        ({"label": "kind"}, "there is no column 'kind'"),
-        ({"split_by": "fold"}, "there is no column 'fold'"),
+        ({"image": "path"}, "--image is for the column of a table"),
+        ({"label": "kind"}, "it has no column 'kind'"),
+        ({"split_by": "fold"}, "it has no column 'fold'"),
     ],
 )
 def test_options_of_other_sources(options, message, tree, take):

@@ -101,7 +101,7 @@ def test_paths_decide_the_order_alone(make, seed):
 
 
 def test_more_splits_than_anyone_means(make):
-    with pytest.raises(OptionError, match=r"more than 100 splits, like \['0', '1', '10'\]; is this the right column"):
+    with pytest.raises(OptionError, match=r"more than 100 splits, like \['0', '1', '10'\]: the wrong column"):
         make([Item(f"{n}", 1, "1", split=str(n)) for n in range(101)], splits=True)
 
 

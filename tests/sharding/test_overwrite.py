@@ -79,7 +79,7 @@ def test_files_of_others_stand_in_the_way_before_anything_goes(photo_folder, fin
     (finished / "train-00000-of-00001.tfrecord").write_bytes(b"mine")
     before = state_of(finished)
     with pytest.raises(
-        DuplicateWriterError, match=r"holds train-00000-of-00001\.tfrecord \(1 such files\) of no build"
+        DuplicateWriterError, match=r"holds train-00000-of-00001\.tfrecord \(1 such files\), which no known build"
     ):
         tpufeed.shard(photo_folder, finished, overwrite=True, shards=1, workers=1)
     assert state_of(finished) == before

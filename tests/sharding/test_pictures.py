@@ -178,7 +178,7 @@ def test_a_sample_of_a_tar_without_its_mask_is_a_reject(tmp_path):
 def test_a_key_of_a_json_that_is_called_as_an_image_column(tmp_path):
     members = [("0.png", picture(classes())), ("0.seg.png", png(classes())), ("0.json", b'{"seg": 1}')]
     (tmp_path / "a.tar").write_bytes(encode_tar(members))
-    with pytest.raises(SourceError, match=r"sample '0': its .json has a key 'seg', as the image column of"):
+    with pytest.raises(SourceError, match=r"sample '0': its .json has a key 'seg', like the image column of"):
         shard(tmp_path / "a.tar", tmp_path / "d", image_columns={"seg": "seg.png:mask"})
 
 
@@ -222,7 +222,7 @@ def test_an_image_without_a_mask_or_with_two_is_a_reject(folders, tmp_path):
     assert set(samples_of(result.url)) == {"val/a/1.png"}
     assert rejects_of(tmp_path / "d") == {
         "train/a/0.png": ("bad_mask", f"it has 2 masks: {masks}/train/a/0.png, {masks}/train/a/0.tif"),
-        "val/a/0.png": ("bad_mask", f"there is no mask of it: expected {masks}/val/a/0.png"),
+        "val/a/0.png": ("bad_mask", f"it has no mask: expected {masks}/val/a/0.png"),
         "train/b/x.y.jpeg": ("bad_mask", f"its mask {masks}/train/b/x.y.png is a link to nothing"),
     }
 
@@ -352,11 +352,11 @@ def test_masks_count_in_the_sizes_of_shards(source, tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"image_columns": {"mask": "m"}}, "mask=m names no column and kind"),
+        ({"image_columns": {"mask": "m"}}, "mask=m lacks a column or a known kind"),
         ({"image_columns": {"mask": "m:segmentation"}}, "of kind image, mask or depth"),
-        ({"image_columns": {"image": "m:mask"}}, "are what loaders give themselves"),
+        ({"image_columns": {"image": "m:mask"}}, "loaders make .* themselves"),
         ({"image_columns": {"a b": "m:mask"}}, "letters, digits"),
-        ({"image_columns": {"a": "m:mask", "b": "m:depth"}}, "two image columns are made of 'm'"),
+        ({"image_columns": {"a": "m:mask", "b": "m:depth"}}, "two image columns are made from 'm'"),
         ({"image_columns": {"a": "m:mask"}, "masks": "masks"}, "give one of them"),
     ],
 )
@@ -370,11 +370,11 @@ def test_options_of_another_kind_of_source(few, folders, tmp_path):
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars/0.tar").write_bytes(encode_tar([("0.png", (images / "train/a/0.png").read_bytes())]))
     for other in (few, tmp_path / "tars"):
-        with pytest.raises(OptionError, match="is no folder of images: say --image-column mask=COLUMN:mask"):
+        with pytest.raises(OptionError, match="is not: pass --image-column mask=COLUMN:mask"):
             shard(other, tmp_path / "d", masks=masks)
-    with pytest.raises(OptionError, match="say --masks DIR"):
+    with pytest.raises(OptionError, match="--masks DIR"):
         shard(images, tmp_path / "d", **MASKS)
-    with pytest.raises(OptionError, match="lie within the folder of images"):
+    with pytest.raises(OptionError, match="are inside the folder of images"):
         shard(images.parent, tmp_path / "d", masks=masks)
     with pytest.raises(
         OptionError, match="has no column 'segments' for the image column mask; it has path, mask, label"
@@ -386,7 +386,7 @@ def test_options_of_another_kind_of_source(few, folders, tmp_path):
 
 def test_a_column_that_is_called_as_an_image_column(source, tmp_path):
     table = source([{"path": "a.png", "m": "m.png", "seg": 1}], **{"a.png": b"", "m.png": b""})
-    with pytest.raises(SourceError, match="a column is called 'seg', as the image column of 'm'"):
+    with pytest.raises(SourceError, match="a column is called 'seg', like the image column of 'm'"):
         shard(table, tmp_path / "d", image_columns={"seg": "m:mask"})
 
 
@@ -412,7 +412,7 @@ def plant(folder, **values):
     forge(folder, change)
 
 
-def refused(source, folder, match="which is none of its", **options):
+def refused(source, folder, match="which is not a file of the source", **options):
     with pytest.raises(ManifestError, match=match):
         shard(source, folder, **options)
     with pytest.raises(ManifestError, match=match):
@@ -437,7 +437,7 @@ def test_a_plan_of_a_table_names_no_foreign_mask(few, secret, tmp_path):
         refused(few, tmp_path / "d", **MASKS)
         (tmp_path / "d" / PLAN).write_bytes(honest)
     plant(tmp_path / "d", offset=-1)
-    refused(few, tmp_path / "d", match="cannot be", **MASKS)
+    refused(few, tmp_path / "d", match="impossible values", **MASKS)
     (tmp_path / "d" / PLAN).write_bytes(honest)
     assert shard(few, tmp_path / "d", **MASKS).images == 3
 
@@ -479,7 +479,7 @@ def test_a_plan_with_more_or_fewer_images_than_columns_is_refused(few, tmp_path)
 
     for change in (without_images, without_features):
         forge(tmp_path / "d", change)
-        refused(few, tmp_path / "d", match="no plan of", **MASKS)
+        refused(few, tmp_path / "d", match="not a plan for", **MASKS)
         (tmp_path / "d" / PLAN).write_bytes(honest)
 
 

@@ -139,16 +139,16 @@ def test_lists_missing_values_and_bytes(table, tmp_path):
         (
             'path,label\n0.jpg,a\n\n1.jpg,"5 inch\n' + "2.jpg,b\n" * 50,
             "csv",
-            r"line 4: a quote that opens a field of the row that begins here .*unexpected end of data, line 54",
+            r"line 4: a field of the row that begins here .*unexpected end of data, line 54",
         ),
         ('path,label\n"1.jpg\n2.jpg"\n', "csv", "lines 2 to 3: 1 fields; the header has 2"),
         ("path,label\n0.jpg," + "y" * ((16 << 20) + 1) + "\n", "csv", "line 2: field larger than field limit"),
         ("path,label\n0.jpg,größe\n".encode("latin-1"), "csv", r"csv, line 2: not UTF-8: .*b'\\xf6'.*'CSV UTF-8'"),
         (b"path,label\n" + b"0.jpg,a\n" * 3000 + b"\xe9.jpg,a\n", "csv", "line 3002: not UTF-8"),
-        ("path,label\n0.jpg,a\n".encode("utf-16"), "csv", "like UTF-16, as Excel's .*; save it as 'CSV UTF-8'"),
+        ("path,label\n0.jpg,a\n".encode("utf-16"), "csv", "like UTF-16, like Excel's .*; save it as 'CSV UTF-8'"),
         ("path\n0.jpg\n".encode("utf-16"), "tsv", "it looks like UTF-16.*; save it as UTF-8"),
         ("path;label;x\n0.jpg;a;1,5\n", "csv", r"line 2: 2 fields; .*separated by ';'; save it with commas"),
-        ('{"path":"0.jpg"}\n[1]\n', "jsonl", r"line 2: \[1\] is no object"),
+        ('{"path":"0.jpg"}\n[1]\n', "jsonl", r"line 2: \[1\] is not an object"),
         ('{"path":"0.jpg"}\n{"path":\n', "jsonl", r"line 2: not JSON: Expecting value \(column 9\)$"),
         ('{"path":"0.jpg","x":' + "[" * 100_000 + "]" * 100_000 + "}\n", "jsonl", "line 1: not JSON: .*recursion"),
         ('{"path":"0.jpg","x":' + "9" * 5000 + "}\n", "jsonl", "line 1: not JSON: .*4300 digits"),
@@ -246,9 +246,9 @@ def test_times_that_python_has_no_type_for_are_text(kind, table, take):
 @pytest.mark.parametrize(
     ("arrow", "values", "message"),
     [
-        (pa.list_(pa.timestamp("ns")), [[1]], "has nanoseconds within lists or structs; store them as microseconds"),
-        (pa.struct([("a", pa.duration("ns"))]), [{"a": 1}], "has nanoseconds within lists or structs"),
-        (pa.list_(pa.timestamp("us")), [[1 << 62]], "has a value that Python does not hold"),
+        (pa.list_(pa.timestamp("ns")), [[1]], "has nanoseconds inside lists or structs; store microseconds"),
+        (pa.struct([("a", pa.duration("ns"))]), [{"a": 1}], "has nanoseconds inside lists or structs"),
+        (pa.list_(pa.timestamp("us")), [[1 << 62]], "has a value that Python cannot hold"),
     ],
     ids=str,
 )
@@ -314,10 +314,10 @@ def test_columns_are_found_by_their_names(column, table, take):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("sample", {}, "'sample', as what loaders give themselves; .*: rename it, like sample_column"),
-        ("mask", {}, "'mask', as what loaders give themselves"),
-        ("image", {}, "'image', as the image, which 'path' is taken for"),
-        ("label", {"label": "kind"}, "'label', as the label, which 'kind' is taken for"),
+        ("sample", {}, "'sample', which loaders use themselves; .*: rename it, like sample_column"),
+        ("mask", {}, "'mask', which loaders use themselves"),
+        ("image", {}, "'image', but 'path' is taken as the image"),
+        ("label", {"label": "kind"}, "'label', but 'kind' is taken as the label"),
     ],
 )
 def test_names_that_loaders_give_themselves(name, options, message, table, take):
@@ -380,7 +380,7 @@ def test_a_split_that_is_not_a_number_says_none(table, take):
         ("path,fold\n0.jpg,1\n1.jpg,nan\n", "csv"),
         ('{"path":"0.jpg","fold":1}\n{"path":"1.jpg","fold":NaN}\n', "jsonl"),
     ):
-        with pytest.raises(SourceError, match=r"row 2: the column 'fold' says no split"):
+        with pytest.raises(SourceError, match=r"row 2: the column 'fold' has no split"):
             take(table(content, suffix), split_by="fold")
 
 
@@ -390,10 +390,7 @@ def test_ids_that_pandas_made_floats_stay_apart(table, tmp_path):
     found = samples_of(result.url)
     assert [found[f"{n}.jpg"]["owner"] for n in range(3)] == [[1234567891], [1234567892], []]
     assert [(f.name, f.dtype) for f in result.manifest.features[-2:]] == [("owner", "int64"), ("x", "float32")]
-    said = (
-        "x is float32, which keeps 7 digits: 1234567891.25 becomes 1234567936.0. A column of whole numbers alone keeps "
-        "all of theirs"
-    )
+    said = "x is float32, which keeps 7 digits: 1234567891.25 becomes 1234567936.0. Whole numbers alone keep all digits"
     assert (result.warnings, preview_shard(tmp_path / "images/table.csv", tmp_path / "e", label="none").warnings) == (
         (said,),
         (said,),
@@ -421,7 +418,7 @@ def test_a_long_field_of_csv(table, take):
 
 @pytest.mark.parametrize("header", ["path,LABEL,label", "path,Path,label", "image,label,LABEL"])
 def test_columns_that_differ_by_capitals_only(header, table, take):
-    with pytest.raises(OptionError, match=r"columns \w+, \w+ differ by capitals only; say which one: --\w+ \w+"):
+    with pytest.raises(OptionError, match=r"columns \w+, \w+ differ only in capitals; choose one: --\w+ \w+"):
         take(table(f"{header}\n0.jpg,a,b\n"))
 
 
@@ -512,7 +509,7 @@ def test_rows_of_which_there_is_nothing_to_say(content, table, tmp_path):
 
 @pytest.mark.parametrize("label", ['{"a":1}', '[{"a":1}]'])
 def test_a_label_that_is_an_object(label, table, take):
-    with pytest.raises(SourceError, match=r"table\.jsonl, row 2: .* is no label: .*--label none"):
+    with pytest.raises(SourceError, match=r"table\.jsonl, row 2: .* is not a label: .*--label none"):
         take(table('{"path":"0.jpg","label":1}\n' + f'{{"path":"1.jpg","label":{label}}}\n', "jsonl"))
 
 
@@ -542,11 +539,11 @@ def test_paths_of_all_kinds(images, table, small_jpegs, tmp_path):
         "broken.jpg": "no such file",
         "foo://host/x.jpg": "row 15 of .*: nothing opens foo://",
         "memory://nowhere/x.jpg": "no such file",
-        "memory://host": "is no name within a store",
-        "a\0b.jpg": "is no name within a store",
+        "memory://host": "cannot name an object",
+        "a\0b.jpg": "cannot name an object",
         "sub": "no such file",
         ".": "no such file",
-        "/": "is no name within a store",
+        "/": "cannot name an object",
         "x" * 300 + ".jpg": "File name too long",
     }
     rows = [{"path": path, "n": n} for n, path in enumerate([*good, *bad])]
@@ -605,7 +602,7 @@ def test_columns_without_labels_are_warned_of(table, tmp_path):
     """Also in a run that goes on; and not where nobody wants labels."""
     path = table("path,species,height_cm\n0.jpg,rose,1.5\n1.jpg,tulip,tall\n2.jpg,rose,2\n3.jpg,rose,3\n")
     unlabelled = (
-        "no labels: none of the columns species, height_cm is called label, class ...; give --label COLUMN, or "
+        "no labels: none of the columns species, height_cm is called label, class ...; pass --label COLUMN or "
         "--label none"
     )
     text = "height_cm is text: row 2 says 'tall'; 3 of 4 are numbers"
@@ -626,7 +623,7 @@ def test_a_table_of_paths_alone_is_not_warned_of(table, tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["train", ""], r"table\.csv, row 2: the column 'fold' says no split"),
+        (["train", ""], r"table\.csv, row 2: the column 'fold' has no split"),
         (["train", "../x"], r"table\.csv, row 2: a split is named by letters.*not '\.\./x'"),
         (["train", "Train "], r"table\.csv, row 2: a split is named by letters.*not 'Train '"),
         (["train", "tr ain"], "a split is named by letters"),
@@ -684,7 +681,7 @@ def test_several_tables_are_one_source(images, take):
     ("pattern", "error", "message"),
     [
         ("nope.csv", SourceError, r"nope\.csv does not exist"),
-        ("nope-*.csv", NoInputsError, r"no file is called like nope-\*\.csv"),
+        ("nope-*.csv", NoInputsError, r"no file matches nope-\*\.csv"),
         ("part-{00..03}.csv", SourceError, r"3 files are missing: part-01\.csv, part-02\.csv, part-03\.csv"),
         ("part-{0..999999999}.csv", OptionError, "stands for 1,000,000,000 files"),
         ("table.csv.gz", SourceError, r"is compressed.*unpack it first \(gunzip -k .*table\.csv\.gz\)"),
@@ -742,14 +739,14 @@ def test_blanks_around_the_names_of_columns(delimiter, text, table, take):
 def test_blanks_in_a_table_whose_header_has_none_are_values_and_said(table, take):
     inventory, inputs = take(table("image,label\n0.jpg, cat\n1.jpg,cat\n"))
     assert inventory.classes.names == (" cat", "cat")
-    assert any("blanks around their names, like ' cat'" in said for said in inventory.warnings)
+    assert any("spaces around their names, like ' cat'" in said for said in inventory.warnings)
     assert len(by_path(inputs)) == 2
 
 
 def test_names_of_columns_that_are_one_without_their_blanks(table, take):
     with pytest.raises(SourceError, match="two columns have the same name: image, label, label"):
         take(table("image,label, label\n0.jpg,a,b\n"))
-    with pytest.raises(OptionError, match="blanks or capitals only"):
+    with pytest.raises(OptionError, match="only in spaces or capitals"):
         take(table('{"image":"0.jpg","label":1," label":2}\n', "jsonl"))
 
 
