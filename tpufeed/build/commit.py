@@ -106,17 +106,11 @@ _REMOVALS = msgspec.json.Decoder(dict[str, str])
 
 
 class Standing(NamedTuple):
-    """Contents of a destination before a build begins.
+    """Contents of a destination before a build begins."""
 
-    Attributes:
-        plan: plan of an earlier run of the same build, if any.
-        old: objects that a build with --overwrite removes, see `find_build`.
-        foreign: names of all other files.
-    """
-
-    plan: Plan | None
-    old: list[ObjectInfo]
-    foreign: set[str]
+    plan: Plan | None  # of an earlier run of the same build
+    old: list[ObjectInfo]  # that a build with --overwrite removes, see `find_build`
+    foreign: set[str]  # names of all other files
 
 
 def check_destination(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Standing:

@@ -33,29 +33,17 @@ _SLOWEST_BYTES_A_SECOND = 100_000
 
 @dataclass(slots=True)
 class Output:
-    """Shards and counts that a task makes. Its progress is reported a few times a second.
+    """Shards and counts that a task makes. Its progress is reported a few times a second."""
 
-    Attributes:
-        writers: writers of the shards, one for each variant.
-        report_progress: tells the engine.
-        class_counts: number of samples of each class.
-        images: number of images by how they were stored.
-        odd: number of odd cases that a policy dealt with.
-        rejects: inputs not taken.
-        markers: the restart markers of kept JPEGs, if any.
-        digests: digests of the source images, see `build.digests`, if the build stores them.
-        retries: number of repeated requests to the source.
-    """
-
-    writers: Sequence[ShardWriter]
-    report_progress: ReportProgress
-    class_counts: list[int]
-    images: Counter[str] = field(default_factory=Counter)
-    odd: Counter[str] = field(default_factory=Counter)
-    rejects: list[Reject] = field(default_factory=list)
-    markers: Markers | msgspec.UnsetType = msgspec.UNSET
-    digests: bytes | msgspec.UnsetType = msgspec.UNSET
-    retries: int = 0
+    writers: Sequence[ShardWriter]  # of the shards, one for each variant
+    report_progress: ReportProgress  # tells the engine
+    class_counts: list[int]  # samples of each class
+    images: Counter[str] = field(default_factory=Counter)  # by how they were stored
+    odd: Counter[str] = field(default_factory=Counter)  # odd cases that a policy dealt with
+    rejects: list[Reject] = field(default_factory=list)  # inputs not taken
+    markers: Markers | msgspec.UnsetType = msgspec.UNSET  # restart markers of kept JPEGs
+    digests: bytes | msgspec.UnsetType = msgspec.UNSET  # of the input images, see `build.digests`
+    retries: int = 0  # repeated requests for the input
     _done: list[int] = field(default_factory=lambda: [0, 0, 0])  # images, bytes and rejects since the last report
     _due: float = field(default_factory=lambda: time.monotonic() + _PROGRESS_SECONDS)
 

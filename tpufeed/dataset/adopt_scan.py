@@ -26,21 +26,13 @@ _SYNSET = "image/class/synset"  # one to one, unlike ImageNet's texts: both 134 
 
 
 class Keys(NamedTuple):
-    """Keys of the features that a dataset needs; None if there is no such feature.
+    """Keys of the features that a dataset needs; None if there is no such feature."""
 
-    Attributes:
-        image: key of the encoded image, one bytes value.
-        label: key of the class, one int64.
-        text: key of the class's name.
-        filename: key of the path, or of another name of the sample.
-        several: the label is a list, with the class of each box.
-    """
-
-    image: str
-    label: str | None = None
-    text: str | None = None
-    filename: str | None = None
-    several: bool = False
+    image: str  # one bytes value
+    label: str | None = None  # the class, one int64
+    text: str | None = None  # the class's name
+    filename: str | None = None  # the path, or another name of the sample
+    several: bool = False  # the label is a list, with the class of each box
 
     @property
     def class_texts(self) -> tuple[str, ...]:
@@ -52,23 +44,15 @@ class Keys(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over one feature.
+    """Sums over one feature."""
 
-    Attributes:
-        records: number of records that have it.
-        kinds: kinds of its lists.
-        values: number of values in all records; `least` and `most` are the numbers in one record.
-        is_text: all values are UTF-8.
-        per_box: each record that has it has one value for each of its boxes.
-    """
-
-    records: int = 0
-    kinds: set[Kind] = field(default_factory=set)
-    values: int = 0
-    least: int | None = None
+    records: int = 0  # that have it
+    kinds: set[Kind] = field(default_factory=set)  # of its lists
+    values: int = 0  # in all records
+    least: int | None = None  # number of values in one record
     most: int = 0
-    is_text: bool = True
-    per_box: bool = True
+    is_text: bool = True  # all values are UTF-8
+    per_box: bool = True  # each record that has it has one value for each of its boxes
 
     def add(self, values: int) -> None:
         """Note the length of a list."""
@@ -78,25 +62,18 @@ class Tally:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the records of a shard, or of several shards.
+    """Sums over the records of a shard, or of several shards."""
 
-    Attributes:
-        tallies: sums over each feature, by its key.
-        class_counts: number of records by label.
-        formats: number of records by the format of their image.
-        texts: for each feature that may name classes, the text of each label; None if records contradict each other.
-        turned: number of images with an EXIF orientation.
-        told: number of these images that have boxes, by the image that their records' sizes tell.
-        first_unknown: place of the first image that tpufeed cannot read.
-    """
-
-    tallies: dict[str, Tally] = field(default_factory=dict)
-    class_counts: Counter[int] = field(default_factory=Counter)
-    formats: Counter[str] = field(default_factory=Counter)
+    tallies: dict[str, Tally] = field(default_factory=dict)  # by the key of the feature
+    class_counts: Counter[int] = field(default_factory=Counter)  # records by label
+    formats: Counter[str] = field(default_factory=Counter)  # records by the format of their image
+    # For each feature that may name classes, the text of each label; None if records contradict each other.
     texts: dict[str, dict[int, str | None]] = field(default_factory=dict)
-    turned: int = 0
-    told: Counter[Told] = field(default_factory=Counter)
-    first_unknown: str | None = None
+    turned: int = 0  # images with an EXIF orientation
+    told: Counter[Told] = field(
+        default_factory=Counter
+    )  # those with boxes, by the image that their records' sizes tell
+    first_unknown: str | None = None  # place of the first image that tpufeed cannot read
 
     def add(self, features: dict[str, Feature], keys: Keys, classes: int, place: str) -> None:
         """Count a record. Raises RecordError or OptionError if it lacks its image or a label in `[0, classes)`."""

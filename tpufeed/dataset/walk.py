@@ -87,25 +87,15 @@ def map_shards(store: Store, work: Callable[[T, threading.Event], R], shards: It
 
 @dataclass(slots=True)
 class Walked:
-    """Successive records of one chunk. Valid until the next chunk is requested.
+    """Successive records of one chunk. Valid until the next chunk is requested."""
 
-    Attributes:
-        first: number of the first record.
-        offsets: byte in the shard where each record starts, and where the last one ends.
-        payloads: payload of each record, or an error that says what is wrong with it, but not where.
-        data: the bytes that were read, from the first offset on.
-        is_damaged: something is wrong with these bytes.
-        framed: each record has the length that follows from its offset.
-        problem: why the start of the next record cannot be found; the walk ends there.
-    """
-
-    first: int
-    offsets: list[int]
-    payloads: Sequence[memoryview | RecordError]
-    data: memoryview
-    is_damaged: bool = False
-    framed: bool = True
-    problem: str = ""
+    first: int  # number of the first record
+    offsets: list[int]  # byte in the shard where each record starts, and where the last one ends
+    payloads: Sequence[memoryview | RecordError]  # or what is wrong with the record, but not where
+    data: memoryview  # the bytes that were read, from the first offset on
+    is_damaged: bool = False  # something is wrong with these bytes
+    framed: bool = True  # each record has the length that follows from its offset
+    problem: str = ""  # why the start of the next record cannot be found; the walk ends there
 
 
 class Walker:

@@ -94,12 +94,8 @@ def append(  # noqa: PLR0913  # the public face
 class AppendRecipe(ShardRecipe):
     """Adds the images of a source that a dataset does not have yet, as its next version.
 
-    Args:
-        src: path or URL of raw images.
-        options: options of the build. Default: those of the dataset.
-        allow_different: accept `options` that decide bytes and differ from those of the dataset.
-        given: options that replace those of the dataset; entries of None are ignored.
-        unset: options of the dataset that do not hold for `src`.
+    It takes the dataset's options, replaced by `given` ones that are not None and without those `unset`; or else all
+    `options`, which may be different in what decides bytes only if `allow_different`.
     """
 
     grows_by = "append"

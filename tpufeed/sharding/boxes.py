@@ -95,14 +95,9 @@ def mark_boxes(
     are_cut: bool,
     flip_pairs: FlipPairs | None = None,
 ) -> tuple[FeatureSpec, ...]:
-    """Return the features of records, with those that belong to boxes marked.
+    """Return the features of records, with those marked that belong to the column `boxes`.
 
-    Args:
-        features: features as found in labels and columns.
-        boxes: the column of boxes.
-        box_columns: columns with a value for each box.
-        are_cut: boxes may be dropped, so that samples may have fewer than in their source.
-        flip_pairs: flip pairs of the keypoints; None if unknown.
+    If images `are_cut`, boxes may be dropped, so that samples may have fewer than in their source.
 
     Raises:
         OptionError: a column is missing, or lacks a value for each box; keypoints have a wrong shape, or `flip_pairs`
@@ -137,12 +132,7 @@ def mark_boxes(
 
 
 class BoxMover:
-    """Moves the boxes and keypoints of samples into pixels of the stored image.
-
-    Args:
-        features: features of the records.
-        box_format: as `check_format` takes it; keypoints are shares if boxes are.
-    """
+    """Moves boxes and keypoints into pixels of the stored image; `box_format` as in `check_format` is for both."""
 
     def __init__(self, features: Sequence[FeatureSpec], box_format: str | None) -> None:
         self._boxes = next((spec for spec in features if spec.kind == "boxes"), None)
@@ -161,12 +151,8 @@ class BoxMover:
     ) -> tuple[dict[str, Feature], int]:
         """Return the features of a sample with its boxes and keypoints moved, and the number of dropped boxes.
 
-        A box outside the stored image, as "fit" cuts it, is dropped with the values that belong to it.
-
-        Args:
-            features: features with the numbers of the source.
-            source: height and width of the image that these refer to.
-            stored: maps from that image to the stored one.
+        `source` is the height and width of the image that their numbers refer to; `stored` maps it to the stored one. A
+        box outside the stored image, as "fit" cuts it, is dropped with the values that belong to it.
 
         Raises:
             ImageError: bad_box: a box or keypoint is impossible; names column and value.

@@ -40,23 +40,14 @@ class BadValue(Exception):
 
 
 class Declared(NamedTuple):
-    """A column whose type and shape the user has declared.
-
-    Attributes:
-        name: name of the column.
-        dtype: type of its values.
-        shape: () for one value, None for any number of items.
-        each: shape of an item; None if the values tell.
-        kind: boxes or keypoints.
-        grows: it is a column of a growing dataset, whose types were found in its values: an item keeps its type, and a
-            row has one value, a list of any length, or no value.
-    """
+    """A column whose type and shape the user has declared."""
 
     name: str
     dtype: DType
-    shape: tuple[int, ...] | None = ()
-    each: tuple[int, ...] | None = ()
-    kind: Kind | None = None
+    shape: tuple[int, ...] | None = ()  # () for one value, None for any number of items
+    each: tuple[int, ...] | None = ()  # shape of an item; None if the values tell
+    kind: Kind | None = None  # boxes or keypoints
+    # A column of a growing dataset, with its type from there: a row has one value, a list of any length, or no value.
     grows: bool = False
 
     @classmethod

@@ -394,16 +394,9 @@ def say_identity(item: Item, base: str = "") -> str:
 
 
 def to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | None) -> tuple[Any, ...]:
-    """Return a line of the database, with the encoded item at its end.
+    """Return a line of the database, with the encoded item at its end. Raises SourceError if a text is not UTF-8.
 
-    Args:
-        item: the item, without ids of classes.
-        seed: seed of the global order.
-        shares: share of each split; None if items say their splits.
-        base: base of a table, whose rows are dealt to splits by their files.
-
-    Raises:
-        SourceError: a text is not UTF-8.
+    `shares` are None if items have splits. With the `base` of a table its rows are dealt to splits by their files.
     """
     try:
         path_bytes = len(item.path.encode())

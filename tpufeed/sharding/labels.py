@@ -167,12 +167,9 @@ def are_renamed(own: Sequence[str], given: Sequence[str]) -> bool:
 
 
 def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names: bool) -> Iterator[str]:
-    """Yield warnings of classes that the user may not have meant.
+    """Yield warnings of classes that the user may not have meant; `counts` has the number of samples by label.
 
-    Args:
-        counts: number of samples by label.
-        classes: classes of these labels.
-        are_names: labels cannot be ids: they are names of folders, or from a list of names.
+    With `are_names` labels cannot be ids: they are names of folders, or from a list of names.
     """
     texts = {label: str(label) for label in classes.ids}
     numbers = [label for label, text in texts.items() if _WHOLE.fullmatch(text)]

@@ -38,18 +38,11 @@ _PICTURE_FORM = "write image columns like mask=mask_path:mask, of kind image, ma
 
 
 class ImageColumn(NamedTuple):
-    """A further image of each sample.
+    """A further image of each sample."""
 
-    Attributes:
-        name: its column in the dataset.
-        column: the table column that holds the paths, or the suffix of the files in a tar, in small letters and without
-            its first dot. Empty for a parallel folder.
-        kind: "image"; "mask" with integers of 8 bits; "depth" with integers of 16 bits.
-    """
-
-    name: str
-    column: str
-    kind: PictureKind
+    name: str  # its column in the dataset
+    column: str  # the table column of its paths, or the suffix of its files in tars; empty for a parallel folder
+    kind: PictureKind  # "mask" has integers of 8 bits, "depth" of 16 bits
 
     @property
     def spec(self) -> FeatureSpec:
@@ -63,19 +56,12 @@ class ImageColumn(NamedTuple):
 
 
 class Role(Enum):
-    """How an append treats an option of the dataset's first build.
+    """How an append treats an option of the dataset's first build."""
 
-    Attributes:
-        RECORDS: decides the bytes of records. Inherited; another value has to be allowed. The default role.
-        READING: says how to read a source, or how large shards are. Inherited; another value does not matter.
-        PLACE: names a place of the first source. Not inherited, as another source has other places.
-        COCO_PLACE: as PLACE if the source is COCO's, else as READING.
-    """
-
-    RECORDS = auto()
-    READING = auto()
-    PLACE = auto()
-    COCO_PLACE = auto()
+    RECORDS = auto()  # decides the bytes of records: inherited, and another value has to be allowed; the default
+    READING = auto()  # says how to read a source, or how large shards are: inherited, and another value does not matter
+    PLACE = auto()  # names a place of the first source: not inherited, as another source has other places
+    COCO_PLACE = auto()  # as PLACE if the source is COCO's, else as READING
 
 
 _READING = {"role": Role.READING}
@@ -91,19 +77,6 @@ _NO_EXTENSION = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
     """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 29.
-
-    Attributes:
-        keeps_classes: `classes` are those of the dataset that an append adds to. If the new source has a list of
-            classes itself, that list still says what its numbers mean.
-        size_bytes: `shard_bytes` as a number.
-        split_shares: the share of each split by name; None if the source may say the splits itself.
-        class_names: `classes`, read from their file; None for the classes that occur.
-        images: how images are checked and stored.
-        declared: the types of `columns`, `boxes` and `keypoints`.
-        pairs: `flip_pairs` as numbers.
-        pictures: `image_columns` and `masks`, as further images of each sample.
-        sizes_differ: records may have other sizes than their files.
-        warnings: sentences for the user before the build.
 
     Raises:
         OptionError: a value is not valid, or two options do not fit together.
@@ -139,16 +112,18 @@ class ShardOptions:
     box_columns: Names | None = field(default=None, metadata=_READING)
     duplicates: Handling = field(default="report", metadata=_READING)
     split_by_content: bool = False
+    # `classes` are those of the dataset that an append adds to. If the new source has a list of classes itself, that
+    # list still says what its numbers mean.
     keeps_classes: bool = field(default=False, metadata=_READING)
-    size_bytes: int = field(init=False)
-    split_shares: dict[str, float] | None = field(init=False)
-    class_names: tuple[str, ...] | None = field(init=False)
-    images: ImagePolicy = field(init=False)
-    declared: tuple[Declared, ...] = field(init=False)
-    pairs: FlipPairs | None = field(init=False)
-    pictures: tuple[ImageColumn, ...] = field(init=False)
-    sizes_differ: bool = field(init=False)
-    warnings: tuple[str, ...] = field(init=False)
+    size_bytes: int = field(init=False)  # `shard_bytes` as a number
+    split_shares: dict[str, float] | None = field(init=False)  # by name; None if the source may say the splits itself
+    class_names: tuple[str, ...] | None = field(init=False)  # `classes` from their file; None for those that occur
+    images: ImagePolicy = field(init=False)  # how images are checked and stored
+    declared: tuple[Declared, ...] = field(init=False)  # types of `columns`, `boxes` and `keypoints`
+    pairs: FlipPairs | None = field(init=False)  # `flip_pairs` as numbers
+    pictures: tuple[ImageColumn, ...] = field(init=False)  # `image_columns` and `masks`
+    sizes_differ: bool = field(init=False)  # records may have other sizes than their files
+    warnings: tuple[str, ...] = field(init=False)  # sentences for the user before the build
 
     def __post_init__(self) -> None:
         check_fields(self)

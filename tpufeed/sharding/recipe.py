@@ -250,17 +250,10 @@ def plan_shards(
 def cut(
     inputs: Iterable[tuple[Item, int]], estimate: SizeEstimate, count: int, shards: int, total: float
 ) -> Iterator[list[Item]]:
-    """Yield a run of inputs for each shard, of nearly equal size.
+    """Yield a run of inputs for each shard, of nearly equal size: `count` records with `total` bytes in all.
 
-    An input belongs to the run that holds the middle byte of its record. A dropped duplicate has no record, and stays
-    with the input before it.
-
-    Args:
-        inputs: inputs in order, each with the bytes of its path and columns.
-        estimate: predicts the sizes of records.
-        count: number of inputs that make records.
-        shards: number of runs.
-        total: bytes of all records.
+    Each of the `inputs` comes with the bytes of its path and columns. It belongs to the run that holds the middle byte
+    of its record. A dropped duplicate has no record, and stays with the input before it.
     """
     run: list[Item] = []
     position, number, place, first = 0.0, 0, 0, 0

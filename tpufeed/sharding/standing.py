@@ -31,25 +31,15 @@ _NO_FATE = frozenset({  # options that do not decide whether an image is taken
 
 
 class Known(NamedTuple):
-    """An input of the dataset.
-
-    Attributes:
-        path: its name.
-        place: the file of rows that it is in, see `sources.source.file_of_row`; empty for a file or a member of a tar.
-        size_bytes: size of its image; None if the plan has only an estimate.
-        version: version of its file; None if it is in another place, where versions mean something else.
-        digest: digest of its image; None if no digest is stored, or the image was not read.
-        outcome: taken, rejected or left out, as `build.digests` stores it.
-        fate: if it is not in the dataset, all that decided this, see `fate_of`.
-    """
+    """An input of the dataset."""
 
     path: str
-    place: str
-    size_bytes: int | None
-    version: str | None
-    digest: bytes | None
-    outcome: int
-    fate: str | None
+    place: str  # the file of rows that it is in, see `file_of_row`; empty for a file or a member of a tar
+    size_bytes: int | None  # of its image; None if the plan has only an estimate
+    version: str | None  # of its file; None if it is in another place, where versions mean something else
+    digest: bytes | None  # of its image; None if no digest is stored, or the image was not read
+    outcome: int  # taken, rejected or left out, as `build.digests` stores it
+    fate: str | None  # all that decided that it is not in the dataset, see `fate_of`
 
 
 def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], tool_version: str) -> str:

@@ -37,19 +37,12 @@ UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes 
 
 
 class StoredSample(NamedTuple):
-    """A sample as its record holds it.
-
-    Attributes:
-        image: its image.
-        rest: its features besides image, label and sizes.
-        bytes: size of its image and its further images.
-        odd: the odd cases of its boxes, one for each dropped box.
-    """
+    """A sample as its record holds it."""
 
     image: StoredImage
-    rest: dict[str, Feature]
-    bytes: int
-    odd: tuple[str, ...] = ()
+    rest: dict[str, Feature]  # without image, label and sizes
+    bytes: int  # of all its images
+    odd: tuple[str, ...] = ()  # odd cases of its boxes, one for each dropped box
 
 
 class SampleMaker:

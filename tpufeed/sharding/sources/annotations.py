@@ -67,9 +67,7 @@ class AnnotationFiles:
     def iter_notes(self, store: Store, classed: bool) -> Iterator[str]:
         """Yield a warning of each kind of annotations, as a folder of images is sharded without reading them.
 
-        Args:
-            store: the folder.
-            classed: its images have classes from their folders, so that a table of labels adds nothing.
+        If images are `classed` by their folders, a table of labels adds nothing.
         """
         commands, with_boxes = list[str](), list[str]()
         for name in itertools.chain.from_iterable(self.names.get(suffix, []) for suffix in SUFFIXES):

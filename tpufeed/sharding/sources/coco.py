@@ -80,24 +80,14 @@ _CONTENT = msgspec.json.Decoder(_Content)
 
 @dataclass(frozen=True, slots=True)
 class Coco:
-    """Contents of a file.
+    """Contents of a file, in its order."""
 
-    Attributes:
-        where: its URL.
-        images: images in the file's order.
-        categories: names of categories by their ids, in the order of the ids.
-        annotations: annotations by the id of their image, in the file's order.
-        keypoints: number of keypoints of an annotation; 0 if no annotation has any.
-        flip_pairs: keypoints that are the left and the right of the same thing, by their names; None if these do not
-            tell.
-    """
-
-    where: str
+    where: str  # its URL
     images: list[_Image]
-    categories: dict[int, str]
-    annotations: dict[int, list[_Annotation]]
-    keypoints: int
-    flip_pairs: FlipPairs | None
+    categories: dict[int, str]  # names in the order of their ids
+    annotations: dict[int, list[_Annotation]]  # by the id of their image
+    keypoints: int  # of an annotation; 0 if no annotation has any
+    flip_pairs: FlipPairs | None  # keypoints that are left and right, by their names; None if these do not tell
 
 
 def read_coco(store: Store, name: str) -> Coco:
@@ -182,7 +172,7 @@ def _pair_names(names: Any, points: int) -> FlipPairs | None:
 
 
 def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
-    """Find the folder that the names of images are relative to.
+    """Find the folder that the names of images are relative to, given that of their file; the user may name a `folder`.
 
     It is the folder of the file, if the images are there; else a folder inside it, or inside one of these that is
     called `images`. COCO's own files are in `annotations`, next to `train2017` and so on: from a folder of such a name
@@ -190,11 +180,6 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     is only taken if nothing speaks against it: it holds all images of the probe, or its name is like the file's; its
     name does not mention another split; no other folder holds them as well; and its name is usual for images, or it is
     the only folder there.
-
-    Args:
-        coco: names the images.
-        store: the folder of its file.
-        folder: the folder of the images, if the user names it.
 
     Raises:
         OptionError: there is no such folder, or several are possible; says what to pass.
@@ -249,19 +234,12 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
 
 
 class _Around(NamedTuple):
-    """Folders around a COCO file.
+    """Folders around a COCO file."""
 
-    Attributes:
-        tops: its own folder, and the one above it if that may hold its images.
-        looked: all folders that were searched.
-        found: number of images in each folder that has some.
-        alone: folders that have no folder beside them, except the file's own.
-    """
-
-    tops: list[str]
-    looked: list[str]
-    found: dict[str, int]
-    alone: set[str]
+    tops: list[str]  # its own folder, and the one above it if that may hold its images
+    looked: list[str]  # all that were searched
+    found: dict[str, int]  # number of images in each that has some
+    alone: set[str]  # those that have no folder beside them, except the file's own
 
 
 def _look_around(coco: Coco, store: Store, names: Sequence[str]) -> _Around:

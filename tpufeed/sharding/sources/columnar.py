@@ -254,13 +254,7 @@ def _name_labels(record: Record, column: str, names: Sequence[str]) -> Record:
 
 
 class _Layout:
-    """The columns of a file: images, further values, and those that no record can hold.
-
-    Attributes:
-        images: for each column of images, the column of its bytes.
-        paths: the same for its paths, if it has any.
-        kept: columns that are read as values.
-    """
+    """The columns of a file: `images` (with the column of the bytes of each), `paths`, and `kept` as values."""
 
     def __init__(self, file: _File, where: str, plain: Iterable[str]) -> None:
         self._where, self._features = where, file.features

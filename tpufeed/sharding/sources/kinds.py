@@ -31,11 +31,7 @@ _SHOWN = 3
 
 
 def find_source(url: str, options: ShardOptions) -> Source:
-    """Return the source at `url`: a folder, a table, one or more tars, or a COCO file.
-
-    Args:
-        url: a folder, or files by name; `*` and `{0000..0012}` may stand for several.
-        options: options of the build.
+    """Return the source at `url`: a folder, or files by name, of which `*` and `{0000..0012}` may name several.
 
     Raises:
         SourceError: the source does not exist, or is not readable.

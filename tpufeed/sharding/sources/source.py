@@ -32,35 +32,21 @@ _HIDDEN = re.compile(rf"(?:\A|/)(?:\.(?!\.)|(?:{HIDDEN_FOLDERS})(?:/|\Z))")
 
 @dataclass(slots=True)
 class Found:
-    """Findings of a source while it is listed.
+    """Findings of a source while it is listed."""
 
-    Attributes:
-        ignored_files: files whose names are not those of images, counted by their endings.
-        notes: warnings, as sentences.
-    """
-
-    ignored_files: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
+    ignored_files: Counter[str] = field(default_factory=Counter)  # not images by their names, by their endings
+    notes: list[str] = field(default_factory=list)  # warnings, as sentences
 
 
 class Contents(NamedTuple):
-    """Contents of a source's samples besides their images, as far as they are declared.
+    """Contents of a source's samples besides their images, as far as they are declared."""
 
-    Attributes:
-        class_names: names of the classes in the order of their ids.
-        declared: columns of known types, including those of boxes and keypoints.
-        boxes: the column of boxes.
-        keypoints: the column of keypoints.
-        pairs: keypoints that are the left and the right of the same thing.
-        box_columns: columns with a value for each box.
-    """
-
-    class_names: tuple[str, ...] | None = None
-    declared: tuple[Declared, ...] = ()
-    boxes: str | None = None
-    keypoints: str | None = None
-    pairs: FlipPairs | None = None
-    box_columns: tuple[str, ...] = ()
+    class_names: tuple[str, ...] | None = None  # in the order of their ids
+    declared: tuple[Declared, ...] = ()  # columns of known types, including those of boxes and keypoints
+    boxes: str | None = None  # the column of boxes
+    keypoints: str | None = None  # the column of keypoints
+    pairs: FlipPairs | None = None  # keypoints that are the left and the right of the same thing
+    box_columns: tuple[str, ...] = ()  # columns with a value for each box
 
     def merge(self, options: ShardOptions) -> "Contents":
         """Return the contents by a source and the options of a build together.
@@ -83,45 +69,26 @@ class Contents(NamedTuple):
 
 @dataclass(slots=True)
 class Place:
-    """The place of a source: a folder, or files in one.
+    """The place of a source: a folder, or files in one."""
 
-    Attributes:
-        store: the folder.
-        files: files that the user named, or that were found in the folder.
-        objects: all objects in a folder of images; they can be read once.
-        is_folder: the user named the folder, and `files` are all that it has.
-    """
-
-    store: Store
-    files: Sequence[ObjectInfo]
-    objects: Iterable[ObjectInfo] = ()
-    is_folder: bool = False
+    store: Store  # the folder
+    files: Sequence[ObjectInfo]  # that the user named, or that were found in the folder
+    objects: Iterable[ObjectInfo] = ()  # all in a folder of images; they can be read once
+    is_folder: bool = False  # the user named the folder, and `files` are all that it has
 
 
 class Source(Protocol):
-    """Raw images of one kind, at one place.
+    """Raw images of one kind, at one place."""
 
-    Attributes:
-        kind: name of the kind.
-        suffixes: suffixes of files that may be of this kind.
-        has_values: items may have further values, which become columns.
-        labels_are_names: labels are names of folders, even if they look like numbers.
-        spells_files: an item's `path` is one of several spellings of its file.
-        numbers_rows: an item's `path` is the number of its row, which another image may have in a newer file.
-        base: the URL that the files of items are relative to.
-        splits: true if items have splits.
-        contents: its own description of its samples.
-    """
-
-    kind: ClassVar[str]
-    suffixes: ClassVar[tuple[str, ...]] = ()
-    has_values: ClassVar[bool] = True
-    labels_are_names: ClassVar[bool] = False
-    spells_files: ClassVar[bool] = False
-    numbers_rows: ClassVar[bool] = False
-    base: str
-    splits: bool = False
-    contents: Contents = Contents()
+    kind: ClassVar[str]  # name of the kind
+    suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
+    has_values: ClassVar[bool] = True  # items may have further values, which become columns
+    labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
+    spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
+    numbers_rows: ClassVar[bool] = False  # an item's `path` is its row, which may hold another image in a newer file
+    base: str  # the URL that the files of items are relative to
+    splits: bool = False  # items have splits
+    contents: Contents = Contents()  # as the source itself declares them
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         """Look at a place of this kind.
@@ -145,13 +112,7 @@ class Source(Protocol):
         return (place_of(file) for item in self.iter_items(Found()) for file in files_of(item))
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
-        """Yield warnings if its samples may not be what the user meant.
-
-        Args:
-            found: the findings of listing it.
-            classes: names of the classes; None if samples have no labels.
-            columns: names of the further columns.
-        """
+        """Yield warnings if its samples may not be what the user meant; `classes` are None without labels."""
         return iter(())
 
 

@@ -93,11 +93,7 @@ class TableColumns:
         self._taken = {*self.files, self.label, self.split}
 
     def iter_items(self, chunk: Sequence[tuple[int, Record]], files: Files) -> Iterator[Item]:
-        """Yield the items of some numbered records, after looking up their files.
-
-        Raises:
-            SourceError: a label or split is not valid, or loaders use the name of a column themselves.
-        """
+        """Yield the items of some numbered records, after looking up their files. Raises SourceError."""
         further = set[str]().union(*(record for _, record in chunk)) - self._taken
         check_others(f"{self._where}: a column is called", further, self._options, self.files[0], self.label)
         base = files.base.url
@@ -163,17 +159,9 @@ class TableColumns:
 
 
 def check_others(said: str, names: AbstractSet[str], options: ShardOptions, image: str, label: str | None) -> None:
-    """Check that no further column has the name of an image column, or one that loaders use themselves.
+    """Raise SourceError if a further column has the name of an image column, or one that loaders use themselves.
 
-    Args:
-        said: beginning of an error, up to the name of the column.
-        names: names of the further columns.
-        options: options of the build, which name the image columns.
-        image: the column taken as the image.
-        label: the column taken as the label; None without labels.
-
-    Raises:
-        SourceError: one of them has such a name.
+    `said` begins the error, up to the name of the column; `image` and `label` are the columns taken as these.
     """
     for picture in options.pictures:
         if picture.name in names:
