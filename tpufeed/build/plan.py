@@ -103,7 +103,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def are_counted(self) -> bool:
-        """True if the names of shards say how many records they hold."""
+        """True if the names of shards end in their number of records."""
         return self.options.get("names") == "kaggle"
 
     @property
@@ -378,7 +378,7 @@ def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
 
 
 def _masked(item: Item) -> Item:
-    """Return an item that is not read without signed URLs, as its line of rejects.jsonl must not have any."""
+    """Remove the signatures of URLs from an item that is not read: rejects.jsonl must not show them."""
     problem = None if item.problem is None else (item.problem[0], mask_secrets(item.problem[1]))
     images = tuple(msgspec.structs.replace(image, file=url_identity(image.file)) for image in item.images)
     return msgspec.structs.replace(item, file=url_identity(item.file), problem=problem, images=images)

@@ -224,7 +224,7 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
 
 
 def missing_value(key: str, values: int | None, image: str | None, place: str, present: Iterable[str]) -> RecordError:
-    """Return the error for a record that has not one value of a feature, but `values`, or None at all."""
+    """Return the error for a record with `values` values of a feature instead of one; None: it lacks the feature."""
     found = "is missing" if values is None else f"has {values} values instead of one"
     way = (
         "choose another with --image-key"

@@ -97,7 +97,7 @@ class MixtureOrder:
         return leaf.before + np.bincount(leaf.source[: number - leaf.first], minlength=len(leaf.before))
 
     def number_at(self, lane: int, position: int) -> int:
-        """Return the first number of a lane at or behind this position of the mixture."""
+        """Return the first number of a lane at or after this position of the mixture."""
         return max(0, -(-(position - lane) // self.lanes))
 
     def first_where(self, lane: int, reached: Callable[[Ints], bool], near: int = 0) -> int:

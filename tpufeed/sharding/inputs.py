@@ -134,7 +134,7 @@ def iter_taken(
 
 
 def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, list[bytes] | ImageError], None, None]:
-    """Yield each input with the bytes of its files, or with the reason why they cannot be had.
+    """Yield each input with the bytes of its files, or with why they cannot be read.
 
     Many remote files are read at once, ahead of need. Raises UnavailableError and AccessError of a store.
     """

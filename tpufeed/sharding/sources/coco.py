@@ -172,7 +172,7 @@ def _pair_names(names: Any, points: int) -> FlipPairs | None:
 
 
 def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
-    """Find the folder that the names of images are relative to, given that of their file; the user may name a `folder`.
+    """Find the folder that the names of images are relative to. `store` has their file; a user may name the `folder`.
 
     It is the folder of the file, if the images are there; else a folder inside it, or inside one of these that is
     called `images`. COCO's own files are in `annotations`, next to `train2017` and so on: from a folder of such a name
@@ -199,7 +199,7 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     own = splits_mentioned([stem])
 
     def is_meant(url: str) -> bool:
-        """Return true for `val2017` and `instances_val2017`, `images_val` and `val`, `site3` and `site3_boxes`."""
+        """Return true if a folder's name fits the file's: `val2017` and `instances_val2017`, `site3` and `site3_box`."""
         called = url.rpartition("/")[2]
         parts, splits = _words(called) - _GENERAL, splits_mentioned([called])
         is_called_so = bool(parts) and parts <= _words(stem) - _GENERAL
