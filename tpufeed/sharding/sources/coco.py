@@ -199,7 +199,7 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     own = splits_mentioned([stem])
 
     def is_meant(url: str) -> bool:
-        """Return true if a folder's name fits the file's: `val2017` and `instances_val2017`, `site3` and `site3_box`."""
+        """Return true if a folder's name fits the file's: `val2017` and `instances_val2017`, `val` and `images_val`."""
         called = url.rpartition("/")[2]
         parts, splits = _words(called) - _GENERAL, splits_mentioned([called])
         is_called_so = bool(parts) and parts <= _words(stem) - _GENERAL
