@@ -93,7 +93,7 @@ def test_a_build_without_a_folder_for_temporary_files_names_the_variable(folder:
     sandbox = ["--bind", str(tmp_path), str(tmp_path)]
     done = run(words, *sandbox)
     assert done.returncode != 0
-    assert "Set TMPDIR to a folder that can be written" in done.stderr
+    assert "Set TMPDIR to a writable folder" in done.stderr
     assert "Traceback" not in done.stderr
     done = run(words, *sandbox, "--setenv", "TMPDIR", "/dev/shm")
     assert done.returncode == 0, done.stderr

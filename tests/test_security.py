@@ -231,7 +231,7 @@ def test_a_hard_link_of_a_tar_is_refused(tmp_path):
         info = tarfile.TarInfo("5.jpg")
         info.type, info.linkname = tarfile.LNKTYPE, "/etc/passwd"
         tar.addfile(info)
-    with pytest.raises(SourceError, match=r"5\.jpg is stored as a link to /etc/passwd"):
+    with pytest.raises(SourceError, match=r"5\.jpg is stored as a hard link to /etc/passwd"):
         tpufeed.shard(tmp_path / "a.tar", tmp_path / "out", workers=1, label="none")
 
 

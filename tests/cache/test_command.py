@@ -207,7 +207,7 @@ def test_what_warmup_refuses_a_preview_refuses(way, source, undisturbed, monkeyp
 def test_warnings_of_raw_images(photo_folder, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "source/all")
     done = run(tmp_path / "source", tmp_path / "c", "--size", "32", "--dry-run")
-    assert done.stderr.startswith("warning: all images lie in one folder, all, and so are of one class; ")
+    assert done.stderr.startswith("warning: all images are in one folder, all, ")
     foretold = preview_warmup(tmp_path / "source", tmp_path / "c", size=32).warnings
     assert warmup(tmp_path / "source", tmp_path / "c", size=32, workers=1).warnings[:1] == foretold
 
@@ -221,7 +221,7 @@ def test_a_run_that_goes_on_warns_again(photo_folder, tmp_path):
         again = build(tmp_path / "source", place, workers=1, **options)
         assert again.earlier_images == again.images
         assert again.warnings == first.warnings
-        assert any("all images lie in one folder" in warning for warning in again.warnings)
+        assert any("all images are in one folder" in warning for warning in again.warnings)
 
 
 def test_a_preview_of_what_stands_or_goes(source, undisturbed, tmp_path):

@@ -57,7 +57,7 @@ def test_sources_that_cannot_be_read(refused, photo_folder, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "mixed")
     shutil.copy(next(photo_folder.glob("*/*.jpg")), tmp_path / "mixed/stray.jpg")
     refused(
-        2, r"images lie beside the class folders \(stray\.jpg .*move them", "shard", tmp_path / "mixed", tmp_path / "d"
+        2, r"images are beside the class folders \(stray\.jpg .*move them", "shard", tmp_path / "mixed", tmp_path / "d"
     )
     assert not (tmp_path / "d").exists()
 
@@ -100,9 +100,9 @@ def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
         (["--shard-size", "ten"], "'ten' is not a size"),
         (["--shard-size", "9" * 400 + "GiBB"], "is not a size"),
         (["--splits", "train=0.9"], "add up to 0.9, not 1"),
-        (["--splits", "train=0.9,val=x"], "is no split; write them like train=0.9,val=0.1"),
+        (["--splits", "train=0.9,val=x"], "is not a split with a share; write them like train=0.9,val=0.1"),
         (["--splits", "a/b"], "a split is named by letters"),
-        (["--splits", "train=nan"], "a share is in"),
+        (["--splits", "train=nan"], "a share has to be in"),
         (["--check", "fast"], "check is 'full' or 'header', not 'fast'"),
         (["--workers", "0"], "workers is a whole number, at least 1, not 0"),
         (["--presize", "3"], "presize.* between 8 and 16384, not 3"),
@@ -205,7 +205,7 @@ def test_corrupt_images_only(refused, photo_folder, tmp_path):
         (tmp_path / f"photos/cat/{number}.jpg").write_text("no photograph")
     refused(
         1,
-        r"none of the 3 images could be taken; the first: cat/\d\.jpg: .*mend the source",
+        r"none of the 3 images could be taken; the first: cat/\d\.jpg: .*correct the source",
         *("shard", tmp_path / "photos", tmp_path / "d"),
     )
     assert no_dataset(tmp_path / "d")

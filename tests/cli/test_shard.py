@@ -67,7 +67,7 @@ def test_json_alone_leaves_warnings_to_stderr(run, photo_folder, tmp_path):
     assert (done.returncode, len(report["warnings"])) == (0, 1), done.stderr
     assert done.stderr == "".join(f"warning: {warning}\n" for warning in report["warnings"])
     assert report["warnings"] == [
-        "split train has fewer shards (30) than hosts (64): some will read nothing; add images"
+        "split train has fewer shards (30) than hosts (64): some hosts read nothing; add images"
     ]
 
 
@@ -90,8 +90,8 @@ def test_what_becomes_of_a_table_s_columns_is_said(run, photo_folder, tmp_path):
         csv.writer(file).writerows([["path", "species", "height_cm", "note"], *([*row, row[2]] for row in rows)])
         csv.writer(file).writerow([rows[0][0], "cat", "", 3])
     warnings = [
-        "warning: no labels: none of the columns species, height_cm, note is called label, class ...; give --label "
-        "COLUMN, or --label none",
+        "warning: no labels: none of the columns species, height_cm, note is called label, class ...; pass --label "
+        "COLUMN or --label none",
         "warning: height_cm is text: row 8 says 'tall'; 8 of 9 are numbers",
         "warning: note is text: row 8 says 'tall'; 9 of 10 are numbers",
     ]

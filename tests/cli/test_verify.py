@@ -87,4 +87,4 @@ def test_decoding(run, dataset_url):
     assert done.stdout.endswith(", 30 images decoded\n")
     done = run("verify", dataset_url, "--decode", "half")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: decode is 'all' or a share")
+    assert done.stderr.startswith("error: decode has to be 'all' or a share")

@@ -235,9 +235,9 @@ def test_empty_shards_and_images_that_are_none(photos, write_tfrecords, tmp_path
 def test_progress_ends_where_it_should(sources, tmp_path):
     seen = []
     result = tpufeed.adopt(sources["imagenet"], tmp_path / "a", listener=seen.append)
-    assert (seen[0].images, seen[0].bytes) == (0, 0)
-    assert (seen[-1].images, seen[-1].bytes) == (21, seen[0].total_bytes)
-    assert [progress.images for progress in seen] == [0, 7, 14, 21]
+    assert (seen[0].records, seen[0].bytes) == (0, 0)
+    assert (seen[-1].records, seen[-1].bytes) == (21, seen[0].total_bytes)
+    assert [progress.records for progress in seen] == [0, 7, 14, 21]
     assert result.seconds > 0
 
 

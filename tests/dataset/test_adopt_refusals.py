@@ -40,9 +40,9 @@ def test_a_wrong_key_lists_what_there_is(refused, photo):
     for role in ("image", "label", "text", "filename"):
         refused(OptionError, f"--{role}-key foo: there is no such feature; {there}", records, **{f"{role}_key": "foo"})
     refused(OptionError, f"--text-key label is of kind int64, not bytes; {there}", text_key="label")
-    refused(OptionError, rf"feature 'weight' \(float\) is no encoded image: .*; {there}", image_key="weight")
+    refused(OptionError, rf"feature 'weight' \(float\) is not an encoded image: .*; {there}", image_key="weight")
     refused(OptionError, f"the label 'weight' is of kind float; labels are int64.*; {there}", label_key="weight")
-    refused(OptionError, "--image-key none: a dataset has images", image_key="none")
+    refused(OptionError, "--image-key none: a dataset needs images", image_key="none")
 
 
 def test_what_is_ambiguous(refused, photo):
@@ -57,11 +57,11 @@ def test_splits_without_labels(refused, photo, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "train/0.tfrec", [{"image": photo, "class": 1}])
     write_tfrecords(tmp_path / "test/0.tfrec", [{"image": photo, "id": b"x"}])
     message = (
-        r"test/0\.tfrec, record 0, byte 0: feature 'class' is missing; the record has id, image; take the splits that "
-        r"have it with --only train,val, and adopt the others apart with --only test --label-key none --to DST"
+        r"test/0\.tfrec, record 0, byte 0: feature 'class' is missing; the record has id, image; adopt the splits that "
+        r"have it with --only train,val, and the others separately with --only test --label-key none --to DST"
     )
     refused(RecordError, message)
-    refused(OptionError, "has no split 'dev'; by its files' names it has test, train", only=["dev"])
+    refused(OptionError, "has no split 'dev'; the names of its files give test, train", only=["dev"])
 
 
 def test_tensors_instead_of_images(refused):
@@ -69,10 +69,10 @@ def test_tensors_instead_of_images(refused):
 
     pixels = bytes(range(256)) * 12
     serialized = tf.io.serialize_tensor(tf.zeros([16, 16, 3], tf.uint8)).numpy()
-    refused(OptionError, "feature 'image' .* is no encoded image: its 3,072 bytes begin with", [{"image": pixels}])
-    refused(OptionError, "Tensors, raw or serialized, cannot be adopted", [{"image": serialized}])
-    refused(OptionError, r"feature 'image/tensor' \(bytes\) is no encoded image", [{"image/tensor": pixels}])
-    refused(OptionError, r"feature 'image' \(int64\) is no encoded image", [{"image": list(pixels)}])
+    refused(OptionError, "feature 'image' .* is not an encoded image: its 3,072 bytes begin with", [{"image": pixels}])
+    refused(OptionError, "Raw or serialized tensors cannot be adopted", [{"image": serialized}])
+    refused(OptionError, r"feature 'image/tensor' \(bytes\) is not an encoded image", [{"image/tensor": pixels}])
+    refused(OptionError, r"feature 'image' \(int64\) is not an encoded image", [{"image": list(pixels)}])
     refused(OptionError, "no feature holds an encoded image; the records have x", [{"x": pixels}])
 
 
@@ -113,7 +113,7 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
 def test_a_manifest_that_is_none_of_ours_is_left_alone(manifest, photo, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}])
     (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(DatasetExistsError, match=r"it is none that can be read .*Give another destination \(--to\)"):
+    with pytest.raises(DatasetExistsError, match=r"it cannot be read .*Give another destination \(--to\)"):
         tpufeed.adopt(tmp_path)
     assert (tmp_path / "manifest.json").read_text() == manifest
 
@@ -167,7 +167,7 @@ def test_an_index_of_somebody_else_stays(refused, photo, there, tmp_path):
         )
         there = buffer.getvalue()
     (tmp_path / "train.index.npy").write_bytes(there)
-    refused(DatasetExistsError, r"train\.index\.npy stands there already, and is no index of", [{"image": photo}])
+    refused(DatasetExistsError, r"train\.index\.npy exists already, and is not an index of", [{"image": photo}])
 
 
 def test_an_index_that_an_adoption_left_before_its_manifest_is_taken(photo, tmp_path, write_tfrecords):

@@ -16,17 +16,17 @@ def test_records_that_differ_later(refused, photo):
     for bad, message in (
         ({"label": 1}, "feature 'image' is missing; the record has label; choose another with --image-key"),
         ({"image": [], "label": 1}, "feature 'image' has 0 values instead of one"),
-        ({"image": 7, "label": 1}, "feature 'image' holds 7, no image"),
+        ({"image": 7, "label": 1}, "feature 'image' holds 7, not an image"),
         ({"image": photo}, "feature 'label' is missing; .* --label-key none --to DST"),
         ({"image": photo, "label": [1, 2]}, "feature 'label' has 2 values instead of one"),
-        ({"image": photo, "label": b"cat"}, "feature 'label' is no int64"),
+        ({"image": photo, "label": b"cat"}, "feature 'label' is not int64"),
         ({"image": photo, "label": -1}, "the label 'label' is -1; classes count from 0"),
     ):
         refused(RecordError, rf"train\.tfrecord, record 1, byte \d{{5,}}: {message}", [good, bad])
 
 
 def test_labels_that_are_no_classes(refused, photo, tmp_path):
-    message = "the label 'class' is of kind bytes; labels are int64, and names cannot become numbers without rewriting"
+    message = "the label 'class' is of kind bytes; labels are int64, and turning names into numbers would rewrite"
     refused(
         OptionError,
         rf"train\.tfrecord, record 0, byte 0: {message}.*--label-key none",
@@ -39,11 +39,11 @@ def test_labels_that_are_no_classes(refused, photo, tmp_path):
         [{"image": photo, "label": 2}],
         classes=["a", "b"],
     )
-    refused(OptionError, "--classes names the classes of labels, and there are none", classes=["a"], label_key="none")
+    refused(OptionError, "--classes names the classes of labels, but there are none", classes=["a"], label_key="none")
     refused(OptionError, "the classes in .*nowhere cannot be read", classes=tmp_path / "nowhere")
     (tmp_path / "classes.txt").write_text("a\n\nb\n")
     refused(OptionError, r"line 2 of .*classes\.txt is blank, but each line", classes=tmp_path / "classes.txt")
-    refused(OptionError, "the class 'a' stands twice in the list of classes", classes=["a", "b", "a"])
+    refused(OptionError, "the class 'a' is twice in the list of classes", classes=["a", "b", "a"])
 
 
 def test_compressed_shards(refused, photo, tmp_path, write_tfrecords):
@@ -56,7 +56,7 @@ def test_compressed_shards(refused, photo, tmp_path, write_tfrecords):
         assert sum(split.records for split in tpufeed.adopt(tmp_path / "unpacked").manifest.splits.values()) == 1
         shutil.rmtree(tmp_path / "unpacked")
     write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}], "ZLIB")
-    refused(RecordError, r"x\.tfrecord, record 0, byte 0: .*; this is no TFRecord file, or a damaged or compressed one")
+    refused(RecordError, r"x\.tfrecord, record 0, byte 0: .*not a TFRecord file, or it is damaged or compressed")
 
 
 def test_damage(refused, photo, tmp_path, write_tfrecords):
@@ -72,7 +72,7 @@ def test_damage(refused, photo, tmp_path, write_tfrecords):
         path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
         refused(RecordError, rf"x\.tfrecord, record 1, byte {second}: {message}")
     path.write_bytes(b"a text, and no records")
-    refused(RecordError, "record 0, byte 0: the CRC of the record's length .*; this is no TFRecord file, or a damaged")
+    refused(RecordError, "record 0, byte 0: the CRC of the record's length .*; this is not a TFRecord file")
     path.write_bytes(b"short")
     refused(RecordError, "record 0, byte 0: truncated; 5 bytes are left")
 

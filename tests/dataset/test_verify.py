@@ -161,7 +161,7 @@ def test_two_shards_exchanged(alike, copy):
     (copy / "kept").rename(copy / other.name)
     damages = damages_of(copy)
     assert [damage.shard for damage in damages] == [one.name, other.name]
-    assert all("a file of another build" in damage.message for damage in damages)
+    assert all("the file of another build" in damage.message for damage in damages)
 
 
 def test_sound_records_in_another_order(copy):
@@ -172,7 +172,7 @@ def test_sound_records_in_another_order(copy):
     (copy / shard.name).write_bytes(b"".join([second, first, *rest]))
     (damage,) = damages_of(copy)
     assert (damage.shard, damage.record, damage.byte) == (shard.name, 1, len(second))
-    assert "a file of another build" in damage.message
+    assert "the file of another build" in damage.message
 
 
 def test_the_message_names_the_first_and_the_count(copy):

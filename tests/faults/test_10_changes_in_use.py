@@ -27,7 +27,7 @@ def test_a_cache_that_is_built_anew_while_it_is_read(dataset_url, cache_url, cac
         next(batches)
         cache.warmup(dataset_url, cache_copy, seed=7, overwrite=True, **CACHE)
         assert names_and_sizes(cache_copy) == names_and_sizes(cache_url)
-        with pytest.raises(ObjectChangedError, match=f"{cache_copy} was built anew while it was read"):
+        with pytest.raises(ObjectChangedError, match=f"{cache_copy} was rebuilt while it was read"):
             list(batches)
 
 
@@ -64,7 +64,7 @@ def test_a_source_that_is_built_anew_while_a_cache_is_made_of_it(cache_copy, dat
         cache.warmup(dataset_url, cache_copy, seed=7, overwrite=True, **CACHE)
 
     arm = fault("os.link", rf"^{folder}/_tpufeed/reports/000000\.json$", rebuild)
-    with pytest.raises((ObjectChangedError, TaskError), match=r"built anew while it was read"), arm:
+    with pytest.raises((ObjectChangedError, TaskError), match=r"rebuilt while it was read"), arm:
         cache.warmup(cache_copy, folder, size=24, shard_bytes="20KB", workers=1, allow_augmented=True)
     assert not (folder / "manifest.json").exists()
 

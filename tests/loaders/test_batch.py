@@ -113,7 +113,7 @@ def test_an_index_that_is_not_the_dataset_s_is_named(cache_url, tmp_path):
     index.write_bytes(index.read_bytes()[:-8])
     _, error = deliver(tmp_path / "copy")
     assert isinstance(error, ShardError)
-    assert f"{index} has 75 offsets; the manifest's records want 76" in str(error)
+    assert f"{index} has 75 offsets; the manifest's records need 76" in str(error)
 
 
 def test_a_shard_may_be_deleted_while_it_is_read(cache_url, tmp_path, stored):

@@ -235,7 +235,7 @@ def test_a_stage_on_a_full_disk_gives_every_sample(server, cache_url, tmp_path, 
 
     monkeypatch.setattr("tpufeed.storage.copies_folder.free_bytes", free_bytes)
     assert epochs_of(URL, 4, local_dir=tmp_path, local_bytes="1GB") == epochs_of(cache_url, 4)
-    assert "is full: the stage there goes on with" in caplog.text
+    assert "is full: local copies there continue with" in caplog.text
     assert copies(tmp_path)
     assert not list(tmp_path.glob("*/*.part"))
 

@@ -85,7 +85,7 @@ def test_an_option_by_torch_s_name_is_an_error_that_says_ours(theirs, ours, cach
 
 
 def test_a_list_of_urls_is_no_dataset(cache_url):
-    with pytest.raises(OptionError, match=r"one URL or path is wanted, like gs://bucket/flowers, not a list: \['"):
+    with pytest.raises(OptionError, match=r"expected one URL or path, like gs://bucket/flowers, not a list: \['"):
         tpufeed.Loader([cache_url, cache_url])
 
 

@@ -126,7 +126,7 @@ def test_a_dataset_that_was_built_anew_is_not_mixed_in(cache_url, flat_url, tmp_
     loader = make(tmp_path / "data")
     shutil.rmtree(tmp_path / "data")
     shutil.copytree(flat_url, tmp_path / "data")
-    with loader, pytest.raises(ObjectChangedError, match="built anew"):
+    with loader, pytest.raises(ObjectChangedError, match="rebuilt"):
         next(iter(loader))
 
 

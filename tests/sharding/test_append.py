@@ -126,7 +126,7 @@ def test_images_that_are_there_are_skipped_by_their_content(grown, tmp_path, cap
     assert (result.added, result.skipped, result.manifest.number) == (2, 39, 3)
     assert "40 images are read before the build, to compare them" in caplog.text
     assert any(
-        "1 images have the path of an image in the dataset and other content" in said for said in result.warnings
+        "1 images have the path of an image in the dataset but other content" in said for said in result.warnings
     )
     assert len(samples_of(url)) + len(samples_of(url, "val")) == 72
 
@@ -140,9 +140,7 @@ def test_without_digests_path_and_size_decide_and_that_is_said(grown, tmp_path):
         os.utime(path)
     result = tpufeed.append(copy, url, workers=1)
     assert (result.added, result.skipped) == (0, 40)
-    assert any(
-        "40 images were compared with those of the dataset by path and size alone" in said for said in result.warnings
-    )
+    assert any("40 images were compared with the dataset's by path and size alone" in said for said in result.warnings)
 
 
 def test_a_digest_stands_for_each_input_that_was_read(tmp_path):
@@ -180,7 +178,7 @@ def test_an_input_that_was_rejected_gets_in_once_it_is_mended(boxes, tmp_path):
     result = tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1, max_rejects=0)
     assert (result.added, result.skipped) == (1, 4)
     assert samples_of(tmp_path / "d")[4:] == ["im/2.png"]
-    assert any(said.startswith("1 inputs are left out, as this dataset has rejected them") for said in result.warnings)
+    assert any(said.startswith("1 inputs are left out because this dataset rejected them") for said in result.warnings)
     draw(tmp_path / "im", ["2.png"], 9)  # its boxes are good; the image is another now
     boxes["4.png"] = [[9, 9, 2, 2]]  # mended, and bad as before
     result = tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1)
@@ -198,7 +196,7 @@ def test_what_is_rejected_again_for_the_same_reason_is_left_out_and_said(boxes, 
     before = bytes_below(tmp_path / "d")
     result = tpufeed.append(table_of(tmp_path, boxes), tmp_path / "d", workers=1, max_rejects=0)
     assert (result.added, result.skipped) == (0, 4)
-    assert any(said.startswith("2 inputs are left out, as this dataset has rejected them") for said in result.warnings)
+    assert any(said.startswith("2 inputs are left out because this dataset rejected them") for said in result.warnings)
     assert bytes_below(tmp_path / "d") == before
 
 
@@ -299,7 +297,7 @@ def test_urls_that_are_signed_again_are_the_same_images(sign, tmp_path):
     assert again.earlier_images == first.images == 10, "it is recognised"
     result = tpufeed.append(sign(12, "c"), tmp_path / "d", workers=1, max_rejects=0)
     assert (result.added, result.skipped) == (2, 10)
-    assert any(said.startswith("1 inputs are left out, as this dataset has rejected") for said in result.warnings)
+    assert any(said.startswith("1 inputs are left out because this dataset rejected") for said in result.warnings)
     draw(tmp_path / "www", ["3.png"], 9)
     changed = tpufeed.append(sign(12, "d"), tmp_path / "d", workers=1)
     assert (changed.added, changed.skipped) == (1, 11), "without a version its bytes tell"

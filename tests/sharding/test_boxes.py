@@ -303,7 +303,7 @@ def test_keypoints_without_boxes(table, tmp_path):
     assert rejects_of(tmp_path / "d") == {
         "2.png": (
             "bad_box",
-            "number 1 of the 1 in the column 'eyes' is [5.0, nan]: a keypoint is of finite numbers",
+            "number 1 of the 1 in the column 'eyes' is [5.0, nan]: a keypoint has finite numbers",
         )
     }
     spec = spec_of(result, "eyes")

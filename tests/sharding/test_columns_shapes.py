@@ -313,7 +313,7 @@ def test_an_unknown_class_among_several_is_a_bad_label(table):
 def test_an_empty_label_among_several_is_a_bad_label(table):
     dataset = table([{"label": ["a", None if n == 5 else "b"]} for n in range(12)])
     assert dataset.manifest.rejects == {"bad_label": 1}
-    assert "one of its 2 labels is empty" in Path(dataset.url, "rejects.jsonl").read_text()
+    assert "one of its 2 labels is missing" in Path(dataset.url, "rejects.jsonl").read_text()
 
 
 def test_every_loader_gives_the_same_columns(table):

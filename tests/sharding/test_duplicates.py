@@ -110,7 +110,7 @@ def test_drop_keeps_the_first_of_each_and_names_the_others(doubled, tmp_path, ca
     found = result.duplicates
     assert (found.groups, found.images, found.dropped, found.labels, found.crossing) == (20, 0, 20, 2, {})
     assert any("different labels: 2;" in said for said in result.warnings)
-    assert any(said.startswith("images are left out as duplicates: ") for said in result.warnings)
+    assert any(said.startswith("duplicate images are left out: ") for said in result.warnings)
     kept = names_of(tmp_path / "d", "train") + names_of(tmp_path / "d", "val")
     assert len(kept) == 60
     assert len({(doubled / name).read_bytes() for name in kept}) == 60
@@ -451,4 +451,4 @@ def test_what_is_measured_is_what_is_not_trained_on(splits, measured, small_jpeg
     again = tpufeed.shard(tmp_path / "photos", tmp_path / "d", split_by="folder", workers=1)
     assert again.duplicates == result.duplicates
     said = " ".join(result.warnings)
-    assert all((f"measured on {split} is" in said) == (split in measured) for split in splits)
+    assert all((f"Results on {split} will be" in said) == (split in measured) for split in splits)

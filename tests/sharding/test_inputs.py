@@ -10,7 +10,9 @@ import tpufeed
 from tests.gcs_server import GcsServer
 from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.previews import preview_shard
+from tpufeed.build.item import ImageRef, Item
 from tpufeed.errors import AccessError, SourceError, TooManyRejectsError
+from tpufeed.sharding.inputs import files_of, place_of
 from tpufeed.storage import filesystem
 
 
@@ -190,3 +192,11 @@ def test_the_preview_keeps_to_the_same_budget(start_web, write_table, tmp_path):
     assert preview_shard(table, tmp_path / "d").splits["train"].inputs == 6
     with pytest.raises(TooManyRejectsError, match="1 unreachable"):
         preview_shard(table, tmp_path / "d", max_rejects=0)
+
+
+def test_the_files_of_a_sample_are_its_image_and_its_further_images():
+    mask = ImageRef("mask.png", 5, "2")
+    assert files_of(Item("a.jpg", 3, "1")) == (ImageRef("a.jpg", 3, "1"),)
+    item = Item("row 7", 3, "1", file="t.parquet", offset=9, row=7, leaf="image.bytes", images=(mask,))
+    assert files_of(item) == (ImageRef("t.parquet", 3, "1", 9, 7, "image.bytes"), mask)
+    assert list(map(place_of, files_of(item))) == ["parquet:t.parquet:7:image.bytes", "mask.png"]

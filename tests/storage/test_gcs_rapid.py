@@ -328,7 +328,7 @@ def test_a_client_library_that_is_too_old_is_named(rapid, monkeypatch):
 
 
 def test_no_credentials_are_named(server, monkeypatch):
-    with pytest.raises(AccessError, match="zonal buckets take no anonymous callers: log in with"):
+    with pytest.raises(AccessError, match="zonal buckets refuse anonymous callers: log in with"):
         gcs_rapid.RapidDownload(GcsStore("gs://rapid/set")._folder, "a", "")
 
 

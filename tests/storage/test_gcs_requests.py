@@ -161,7 +161,7 @@ def spoiled(change):
 def test_an_answer_that_lacks_something_is_named(foreign, change, said):
     store = GcsStore("gs://b/f", PATIENCE)
     foreign.answers = {"GET": (200, {}, spoiled(change)), "POST": (200, {}, spoiled(change))}
-    where = rf"gs://b/f/a: {foreign.url} answers otherwise than Google Cloud Storage: .*{said}"
+    where = rf"gs://b/f/a: {foreign.url} does not answer like Google Cloud Storage: .*{said}"
     with pytest.raises(StoreError, match=where):
         store.stat("a")
     with pytest.raises(StoreError, match=where):
@@ -183,7 +183,7 @@ def test_a_listing_of_something_else_is_named(foreign):
     store = GcsStore("gs://b/f", PATIENCE)
     for page, said in (
         ({"items": [WHOLE | {"name": "other/a"}]}, "another folder: other/a"),
-        ({"items": [], "nextPageToken": "same"}, "'same' is followed by itself"),
+        ({"items": [], "nextPageToken": "same"}, "'same' follows itself"),
         ({"items": 3}, "items"),
     ):
         foreign.answers["GET"] = 200, {}, page
@@ -198,7 +198,7 @@ def test_a_listing_of_something_else_is_named(foreign):
 def test_what_is_no_json_is_tried_again(foreign, body):
     foreign.answers["GET"] = 200, {}, body
     store = GcsStore("gs://b/f", HURRY)
-    with pytest.raises(UnavailableError, match=r"gs://b/f/a: gave up .* the answer is no JSON"):
+    with pytest.raises(UnavailableError, match=r"gs://b/f/a: gave up .* the answer is not JSON"):
         store.stat("a")
     assert store.retries
 
@@ -224,14 +224,14 @@ def test_the_whole_object_instead_of_a_range_is_cut_or_refused(foreign):
     assert store.read_range("a", 0, 9) == bytes(range(9))
     assert read_span(store, "a", stop=9) == bytes(range(9))
     for call in (lambda: store.read_range("a", 3, 9), lambda: read_span(store, "a", start=3, stop=9)):
-        with pytest.raises(StoreError, match="gs://b/f/a: the server sends the whole object when asked for a range"):
+        with pytest.raises(StoreError, match="gs://b/f/a: the server sends the whole object instead of a range"):
             call()
 
 
 def test_an_upload_that_has_more_than_was_sent_is_named(foreign, monkeypatch):
     monkeypatch.setattr(gcs_transfers, "SMALL_BYTES", 1)
     foreign.answers = {"POST": (200, {"Location": f"{foreign.url}/x"}, b""), "PUT": (308, {"Range": "bytes=0-99"}, b"")}
-    with pytest.raises(StoreError, match="gs://b/f/a: the service says that it has 100 bytes of 4"):
+    with pytest.raises(StoreError, match="gs://b/f/a: the service claims to have 100 bytes of 4"):
         GcsStore("gs://b/f", PATIENCE).put("a", b"1234")
 
 
@@ -276,7 +276,7 @@ def test_an_emulator_that_does_not_run_is_named_with_the_variable(monkeypatch, r
         unused.bind(("127.0.0.1", 0))  # and nobody listens
         port = unused.getsockname()[1]
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        said = rf"the host 127.0.0.1, which STORAGE_EMULATOR_HOST names, takes no connections at port {port}"
+        said = rf"the host 127.0.0.1, which STORAGE_EMULATOR_HOST names, refuses connections at port {port}"
         with pytest.raises(UnavailableError, match=said):
             read(GcsStore("gs://b/f", WRONG_HOST), "a")
 

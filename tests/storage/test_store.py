@@ -222,7 +222,7 @@ def test_names_cannot_leave_the_store(store, name):
     if store.local_path("a") is not None:
         calls.append(lambda: store.local_path(name))
     for call in calls:
-        with pytest.raises(OptionError, match="no name within a store"):
+        with pytest.raises(OptionError, match="cannot name an object"):
             call()
     assert listing(store) == {}
 
@@ -375,7 +375,7 @@ def test_reads_of_a_version_are_of_that_version(pinning_store):
     assert [read() for read in reads(first.version)] == expected
     second = replace_later(store, "a", b"9876543210")
     for read in reads(first.version):
-        with pytest.raises(ObjectChangedError, match="/a: it is"):
+        with pytest.raises(ObjectChangedError, match="/a"):
             read()
     assert [read() for read in reads(second.version)] == [b"9876543210", b"7654", b"7654", b"9876543210", b"7654"]
     store.delete("a")
@@ -471,7 +471,7 @@ def test_an_error_of_the_spans_reaches_who_takes_the_results(store):
 @pytest.mark.parametrize("name", ["%2e%2e/secret.jpg", "a/%2E./%2e%2e/b.jpg", "%2e%2e%2fsecret.jpg"])
 def test_quoted_names_cannot_leave_an_http_folder(name):
     """Refused before anything is asked for."""
-    with pytest.raises(OptionError, match="is no name within a store"):
+    with pytest.raises(OptionError, match="cannot name an object"):
         FsspecStore("http://127.0.0.1:1/photos").read(name)
 
 

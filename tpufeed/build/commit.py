@@ -3,8 +3,8 @@
 The plan is put first, each task's shards before its report, the manifest last.
 
 A destination belongs to the run whose plan is there. A run with --overwrite takes it over in one step: it replaces the
-version of the plan that it has seen. Only then it removes what it has noted before, see `removals_name`. A run that has
-lost the destination publishes nothing.
+version of the plan that it has seen. Only then it removes the objects that it noted before, see `removals_name`. A run
+that has lost the destination publishes nothing.
 """
 
 import logging
@@ -17,15 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from tpufeed.build.plan import (
-    Owner,
-    Plan,
-    PlanHeader,
-    TaskRef,
-    check_same_plan,
-    read_plan,
-    read_run_id,
-)
+from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef, check_same_plan, read_plan, read_run_id
 from tpufeed.dataset.manifest import Manifest, Markers
 from tpufeed.dataset.naming import (
     DIGESTS,
@@ -77,7 +69,7 @@ class Reject(msgspec.Struct, frozen=True):
 class ShardReport(msgspec.Struct, frozen=True):
     """A shard at the destination.
 
-    `lengths` are its records' sizes, framing included; `generation` is the object's, if the store has generations.
+    `lengths` has the sizes of its records, with framing; `generation` is the object's, if the store has generations.
     """
 
     name: str
@@ -88,12 +80,12 @@ class ShardReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Result of a task: a shard for each variant, and what was not taken.
+    """Result of a task: a shard for each variant, and the rejects.
 
-    `images` counts how images were stored, `odd` the odd cases that a policy dealt with, `markers` the restart markers
-    of kept JPEGs, `retries` the requests to stores that were made again. `run_id` is the plan's; `digests` are those of
-    the task's source images, see `build.digests`. `checksum` is the CRC-32C of the encoded report with checksum 0; only
-    a stored report has one.
+    `images` counts images by how they were stored, `odd` the odd cases that a policy dealt with, `markers` the restart
+    markers of kept JPEGs, `retries` repeated requests to stores. `run_id` is the plan's; `digests` has the digests of
+    the source images, see `build.digests`. `checksum` is the CRC-32C of the encoded report with checksum 0; only a
+    stored report has one.
     """
 
     task: int
@@ -114,17 +106,11 @@ _REMOVALS = msgspec.json.Decoder(dict[str, str])
 
 
 class Standing(NamedTuple):
-    """Contents of a destination before a build begins.
+    """Contents of a destination before a build begins."""
 
-    Attributes:
-        plan: of an earlier run of the same build, if there is one.
-        old: objects that a build with --overwrite removes, see `find_build`.
-        foreign: names of all other files.
-    """
-
-    plan: Plan | None
-    old: list[ObjectInfo]
-    foreign: set[str]
+    plan: Plan | None  # of an earlier run of the same build
+    old: list[ObjectInfo]  # that a build with --overwrite removes, see `find_build`
+    foreign: set[str]  # names of all other files
 
 
 def check_destination(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Standing:
@@ -133,7 +119,7 @@ def check_destination(store: Store, kind: str, source: str, identity: dict[str, 
     Raises:
         DuplicateWriterError: the destination belongs to a build with another source or other options.
         DatasetExistsError: as `find_build` does.
-        SourceError: the source's path is not UTF-8, so that no plan can hold it.
+        SourceError: the source's path is not UTF-8, so a plan cannot hold it.
         StoreError: the folder cannot be made or written to.
     """
     if source.encode("utf-8", "replace").decode() != source:
@@ -142,16 +128,16 @@ def check_destination(store: Store, kind: str, source: str, identity: dict[str, 
     plan = None if overwrite or store.stat(PLAN) is None else _read_current_plan(store)
     if plan is not None:
         check_same_plan(store, plan.header, kind, source, identity)
-    check_writable(store)  # now, and not after hours of work
+    check_writable(store)  # now, not after hours of work
     foreign = set() if plan is not None else {info.name for info in store.iter_objects()} - {info.name for info in old}
     return Standing(plan, old, foreign)
 
 
 def check_fits(store: Store, header: PlanHeader, size_bytes: int, standing: Standing) -> None:
-    """Check that there is room for what a new plan makes, before it is put. Changes nothing.
+    """Check that there is room for the shards of a new plan, before it is put. Changes nothing.
 
     Raises:
-        BuildError: shards of `size_bytes` bytes do not fit, even once what is to be removed is gone.
+        BuildError: shards of `size_bytes` bytes do not fit, even after the removals.
         DuplicateWriterError: a foreign file has a name that the plan needs.
     """
     free, old = store.free_bytes(), standing.old
@@ -166,12 +152,12 @@ def check_fits(store: Store, header: PlanHeader, size_bytes: int, standing: Stan
     outputs = header.output_names
     taken = sorted(name for name in standing.foreign if uncounted(name) in outputs)
     if taken and old:
-        # The build that stands may be at work: what it has put since `old` was listed is no foreign file.
+        # The present build may be running: files that it has put since `old` was listed are not foreign.
         known = {info.name for info in find_build(store)}
         taken = [name for name in taken if name not in known and store.stat(name) is not None]
     if taken and (old or store.stat(PLAN) is None):
         raise DuplicateWriterError(
-            f"{store.url} holds {taken[0]} ({len(taken)} such files) of no build that is known here; take another "
+            f"{store.url} holds {taken[0]} ({len(taken)} such files), which no known build has put there; take another "
             "destination or remove them"
         )
 
@@ -179,15 +165,15 @@ def check_fits(store: Store, header: PlanHeader, size_bytes: int, standing: Stan
 def put_plan(store: Store, path: Path, plan: Plan, standing: Standing) -> Plan | None:
     """Put a new plan, written to `path`; it replaces the one among `standing.old`.
 
-    Returns None if another run of the same command was quicker.
+    Returns None if another run of the same command was faster.
 
-    A note says before what will be removed, since the old plan, which names it, will be gone. The note also has the
-    outputs of that plan that are not there yet, because its run may still be at work.
+    A note is put first that names the objects to remove, since the old plan, which names them, will be gone. It also
+    has the missing outputs of that plan, because its run may still be running.
     """
     seen = {info.name: info for info in standing.old}
     # The version that was seen: a plan that another run has put meanwhile is not replaced.
     replaced, removals = seen.pop(PLAN, None), removals_name(plan.header.run_id)
-    if not store.conditional:  # a listing may spell a version otherwise
+    if not store.conditional:  # a listing may spell a version differently
         replaced = store.stat(PLAN)
     if standing.old:
         noted = _noted_names(store, seen) | {name: info.version for name, info in seen.items()}
@@ -201,7 +187,7 @@ def put_plan(store: Store, path: Path, plan: Plan, standing: Standing) -> Plan |
 
 
 def join_plan(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Plan:
-    """Return the plan that another, quicker run has put.
+    """Return the plan that another, faster run has put.
 
     Raises:
         DuplicateWriterError: it has another source or other options.
@@ -218,12 +204,12 @@ def join_plan(store: Store, kind: str, source: str, identity: dict[str, Any], ov
 
 
 def find_build(store: Store) -> list[ObjectInfo]:
-    """List the objects of a dataset or a build at `store`, in the order in which to remove them: plan last.
+    """List the objects of a dataset or a build at `store`, in the order of removal: the plan last.
 
-    Shards that were adopted are not listed, nor is any file that no build of tpufeed has named.
+    Adopted shards, and files that no build of tpufeed has named, are not listed.
 
     Raises:
-        DatasetExistsError: a manifest cannot be read, and no plan says what it is.
+        DatasetExistsError: a manifest cannot be read, and no plan tells what it is.
     """
     while True:
         plan = store.stat(PLAN)
@@ -257,7 +243,7 @@ def _find_build(store: Store) -> list[ObjectInfo]:
 
 
 def _names_of_growth(store: Store, dataset: Dataset, present: Mapping[str, ObjectInfo]) -> list[str]:
-    """Return the names that the versions of a dataset have put, and an interrupted append has left."""
+    """Return the names of files of a dataset's versions, and of an interrupted append."""
     numbers, splits = range(2, dataset.number + 2), dataset.manifest.splits
     indexes = [(name, parse_version_index(name)) for name in present]
     names = [name for name, found in indexes if found is not None and found[0] in splits and found[1] in numbers]
@@ -283,7 +269,7 @@ def find_finished(store: Store) -> Dataset | None:
 
 
 def _noted_names(store: Store, present: Mapping[str, ObjectInfo]) -> dict[str, str]:
-    """Return the names in the plan and in notes of removals at `store`, with the versions to remove; "" is any."""
+    """Return the names in the plan and in notes of removals at `store`, with the versions to remove; "" means any."""
     noted: dict[str, str] = {}
     with suppress(ObjectNotFoundError, DamageError):
         outputs = read_plan(store).header.output_names
@@ -317,27 +303,27 @@ def check_owner(store: Store, owner: Owner) -> None:
         run_id = read_run_id(store)
     except (ObjectNotFoundError, DamageError):
         raise BuildError(
-            f"{store.url}/{PLAN}, the plan of this build, is gone or damaged; nothing of it was published. Run the "
-            "same command again, with --overwrite where it says that files are in the way"
+            f"{store.url}/{PLAN}, the plan of this build, is gone or damaged; nothing was published. Run the same "
+            "command again, with --overwrite if it finds files in the way"
         ) from None
     if run_id != owner.run_id:
         raise BuildError(_REPLACED.format(store.url))
 
 
 def remove_leftovers(store: Store, header: PlanHeader, manifest: Manifest | None = None) -> None:
-    """Remove what is in the way of a build: what its run has noted, the manifest first, but no output of its own.
+    """Remove the objects that a build has noted, the manifest first, but none of its own outputs.
 
     Each run of the same command does this before it starts (an earlier one may have been killed halfway) and again when
     it ends (a run that has lost the destination may have put something since). If the store is not conditional, its
-    versions may follow from the content, and new outputs cannot be told from old ones: the first time all is removed
-    that is noted, and then the note, so that there is no second time.
+    versions may follow from the content, and new outputs look like old ones: then all noted objects are removed the
+    first time, and the note with them, so that there is no second time.
 
     Args:
         store: the destination.
-        header: of the build's plan.
-        manifest: what the build has made, when it ends. Shards of tasks that were cut off before their report are
-            removed as well, if another count of records gave them another name: a glob would find such a shard beside
-            the right one. All other outputs were replaced by the task's next run.
+        header: header of the build's plan.
+        manifest: manifest of the build, when it ends. Then shards of interrupted tasks are removed as well, if another
+            count of records gave them another name: a glob would find such a shard beside the right one. All other
+            outputs were replaced by the task's next run.
     """
     note, counted = removals_name(header.run_id), manifest is not None and header.are_counted
     noted = _read_removals(store, note)
@@ -346,7 +332,7 @@ def remove_leftovers(store: Store, header: PlanHeader, manifest: Manifest | None
     outputs, present = header.output_names, {info.name: info for info in store.iter_objects()}
     standing = present.pop(MANIFEST, None)
     if noted is not None and standing is not None:
-        try:  # a twin of this run may have put its manifest
+        try:  # another run of this build may have put its manifest
             of_twin = _RUN_ID.decode(store.read_document(MANIFEST, standing.version)).run_id == header.run_id
         except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             of_twin = False
@@ -360,9 +346,9 @@ def remove_leftovers(store: Store, header: PlanHeader, manifest: Manifest | None
         is_orphan = counted and name not in made and uncounted(name) in outputs
         is_noted = noted is not None and (name in noted or uncounted(name) in noted or name.startswith(f"{REPORTS}/"))
         is_old = not store.conditional or uncounted(name) not in ours or (noted or {}).get(name) == info.version
-        if is_orphan or (is_noted and is_old and is_build_name(name)):  # other names are in a note that was forged
+        if is_orphan or (is_noted and is_old and is_build_name(name)):  # a forged note may have other names
             store.delete(name, info.version if store.conditional else "")
-    # Before this run puts its manifest: beside the note, `find_finished` takes a manifest for the one to be removed.
+    # Before this run puts its manifest: beside the note, `find_finished` takes a manifest for the one to remove.
     if manifest is not None or not store.conditional:
         store.delete(note)
 
@@ -384,20 +370,20 @@ def open_part(store: Store, version: int) -> Store:
 def put(
     store: Store, name: str, content: bytes | Path, owner: Owner | None, size_bytes: int = 0, crc: int = 0
 ) -> ObjectInfo:
-    """Put an object of a build. One of this name with the same bytes stays; any other one is replaced.
+    """Put an object of a build. An object of this name with the same bytes stays; any other one is replaced.
 
-    Such a shard is an orphan: its task was cut off before its report, perhaps with another version of a decoder. All
-    other files follow from the reports.
+    A replaced shard is an orphan: its task was interrupted before its report, perhaps with another version of a
+    decoder. All other files follow from the reports.
 
     Args:
         store: the destination.
-        name: of the object.
-        content: its bytes, or a local file of `size_bytes` bytes of CRC-32C `crc`.
-        owner: the run that the destination belongs to; None for a version of a dataset, which any run may put. If the
-            destination belongs to another run then, the object is removed again.
+        name: name of the object.
+        content: its bytes, or a local file of `size_bytes` bytes with CRC-32C `crc`.
+        owner: the run that should own the destination; if it does not afterwards, the object is removed again. None for
+            a version of a dataset, which any run may put.
 
     Raises:
-        BuildError: as `check_owner` does; or the object changes all the time.
+        BuildError: as `check_owner` does; or the object keeps changing.
     """
     if isinstance(content, bytes):
         size_bytes, crc = len(content), crc32c(content)
@@ -412,13 +398,13 @@ def put(
             found = store.stat(name)
             is_same = found is not None and _holds(store, found, size_bytes, crc)
             if owner is not None:
-                check_owner(store, owner)  # after that look: so what it has seen is not of a later owner
+                check_owner(store, owner)  # after that look, so that it did not see an object of a later owner
             if found is not None and is_same:
                 return found
-            replaces = found  # another run of this build may be quicker: then this is asked again
+            replaces = found  # another run of this build may be faster: then look again
             continue
         if replaces is not None:
-            _logger.info("replaced %s/%s, which was another", mask_secrets(store.url), name)
+            _logger.info("replaced %s/%s, which had other bytes", mask_secrets(store.url), name)
         if owner is not None:
             try:  # another run may have taken the destination over between the look and the put
                 check_owner(store, owner)
@@ -426,19 +412,19 @@ def put(
                 store.delete(name, stored.version)
                 raise
         return stored
-    raise BuildError(f"{store.url}/{name} changes all the time: is another program at work there?")
+    raise BuildError(f"{store.url}/{name} keeps changing: is another program writing there?")
 
 
 def put_report(store: Store, report: Report, owner: Owner) -> None:
     """Put a task's report: from here on the task is done."""
-    # A build whose plan was replaced may have left reports of tasks with the same numbers: so it names its run.
+    # A replaced build may have left reports of tasks with the same numbers: so each report names its run.
     report = msgspec.structs.replace(report, run_id=owner.run_id)
     sealed = msgspec.structs.replace(report, checksum=_checksum(report))
     put(store, report_name(report.task), msgspec.json.encode(sealed), owner)
 
 
 def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
-    """Return the report of a task of the plan `run_id`; None if there is none, or no read of it is sound."""
+    """Return the report of a task of the plan `run_id`; None if there is none, or it cannot be read."""
     name, data = report_name(task.number), b""
     for _ in range(READS):
         try:
@@ -449,14 +435,14 @@ def read_report(store: Store, task: TaskRef, run_id: str) -> Report | None:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if report.checksum == _checksum(report):
-            return report if report.run_id == run_id else None  # else of a build that this one has replaced
+            return report if report.run_id == run_id else None  # None: it belongs to a replaced build
     _logger.warning("%s/%s is damaged; its task runs again", mask_secrets(store.url), name)
     _discard(store, name, data)
     return None
 
 
 def discard_report(store: Store, report: Report) -> None:
-    """Remove a report that does not hold, so that its task runs again."""
+    """Remove a wrong report, so that its task runs again."""
     _discard(store, report_name(report.task), msgspec.json.encode(report))
 
 
@@ -469,7 +455,7 @@ def _discard(store: Store, name: str, data: bytes) -> None:
 
 
 def find_lost(store: Store, manifest: Manifest) -> str | None:
-    """Return the first file of a manifest that is not there with its size and, if the store knows one, its CRC.
+    """Return the first file of a manifest that is missing or has another size or, if the store knows it, another CRC.
 
     This lists the store once, and reads nothing.
     """

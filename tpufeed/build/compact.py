@@ -1,7 +1,7 @@
 """`compact`: join the small shards that many appends leave, as the next version of a dataset.
 
-Runs of adjacent small shards are joined in their order, so that sample i stays sample i. Records are copied as they
-are, and their CRCs verified. The small shards stay for the versions before, until `prune` removes them.
+Runs of adjacent small shards are joined in their order, so that sample i stays sample i. Records are copied unchanged,
+and their CRCs verified. The small shards stay for earlier versions, until `prune` removes them.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from tpufeed.errors import DatasetNotFoundError, ManifestError, OptionError
 from tpufeed.options import checked
 from tpufeed.storage.store import Store
 
-_LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64  # of a cache whose command says no size
+_LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64  # of a cache whose command gave no size
 _MOST_HOSTS = 1 << 20
 _SMALL = 2  # a shard smaller than the usual size divided by this is small
 
@@ -41,12 +41,12 @@ class CompactResult:
     """Result of a compaction.
 
     Attributes:
-        url: of the dataset.
+        url: URL of the dataset.
         version: its number now.
         shards_before: number of shards of all splits and variants before.
         shards: their number now; the same if there was nothing to join.
         copied_bytes: size of the shards that were written.
-        seconds: that it took.
+        seconds: time that it took.
     """
 
     url: str
@@ -59,7 +59,7 @@ class CompactResult:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Shards `[start, stop)` of a split, which become `shards` ones."""
+    """Shards `[start, stop)` of a split, which are joined to `shards` new ones."""
 
     start: int
     stop: int
@@ -78,7 +78,7 @@ class CompactContext(TaskContext):
             for payload in self.dataset.reader(task.split, variant).iter_payloads(task.first, task.stop):
                 writer.add_payload(payload)
                 output.add(images=1, size=len(payload))
-        output.retries = self.dataset.shards.retries  # the counts of classes stay those of the version before
+        output.retries = self.dataset.shards.retries  # class counts are copied from the version before
 
 
 @checked()
@@ -98,19 +98,19 @@ def compact(
     the call is interrupted, the same call continues.
 
     Args:
-        url: of the dataset.
-        overwrite: discard what an interrupted append or compaction has left; nothing else is removed.
-        fsync: bring the new shards to the disk before the manifest.
-        workers: number of processes; one per core by default.
+        url: URL of the dataset.
+        overwrite: discard the remains of an interrupted append or compaction; nothing else is removed.
+        fsync: write the new shards to the disk before the manifest.
+        workers: number of processes. Default: one per core.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
 
     Raises:
         DatasetNotFoundError: there is no dataset.
-        OptionError: it was adopted, so that its shards belong to another program.
-        DuplicateWriterError: an append is at work, or was interrupted; nothing was changed.
-        RecordError, ShardError: a record is damaged, and no version is published.
-        TaskError, BuildError: the work failed; what is done stays, and the same call continues.
+        OptionError: it was adopted, so its shards belong to another program.
+        DuplicateWriterError: an append is running, or was interrupted; nothing was changed.
+        RecordError, ShardError: a record is damaged; no version was published.
+        TaskError, BuildError: the work failed; finished work stays, and the same call continues.
     """
     start, recipe = time.monotonic(), Compaction()
     result = run_recipe(
@@ -133,7 +133,7 @@ class Compaction(Recipe):
     worker = "tpufeed.build.worker"
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
-        """Look at the dataset; it is finished if no run of small shards is left to join."""
+        """Look at the dataset; it is finished if there are no small shards to join."""
         base = find_finished(destination)
         if base is None:
             raise DatasetNotFoundError(
@@ -142,8 +142,8 @@ class Compaction(Recipe):
         manifest = self.manifest = base.manifest
         if manifest.options.get("command") == "adopt" or manifest.data_url is not None:
             raise OptionError(
-                f"{destination.url} was adopted: its shards are another program's, and are not joined. Nothing was "
-                "changed"
+                f"{destination.url} was adopted: its shards belong to another program, so they are not joined. Nothing "
+                "was changed"
             )
         self.runs = find_runs(manifest)
         if not self.runs:
@@ -158,7 +158,7 @@ class Compaction(Recipe):
 
     @contextmanager
     def draft(self, is_preview: bool) -> Iterator[Draft]:
-        """Plan a task for each new shard."""
+        """Plan one task per new shard."""
         base, manifest = self._base, self.manifest
         variants = len(next(iter(manifest.splits.values())).variants)
         splits = dict[str, SplitPreview]()
@@ -188,7 +188,7 @@ class Compaction(Recipe):
         yield Draft(header=header, tasks=self.tasks, splits=splits, fingerprint=fingerprint)
 
     def check_joined(self, store: Store, plan: Plan) -> None:
-        """Check that the plan is the one that this run would make."""
+        """Check that the plan equals the one that this run would make."""
         with self.draft(is_preview=True) as draft:
             check_forged(store, plan, draft.header, draft.tasks)
 
@@ -197,7 +197,7 @@ class Compaction(Recipe):
         return CompactContext(store.url, plan.header, plan.owner, self._base)
 
     def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
-        """Keep what the manifest says of a cache."""
+        """Keep the manifest's entry of a cache."""
         return msgspec.structs.replace(manifest, cache=self.manifest.cache), None
 
     @property
@@ -207,7 +207,7 @@ class Compaction(Recipe):
 
 
 def usual_shard_bytes(manifest: Manifest) -> float:
-    """Return the size that the shards of a dataset were meant to have."""
+    """Return the intended size of a dataset's shards."""
     stated, number = manifest.options.get("shard_bytes"), manifest.options.get("shards")
     if isinstance(stated, int):
         return stated
@@ -221,14 +221,10 @@ def usual_shard_bytes(manifest: Manifest) -> float:
 
 
 def find_runs(manifest: Manifest) -> dict[str, list[Run]]:
-    """Return by split the runs of adjacent small shards that become fewer. Pure.
-
-    Raises:
-        ManifestError: the manifest says no valid number of hosts.
-    """
+    """Return by split the runs of small shards that can be joined. Raises ManifestError. Pure."""
     usual, hosts = usual_shard_bytes(manifest), manifest.options.get("hosts", 1)
     if not isinstance(hosts, int) or not 1 <= hosts <= _MOST_HOSTS:
-        raise ManifestError(f"{MANIFEST}: hosts is {hosts!r}, no number of hosts. The file was edited or damaged")
+        raise ManifestError(f"{MANIFEST}: the number of hosts is {hosts!r}. The file was edited or damaged")
     found = dict[str, list[Run]]()
     for name, split in manifest.splits.items():
         stop = 0
@@ -236,7 +232,7 @@ def find_runs(manifest: Manifest) -> dict[str, list[Run]]:
             shards = list(group)
             start, stop = stop, stop + len(shards)
             records, size = sum(shard.records for shard in shards), sum(shard.bytes for shard in shards)
-            count = min(records, hosts * max(1, round(size / usual / hosts)))  # none is empty
+            count = min(records, hosts * max(1, round(size / usual / hosts)))  # so that none is empty
             if is_small and 0 < count < len(shards):
                 found.setdefault(name, []).append(Run(start, stop, count))
     return found
@@ -256,7 +252,7 @@ def compact_layout(base: Manifest, runs: Mapping[str, list[Run]]) -> Layout:
 
 
 def _iter_tasks(base: Dataset, runs: Mapping[str, list[Run]]) -> Iterator[Task]:
-    """Yield a task for each new shard. The shards of a run are of nearly equal size."""
+    """Yield one task per new shard. The shards of a run have nearly equal sizes."""
     number = 0
     for name, of_split in runs.items():
         shards = base.manifest.splits[name].variants[0].shards
@@ -276,7 +272,7 @@ def _cut(sizes: "np.ndarray[Any, np.dtype[np.int64]]", count: int) -> list[int]:
     ends = np.cumsum(sizes)
     edges = [0]
     for number in range(1, count):
-        edge = int(np.searchsorted(ends - sizes / 2, ends[-1] * number / count))  # by the middle byte of each
+        edge = int(np.searchsorted(ends - sizes / 2, ends[-1] * number / count))  # by the middle bytes of records
         edges.append(min(max(edge, edges[-1] + 1), len(sizes) - (count - number)))
     return [*edges, len(sizes)]
 

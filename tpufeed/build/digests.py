@@ -1,8 +1,8 @@
 """Find images that a dataset holds more than once by the digests of their files, and report them.
 
-`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first byte says what became of it: 0
-if it was rejected, 1 if it was taken, 2 if it was left out as a duplicate. The others are the BLAKE2b of its image's
-file as it was read, or zeros if it was not read. Records do not hold digests.
+`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first byte is its fate: 0 if it was
+rejected, 1 if it was taken, 2 if it was left out as a duplicate. The others are the BLAKE2b of its image's file as it
+was read, or zeros if it was not read. Records do not hold digests.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ DIGEST_BYTES = 16
 UNREAD = bytes(DIGEST_BYTES)
 REJECTED, TAKEN, LEFT_OUT = b"\0", b"\1", b"\2"
 _ENTRY_BYTES = 1 + DIGEST_BYTES
-_GROUPS_AT_ONCE = 1_000_000  # whose paths are in memory
+_GROUPS_AT_ONCE = 1_000_000  # the paths of these are in memory
 
 
 def image_digest(data: bytes) -> bytes:
@@ -46,7 +46,7 @@ class Overlap:
     """Images of one split that are in other splits as well.
 
     Attributes:
-        images: how many.
+        images: number of these images.
         total: number of all images of the split.
         others: the other splits that have them.
     """
@@ -62,9 +62,9 @@ class Duplicates:
 
     Attributes:
         groups: number of groups of equal images.
-        images: number of images in the dataset, besides the first of each group.
+        images: number of images in the dataset, not counting the first of each group.
         dropped: number of images that were left out of the dataset.
-        crossing: for each split that shares images with another one, except for the split that is trained on.
+        crossing: overlap of each split that shares images with another one, except the training split.
         labels: number of groups whose images have different labels.
         report: URL of the file that names all of them.
     """
@@ -78,16 +78,16 @@ class Duplicates:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings of what spoils a training or its validation."""
+        """Warnings of duplicates that spoil a training run or its validation."""
         said = [
             f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
-            f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. What is measured on {split} is "
-            "too good. --duplicates drop keeps one of each; --splits with --split-by-content keeps equal images in one "
+            f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. Results on {split} will be too "
+            "good. --duplicates drop keeps one of each; --splits with --split-by-content keeps equal images in one "
             "split"
             for split, found in self.crossing.items()
         ]
         if self.labels:
-            kept = ". Where some were left out, the label of the first by path stays" if self.dropped else ""
+            kept = ". If some were left out, the label of the first by path stays" if self.dropped else ""
             said.append(f"equal images that have different labels: {self.labels:,}; see {self.report}{kept}")
         if self.images:
             said.append(
@@ -105,18 +105,14 @@ class InputDigests(NamedTuple):
 
 
 def read_digests(store: Store, inputs: int) -> InputDigests | None:
-    """Return the digests of a build; None if it has stored none.
-
-    Raises:
-        ManifestError: the file does not fit this number of inputs.
-    """
+    """Return the stored digests of a build, if any. Raises ManifestError if they do not fit its inputs."""
     found = store.stat(DIGESTS)
     if found is None:
         return None
-    if found.size_bytes != inputs * _ENTRY_BYTES:  # before it is read: a file may be a hole of terabytes
+    if found.size_bytes != inputs * _ENTRY_BYTES:  # checked before reading: a file may be a hole of terabytes
         raise ManifestError(
             f"{store.url}/{DIGESTS} has {found.size_bytes} bytes; {inputs:,} inputs take {inputs * _ENTRY_BYTES}. The "
-            "file was damaged: remove it, and images are compared by path and size"
+            "file is damaged: remove it to compare images by path and size"
         )
     entries = np.frombuffer(store.read(DIGESTS, found.version), np.uint8).reshape(inputs, _ENTRY_BYTES)
     return InputDigests(entries[:, 0], entries[:, 1:])
@@ -133,7 +129,7 @@ class SeenImage(msgspec.Struct, frozen=True):
 
 
 class EqualImages(msgspec.Struct, frozen=True):
-    """A line of the report: images whose files are the same bytes."""
+    """A line of the report: images whose files have the same bytes."""
 
     digest: str
     images: list[SeenImage]
@@ -143,7 +139,7 @@ _EQUAL_IMAGES = msgspec.json.Decoder(EqualImages)
 
 
 class _ComparedBuild(NamedTuple):
-    """A build whose images are compared; `folder` is that of the version that it has added."""
+    """A build whose images are compared; `folder` is the folder of the version that it added."""
 
     folder: str
     store: Store
@@ -172,10 +168,10 @@ class _Tally:
                 self.others[split] |= splits.keys() - {split}
 
     def sum_up(self, store: Store, records: dict[str, int]) -> Duplicates | None:
-        """Return the sums; `records` are the images of each split."""
+        """Return the sums; `records` has the number of images of each split."""
         if not self.groups:
             return None
-        # One split is trained on, by its name, else by its size; the others are measured.
+        # One split is for training, by its name, else by its size; the others are for measuring.
         mentioned = {split: splits_mentioned([split]) for split in records}
         named = [split for split, words in mentioned.items() if "train" in words]
         others = [split for split, words in mentioned.items() if not words]
@@ -192,15 +188,15 @@ class _Tally:
 def report_duplicates(
     store: Store, plan: Plan, folder: Path, standing: Sequence[tuple[str, Store]] = ()
 ) -> Duplicates | None:
-    """Put the report of images that a build has taken or left out more than once; None if there are none.
+    """Put the report of a build's duplicate images, and return its sums; None if there are none.
 
     Groups without a new image are left out.
 
     Args:
-        store: of the build, which has put its digests.
-        plan: of the build.
-        folder: for temporary files.
-        standing: the dataset that grows, as (folder, store) of each part.
+        store: store of the build, which has put its digests.
+        plan: plan of the build.
+        folder: folder for temporary files.
+        standing: the growing dataset, as (folder, store) of each part.
     """
     own = read_digests(store, plan.header.images)
     if own is None:
@@ -208,13 +204,13 @@ def report_duplicates(
         return None
     parts = list[_ComparedBuild]()
     for name, part in standing:
-        with suppress(ObjectNotFoundError):  # a part without plan or digests is not compared
+        with suppress(ObjectNotFoundError):  # a part without a plan is not compared
             found = read_plan(part)
             digests = read_digests(part, found.header.images)
             if digests is not None:
                 parts.append(_ComparedBuild(name, part, found, digests))
     parts.append(_ComparedBuild("", store, plan, own))
-    # Zeros stand for rejects, which are equal to no image.
+    # Zeros mean rejects, which equal no image.
     every = np.concatenate([found.digests * (found.fates != REJECTED[0])[:, None] for *_, found in parts])
     places, starts = group_equal(every, len(every) - len(own.digests))
     if not len(starts):
@@ -232,7 +228,7 @@ def report_duplicates(
                 names, splits = {image.path for image in seen}, {image.split for image in seen}
                 if all(image.dropped for image in seen):  # copies of an image that was rejected
                     continue
-                # A table may name one file in several rows, which is told as listed more than once.
+                # A table may name one file in several rows, which is reported as listed more than once.
                 if len(seen) > 1 and (len(names) > 1 or len(splits) > 1 or any(image.dropped for image in seen)):
                     equal = EqualImages(every[group[0]].tobytes().hex(), seen)
                     tally.add(equal)
@@ -245,7 +241,7 @@ def report_duplicates(
 
 
 def find_duplicates(dataset: Dataset) -> Duplicates | None:
-    """Return what the build of a dataset has reported; None if there is no report, or it cannot be read."""
+    """Return the duplicates that the build of a dataset has reported; None without a readable report."""
     tally = _Tally()
     try:
         with open_object(dataset.store, DUPLICATES) as file:
@@ -262,7 +258,7 @@ def find_duplicates(dataset: Dataset) -> Duplicates | None:
 def _find_images(
     parts: Sequence[_ComparedBuild], places: npt.NDArray[np.int64], records: Counter[str]
 ) -> dict[int, SeenImage]:
-    """Return the images at some places among the digests of all parts; `records` counts those of each split."""
+    """Return the images at some places among the digests of all parts; count the images of each split in `records`."""
     wanted, images, at = iter(np.sort(places).tolist()), dict[int, SeenImage](), 0
     due = next(wanted, None)
     for folder, store, plan, found in parts:
@@ -284,9 +280,9 @@ def _find_images(
 
 
 def group_equal(digests: npt.NDArray[np.uint8], first_new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the places of equal digests, group after group, and where each group starts.
+    """Return the places of equal digests, group after group, and the start of each group.
 
-    A group has at least two places in rising order, the last of them new. Zeros stand for unread files.
+    A group has at least two places in rising order, the last of them new. Zeros mean unread files.
     """
     words = np.ascontiguousarray(digests).view(np.uint64).reshape(-1, DIGEST_BYTES // 8)
     order = np.lexsort(words.T)  # a stable sort

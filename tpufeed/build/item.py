@@ -1,13 +1,12 @@
-"""An item: one sample of a source, from its listing to the worker that makes its record."""
+"""An item: one sample of a source, from its listing to the worker that writes its record."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
 import msgspec
 
 Label: TypeAlias = str | int | None
-Labels: TypeAlias = tuple[Label, ...]  # of a sample of several classes
+Labels: TypeAlias = tuple[Label, ...]  # of a sample with several classes
 ColumnValue: TypeAlias = int | float | str
 
 
@@ -15,12 +14,12 @@ class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
     """Place of the bytes of an image.
 
     Attributes:
-        file: below the plan's `base`, an absolute path or a URL.
-        bytes: of the image; for a row of Parquet an estimate, which is never compared.
-        version: of its file: equal means unchanged.
-        offset: of the image within the file.
-        row: of a Parquet file, from 0; None for an image whose bytes are in one piece.
-        leaf: the column of bytes in that file.
+        file: its file: a name below the plan's `base`, an absolute path or a URL.
+        bytes: size of the image; for a row of Parquet an estimate, which is never compared.
+        version: version of its file: equal means unchanged.
+        offset: first byte of the image in the file.
+        row: row in a Parquet file, from 0; None for an image whose bytes are in one piece.
+        leaf: column of bytes in the Parquet file.
     """
 
     file: str
@@ -30,37 +29,32 @@ class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
     row: int | None = None
     leaf: str = ""
 
-    @property
-    def place(self) -> str:
-        """Name for its identity: its file, and for a row of Parquet also the row."""
-        return self.file if self.row is None else f"parquet:{self.file}:{self.row}:{quote(self.leaf, safe='')}"
-
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sample. Its source says the first fields; the build adds the last ones once all items are listed.
+    """One sample. Its source gives the first fields; the build adds the last four once all items are listed.
 
     Attributes:
-        path: its name, from which the global order, its split and `image/filename` follow. A URL is without signature
-            and secrets, see `errors.url_identity`.
-        bytes: of its image; for a row of Parquet an estimate, which is never compared.
-        version: of its file: equal means unchanged, see `storage.store.ObjectInfo`.
-        label_name: the name or id of its class in the source, or several; None if the source says none.
-        split: as the source says.
-        file: where its bytes are, if not at `path` below the plan's `base`. A URL in a table is kept as it is, since a
-            build that was killed continues from here.
-        offset: of the image within the file.
-        values: further values by name, as the source says them.
+        path: its name, from which the global order, its split and `image/filename` follow. A URL has no signature and
+            no secrets, see `errors.url_identity`.
+        bytes: size of its image; for a row of Parquet an estimate, which is never compared.
+        version: version of its file: equal means unchanged, see `storage.store.ObjectInfo`.
+        label_name: the name or id of its class in the source, or several; None without a label.
+        split: its split, if the source has splits.
+        file: the file of its bytes, if not `path` below the plan's `base`. A URL in a table is kept unchanged, since a
+            killed build continues from here.
+        offset: first byte of the image in the file.
+        values: further values in the source, by name.
         problem: why it is rejected without being read, as (reason code, message).
         images: its further images, in the order of their features; empty if one of them is missing.
-        group: items of one group are neighbours in the global order, as they are read together.
-        pixels: height and width of the image that boxes and keypoints refer to, if the source says it.
-        row: of a Parquet file, from 0.
-        leaf: the column of that file that holds its bytes.
-        label: the class's id, or -1.
-        labels: ids of classes, in a dataset whose samples have several; `label` is -1 there.
+        group: items of a group are neighbours in the global order, as they are read together.
+        pixels: height and width of the image that boxes and keypoints refer to, if the source has them.
+        row: row in a Parquet file, from 0.
+        leaf: column of bytes in the Parquet file.
+        label: id of its class, or -1.
+        labels: ids of its classes, in a dataset whose samples have several; then `label` is -1.
         columns: `values` as the plan holds them, in the order of the header's features; bytes in base64.
-        duplicate_of: the digest of its image, in hexadecimal digits, if it is left out because another item has the
-            same image. It is not a reject, and stays in the plan so that reports can name it.
+        duplicate_of: the digest of its image in hexadecimal digits, if it is left out because another item has the same
+            image. It is not a reject, and stays in the plan so that reports can name it.
     """
 
     path: str
@@ -81,12 +75,6 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: tuple[int, ...] = ()
     columns: tuple[tuple[ColumnValue, ...], ...] = ()
     duplicate_of: str = ""
-
-    @property
-    def files(self) -> tuple[ImageRef, ...]:
-        """Files of the sample. The file of its image comes first."""
-        image = ImageRef(self.file or self.path, self.bytes, self.version, self.offset, self.row, self.leaf)
-        return (image, *self.images)
 
 
 decode_item = msgspec.msgpack.Decoder(Item).decode

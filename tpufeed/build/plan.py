@@ -1,7 +1,7 @@
-"""The plan: what a build will do, stored before it starts, so that a later run continues without a new listing.
+"""The plan: all that a build will do, stored before it starts, so that a later run continues without a new listing.
 
-It is in JSON lines: the header, one line per task, and the CRC-32C of them all. A worker is told the byte range and the
-digest of its line, so that a plan of any size is neither passed around nor read whole by workers.
+It has JSON lines: the header, one line per task, and the CRC-32C of them all. A worker gets the byte range and the
+digest of its line, so that workers neither receive nor read a whole plan, which may have any size.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from tpufeed.storage.store import Span, Store
 PLAN_VERSION = 1
 _DIGEST_BYTES = 16
 _MOST_VARIANTS = 1000
-_MOST_OUTPUTS = 1 << 21  # files whose names are in memory: a cache of 200 TB has fewer
+_MOST_OUTPUTS = 1 << 21  # files, whose names are in memory: a cache of 200 TB has fewer
 _SAID = 200  # characters of an option's value in a message
 
 
@@ -60,7 +60,7 @@ _TASK_HEAD, _TASK = msgspec.json.Decoder(_TaskHead), msgspec.json.Decoder(Task)
 
 
 class _End(msgspec.Struct, frozen=True):
-    """The last line: the CRC of all before it."""
+    """The last line: the CRC of all lines before it."""
 
     crc32c: int
 
@@ -71,8 +71,8 @@ _END = msgspec.json.Decoder(_End)
 class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Data that all tasks share. `kind`, `source` and `options` are the plan's identity: they decide every byte.
 
-    `splits` says how many shards each split has; `variants` is None if a dataset has only one, without a number. Files
-    of inputs are relative to `base`. `source` and `base` hold no secret of a URL, see `with_access`.
+    `splits` has the number of shards of each split; `variants` is None if there is only one, without a number. Files of
+    inputs are relative to `base`. `source` and `base` hold no secret of a URL, see `with_access`.
     """
 
     plan_version: int = PLAN_VERSION
@@ -93,7 +93,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     read_before: int = 0  # images that were read before the plan
     ignored_files: dict[str, int] = {}
     warnings: tuple[str, ...] = ()  # on the source; a run that continues repeats them
-    tool_version: str = ""  # another version may take what this one has rejected
+    tool_version: str = ""  # another version may take inputs that this one has rejected
 
     def shard_names(self, task: _TaskHead) -> list[str]:
         """Return the shards that a task makes, one per variant; see `naming.counted` for names with counts."""
@@ -103,7 +103,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def are_counted(self) -> bool:
-        """True if the names of shards say how many records they hold."""
+        """True if the names of shards end in their number of records."""
         return self.options.get("names") == "kaggle"
 
     @property
@@ -129,8 +129,8 @@ _FIELDS, _HEADER = msgspec.json.Decoder(dict[str, Any]), msgspec.json.Decoder(Pl
 class TaskRef(NamedTuple):
     """Place of a task in the plan: engines pass this around.
 
-    `name` is its first shard, for messages. `digest` is that of the task's line. A CRC would not do: whoever replaces
-    the plan while a build is at work could give another line the same CRC.
+    `name` is its first shard, for messages. `digest` is the digest of the task's line. A CRC would not do: an attacker
+    who replaces the plan during a build could give another line the same CRC.
     """
 
     number: int
@@ -159,7 +159,7 @@ class Plan:
 
 
 def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
-    """Write a plan to the disk, not only to its cache, because a build relies on it. Raises StoreError."""
+    """Write a plan to the disk itself, as a build relies on it. Raises StoreError."""
     header = msgspec.structs.replace(header, source=url_identity(header.source), base=url_identity(header.base))
     first = msgspec.json.encode(header) + b"\n"
     refs = list[TaskRef]()
@@ -182,11 +182,11 @@ def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
             os.fsync(file.fileno())
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}") from error
-    return Plan(_HEADER.decode(first), tuple(refs), Owner(header.run_id, ""))  # as a later run reads it
+    return Plan(_HEADER.decode(first), tuple(refs), Owner(header.run_id, ""))  # decoded as in a later run
 
 
 def read_plan(store: Store) -> Plan:
-    """Return the plan at a destination. One that looks damaged is read again: it may have been damaged on its way.
+    """Return the plan at a destination. If it looks damaged it is read again, as that may have happened on the way.
 
     Raises:
         ObjectNotFoundError: there is none.
@@ -214,11 +214,11 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
     version = _FIELDS.decode(first).get("plan_version")
     if version != PLAN_VERSION:
         raise ManifestVersionError(
-            f"{where}: plan version {version}; this tpufeed goes on with version {PLAN_VERSION} only. Finish "
-            "the build with the tpufeed that began it, or take another destination"
+            f"{where}: plan version {version}; this tpufeed continues only version {PLAN_VERSION}. Finish the build "
+            "with the tpufeed that began it, or take another destination"
         )
     header = _HEADER.decode(first)
-    # A header that no build writes is refused: the names of files, and how many there are, follow from it.
+    # A header that no build writes is refused: the names and the number of files follow from it.
     if header.variants is not None and not 1 <= header.variants <= _MOST_VARIANTS:
         raise ValueError(f"it makes {header.variants} variants")
     for split, shards in header.splits.items():
@@ -240,7 +240,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
         crc = crc32c(line, crc)
         task = _TASK_HEAD.decode(line)
         if (task.number, task.split, task.shard, task.shards) != (len(refs), *place):
-            raise ValueError(f"task {task.number} is shard {task.shard} of {task.split!r} in the place of {place}")
+            raise ValueError(f"task {task.number} is shard {task.shard} of {task.split!r} instead of {place}")
         stop = start + len(line) - 1
         name = header.shard_names(task)[0]
         refs.append(TaskRef(task.number, task.split, start, stop, name, _digest(line[:-1])))
@@ -255,7 +255,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
 
 
 def read_run_id(store: Store) -> str:
-    """Return the id of the run whose plan is at a destination, from the plan's first line.
+    """Return the id of the run whose plan is at a destination, from its first line.
 
     Raises:
         ObjectNotFoundError: there is none.
@@ -269,7 +269,7 @@ def read_run_id(store: Store) -> str:
 
 
 def read_task(store: Store, ref: TaskRef, line: bytes | StoreError = b"") -> Task:
-    """Return the task that `ref` refers to, from its `line` if that has been read and is sound; else it is read again.
+    """Return the task of `ref`, from its `line` if that was read and is sound; else read it again.
 
     Raises:
         ManifestError: the plan has no such task: it was replaced, or is damaged.
@@ -280,19 +280,19 @@ def read_task(store: Store, ref: TaskRef, line: bytes | StoreError = b"") -> Tas
                 return _TASK.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ManifestError(
-                    f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: {error}. It was forged, or "
+                    f"{store.url}/{PLAN}: not a task at bytes {ref.start} to {ref.stop}: {error}. It was forged, or "
                     f"written by another program; remove {store.url}"
                 ) from error
         if reads_left:
             line = store.read_range(PLAN, ref.start, ref.stop)
     raise ManifestError(
-        f"{store.url}/{PLAN}: no task of {ref.name} at bytes {ref.start} to {ref.stop}: {READS} reads gave other bytes "
-        "than stood there when the build began. Was it replaced? Run the same command again"
+        f"{store.url}/{PLAN}: the task of {ref.name} at bytes {ref.start} to {ref.stop} has changed since the build "
+        f"began, in each of {READS} reads. Was it replaced? Run the same command again"
     )
 
 
 def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
-    """Yield all tasks in turn; many tasks of a remote plan are read at once. Raises as `read_task` does."""
+    """Yield all tasks in order; many tasks of a remote plan are read at once. Raises as `read_task` does."""
     inputs, classes = 0, range(-1, len(plan.header.class_names))
     with closing(store.read_many(Span(PLAN, ref.start, ref.stop) for ref in plan.tasks)) as read:
         for ref, line in zip(plan.tasks, read, strict=True):
@@ -304,9 +304,9 @@ def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
             )
             if inputs > plan.header.images or not are_known:
                 raise ManifestError(
-                    f"{store.url}/{PLAN}: no task at bytes {ref.start} to {ref.stop}: it has an input too many for "
-                    f"{plan.header.images} images, or one of none of {len(classes) - 1} classes. It was "
-                    f"forged, or written by another program; remove {store.url}"
+                    f"{store.url}/{PLAN}: not a task at bytes {ref.start} to {ref.stop}: it exceeds the plan's "
+                    f"{plan.header.images} images or its {len(classes) - 1} classes. It was forged, or written by "
+                    f"another program; remove {store.url}"
                 )
             yield task
 
@@ -316,10 +316,10 @@ def _digest(line: bytes) -> bytes:
 
 
 def with_access(plan: Plan, source: str) -> Plan:
-    """Return the plan with the secrets of `source`, the URL given now: its `base` was stored without them."""
+    """Return the plan with the secrets of the present URL `source`: its `base` was stored without them."""
     place = source
     while place and url_identity(place) != plan.header.base:
-        place = place.rpartition("/")[0]  # a table lies in its base
+        place = place.rpartition("/")[0]  # a table is in its base
     return replace(plan, header=msgspec.structs.replace(plan.header, base=place)) if place else plan
 
 
@@ -330,38 +330,34 @@ def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, opt
     differing = differing_options({"command": found.kind, "source": found.source, **found.options}, wanted)
     if differing:
         raise DuplicateWriterError(
-            f"{store.url} already holds a dataset, or the beginnings of one, of another build: {'; '.join(differing)}; "
-            "nothing was changed. Take another destination, give the options of that build, or say --overwrite"
+            f"{store.url} already holds a dataset, maybe unfinished, of another build: {'; '.join(differing)}; "
+            "nothing was changed. Take another destination, give the options of that build, or pass --overwrite"
         )
 
 
 def check_forged(store: Store, plan: Plan, header: PlanHeader | None, tasks: Iterable[Task]) -> None:
-    """Check a plan that another run has put against the header and the tasks that this run would have put.
-
-    Raises:
-        ManifestError: they differ.
-    """
+    """Raise ManifestError if a plan of another run differs from the header and the tasks that this run would put."""
     found = plan.header
     same = ("run_id", "source", "options")  # the run's own, and what `check_same_plan` has compared
     wanted = header and msgspec.structs.replace(header, **{name: getattr(found, name) for name in same})
     if wanted != found:
-        raise forged(store, found.source, "its header says other than the dataset")
+        raise forged(store, found.source, "its header contradicts the dataset")
     if any(task != given for task, given in itertools.zip_longest(tasks, iter_tasks(store, plan))):
-        raise forged(store, found.source, "its tasks are not the parts of the dataset")
+        raise forged(store, found.source, "its tasks are not those of the dataset")
 
 
 def forged(store: Store, source: str, problem: str) -> ManifestError:
     """Return the error for a plan that cannot belong to this build, whatever its header says."""
     return ManifestError(
         mask_secrets(
-            f"{store.url}/{PLAN}: no plan of {source}: {problem}. Nothing was read or changed. It was forged, or the "
-            f"source has changed since: take another destination, or say --overwrite to build {store.url} anew"
+            f"{store.url}/{PLAN}: not a plan for {source}: {problem}. Nothing was read or changed. It was forged, or "
+            f"the source has changed: take another destination, or pass --overwrite to build {store.url} again"
         )
     )
 
 
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Say in words how the options of two builds differ; both are as JSON gives them."""
+    """Describe how the options of two builds differ; both as JSON decodes them."""
     found: list[tuple[str, Any, Any]] = []
     for name in (*wanted, *sorted(stored.keys() - wanted.keys())):
         there, here = stored.get(name), wanted.get(name)
@@ -382,7 +378,7 @@ def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
 
 
 def _masked(item: Item) -> Item:
-    """Return an item that is not read: its line of rejects.jsonl has no signed URLs of a table."""
+    """Remove the signatures of URLs from an item that is not read: rejects.jsonl must not show them."""
     problem = None if item.problem is None else (item.problem[0], mask_secrets(item.problem[1]))
     images = tuple(msgspec.structs.replace(image, file=url_identity(image.file)) for image in item.images)
     return msgspec.structs.replace(item, file=url_identity(item.file), problem=problem, images=images)

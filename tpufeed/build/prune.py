@@ -1,4 +1,4 @@
-"""`prune`: remove the versions of a dataset that are not kept, and the files that no kept version names."""
+"""`prune`: remove old versions of a dataset, and the files that no kept version names."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +21,7 @@ class PruneResult:
     """Result of pruning.
 
     Attributes:
-        url: of the dataset.
+        url: URL of the dataset.
         kept: numbers of the versions that can be opened.
         removed: numbers of the versions that were removed, or would be.
         files: number of files that only removed versions had.
@@ -43,9 +43,9 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
     the next shard that they open. If the call is interrupted, the same call continues.
 
     Args:
-        url: of the dataset.
-        keep: number of versions to keep, the newest ones.
-        dry_run: only tell what would be removed.
+        url: URL of the dataset.
+        keep: number of the newest versions to keep.
+        dry_run: only return what would be removed.
 
     Raises:
         DatasetNotFoundError: there is no dataset.
@@ -61,12 +61,12 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
     needed = {name for manifest in _open_versions(store, kept) for name in _names_of(manifest)}
     manifests = list(_open_versions(store, dropped))
     for name in begun:
-        with suppress(ObjectNotFoundError):  # another run is quicker
+        with suppress(ObjectNotFoundError):  # another run was faster
             manifests.append(decode_manifest(store.read_document(name), f"{store.url}/{name}"))
     present = {info.name: info for info in store.iter_objects()}
-    # What a manifest names may be forged: only what a build can have put is removed.
+    # Names in a manifest may be forged: only files that a build can have put are removed.
     unneeded = {name for manifest in manifests for name in _names_of(manifest) if is_data_name(name)} - needed
-    folders = _folders(unneeded) & _folders(present)  # of a part that an earlier run has begun with, too
+    folders = _folders(unneeded) & _folders(present)  # including a part that an earlier run has begun to remove
     unneeded |= set(_own_names(folders, manifests)) - needed
     unneeded &= present.keys()
     numbers = sorted({*dropped, *(manifest.number for manifest in manifests)})
@@ -75,15 +75,15 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
     )
     if dry_run:
         return result
-    for number in dropped:  # no reader opens it any more, and the names of its files stay until they are gone
+    for number in dropped:  # under its new name no reader opens it, and it names its files until they are gone
         name = f"{VERSIONS}/{number}{_PRUNED}"
-        with suppress(ObjectNotFoundError):  # another run is quicker
+        with suppress(ObjectNotFoundError):  # another run was faster
             data = store.read_document(version_name(number))
-            with suppress(ObjectExistsError):  # of a run that was killed here: it is the same
+            with suppress(ObjectExistsError):  # left by a run that was killed here, with the same bytes
                 store.put(name, data)
             store.delete(version_name(number))
         begun.append(name)
-    # Only now, when no manifest that a reader opens names these files.
+    # Only now, when no manifest that readers open names these files.
     for name in sorted(unneeded):
         store.delete(name, present[name].version if store.conditional else "")
     for name in begun:
@@ -92,7 +92,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
 
 
 def _open_versions(store: Store, numbers: Sequence[int]) -> Iterator[Manifest]:
-    """Yield the manifests of versions, except for those that another prune has removed meanwhile."""
+    """Yield the manifests of versions, except those that another prune has removed meanwhile."""
     for number in numbers:
         with suppress(DatasetNotFoundError):
             yield open_dataset(store.url, number).manifest

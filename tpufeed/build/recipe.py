@@ -1,7 +1,7 @@
 """A recipe describes one kind of build; `build.run` runs and previews them all.
 
-`tpufeed shard`, `append`, `cache warmup` and `compact` are the four recipes. A recipe says how its plan is recognized,
-drafts the plan, gives the context of its tasks, and completes the manifest and the result.
+`tpufeed shard`, `append`, `cache warmup` and `compact` are the four recipes. A recipe identifies its plan, drafts it,
+gives its tasks their context, and completes the manifest and the result.
 """
 
 from collections import Counter
@@ -26,9 +26,9 @@ class SplitPreview:
     """A split that a build would make.
 
     Attributes:
-        inputs: number of samples of the source.
+        inputs: number of input samples.
         shards: number of shards, of all variants of a cache together.
-        bytes: size of these shards, estimated.
+        bytes: estimated size of these shards.
     """
 
     inputs: int
@@ -38,23 +38,23 @@ class SplitPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A plan before it is stored, and what else is known of its build.
+    """A plan before it is stored, and what else is known about its build.
 
     Attributes:
-        header: of the plan; None if the dataset that grows has all samples already.
-        tasks: of the plan; read once, and only while the draft is open.
-        splits: by name.
+        header: header of the plan; None if the growing dataset has all samples already.
+        tasks: tasks of the plan; read once, and only while the draft is open.
+        splits: splits by name.
         warnings: sentences that the plan does not store.
-        skipped: number of samples that the dataset has already, if there is no header to say so.
-        source_bytes: size of the source's images.
+        skipped: number of samples that the dataset has already, if there is no header with this number.
+        source_bytes: size of all input images.
         columns: types of the further columns of a table.
-        read_before: number of images that have to be read before the plan, if a preview has left that out.
+        read_before: number of images that have to be read before the plan, if a preview has skipped that.
         probed: number of samples that were tried.
-        probed_rejects: how many of them cannot be taken.
-        probed_seconds: seconds that one core takes for one sample, with all variants of a cache.
+        probed_rejects: number of these that cannot be taken.
+        probed_seconds: time that one core takes for one sample, with all variants of a cache.
         refused: inputs that are known to be rejected, counted by reason.
         first_refused: the first few of them.
-        fingerprint: of the cache that this build makes; else empty.
+        fingerprint: fingerprint of the cache that this build makes; else empty.
     """
 
     header: PlanHeader | None
@@ -78,17 +78,17 @@ class Recipe(Protocol):
 
     Attributes:
         kind: the command, as plan and manifest name it.
-        worker: the module that has `run` and `reach` of a task, see `engines.engine.Job`.
-        source: URL of the source.
+        worker: the module with `run` and `reach` of a task, see `engines.engine.Job`.
+        source: URL of the input.
         stores: the stores that workers read from.
-        identity: the options that decide every byte; a plan is recognized by them, with kind and source.
+        identity: the options that decide every byte; with kind and source they identify a plan.
         warnings: sentences on the options.
         base: the version of a dataset that grows by this build; None for a new dataset.
         grows_by: the kind of the part that is added to `base`.
         different: options that decide bytes and differ from those of `base`.
-        layout: the shards of the version after `base`; None: those of the part come last.
-        is_stale: an interrupted run has left the beginnings of a part that nobody wants any more; they are removed.
-        names_base: the result says where the files of the source are.
+        layout: the shards of the version after `base`; None: the part's shards come last.
+        is_stale: an interrupted run has left an unfinished part that is no longer wanted; it is removed.
+        names_base: the result names the folder of the source's files.
     """
 
     kind: str
@@ -111,11 +111,11 @@ class Recipe(Protocol):
             The dataset if it is finished already.
 
         Raises:
-            TpufeedError: another dataset is there, or none that could grow. Nothing was changed.
+            TpufeedError: there is another dataset, or no dataset that can grow. Nothing was changed.
         """
 
     def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
-        """Do what is left for the dataset that `look` has found, and return it with its duplicates."""
+        """Complete the dataset that `look` has found, and return it with its duplicates."""
         return finished, None
 
     def draft(self, is_preview: bool) -> AbstractContextManager[Draft]:
@@ -123,14 +123,14 @@ class Recipe(Protocol):
 
         Args:
             is_preview: try some samples, to predict the time and the rejects of the build; and do not read the whole
-                source, though a plan that is stored may need it.
+                source, even if a stored plan would need that.
         """
 
     def check_joined(self, store: Store, plan: Plan) -> None:
-        """Check a plan that another run has put at `store`: whoever can write there may have forged it.
+        """Check a plan that another run has put at `store`: anyone who can write there may have forged it.
 
         Raises:
-            ManifestError: it reads files that are not the source's, or contradicts itself. Nothing was read.
+            ManifestError: it names files that are not the source's, or contradicts itself. Nothing was read.
         """
 
     def context(self, store: Store, plan: Plan) -> TaskContext:
@@ -139,45 +139,45 @@ class Recipe(Protocol):
     def conclude(
         self, store: Store, plan: Plan, folder: Path, manifest: Manifest
     ) -> tuple[Manifest, Duplicates | None]:
-        """Do what is left once shards, digests and rejects are put, and complete the manifest, which is not put yet.
+        """Complete the manifest, before it is put and after shards, digests and rejects are put.
 
         `folder` is for temporary files.
         """
         return manifest, None
 
     def judge(self, manifest: Manifest) -> Iterable[str]:
-        """Yield warnings of what the build has met."""
+        """Yield warnings of what the build found."""
         return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Forecast of a build: its plan, and what was learnt from listing the source and trying a few samples.
+    """Forecast of a build: its plan, and the results of listing the source and trying a few samples.
 
     Attributes:
-        source: its URL.
-        destination: its URL.
-        splits: by name.
+        source: URL of the input.
+        destination: URL of the destination.
+        splits: splits by name.
         bytes: estimated size of all shards together.
         variants: number of variants of a cache; 1 for other datasets.
         classes: number of classes.
         columns: types of the further columns of a table, see `further_columns`.
-        source_bytes: size of the source's images.
-        ignored_files: files in the source that are not images by their names, counted by their endings (`.txt`).
+        source_bytes: size of all input images.
+        ignored_files: files in the source whose names are not those of images, counted by their endings (`.txt`).
         listed_twice: number of inputs that the source names more than once.
-        free_bytes: free space at the destination; None if it is not known.
+        free_bytes: free space at the destination; None if unknown.
         seconds: estimated time of the build.
         probed: number of samples that were tried.
-        probed_rejects: how many of them cannot be taken.
-        probed_seconds: seconds that one core takes for one sample, with all variants of a cache.
+        probed_rejects: number of these that cannot be taken.
+        probed_seconds: time that one core takes for one sample, with all variants of a cache.
         warnings: sentences on what would be better for training.
-        complete: the dataset is there already: nothing would be done.
+        complete: the dataset exists already: nothing would be done.
         skipped: number of images of an append that are in the dataset already.
         read_before: number of images that are read before the build, to find duplicates or to deal them to splits by
             content.
         version: the dataset's number afterwards, if it grows; else None.
         images_from: the folder that file names in COCO's JSON are taken to be relative to; else empty.
-        fingerprint: of the cache that this build makes; else empty.
+        fingerprint: fingerprint of the cache that this build makes; else empty.
     """
 
     source: str

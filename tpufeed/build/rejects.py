@@ -1,4 +1,4 @@
-"""Rejects: the inputs that a build cannot take, and how many of them it allows before it fails."""
+"""Rejects: the inputs that a build cannot take, and the number of them that it allows before it fails."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ _SHOWN = 3
 
 
 def allowed_rejects(budget: str | int | None, inputs: int) -> int:
-    """Return how many of so many inputs a build may reject: "1%", "0.5%", 20 or "20" of them.
+    """Return how many of `inputs` a build may reject for a budget like "1%", "0.5%", 20 or "20".
 
     The default is 1 %, but at least 10. Raises OptionError.
     """
@@ -26,13 +26,13 @@ def allowed_rejects(budget: str | int | None, inputs: int) -> int:
         return max(_FEWEST, inputs // 100)
     match = re.fullmatch(r"\s*(?:([0-9]{1,18})|([0-9]+(?:\.[0-9]+)?)\s*%)\s*", str(budget))
     if match is None or (match.group(2) and float(match.group(2)) > 100):
-        raise OptionError(f"{budget!r} is no budget for rejects; write it like 1% or 20")
+        raise OptionError(f"{budget!r} is not a budget for rejects; write it like 1% or 20")
     return int(match.group(1) or inputs * float(match.group(2)) / 100 + 1e-6)  # 29 % of 100 are 29
 
 
 @dataclass(slots=True)
 class Rejects:
-    """Rejects in the reports of a build of `inputs` inputs, of which it may reject `allowed`."""
+    """Rejects in the reports of a build, which may reject `allowed` of its `inputs`."""
 
     _store: Store
     _owner: Owner
@@ -42,7 +42,7 @@ class Rejects:
     _count: int = 0
 
     def add(self, report: Report) -> None:
-        """Take note of a task's rejects."""
+        """Add a task's rejects."""
         if report.rejects:
             self._by_task[report.task] = report.rejects
             self._count += len(report.rejects)
@@ -54,7 +54,7 @@ class Rejects:
         return rejects
 
     def check(self) -> None:
-        """Raise TooManyRejectsError, having put rejects.jsonl, if there are more than the budget allows."""
+        """Put rejects.jsonl and raise TooManyRejectsError if there are more than the budget allows."""
         if self._count <= self._allowed:
             return
         rejects = self.put()
@@ -63,15 +63,15 @@ class Rejects:
             rejects,
             self._inputs,
             self._allowed,
-            f"{self._store.url}/{REJECTS} names each. Mend the source and build with --overwrite, or run the same "
-            "command again with a higher --max-rejects: it goes on from here",
+            f"{self._store.url}/{REJECTS} names each. Correct the source and build with --overwrite, or run the same "
+            "command again with a higher --max-rejects: it continues from here",
         )
 
 
 def too_many(
     by_reason: Mapping[str, int], some: Sequence[Reject], inputs: int, allowed: int, advice: str
 ) -> TooManyRejectsError:
-    """Return the error for rejects beyond the budget: `by_reason` counts them, the first of `some` are shown."""
+    """Return the error for rejects beyond the budget: `by_reason` counts them, and the first of `some` are shown."""
     counted = sorted(by_reason.items(), key=lambda each: (-each[1], each[0]))  # the most frequent first
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in counted)
     shown = sorted(some, key=lambda reject: -by_reason[reject.reason])[:_SHOWN]

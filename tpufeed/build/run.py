@@ -1,7 +1,7 @@
-"""Run a recipe to a finished dataset, or tell what that would do.
+"""Run a recipe to a finished dataset, or predict that.
 
 A run checks the destination, stores its plan there or joins the plan of an earlier run, runs the tasks that are left,
-and writes indexes, rejects and manifest. A dataset that grows gets the result as its next version.
+and writes indexes, rejects and manifest. A growing dataset gets the result as its next version.
 """
 
 import itertools
@@ -71,7 +71,7 @@ from tpufeed.errors import (
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.store import Store, open_store
 
-_TRIES = 5  # to grow a dataset, while others are quicker
+_TRIES = 5  # to grow a dataset while other builds are faster
 _REPORTS_AT_A_TIME = 16
 _REPORTS_A_BLOCK = 256  # in memory, with the length of each record
 
@@ -81,11 +81,11 @@ class BuildProgress:
     """Progress of a build.
 
     Attributes:
-        total_images: number of images to do, each variant of a cache counted.
+        total_images: number of images to do, counting each variant of a cache.
         images: number of images done so far.
         bytes: size of the shards so far.
         rejects: number of inputs rejected so far.
-        earlier_images: those of `images` that an earlier run of the same command had done.
+        earlier_images: number of `images` that an earlier run of the same command had done.
     """
 
     total_images: int
@@ -103,22 +103,21 @@ class BuildResult:
     """A finished build.
 
     Attributes:
-        url: of the dataset.
-        manifest: of the dataset.
+        url: URL of the dataset.
+        manifest: manifest of the dataset.
         seconds: time of this run.
-        images: number of images taken, each variant of a cache counted; of the new part only if a dataset has grown.
+        images: number of images taken, counting each variant of a cache; only of the new part if a dataset has grown.
         bytes: size of the shards that hold them.
-        earlier_images: those of `images` that were done before this run.
-        ignored_files: files in the source that are not images by their names, counted by their endings (`.txt`).
+        earlier_images: number of `images` that were done before this run.
+        ignored_files: files in the source whose names are not those of images, counted by their endings (`.txt`).
         listed_twice: number of inputs that the source names more than once.
-        retries: number of requests to stores that this run made again.
+        retries: number of requests to stores that this run repeated.
         warnings: sentences on what would be better for training.
         skipped: number of images of an append that were in the dataset already.
-        added: number of samples by which the dataset has grown; None if it is new.
+        added: number of samples that the dataset has grown by; None if it is new.
         duplicates: images that the source has more than once; None if there are none, or they were not counted.
         read_before: number of images that were read before the plan, to find duplicates or to deal them to splits.
-        rejected: inputs that this build has rejected, counted by reason; `manifest` counts those of all versions of a
-            dataset.
+        rejected: inputs that this build has rejected, counted by reason; `manifest` counts those of all versions.
         images_from: the folder that file names in COCO's JSON were taken to be relative to; else empty.
     """
 
@@ -156,25 +155,25 @@ def run(  # noqa: PLR0913  # the options of all builds
     engine: Engine | str | None,
     listener: ProgressListener | None,
 ) -> BuildResult:
-    """Build what the recipe says: check, plan or join a plan, run the tasks that are left, publish.
+    """Build a recipe's dataset: check, plan or join a plan, run the tasks that are left, publish.
 
     If it is killed anywhere and called again, it ends with the same bytes.
 
     Args:
         recipe: what to build.
-        dst: where the dataset goes, or is.
+        dst: path or URL of the dataset.
         max_rejects: fail the build if more inputs than this are rejected, see `allowed_rejects`.
-        overwrite: once there is a new plan, remove what is at the destination. If a dataset grows, remove only what an
-            interrupted run has left of the next version.
-        fsync: bring the files of a local store to the disk before the manifest.
+        overwrite: once there is a new plan, remove the objects at the destination. If a dataset grows, remove only the
+            remains of an interrupted run for the next version.
+        fsync: write the files of a local store to the disk before the manifest.
         workers: number of processes; None: one per core.
         engine: runs the tasks.
         listener: called with the progress.
 
     Raises:
         TpufeedError: from the checks and the plan, with nothing changed.
-        TaskError: a task failed for good. What is done stays; the same command continues from there.
-        TooManyRejectsError: more inputs are rejected than the budget allows; what is done stays.
+        TaskError: a task failed for good. Finished work stays; the same command continues from there.
+        TooManyRejectsError: more inputs are rejected than the budget allows; finished work stays.
         BuildError: no input could be taken, or the destination belongs to another run now.
     """
     destination, chosen = _open(recipe, dst, max_rejects, workers, engine)
@@ -188,14 +187,14 @@ def run(  # noqa: PLR0913  # the options of all builds
             with chosen.prepare(f"{recipe.worker}:run"):
                 return _build(recipe, destination, chosen, max_rejects, overwrite, fsync, listener or (lambda _: None))
         except (DuplicateWriterError, BuildError):
-            # Another build may have published the next version meanwhile: then this one begins again behind that.
+            # Another build may have published the next version meanwhile: then begin again after that version.
             now = None if recipe.base is None else find_finished(destination)
             if now is None or recipe.base is None or now.number == recipe.base.number:
                 raise
     raise BuildError(f"{destination.url} has grown {_TRIES} times meanwhile; run the same command again")
 
 
-def preview(  # as `run`
+def preview(
     recipe: Recipe,
     dst: str | Path,
     *,
@@ -204,12 +203,12 @@ def preview(  # as `run`
     workers: int | None = None,
     engine: Engine | str | None = None,
 ) -> Preview:
-    """Tell what `run` with the same arguments would do. Changes nothing.
+    """Predict what `run` with the same arguments would do. Changes nothing.
 
     Raises:
-        TpufeedError: as `run` does before it works.
-        TooManyRejectsError, BuildError: of the inputs that were tried, or have no file or class, more than the budget
-            allows, or all, cannot be taken; or there is no room.
+        TpufeedError: as `run` does before it starts to work.
+        TooManyRejectsError, BuildError: more inputs than the budget allows, or all, lack a file or class or failed when
+            tried; or there is no room.
     """
     destination, _ = _open(recipe, dst, max_rejects, workers, engine)
     finished, base = recipe.look(destination, overwrite), recipe.base
@@ -225,17 +224,17 @@ def preview(  # as `run`
         inputs, refused = sum(split.inputs for split in draft.splits.values()), draft.refused
         allowed = allowed_rejects(max_rejects, inputs)
         if refused.total() > allowed:
-            advice = "Nothing was changed. Mend the source, or allow more with --max-rejects"
+            advice = "Nothing was changed. Correct the source, or allow more with --max-rejects"
             raise too_many(refused, draft.first_refused, inputs, allowed, advice)
         if inputs and refused.total() == inputs:
             first = draft.first_refused[0]
             raise BuildError(
                 f"none of the {inputs} images can be taken; the first: {first.path}: {first.message}. "
-                "Nothing was changed; mend the source"
+                "Nothing was changed; correct the source"
             )
         if standing.plan is None:
             check_fits(store, draft.header, sum(split.bytes for split in draft.splits.values()), standing)
-        header = draft.header if standing.plan is None else standing.plan.header  # which a run would join
+        header = draft.header if standing.plan is None else standing.plan.header  # the plan that a run would join
         variants = len(header.variant_numbers)
         splits = {
             name: replace(draft.splits.get(name, SplitPreview(0, 0, 0)), shards=shards * variants)
@@ -261,12 +260,7 @@ def preview(  # as `run`
             probed=draft.probed,
             probed_rejects=draft.probed_rejects,
             probed_seconds=draft.probed_seconds,
-            warnings=(
-                *recipe.warnings,
-                *header.warnings,
-                *itertools.chain.from_iterable(of_shards),
-                *draft.warnings,
-            ),
+            warnings=(*recipe.warnings, *header.warnings, *itertools.chain.from_iterable(of_shards), *draft.warnings),
             skipped=header.skipped,
             read_before=0 if standing.plan else draft.read_before,
             version=None if base is None else base.number + 1,
@@ -304,20 +298,20 @@ def _open(
     recipe: Recipe, dst: str | Path, max_rejects: str | int | None, workers: int | None, engine: Engine | str | None
 ) -> tuple[Store, Engine]:
     """Open the destination and choose the engine. Raises TpufeedError if the arguments do not fit together."""
-    allowed_rejects(max_rejects, 0)  # an error of the budget comes before hours of work
+    allowed_rejects(max_rejects, 0)  # raises an error in the budget before hours of work
     destination = open_store(dst, follow=False)
     hidden = [store.url for store in (*recipe.stores, destination) if not store.shared]
     chosen, places = choose_engine(engine, workers, hidden), list[PurePath]()
     for store in (destination, *recipe.stores):
         path = store.local_path(MANIFEST)
         places.append(PurePosixPath(store.url) if path is None else PurePosixPath(os.path.realpath(path.parent)))
-    if places[0] in places[1:]:  # it would be read or removed by a later build
+    if places[0] in places[1:]:  # a later build would read or remove it
         raise OptionError(f"{destination.url} is the source itself; take another destination")
     return destination, chosen
 
 
 def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, Standing]:
-    """Check the destination of a build or a preview; return the store that a build works in, and what is there."""
+    """Check the destination of a build or a preview; return the store to build in, and its contents."""
     base, kind = recipe.base, recipe.kind
     store = destination if base is None else open_part(destination, base.number + 1)
     try:
@@ -332,16 +326,16 @@ def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, 
 
 
 def _at_work(recipe: Recipe, base: Dataset, part: Store, error: DuplicateWriterError) -> DuplicateWriterError:
-    """Return the error for a part that another command has begun; `error` if its plan cannot be read."""
+    """Return the error for a part that another command has begun, or `error` if its plan cannot be read."""
     try:
         header = read_plan(part).header
     except (ObjectNotFoundError, DamageError):
         return error
     kind = "append" if header.kind == "shard" else header.kind
     return DuplicateWriterError(
-        f"{base.url}: another command ({kind} of {header.source}) is at work on version {base.number + 1}, or was "
-        f"interrupted at it; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run "
-        f"that command again to finish it; or discard it with --overwrite, which removes {part.url} only"
+        f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
+        f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run that "
+        f"command again to finish it; or discard it with --overwrite, which removes only {part.url}"
     )
 
 
@@ -418,7 +412,7 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
     try:
         rejects = Rejects(store, plan.owner, inputs, allowed_rejects(max_rejects, inputs))
         pending, earlier = list(plan.tasks), 0
-        if joined:  # a plan that is new has no reports
+        if joined:  # a new plan has no reports
             pending.clear()
             with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-resume") as executor:
                 reports = executor.map(lambda ref: _trusted_report(store, header, ref), plan.tasks)
@@ -428,12 +422,12 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
                     else:
                         earlier += sum(len(shard.lengths) for shard in report.shards)
                         rejects.add(report)
-            pending.reverse()  # a first run that is still at work comes from the other end
+            pending.reverse()  # a first run that is still running comes from the other end
         listener(progress := BuildProgress(images, images=earlier, earlier_images=earlier))
         rejects.check()
         retries = 0
         try:
-            # Closed at once if something here fails: within the error's traceback the engine would run on.
+            # Closed at once if something here fails: held by the error's traceback, the engine would continue.
             with closing(engine.run(job, pending)) as events:
                 for event in events:
                     if isinstance(event, Progress):
@@ -450,14 +444,14 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
                         rejects.add(report)
                         rejects.check()
         except BaseException:
-            # Workers that were stopped in mid-task may have left folders: making one removes those of the dead.
+            # Workers stopped in mid-task may have left folders: making a folder removes those of dead processes.
             with suppress(StoreError), store.temporary_folder():
                 pass
             raise
         with store.temporary_folder() as folder:
             manifest, duplicates = _finish(recipe, folder, store, plan, rejects, fsync)
     except (BuildError, StoreError, DamageError):
-        check_owner(store, plan.owner)  # another run may have removed what this one has missed
+        check_owner(store, plan.owner)  # another run may have removed the objects that are missing
         raise
     said = list[str]()
     for name, split in manifest.splits.items():
@@ -478,18 +472,18 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
 
 
 def _finished_result(url: str, manifest: Manifest) -> BuildResult:
-    """Return the result of a build that an earlier run had finished: nothing was done."""
+    """Return the result of a build that an earlier run finished: nothing was done."""
     shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
     images, size_bytes = sum(shard.records for shard in shards), sum(shard.bytes for shard in shards)
     return BuildResult(url, manifest, 0.0, images, size_bytes, images, {}, rejected=dict(manifest.rejects))
 
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
-    """Return the report of a task that an earlier run has done; None, and discard the report, if it does not hold."""
+    """Return the report of a task that an earlier run has done; if it is wrong, discard it and return None."""
     report = read_report(store, ref, header.run_id)
     if report is None:
         return None
-    # A crash of the machine may have left the report and lost the shards, which were not brought to the disk.
+    # A crash of the machine may have kept the report and lost the shards, which were not written to the disk.
     if _is_of_task(report, header, ref) and all(
         is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards
     ):
@@ -505,15 +499,15 @@ def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
     if report is None:
         raise TaskError(
             f"{where}, the report of {ref.name}, is gone although its task was done; nothing was published. Run the "
-            "same command again: it goes on from here"
+            "same command again: it continues from here"
         )
     if not _is_of_task(report, header, ref):
-        raise TaskError(f"{ref.name}: {where} is of another task, or forged")
+        raise TaskError(f"{ref.name}: {where} belongs to another task, or was forged")
     return report
 
 
 def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
-    """Return true if the shards are the task's: a build whose plan was removed may have had as many, of other names."""
+    """Return true if the shards are the task's: a build whose plan was removed may have left others of its number."""
     records = {len(shard.lengths) for shard in report.shards}
     name = counted(ref.name, max(records, default=0))
     names = [name.replace("-v0-", f"-v{variant}-") for variant in header.variant_numbers]
@@ -531,7 +525,7 @@ def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
 
 
 class _Totals:
-    """Sums of all reports. The offsets of records and the digests of images go to files in `folder`, not to memory."""
+    """Sums of all reports. Offsets of records and digests of images are in files in `folder`, not in memory."""
 
     def __init__(self, header: PlanHeader, folder: Path) -> None:
         self.images, self.odd = Counter[str](), Counter[str]()
@@ -563,7 +557,7 @@ class _Totals:
         self.digest_crc = crc32c(report.digests, self.digest_crc)
 
     def put(self, store: Store, owner: Owner) -> dict[str, Split]:
-        """Put the digests, if every task has reported its own, and the indexes."""
+        """Put the digests, if every task has reported them, and the indexes."""
         if self.has_digests and self.digest_bytes:
             put(store, DIGESTS, self.folder / "digests", owner, self.digest_bytes, self.digest_crc)
         splits = dict[str, Split]()
@@ -581,7 +575,7 @@ class _Totals:
 def _finish(
     recipe: Recipe, folder: Path, store: Store, plan: Plan, rejects: Rejects, fsync: bool
 ) -> tuple[Manifest, Duplicates | None]:
-    """Put rejects, digests and indexes, and at the very end the manifest; `folder` is for temporary files."""
+    """Put rejects, digests and indexes, and at the end the manifest; `folder` is for temporary files."""
     header, tasks, totals = plan.header, iter(plan.tasks), _Totals(plan.header, folder)
     # Many reports at a time: 100,000 in a bucket, one after the other, would take an hour.
     with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-reports") as executor:
@@ -594,7 +588,7 @@ def _finish(
         first = rejected[0]
         raise BuildError(
             f"none of the {len(rejected)} images could be taken; the first: {first.path}: {first.message}. "
-            f"{store.url}/{REJECTS} has the reason of each; mend the source and build again with --overwrite"
+            f"{store.url}/{REJECTS} gives a reason for each; correct the source and build again with --overwrite"
         )
     markers = Markers(**totals.marked, unmarked=dict(sorted(totals.unmarked.items())))
     manifest = Manifest(
@@ -616,8 +610,8 @@ def _finish(
     lost = find_lost(store, manifest)
     if lost is not None:
         raise BuildError(
-            f"{store.url}/{lost} is not there any more as it was put; nothing was published. Run the same command "
-            "again: it goes on from here"
+            f"{store.url}/{lost} was removed or changed since it was put; nothing was published. Run the same command "
+            "again: it continues from here"
         )
     variants = [variant for split in manifest.splits.values() for variant in split.variants]
     for file in (file for variant in variants for file in variant.files) if fsync else ():

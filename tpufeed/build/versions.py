@@ -1,8 +1,8 @@
-"""Datasets that grow: a version is the version before and a part, which is built below it like a new dataset.
+"""Growing datasets: a version is the version before plus a part, which is built below it like a new dataset.
 
 The part's build ends with its own manifest. Then it is published: the present manifest is kept as
 `_tpufeed/versions/N.json`, an index over all shards of each split is put under a new name, and manifest.json is
-replaced in one step, if it is still the one that the part was built for. Nothing else is moved or written again.
+replaced in one step, if it is still the one that the part was built for. Nothing else is moved or rewritten.
 """
 
 import hashlib
@@ -39,13 +39,13 @@ from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, Op
 from tpufeed.storage.store import Store
 
 COMPACT = "compact"  # the kind of a part whose shards replace others, and hold their records
-PART_OPTIONS = frozenset({"append_to", "base_digest"})  # by which a part's plan says which version it follows
+PART_OPTIONS = frozenset({"append_to", "base_digest"})  # name the version that a part's plan follows
 _BLOCK_ITEMS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Shards `[start, stop)` of a split: of the part, or of the version that it follows."""
+    """Shards `[start, stop)` of a split in the part, or in the version that it follows."""
 
     of_part: bool
     start: int
@@ -56,7 +56,7 @@ Layout = Mapping[str, Sequence[Piece]]
 
 
 def append_layout(base: Manifest, part: Manifest) -> Layout:
-    """Return the shards of each split of a version that grows: those of the base, then those of the part."""
+    """Return the shards of each split of a new version: the base's, then the part's."""
     layout = dict[str, list[Piece]]()
     for name in dict.fromkeys((*base.splits, *part.splits)):
         layout[name] = [
@@ -70,8 +70,8 @@ def append_layout(base: Manifest, part: Manifest) -> Layout:
 def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) -> tuple[FeatureSpec, ...]:
     """Return the features of a dataset with the records of a base and a part.
 
-    The type of an item never changes, and the number of items only widens: one value in each sample, lists of one
-    length, lists of several lengths.
+    The type of an item never changes; the number of items may only become more general: one value in each sample, lists
+    of one length, lists of several lengths.
 
     Raises:
         OptionError: a column is missing in one of them, or has another type; it names both sides.
@@ -85,8 +85,8 @@ def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) 
             if name in here:
                 has, lacks = ("the new images have", "the dataset does not")
             raise OptionError(
-                f"{has} the column {name!r} and {lacks}; nothing was changed. Append what has the "
-                "same columns, or shard it as a dataset of its own and mix both with tpufeed.Mixture"
+                f"{has} the column {name!r}, {lacks}; nothing was changed. Append images with the same columns, or "
+                "shard them as a separate dataset and mix both with tpufeed.Mixture"
             )
     return tuple(_join_feature(spec, here[spec.name]) if spec.name in here else spec for spec in base)
 
@@ -95,15 +95,15 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
     if base.keys != part.keys:
         raise OptionError(
             f"the column {base.name!r} has the key {base.key!r} in the records of the dataset, and {part.key!r} in new "
-            "ones; nothing was changed. Give the option names that the dataset was made with (tpufeed append takes it "
-            "by itself)"
+            "ones; nothing was changed. Give the dataset's value of the option names (tpufeed append takes it by "
+            "itself)"
         )
     if msgspec.structs.replace(base, lengths=part.lengths) == part and base.shape is not None:
         return base
     (low, high, each), (own_low, own_high, own_each) = _as_list(base), _as_list(part)
     typed, other = (base, part) if high else (part, base)
     if not (high and own_high) and not other.is_raw and (base.kind, base.of) == (part.kind, part.of):
-        # The records of the other side have no item, so that they say no type.
+        # The records of the other side have no item, so they have no type.
         most, each = max((high, each), (own_high, own_each))
         return msgspec.structs.replace(typed, shape=None, lengths=(0, most), item_shape=each or msgspec.UNSET)
     alike = (base.dtype, base.kind, base.of, each) == (part.dtype, part.kind, part.of, own_each)
@@ -111,7 +111,7 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
     joined = msgspec.structs.replace(
         base, shape=None, lengths=(min(low, own_low), max(high, own_high)), item_shape=each or msgspec.UNSET
     )
-    # A label that is one value stands at a fixed place, and single small numbers are stored otherwise than lists.
+    # A label with one value has a fixed place, and single small numbers are stored differently from lists.
     alike = alike and (base.shape == part.shape or base.name != LABEL)
     if not alike or not base.stored_kind == part.stored_kind == joined.stored_kind:
         raise OptionError(
@@ -127,7 +127,7 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
 
 
 def _is_optional(spec: FeatureSpec) -> bool:
-    """Return true for a column for which samples may have no item: all samples of a part may have none."""
+    """Return true for a column that all samples of a part may lack."""
     return (
         spec.shape is None and not _as_list(spec)[0] and not (spec.kind or spec.of) and spec.name not in (LABEL, TEXT)
     )
@@ -154,10 +154,10 @@ def join_manifests(
     Args:
         base: the version before.
         part: the manifest of the part, whose class names begin with those of the base. For a cache, it and its options
-            say which version of its source the cache covers.
-        about: what the part is; its folder holds the shards.
+            name the version of the dataset that the cache covers.
+        about: description of the part; its folder holds the shards.
         indexes: for each split the index of each variant, over all shards.
-        layout: the shards of each split; None: those of the base, then those of the part.
+        layout: the shards of each split. Default: the base's, then the part's.
     """
     splits = dict[str, Split]()
     for name, pieces in (append_layout(base, part) if layout is None else layout).items():
@@ -181,7 +181,7 @@ def join_manifests(
         version=base.number + 1,
         parts=(*base.history, msgspec.structs.replace(about, follows=base.content_digest)),
     )
-    if about.kind == COMPACT:  # all else is as it was
+    if about.kind == COMPACT:  # everything else stays
         return joined
     digest = hashlib.blake2b(f"{base.input_digest}\n{part.input_digest}".encode(), digest_size=16).hexdigest()
     options = {name: value for name, value in part.options.items() if name not in PART_OPTIONS}
@@ -200,7 +200,7 @@ def join_manifests(
 
 
 def check_class_names(base: Dataset, names: Sequence[str]) -> None:
-    """Check that class names of a new version begin with those of its base: existing labels are places among them.
+    """Check that class names of a new version begin with those of its base: existing labels are indexes into them.
 
     Raises:
         BuildError: they do not, by a fault of tpufeed, or by a plan of an older tpufeed.
@@ -214,47 +214,47 @@ def check_class_names(base: Dataset, names: Sequence[str]) -> None:
     becomes = f"would be {names[place]!r}" if place < len(names) else "would have no name"
     raise BuildError(
         f"{base.url}: class {place} of version {base.number} is {known[place]!r}, and in version {base.number + 1} it "
-        f"{becomes}, so that labels which stand would mean other classes. Nothing was published. Run the same command "
-        "again with --overwrite, which plans it anew; if it stays so, this is a fault of tpufeed: please report it"
+        f"{becomes}, so existing labels would mean other classes. Nothing was published. Run the same command again "
+        "with --overwrite, which makes a new plan; if this does not help, please report it as a fault of tpufeed"
     )
 
 
 def follows(base: Dataset) -> dict[str, Any]:
-    """Return the options by which the plan of a part says which version it follows."""
+    """Return the options that name, in the plan of a part, the version that it follows."""
     return {"append_to": base.number, "base_digest": base.content_digest}
 
 
 def check_base(base: Dataset) -> None:
-    """Check that all files of a version are there, before a part is built that follows them.
+    """Check that all files of a version are there, before a part is built for it.
 
     Raises:
-        BuildError: a file is missing or has another size, as a listing shows.
-        ShardError: an index is not as the manifest says.
+        BuildError: a file is missing or has another size, by a listing.
+        ShardError: an index does not match the manifest.
     """
     lost = find_lost(base.store, base.manifest)
     if lost is not None:
         raise BuildError(
-            f"{base.url}/{lost} is missing or damaged, so that the dataset cannot grow. Nothing was changed. Run: "
+            f"{base.url}/{lost} is missing or damaged, so the dataset cannot grow. Nothing was changed. Run: "
             f"tpufeed verify {base.url}"
         )
     _check_indexes(base)
 
 
 def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = None) -> Dataset:
-    """Publish a part that is built as the next version of its dataset.
+    """Publish a finished part as the next version of its dataset.
 
     A run that is killed here leaves the version before; the same command continues from here.
 
     Raises:
-        BuildError: another build was quicker, and the dataset is not the version that the part was built for; or the
-            part belongs to another run now; or a file that the version names is gone; or existing classes would get
-            other names.
-        ShardError: an index is not as the manifest says.
+        BuildError: another build was faster, so that the dataset is not the version that the part was built for; or the
+            part belongs to another run now; or a file of the version is gone; or existing classes would get other
+            names.
+        ShardError: an index does not match the manifest.
         StoreError: the files cannot be written.
     """
     store, number, run_id = base.store, base.number + 1, part.manifest.run_id
     present = find_published(store, run_id)
-    if present is not None:  # another run of the same command was quicker
+    if present is not None:  # another run of the same command was faster
         return present
     check_class_names(base, part.manifest.class_names)
     owner = Owner(run_id, "")
@@ -269,12 +269,12 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
             for name in pieces
         }
     manifest = join_manifests(base.manifest, part.manifest, about, indexes, pieces)
-    # One listing of the whole dataset: a version is never published on top of files that are gone.
+    # One listing of the whole dataset, so that a version with missing files is never published.
     lost = find_lost(store, manifest)
     if lost is not None:
         raise BuildError(
             f"{store.url}/{lost} is missing or damaged. Version {number} was not published, and version {base.number} "
-            f"stands as it was. Run: tpufeed verify {store.url}"
+            f"stays as it was. Run: tpufeed verify {store.url}"
         )
     return put_version(base, manifest, lambda: check_owner(part.store, owner))
 
@@ -289,7 +289,7 @@ def find_published(store: Store, run_id: str) -> Dataset | None:
 def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = lambda: None) -> Dataset:
     """Replace the manifest of the base, which is kept beside the new one. Raises as `publish` does.
 
-    `check` raises BuildError if another run with --overwrite has discarded the part, which may be at any moment.
+    `check` raises BuildError if another run with --overwrite has discarded the part, which may happen at any moment.
     """
     store = base.store
     standing = store.stat(MANIFEST)
@@ -305,12 +305,12 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
         if present is not None:
             return present
         raise BuildError(
-            f"{mask_secrets(store.url)} is another version by now than the one that this build has begun with; nothing "
-            "of it was published. Run the same command again: it goes on from the version that stands"
+            f"{mask_secrets(store.url)} has another version now than when this build began; nothing was published. Run "
+            "the same command again: it continues from the present version"
         ) from error
     try:
         check()
-    except BuildError:  # discarded at this very moment: its shards are about to be removed
+    except BuildError:  # discarded at this moment: its shards are about to be removed
         with suppress(ObjectExistsError):
             store.put(MANIFEST, data, stored)
         raise
@@ -320,7 +320,7 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
 def _put_index(
     folder: Path, sides: tuple[Dataset, Dataset], split: str, variant: int, pieces: Sequence[Piece]
 ) -> IndexFile:
-    """Put the index of a split over the shards of its pieces, and return what the manifest says of it."""
+    """Put the index of a split over the shards of its pieces, and return its entry for the manifest."""
     base, path = sides[0], folder / f"{split}-{variant}"
     writer = IndexWriter(path)
     for piece in pieces:
@@ -339,11 +339,7 @@ def _put_index(
 
 
 def read_offsets(dataset: Dataset, split: str, variant: int) -> list[Offsets]:
-    """Return the offsets of each shard, as the index has them.
-
-    Raises:
-        ShardError: the index is not as the manifest says.
-    """
+    """Return the offsets of each shard from the index. Raises ShardError if it does not match the manifest."""
     entry = dataset.manifest.splits[split].variants[variant]
     _check_index(dataset.store, entry.index)
     data = dataset.store.read(entry.index.name)
@@ -361,14 +357,14 @@ def _check_indexes(dataset: Dataset) -> None:
 def _check_index(store: Store, index: IndexFile) -> None:
     if not is_stored(store, index.name, index.bytes, index.crc32c):
         raise ShardError(
-            f"{store.url}/{index.name} is missing, or not as the manifest says: {index.bytes} bytes of CRC-32C "
+            f"{store.url}/{index.name} is missing, or does not match the manifest: {index.bytes} bytes of CRC-32C "
             f"{index.crc32c:08x}. Nothing was published. Run: tpufeed verify {store.url}"
         )
 
 
 def _shards_of(piece: Piece, sides: Sequence[Split | None], variant: int, folder: str) -> list[Shard]:
     side = sides[piece.of_part]
-    assert side is not None, "a piece is of a side that has the split"
+    assert side is not None, "the side of a piece has its split"
     shards = side.variants[variant].shards[piece.start : piece.stop]
     if not piece.of_part:
         return list(shards)

@@ -1,6 +1,6 @@
-"""A task of a build: make a shard of each variant in temporary files, put the shards, then the report.
+"""Do a task of a build: make a shard of each variant in temporary files, put the shards, then the report.
 
-Builds differ in the source of their records, see `TaskContext.write`.
+Builds differ in how they make records, see `TaskContext.write`.
 """
 
 import secrets
@@ -33,34 +33,22 @@ _SLOWEST_BYTES_A_SECOND = 100_000
 
 @dataclass(slots=True)
 class Output:
-    """Shards and counts that a task makes. Its progress is reported a few times a second.
+    """Shards and counts that a task makes. Its progress is reported a few times a second."""
 
-    Attributes:
-        writers: of the shards, one for each variant.
-        report_progress: tells the engine.
-        class_counts: samples of each class.
-        images: how images were stored, counted.
-        odd: the odd cases that a policy dealt with, counted.
-        rejects: inputs not taken.
-        markers: the restart markers of kept JPEGs, if there are any.
-        digests: of the source images, see `build.digests`, if the build stores them.
-        retries: requests to the source that were made again.
-    """
-
-    writers: Sequence[ShardWriter]
-    report_progress: ReportProgress
-    class_counts: list[int]
-    images: Counter[str] = field(default_factory=Counter)
-    odd: Counter[str] = field(default_factory=Counter)
-    rejects: list[Reject] = field(default_factory=list)
-    markers: Markers | msgspec.UnsetType = msgspec.UNSET
-    digests: bytes | msgspec.UnsetType = msgspec.UNSET
-    retries: int = 0
+    writers: Sequence[ShardWriter]  # of the shards, one for each variant
+    report_progress: ReportProgress  # tells the engine
+    class_counts: list[int]  # samples of each class
+    images: Counter[str] = field(default_factory=Counter)  # by how they were stored
+    odd: Counter[str] = field(default_factory=Counter)  # odd cases that a policy dealt with
+    rejects: list[Reject] = field(default_factory=list)  # inputs not taken
+    markers: Markers | msgspec.UnsetType = msgspec.UNSET  # restart markers of kept JPEGs
+    digests: bytes | msgspec.UnsetType = msgspec.UNSET  # of the input images, see `build.digests`
+    retries: int = 0  # repeated requests for the input
     _done: list[int] = field(default_factory=lambda: [0, 0, 0])  # images, bytes and rejects since the last report
     _due: float = field(default_factory=lambda: time.monotonic() + _PROGRESS_SECONDS)
 
     def add(self, images: int = 0, size: int = 0, rejects: int = 0, labels: Iterable[int] = ()) -> None:
-        """Count images (each variant of a sample is one) of `size` bytes in all, and a sample for its classes."""
+        """Count images (one per variant of a sample) of `size` bytes in all, and a sample for its classes."""
         for label in labels:
             self.class_counts[label] += 1
         done = self._done
@@ -72,22 +60,22 @@ class Output:
             self._done, self._due = [0, 0, 0], time.monotonic() + _PROGRESS_SECONDS
 
     def reject(self, reject: Reject) -> None:
-        """Note an input that cannot be taken."""
+        """Add an input that cannot be taken."""
         self.rejects.append(reject)
         self.add(rejects=len(self.writers))
 
     @contextmanager
     def putting(self, size_bytes: int) -> Iterator[None]:
-        """Report now and then that the task is alive, while bytes are put that nobody counts.
+        """Report now and then that the task is alive, while bytes are put without being counted.
 
         Stops after the time that a slow link needs for `size_bytes`: then the launcher may treat the worker as hung.
         """
         self._due = 0.0
-        self.add()  # all that was counted
+        self.add()  # reports all that was counted
         pulses, ended = int(size_bytes / _SLOWEST_BYTES_A_SECOND / _PULSE_SECONDS), threading.Event()
 
         def pulse() -> None:
-            with suppress(OSError):  # nobody listens any more
+            with suppress(OSError):  # the listener is gone
                 for _ in range(pulses):
                     if ended.wait(_PULSE_SECONDS):
                         return
@@ -95,7 +83,7 @@ class Output:
 
         thread = threading.Thread(target=pulse, name="tpufeed-pulse", daemon=True)
         if pulses:
-            with suppress(RuntimeError):  # there is no room for a thread: the put matters more
+            with suppress(RuntimeError):  # a thread cannot be started: the put matters more
                 thread.start()
         try:
             yield
@@ -110,8 +98,8 @@ class TaskContext(ABC):
     """Context that all tasks of a build share; small and picklable.
 
     Attributes:
-        destination: URL of the build.
-        header: of its plan.
+        destination: URL of the destination.
+        header: header of the plan.
         owner: the run that the destination belongs to.
     """
 
@@ -127,7 +115,7 @@ class TaskContext(ABC):
         """Write the records of a task."""
 
     def see(self, task: Task) -> dict[str, str]:
-        """Return what this host sees of the files that a task needs: versions by URL."""
+        """Return the versions, by URL, that this host sees of the files that a task needs."""
         return {}
 
 
@@ -135,7 +123,7 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
     """Make the shards that `ref` refers to."""
     context.check()
     destination, header = open_store(context.destination, follow=False), context.header
-    if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was quicker
+    if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was faster
         return
     task, layout = read_task(destination, ref), record_layout(header.features)
     names, shards = header.shard_names(task), list[ShardReport]()
@@ -163,12 +151,12 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
         markers=output.markers,
         digests=output.digests,
     )
-    # Last: until its report is there, a task counts as not done, and its shards as orphans.
+    # Last: without its report a task counts as not done, and its shards as orphans.
     put_report(destination, report, context.owner)
 
 
 def reach(context: TaskContext, ref: TaskRef) -> dict[str, str]:
-    """Return what this host sees of the destination and of what the task needs, see `Job.reach`."""
+    """Return the versions that this host sees of the destination and of the task's files, see `Job.reach`."""
     context.check()
     destination = open_store(context.destination, follow=False)
     seen = see_destination(destination, context.header.run_id)
@@ -178,10 +166,10 @@ def reach(context: TaskContext, ref: TaskRef) -> dict[str, str]:
 def see_destination(store: Store, run_id: str) -> dict[str, str]:
     """Return the id of the run whose plan is at the destination, by the plan's URL; nothing if this host sees no plan.
 
-    A plan that cannot be read, or is of another run than `run_id`, is read again: it may have been damaged on its way.
+    A plan that cannot be read, or has another id than `run_id`, is read again: it may have been damaged on the way.
 
     Raises:
-        StoreError: the store does not answer, or refuses to be read or written to.
+        StoreError: the store does not answer, or refuses reading or writing.
     """
     seen = ""
     for _ in range(READS):
@@ -195,6 +183,6 @@ def see_destination(store: Store, run_id: str) -> dict[str, str]:
             break
     name = f"{PROBE}-{secrets.token_hex(8)}"
     probe = store.put(name, b"")
-    with suppress(StoreError):  # who may create objects may not be allowed to remove them
+    with suppress(StoreError):  # the user may be allowed to create objects, but not to remove them
         store.delete(name, probe.version)
     return {f"{store.url}/{PLAN}": seen}

@@ -13,7 +13,8 @@ from tpufeed.cli.progress import ProgressLine
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
-    from tpufeed.dataset.adopt import AdoptProgress, AdoptResult
+    from tpufeed.dataset.adopt import AdoptResult
+    from tpufeed.dataset.walk import WalkProgress
 
 _KEY = "its key in the records"
 _in_features = partial(typer.Option, rich_help_panel="Features")
@@ -83,10 +84,10 @@ def adopt_command(
 
     with ProgressLine("adopting") as line:
 
-        def listen(progress: "AdoptProgress") -> None:
+        def listen(progress: "WalkProgress") -> None:
             rate = f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"
             read = f"{progress.bytes / 1e6:,.0f}/{progress.total_bytes / 1e6:,.0f} MB"
-            line.update(progress.bytes, progress.total_bytes, [f"{progress.images:,} images", rate, read])
+            line.update(progress.bytes, progress.total_bytes, [f"{progress.records:,} images", rate, read])
 
         result = adopt(listener=listen, **given(adopt, values))
     print_json(_facts(result)) if as_json else _print_result(result)

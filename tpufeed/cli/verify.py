@@ -12,7 +12,8 @@ from tpufeed.cli.progress import ProgressLine
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
-    from tpufeed.dataset.verify import Verified, VerifyProgress
+    from tpufeed.dataset.verify import Verified
+    from tpufeed.dataset.walk import WalkProgress
     from tpufeed.errors import Damage, Unreadable
 
 _LINES_SHOWN = 100
@@ -48,7 +49,7 @@ def verify_command(
 
     line = ProgressLine("verifying")
 
-    def listen(progress: "VerifyProgress") -> None:
+    def listen(progress: "WalkProgress") -> None:
         parts = [f"{progress.records:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]
         if progress.damages:
             parts.append(f"{progress.damages:,} damaged")

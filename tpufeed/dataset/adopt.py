@@ -1,4 +1,4 @@
-"""`adopt`: make a dataset of foreign TFRecords by writing only an index and a manifest."""
+"""`adopt`: make a dataset from foreign TFRecords by writing only an index and a manifest."""
 
 import hashlib
 import logging
@@ -26,7 +26,7 @@ from tpufeed.dataset.object_boxes import Told
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import OBJECT_XMIN, UNMOVED
 from tpufeed.dataset.tfrecord_files import ForeignFiles, sort_files
-from tpufeed.dataset.walk import Walker, map_shards
+from tpufeed.dataset.walk import Walker, WalkProgress, map_shards
 from tpufeed.dataset.writer import check_writable
 from tpufeed.errors import (
     DatasetExistsError,
@@ -47,16 +47,7 @@ from tpufeed.tfrecord.example import decode_example
 _logger = logging.getLogger(__name__)
 
 _PEEKED_BYTES = 256 << 10
-_MOST_CLASSES = 1_000_000  # a larger label is an id of something else
-
-
-@dataclass(frozen=True, slots=True)
-class AdoptProgress:
-    """Progress of an adoption."""
-
-    total_bytes: int
-    bytes: int = 0
-    images: int = 0
+_MOST_CLASSES = 1_000_000  # a larger label is not that of a class
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +57,8 @@ class AdoptResult:
     Attributes:
         url: URL of the dataset.
         manifest: its manifest.
-        seconds: seconds that it took.
-        ignored_files: number of files below the source that are no TFRecord files, by their endings (`.txt`).
+        seconds: time that it took.
+        ignored_files: number of files below the source that are not TFRecord files, by their endings (`.txt`).
         left_out: keys of features without a place in the schema: of varying kinds, or with one of tpufeed's own names.
     """
 
@@ -91,38 +82,38 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     classes: str | Path | Sequence[str] | None = None,
     exif: Literal["apply", "ignore"] = "ignore",
     boxes_of: BoxesOf = "sizes",
-    listener: Callable[[AdoptProgress], None] | None = None,
+    listener: Callable[[WalkProgress], None] | None = None,
 ) -> AdoptResult:
-    """Make a dataset of TFRecord files that another tool has written, without rewriting them.
+    """Make a dataset from TFRecord files that another tool has written, without rewriting them.
 
-    Every byte is read once and both CRCs of every record are verified; then an index and, last, the manifest are put.
-    Calling it again finds the dataset by the names and sizes of the files, and does nothing.
+    Every byte is read once, and both CRCs of every record are verified; then an index and, last, the manifest are put.
+    A second call finds the dataset by the names and sizes of the files, and does nothing.
 
     Args:
         url: a folder of uncompressed TFRecord files of tf.train.Example.
         dst: folder of manifest and index; the files stay where they are. Default: beside the files.
-        image_key: key of the encoded image. Default, here and for the next three: names and first records tell.
+        image_key: key of the encoded image. Default, here and for the next three: found by names and first records.
         label_key: key of the class, one int64; "none" leaves the samples unlabelled.
-        text_key: key of the class's name; "none" if there is none.
-        filename_key: key of the path, or of what else names a sample; "none" if there is none.
-        only: take only these splits, a list or "train,val". Names of folders or files tell which splits there are.
+        text_key: key of the class's name; "none" if there is no such feature.
+        filename_key: key of the path or another name of the sample; "none" if there is no such feature.
+        only: take only these splits, a list or "train,val". Splits follow from the names of folders or files.
         classes: names of the classes in the order of labels, or a file with one per line. Default: the text feature if
             it maps one-to-one to labels; otherwise "0", "1" and so on.
         exif: "apply": loaders turn images by their EXIF orientation, as `shard` does, and caches hold them turned.
-            "ignore": images come as they are stored. Either way such images are counted in `manifest.odd`, and boxes of
+            "ignore": images stay as they are stored. Either way such images are counted in `manifest.odd`, and boxes of
             TensorFlow's Object Detection API fit their objects.
         boxes_of: the image that these boxes refer to, if it has an EXIF orientation: "stored", "upright", or the one
-            that the "sizes" in each record tell. If they tell nothing it is the upright image if all other records say
-            so, else the stored one, which TensorFlow decodes.
-        listener: called with an `AdoptProgress` after each file.
+            whose "sizes" are in the record. If these do not tell, it is the upright image if all other records say so,
+            else the stored one, which TensorFlow decodes.
+        listener: called with a `WalkProgress` after each file.
 
     Raises:
         NoInputsError, OptionError, DatasetExistsError: nothing was written.
-        RecordError: a file is damaged, or a record lacks what it should have; names file, record and byte.
+        RecordError: a file is damaged, or a record lacks a feature; names file, record and byte.
     """
     start = time.monotonic()
     if image_key == NONE:
-        raise OptionError("--image-key none: a dataset has images")
+        raise OptionError("--image-key none: a dataset needs images")
     names = None if classes is None else read_classes(classes)
     told = {"image": image_key, "label": label_key, "text": text_key, "filename": filename_key}
     source = open_store(url, follow=dst is not None)  # a dataset beside the files may contain no link that leaves it
@@ -132,8 +123,8 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         raise NoInputsError(f"{source.url} is a file; adopt takes the folder: tpufeed adopt {path.parent.parent}")
     if target.url != source.url and mask_secrets(source.url) != source.url:
         raise OptionError(
-            f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all who read it; "
-            "give the credentials where the file system finds them, in its environment or configuration"
+            f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all its readers; "
+            "give the credentials in the environment or configuration of the file system"
         )
     wanted = [split.strip() for split in only.split(",")] if isinstance(only, str) else only
     files = sort_files(source.url, source.iter_objects(), wanted)
@@ -148,17 +139,17 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     _check_target(target, files)
 
     infos = [info for infos in files.splits.values() for info in infos]
-    # The first record of each shard tells in seconds what a scan would tell after an hour.
+    # The first record of each shard tells in seconds whether a scan of an hour would fail.
     first = [record for record in map_shards(source, partial(_read_first, source), infos) if record is not None]
     if not first:
         raise NoInputsError(f"the {len(infos)} TFRecord files below {source.url} hold no record")
     keys = choose_keys(told, first)
     if names is not None and keys.label is None:
-        raise OptionError("--classes names the classes of labels, and there are none; say which key with --label-key")
+        raise OptionError("--classes names the classes of labels, but there are none; name their key with --label-key")
     if boxes_of != "sizes" and not any(OBJECT_XMIN in record.glimpses for record in first):
         raise OptionError(f"--boxes-of {boxes_of}: no record has boxes ({OBJECT_XMIN}); leave boxes_of out")
 
-    total, progress = Totals(), AdoptProgress(sum(info.size_bytes for info in infos))
+    total, progress = Totals(), WalkProgress(sum(info.size_bytes for info in infos))
     by_split = {split: list[ShardScan]() for split in files.splits}
     listener = listener or (lambda _: None)
     listener(progress)
@@ -169,12 +160,12 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
             by_split[split].append(scan)
             total.merge(scan.totals)
             progress = replace(
-                progress, bytes=progress.bytes + scan.info.size_bytes, images=progress.images + scan.records
+                progress, bytes=progress.bytes + scan.info.size_bytes, records=progress.records + scan.records
             )
             listener(progress)
     _warn(by_split, total, exif)
     all_boxes_of = _decide_boxes(total.told) if boxes_of == "sizes" else boxes_of
-    features, left_out = make_features(keys, total.tallies, progress.images, all_boxes_of)
+    features, left_out = make_features(keys, total.tallies, progress.records, all_boxes_of)
     class_names = _name_classes(keys, total) if names is None else names
     options |= {"keys": {role: getattr(keys, role) for role in told}, "splits": list(by_split), "left_out": left_out}
     shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for found in by_split.values() for scan in found]
@@ -208,7 +199,7 @@ def _find_finished(
     names: tuple[str, ...] | None,
     exif: str,
 ) -> Manifest | None:
-    """Return the manifest of this very adoption if `target` has it already; None if it has no manifest.
+    """Return the manifest of this same adoption if `target` has it already; None if it has no manifest.
 
     Raises:
         DatasetExistsError: there is another dataset, or a manifest that is not tpufeed's.
@@ -227,7 +218,7 @@ def _find_finished(
         ):
             return manifest
     except ManifestError as error:
-        wrong = f"it is none that can be read ({error})"
+        wrong = f"it cannot be read ({error})"
     raise DatasetExistsError(
         f"{target.url} already holds a {MANIFEST}, and {wrong}; nothing was changed. Give another destination (--to), "
         "or remove it first"
@@ -254,8 +245,8 @@ def _check_target(target: Store, files: ForeignFiles) -> None:
 
     Raises:
         OptionError: it cannot be written to.
-        DatasetExistsError: an index would replace somebody else's file. An index of these very files comes from an
-            earlier adoption that was cut off.
+        DatasetExistsError: an index would replace somebody else's file. An index of these same files comes from an
+            earlier, interrupted adoption.
     """
     try:
         check_writable(target)
@@ -265,14 +256,14 @@ def _check_target(target: Store, files: ForeignFiles) -> None:
         name = index_name(split, None)
         if target.stat(name) is not None and not is_index_of(target, name, [info.size_bytes for info in infos]):
             raise DatasetExistsError(
-                f"{target.url}/{name} stands there already, and is no index of these TFRecord files; nothing was "
+                f"{target.url}/{name} exists already, and is not an index of these TFRecord files; nothing was "
                 "changed. Give another destination (--to), or move it away first"
             )
 
 
 def _read_first(source: Store, info: ObjectInfo, stop: threading.Event) -> FirstRecord | None:
     if not info.size_bytes:
-        source.read(info.name)  # fails for a broken link, which passes for an empty file
+        source.read(info.name)  # fails for a broken link, which is listed as an empty file
     walker = Walker(source, info.name, info.size_bytes, info.version, _PEEKED_BYTES)
     for _, place, payload in iter_records(walker, stop):
         return FirstRecord(place, {key: glimpse(feature) for key, feature in decode_example(payload, place).items()})
@@ -288,33 +279,29 @@ def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Totals, exif: str) ->
         count = sum(map(len, scans.values()))
         _logger.warning("%d of %d TFRecord files hold no record, like %s", len(empty), count, empty[0])
     if total.first_unknown is not None:
-        _logger.warning(
-            "%s and maybe others hold no image that tpufeed reads; loaders will stop there", total.first_unknown
-        )
+        _logger.warning("%s, and maybe others, hold no readable image; loaders will stop there", total.first_unknown)
     unmoved = sorted(key for key in total.tallies if key.startswith(UNMOVED))
     if unmoved:
-        _logger.warning(
-            "loaders and caches leave %s as they are stored, whatever ops and EXIF do to the image", ", ".join(unmoved)
-        )
+        _logger.warning("loaders and caches leave %s as stored, whatever ops do to the image", ", ".join(unmoved))
     if total.turned and exif == "ignore":
         _logger.warning(
-            "%d images have an EXIF orientation, and loaders leave them as they are stored; with --exif apply they "
-            "turn them, as tpufeed shard does",
+            "%d images have an EXIF orientation, and loaders leave them as stored; with --exif apply they turn them, "
+            "as tpufeed shard does",
             total.turned,
         )
 
 
 def _decide_boxes(told: Counter[Told]) -> BoxesOf:
     """Return the image that all boxes refer to, as far as records tell; warn of records that do not."""
-    # One tool has usually written all records, so records that do not tell are taken like the others.
+    # Usually one tool has written all records, so records that do not tell are treated like the others.
     decided: BoxesOf = "upright" if told["upright"] and not told["stored"] else "sizes"
     untold, taken = told["nothing"] + told["another"], "stored" if decided == "sizes" else "upright"
     if not untold and not (told["stored"] and told["upright"]):
         return decided
     _logger.warning(
-        "%d images with an EXIF orientation have boxes. By image/height and image/width, the boxes of %d are of the "
-        "stored image and those of %d of the upright one; %d do not tell (%d have the sizes of another image), and are "
-        "taken as of the %s one. If tpufeed show draws boxes beside their objects, adopt with --boxes-of %s",
+        "%d images with an EXIF orientation have boxes. By image/height and image/width, the boxes of %d refer to the "
+        "stored image and those of %d to the upright one; %d do not tell (%d have the sizes of another image), and are "
+        "taken to refer to the %s one. If tpufeed show draws boxes beside their objects, adopt with --boxes-of %s",
         told.total(),
         told["stored"],
         told["upright"],
@@ -342,7 +329,7 @@ def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardSc
     name, data = index_name(split, None), encode_index([scan.offsets for scan in scans])
     found = target.stat(name)
     try:
-        # An adoption that was cut off before its manifest has left the same index, or one to be replaced.
+        # An interrupted adoption has left the same index, or one to replace.
         if found is None or target.read(name, found.version) != data:
             target.put(name, data, found)
     except (ObjectExistsError, ObjectChangedError, ObjectNotFoundError) as error:

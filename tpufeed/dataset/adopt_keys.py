@@ -1,4 +1,4 @@
-"""Choose the keys of image, label, text and filename in records of another tool: as told, or by names and records."""
+"""Choose the keys of image, label, text and filename in records of another tool, by options or by names and values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -16,7 +16,7 @@ from tpufeed.tfrecord.example import Feature, Kind
 
 NONE = "none"
 BoxesOf = Literal["sizes", "stored", "upright"]
-# Keys by which other tools call what tpufeed has a name for, the best first.
+# Keys of other tools for features that tpufeed has a name for, the best first.
 _KNOWN_KEYS = {
     "image": (schema.ENCODED, "image", "image_raw", "image_bytes", "encoded", "jpeg", "img"),
     "label": (schema.LABEL, "label", "class", "target", "class_label", "class_id", "label_id", "labels", "category"),
@@ -38,7 +38,7 @@ _DTYPES: dict[Kind, DType] = {"bytes": "bytes", "float": "float32", "int64": "in
 
 
 class Glimpse(NamedTuple):
-    """A feature of a shard's first record without its bytes. `problem` says why its value is no image, or is ""."""
+    """A feature of a shard's first record without its bytes. `problem` says why it is not an image; "" if it is."""
 
     kind: Kind | None
     values: int
@@ -53,7 +53,7 @@ class FirstRecord(NamedTuple):
 
 
 def glimpse(feature: Feature) -> Glimpse:
-    """Return what `choose_keys` needs to know of a feature."""
+    """Return what `choose_keys` needs to know about a feature."""
     value = feature.values[0] if len(feature.values) == 1 else None
     if not isinstance(value, memoryview):
         return Glimpse(feature.kind, len(feature.values), "it is not one bytes value")
@@ -74,11 +74,11 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
     """Return the keys of image, label, text and filename.
 
     Args:
-        told: keys by role. None leaves the choice to names and records; "none" says that there is no such feature.
+        told: keys by role. None leaves the choice to names and records; "none" means that there is no such feature.
         records: the first record of each shard that has any; at least one.
 
     Raises:
-        OptionError: a key is not there or holds something else, or several keys could be meant.
+        OptionError: a key is missing or holds something else, or several keys are possible.
         RecordError: one of the records lacks the image or the label.
     """
     found: dict[str, Glimpse] = {}
@@ -99,9 +99,9 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
         seen = record.glimpses[image]
         if seen.problem:
             raise OptionError(
-                f"{record.place}: feature {image!r} ({seen.kind}) is no encoded image: {seen.problem}. Tensors, raw or "
-                "serialized, cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the files; "
-                f"{there}; choose with --image-key"
+                f"{record.place}: feature {image!r} ({seen.kind}) is not an encoded image: {seen.problem}. Raw or "
+                "serialized tensors cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the "
+                f"files; {there}; choose with --image-key"
             )
     # Records of TensorFlow's Object Detection API have a class for each box. ImageNet's have boxes, and one label.
     has_boxes = all(key in found and found[key].kind in ("float", None) for key in _BOXES.keys)
@@ -122,7 +122,7 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
 
 
 def _find_image(found: Mapping[str, Glimpse], records: Sequence[FirstRecord]) -> str | None:
-    """Return the feature that holds an image in all records; else, for an error, one whose name says that it does."""
+    """Return the feature that holds an image in all records; else, for an error, one with the name of an image."""
     holding = [[key for key, seen in record.glimpses.items() if not seen.problem] for record in records]
     candidates = set(holding[0]).intersection(*holding) or {key for keys in holding for key in keys}
     known = [key for key in _KNOWN_KEYS["image"] if key in candidates]
@@ -151,8 +151,8 @@ def _choose_label(
             raise missing_value(label, None, image, record.place, record.glimpses)
         if kind not in ("int64", None):
             raise OptionError(
-                f"{record.place}: the label {label!r} is of kind {kind}; labels are int64, and names cannot become "
-                "numbers without rewriting the records. Write an int64 feature beside it, or adopt without labels: "
+                f"{record.place}: the label {label!r} is of kind {kind}; labels are int64, and turning names into "
+                "numbers would rewrite the records. Write an int64 feature beside it, or adopt without labels: "
                 f"--label-key none; {there}"
             )
     return label
@@ -165,15 +165,15 @@ def _ambiguous(role: str, keys: Sequence[str]) -> OptionError:
 def make_features(
     keys: Keys, tallies: dict[str, Tally], records: int, boxes_of: BoxesOf = "sizes"
 ) -> tuple[tuple[FeatureSpec, ...], list[str]]:
-    """Return the schema of `records` records, and the keys that it has no place for.
+    """Return the schema of `records` records, and the keys that it leaves out.
 
-    It has the image, the label, other features that tpufeed knows, then the rest under their own keys. One of tpufeed's
-    own names is given only to the feature that was chosen for it. `boxes_of` is the option of `adopt`.
+    It has the image, the label, other features that tpufeed knows, then the rest under their own keys. Only the feature
+    chosen for one of tpufeed's own names gets that name. `boxes_of` is the option of `adopt`.
     """
     specs, taken = list[FeatureSpec](), set[str]()
 
     def take(name: str, choices: Iterable[str | None], *dtypes: DType, scalar: bool = False) -> None:
-        """Take the first feature that exists, is always of one kind and, if `dtypes` are given, of one of these."""
+        """Add the first feature that exists, has only one kind and, if `dtypes` are given, one of these."""
         for key in choices:
             tally = None if key is None or key in taken else tallies.get(key)
             if key is None or tally is None or len(tally.kinds) != 1:
@@ -216,7 +216,7 @@ def make_features(
 
 
 def _mark(spec: FeatureSpec, tallies: Mapping[str, Tally], boxes: int) -> FeatureSpec:
-    """Return a feature, marked as one of boxes if it has a value for each: a box that a crop drops takes it along.
+    """Return a feature, marked as one of boxes if it has a value for each: a crop that drops a box drops its value.
 
     Args:
         spec: the feature.

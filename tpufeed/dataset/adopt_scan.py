@@ -1,4 +1,4 @@
-"""Scan shards that another tool wrote: check both CRCs of each record, and sum up what its features hold."""
+"""Scan shards that another tool wrote: check both CRCs of each record, and sum up its features."""
 
 import threading
 from collections import Counter
@@ -22,29 +22,21 @@ from tpufeed.tfrecord.framing import LENGTH_DAMAGED
 
 _UNKNOWN_FORMAT = "unknown"
 _GZIP = b"\x1f\x8b"
-_SYNSET = "image/class/synset"  # one to one where ImageNet's texts are not: both 134 and 517 are a crane
+_SYNSET = "image/class/synset"  # one to one, unlike ImageNet's texts: both 134 and 517 are a crane
 
 
 class Keys(NamedTuple):
-    """Keys of the features that a dataset needs; None if there is no such feature.
+    """Keys of the features that a dataset needs; None if there is no such feature."""
 
-    Attributes:
-        image: key of the encoded image, one bytes value.
-        label: key of the class, one int64.
-        text: key of the class's name.
-        filename: key of the path, or of what else names a sample.
-        several: the label is a list, with the class of each box.
-    """
-
-    image: str
-    label: str | None = None
-    text: str | None = None
-    filename: str | None = None
-    several: bool = False
+    image: str  # one bytes value
+    label: str | None = None  # the class, one int64
+    text: str | None = None  # the class's name
+    filename: str | None = None  # the path, or another name of the sample
+    several: bool = False  # the label is a list, with the class of each box
 
     @property
     def class_texts(self) -> tuple[str, ...]:
-        """Keys that may name the classes, the best first."""
+        """Keys of features that may name the classes, the best first."""
         if self.several:
             return (OBJECT_TEXT,)
         return () if self.label is None else tuple(filter(None, (self.text, _SYNSET)))
@@ -52,23 +44,15 @@ class Keys(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over one feature.
+    """Sums over one feature."""
 
-    Attributes:
-        records: number of records that have it.
-        kinds: kinds of lists that it comes in.
-        values: number of values in all records; `least` and `most` are those of one record.
-        is_text: all values are UTF-8.
-        per_box: each record that has it has one value for each of its boxes.
-    """
-
-    records: int = 0
-    kinds: set[Kind] = field(default_factory=set)
-    values: int = 0
-    least: int | None = None
+    records: int = 0  # that have it
+    kinds: set[Kind] = field(default_factory=set)  # of its lists
+    values: int = 0  # in all records
+    least: int | None = None  # number of values in one record
     most: int = 0
-    is_text: bool = True
-    per_box: bool = True
+    is_text: bool = True  # all values are UTF-8
+    per_box: bool = True  # each record that has it has one value for each of its boxes
 
     def add(self, values: int) -> None:
         """Note the length of a list."""
@@ -78,25 +62,18 @@ class Tally:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the records of a shard, or of several shards.
+    """Sums over the records of a shard, or of several shards."""
 
-    Attributes:
-        tallies: sums over each feature, by its key.
-        class_counts: number of records by label.
-        formats: number of records by the format of their image.
-        texts: for each feature that may name classes, the text of each label; None if records contradict each other.
-        turned: number of images with an EXIF orientation.
-        told: number of these images that have boxes, by what the sizes in their records tell.
-        first_unknown: place of the first image that tpufeed cannot read.
-    """
-
-    tallies: dict[str, Tally] = field(default_factory=dict)
-    class_counts: Counter[int] = field(default_factory=Counter)
-    formats: Counter[str] = field(default_factory=Counter)
+    tallies: dict[str, Tally] = field(default_factory=dict)  # by the key of the feature
+    class_counts: Counter[int] = field(default_factory=Counter)  # records by label
+    formats: Counter[str] = field(default_factory=Counter)  # records by the format of their image
+    # For each feature that may name classes, the text of each label; None if records contradict each other.
     texts: dict[str, dict[int, str | None]] = field(default_factory=dict)
-    turned: int = 0
-    told: Counter[Told] = field(default_factory=Counter)
-    first_unknown: str | None = None
+    turned: int = 0  # images with an EXIF orientation
+    told: Counter[Told] = field(
+        default_factory=Counter
+    )  # those with boxes, by the image that their records' sizes tell
+    first_unknown: str | None = None  # place of the first image that tpufeed cannot read
 
     def add(self, features: dict[str, Feature], keys: Keys, classes: int, place: str) -> None:
         """Count a record. Raises RecordError or OptionError if it lacks its image or a label in `[0, classes)`."""
@@ -214,11 +191,11 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
         if walked.problem:
             if not number and walked.data[:2] == _GZIP:
                 raise OptionError(
-                    f"{walker.where} is compressed (gzip); records of such a file cannot be read at random places, so "
-                    "it cannot be adopted. First gunzip each file into a folder, and adopt that: "
+                    f"{walker.where} is compressed (gzip); its records cannot be read in random order, so it cannot be "
+                    "adopted. First gunzip each file into a folder, and adopt that: "
                     f"{unpack_elsewhere(walker.where, bytes(walked.data[:MAGIC_BYTES]))}"
                 )
-            wrong = "; this is no TFRecord file, or a damaged or compressed one"
+            wrong = "; this is not a TFRecord file, or it is damaged or compressed"
             place = f"{walker.where}, record {number}, byte {walked.offsets[-1]}"
             raise RecordError(f"{place}: {walked.problem}{wrong if walked.problem == LENGTH_DAMAGED else ''}")
 
@@ -231,15 +208,15 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
             raise missing_value(key, values, keys.image, place, features)
     (image,) = features[keys.image].values
     if not isinstance(image, memoryview):
-        raise RecordError(f"{place}: feature {keys.image!r} holds {image!r}, no image")
+        raise RecordError(f"{place}: feature {keys.image!r} holds {image!r}, not an image")
     label = None if keys.label is None or keys.several else features[keys.label].values[0]
     if label is not None:
         if not isinstance(label, int):
-            raise RecordError(f"{place}: feature {keys.label!r} is no int64, so no label; see --label-key")
+            raise RecordError(f"{place}: feature {keys.label!r} is not int64, as a label is; see --label-key")
         if label < 0:
             raise RecordError(
-                f"{place}: the label {keys.label!r} is {label}; classes count from 0. Where it stands for "
-                "'unknown', adopt this split apart with --only, --label-key none and --to"
+                f"{place}: the label {keys.label!r} is {label}; classes count from 0. If it means 'unknown', adopt "
+                "this split separately with --only, --label-key none and --to"
             )
         if label >= classes:
             raise OptionError(f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes")
@@ -247,12 +224,12 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
 
 
 def missing_value(key: str, values: int | None, image: str | None, place: str, present: Iterable[str]) -> RecordError:
-    """Return the error for a record that should have one value of a feature, and has `values`; None: it lacks it."""
+    """Return the error for a record with `values` values of a feature instead of one; None: it lacks the feature."""
     found = "is missing" if values is None else f"has {values} values instead of one"
     way = (
         "choose another with --image-key"
         if key == image
-        else "take the splits that have it with --only train,val, and adopt the others apart with --only test "
+        else "adopt the splits that have it with --only train,val, and the others separately with --only test "
         "--label-key none --to DST"
     )
     return RecordError(f"{place}: feature {key!r} {found}; the record has {', '.join(sorted(present))}; {way}")

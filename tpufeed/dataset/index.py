@@ -1,9 +1,9 @@
 """The index of a variant: for each shard in turn its records+1 offsets within the shard; the last is its size.
 
 It is an npy file of uint64. The manifest's counts tell where a shard's part starts. So a reader of a remote dataset
-reads only the parts that it needs until the file is staged, and a reader of a local one maps the file. All processes
-share its pages, and none keeps them in its page tables: Linux maps up to 2 MB for each part that is looked at, and in
-an epoch over 100,000,000 records each process would come to count the index's 800 MB as its own.
+reads only the parts that it needs until there is a local copy, and a reader of a local one maps the file. All processes
+share its pages, and none keeps them in its page tables: Linux maps up to 2 MB for each part that is read, and in an
+epoch over 100,000,000 records each process would come to count the index's 800 MB as its own.
 """
 
 import io
@@ -32,14 +32,14 @@ NPY_HEADER_BYTES = 128  # of any array of one dimension
 
 
 def encode_index(offsets_by_shard: Sequence[Offsets]) -> bytes:
-    """Return the bytes of the file."""
+    """Return the bytes of an index."""
     buffer = io.BytesIO()
     np.save(buffer, np.concatenate([*offsets_by_shard, np.empty(0, np.uint64)]), allow_pickle=False)
     return buffer.getvalue()
 
 
 def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
-    """Return whether an object is an index of shards of these sizes in this order. Raises StoreError."""
+    """Return true if an object is an index of shards of these sizes in this order. Raises StoreError."""
     data = store.read(name)
     if len(data) < NPY_HEADER_BYTES:
         return False
@@ -112,12 +112,12 @@ class Index:
                     raise
 
     def to_copy(self) -> RemoteShard:
-        """Return the file as a stage knows it."""
+        """Return the file as `LocalCopies` takes it."""
         index = self._variant.index
         return RemoteShard(index.name, index.bytes, index.crc32c, self._store.url)
 
     def evict_damaged(self) -> bool:
-        """Evict a damaged staged copy, see `LocalCopies.evict_damaged`; return False if no staged copy is in use."""
+        """Evict a damaged local copy, see `LocalCopies.evict_damaged`; return False if there is none."""
         with self._lock:
             mapped = self._mapped
             if mapped is None or self._copies is None or not self._copies.evict_damaged(self.to_copy(), mapped):
@@ -131,11 +131,11 @@ class Index:
             self._mapped = None
 
     def _open(self) -> memoryview | None:
-        """Return the whole file, if it is on this machine."""
+        """Map the whole file, if it is on this machine."""
         path = self._store.local_path(self._variant.index.name)
         if path is None:
             if self._copies is not None:
-                with suppress(ShardError):  # it is damaged at its source: the parts that are read will tell
+                with suppress(ShardError):  # it is damaged in its store: the parts that are read will tell
                     return self._copies.open(self.to_copy())
             return None
         advice = f"Run: tpufeed verify {self._store.url}"
@@ -148,12 +148,12 @@ class Index:
             raise ShardError(f"{self._where}: {error}. {advice}") from error
         except StoreError:
             raise
-        except OSError as error:  # says nothing of its bytes
+        except OSError as error:  # says nothing about its bytes
             raise StoreError(f"{self._where}: {error.strerror}") from error
         offsets = max(0, len(mapped) - self._header_bytes) / ITEM_BYTES
         if offsets != self._starts[-1]:
             raise ShardError(
-                f"{self._where} has {offsets:.12g} offsets; the manifest's records want {self._starts[-1]}. {advice}"
+                f"{self._where} has {offsets:.12g} offsets; the manifest's records need {self._starts[-1]}. {advice}"
             )
         return mapped
 

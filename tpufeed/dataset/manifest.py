@@ -1,4 +1,4 @@
-"""The manifest, which says what a dataset is. It is put last: a dataset exists if and only if its manifest does."""
+"""The manifest, which describes a dataset. It is put last: a dataset exists if and only if its manifest does."""
 
 import hashlib
 import itertools
@@ -19,11 +19,11 @@ FORMAT = "tpufeed-dataset"
 FORMAT_VERSION = 1
 _SMALL_BYTES, _GOOD_BYTES, _LARGE_BYTES = 10 * 10**6, 128 * 10**6, 10**9  # of a shard
 _IMAGE_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
-_FILE_BYTES = 1 << 53  # files end there, and so do JSON's whole numbers in most other programs
+_FILE_BYTES = 1 << 53  # files end there, and so do whole numbers of JSON in most other programs
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One TFRecord file; `generation` is that of the object, if the store has such a thing."""
+    """One TFRecord file; `generation` is the object's, if the store has generations."""
 
     name: str
     bytes: int
@@ -32,14 +32,14 @@ class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generation: str | None = None
 
 
-# Made once, while the module is imported. msgspec fills a type's information in while other threads may read it
-# already, and a thread that decodes the type for the first time then ends the process by SIGSEGV:
-# docs/decisions/2026-11-26-format.md. So no module of tpufeed decodes by `type=`.
+# Made once, during the import. msgspec completes a type's information while other threads may already read it, and a
+# thread that decodes the type for the first time then ends the process by SIGSEGV: docs/decisions/2026-11-26-format.md.
+# So no module of tpufeed decodes by `type=`.
 _SHARD = msgspec.msgpack.Decoder(Shard)
 
 
 class IndexFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file of record offsets, see `index`."""
+    """The file of record offsets, see `dataset.index`."""
 
     name: str
     bytes: int
@@ -54,17 +54,17 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
 
     @property
     def files(self) -> tuple[Shard | IndexFile, ...]:
-        """List all objects of the variant."""
+        """All objects of the variant."""
         return (*self.shards, self.index)
 
     @cached_property
     def index_starts(self) -> "array[int]":
-        """The place of each shard's first offset in the index, counted in offsets, and the end of the last one's."""
+        """Place of each shard's first offset in the index, counted in offsets, and the end of the last shard's."""
         return array("Q", itertools.accumulate((shard.records + 1 for shard in self.shards), initial=0))
 
     @cached_property
     def fewest_record_bytes(self) -> float:
-        """Average bytes per record in the shard that has the smallest records; infinite without records."""
+        """Average bytes per record in the shard with the smallest records; infinite without records."""
         return min((shard.bytes / shard.records for shard in self.shards if shard.records), default=math.inf)
 
 
@@ -83,7 +83,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Origin of a cache: its source, and the ops that made it; `live` are the ops that loaders apply live."""
+    """Origin of a cache: the dataset that it was made from and the ops that made it; loaders apply the `live` ops."""
 
     source_digest: str
     ops: tuple[dict[str, Any], ...]
@@ -114,13 +114,13 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """One version of a dataset that has grown: what it has added to the version before.
 
     Attributes:
-        folder: has the shards, plan and reports of this version, below the dataset; empty for the first version.
+        folder: folder of the shards, plan and reports of this version, below the dataset; empty for the first version.
         kind: "shard", "append", "warmup" or "compact".
         source: URL of its images.
         run_id: id of its build.
         input_digest: digest of its inputs.
         records: number of samples that it has added, by split.
-        skipped: number of inputs of its source that were in the dataset already.
+        skipped: number of its inputs that were in the dataset already.
         different: options that change bytes and differ from those of the first version.
         follows: content digest of the version before; empty for the first version.
     """
@@ -142,13 +142,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes:
         format: the name of the format.
         format_version: version of the format; other versions are not read.
-        run_id: id of the build, another one each time.
+        run_id: id of the build, different each time.
         tool_version: version of the tpufeed that built it.
         splits: splits by name.
         class_names: names of the classes; a label is an index into them.
         features: name, dtype and shape of each feature of a record.
         options: options of the build that change bytes.
-        input_digest: digest of the inputs; for a cache, of its source.
+        input_digest: digest of the inputs; for a cache, of the dataset that it was made from.
         rejects: inputs not taken, counted by reason.
         images: inputs taken, counted by how they were stored.
         odd: odd cases that a policy dealt with, counted.
@@ -156,9 +156,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         version: number of the version; only of a dataset that has grown.
         parts: all versions up to this one; only of a dataset that has grown.
         data_url: URL of the shards, if they are not beside the manifest.
-        cache: what a cache is derived from; None for other datasets.
-        exif: "apply" if loaders turn images by their EXIF orientation, as in a dataset that was adopted so. Other
-            manifests do not have it: images that `shard` stores are upright.
+        cache: origin of a cache; None for other datasets.
+        exif: "apply" if loaders turn images by their EXIF orientation, as chosen by `adopt`. Other manifests do not
+            have it: images that `shard` stores are upright.
     """
 
     format: str = FORMAT
@@ -187,7 +187,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def history(self) -> tuple[Part, ...]:
-        """All versions up to this one, with what each has added."""
+        """All versions up to this one, with the additions of each."""
         if not isinstance(self.parts, msgspec.UnsetType):
             return self.parts
         first = Part(
@@ -206,7 +206,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return tuple(part.follows for part in self.history if part.follows)
 
     def records_of(self, content_digest: str) -> dict[str, int] | None:
-        """Return the samples of each split in the earlier version of this content; None if there was no such one."""
+        """Return the samples of each split in the earlier version with this content; None without such a version."""
         records = Counter[str]()
         for part in self.history:
             if part.follows and part.follows == content_digest:
@@ -216,16 +216,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def content_digest(self) -> str:
-        """Digest of the dataset's shards, counts, schema and classes, and of whether its images are turned.
+        """Digest of the dataset's shards, counts, schema and classes, and of whether loaders turn its images.
 
-        It does not depend on who built the dataset, when, and with which version of tpufeed.
+        It does not depend on who built the dataset, when, or with which version of tpufeed.
         """
         content = [
             [
                 (name, [[(s.crc32c, s.bytes, s.records) for s in v.shards] for v in split.variants], split.class_counts)
                 for name, split in self.splits.items()
             ],
-            # `lengths` follow from the records, and older versions do not write them.
+            # `lengths` follow from the records.
             [msgspec.structs.replace(feature, lengths=msgspec.UNSET) for feature in self.features],
             self.class_names,
             *(["upright"] if self.upright else []),
@@ -233,10 +233,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return hashlib.blake2b(msgspec.json.encode(content), digest_size=16).hexdigest()
 
     def draws_seed(self, seed: int) -> int:
-        """Return the seed that ops over these samples draw with, if the user's is `seed`.
+        """Return the seed for random ops on these samples, given the user's `seed`.
 
-        Over a cache it is another one: ops with the seed of the cache's own ops would draw the same numbers again, and
-        undo in epoch e each flip that variant e was given.
+        For a cache it is another one: ops with the seed of the cache's own ops would draw the same numbers again, and
+        undo in epoch e each flip in variant e.
         """
         if self.cache is None:
             return seed
@@ -272,10 +272,10 @@ _VERSION = msgspec.json.Decoder(_Version)
 
 
 class _PackedShards(Sequence[Shard]):
-    """Shards as bytes, each decoded when it is asked for.
+    """Shards as bytes, each decoded when it is needed.
 
-    Forks of a process keep sharing bytes. They share an object only until one of them uses it, as its count of
-    references is inside it.
+    Forks of a process keep sharing bytes. They share an object only until one of them uses it, as it contains its count
+    of references.
     """
 
     def __init__(self, shards: Iterable[Shard]) -> None:
@@ -335,7 +335,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{where}: not a readable manifest: {error}. Build the dataset again") from error
     problems = (_iter_feature_problems(manifest), _iter_split_problems(manifest), _iter_version_problems(manifest))
-    for problem in itertools.chain(*problems):  # the first one alone: the code that looks for others relies on it
+    for problem in itertools.chain(*problems):  # only the first: code that finds the others relies on it
         raise ManifestError(f"{where}: {problem}. The file was edited or damaged; build the dataset again")
     return manifest
 
@@ -343,10 +343,10 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 def iter_warnings(split: str, shards: int, size_bytes: float, hosts: int) -> Iterator[str]:
     """Yield warnings about the number and size of a split's shards, which hold `size_bytes` together."""
     if not shards:
-        yield f"split {split} is empty: no input falls into it"
+        yield f"split {split} is empty: it gets no input"
         return
     if shards < hosts:
-        yield f"split {split} has fewer shards ({shards}) than hosts ({hosts}): some will read nothing; add images"
+        yield f"split {split} has fewer shards ({shards}) than hosts ({hosts}): some hosts read nothing; add images"
     mean, fewest = size_bytes / shards, hosts * max(1, round(size_bytes / _GOOD_BYTES / hosts))
     if mean > _LARGE_BYTES:
         yield f"split {split} has shards of {mean / 1e9:.1f} GB; smaller ones stream better: --shard-size 128MB"
@@ -358,8 +358,8 @@ def iter_warnings(split: str, shards: int, size_bytes: float, hosts: int) -> Ite
 
 
 def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield what contradicts itself in the features and in the cache."""
-    try:  # workers are told of it in MessagePack; the numbers of its splits are looked at one by one
+    """Yield contradictions in the features and in the cache."""
+    try:  # workers get it in MessagePack; the numbers in its splits are checked one by one
         msgspec.msgpack.encode(msgspec.structs.replace(manifest, splits={}))
     except OverflowError:
         yield "a number of more than 64 bits"
@@ -367,12 +367,12 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
         yield "no features"
     image, cache = manifest.features[0], manifest.cache
     if image.dtype == "uint8" and not _is_image(image.shape):
-        yield f"{image.name} of shape {image.shape} is no image"
+        yield f"{image.name} of shape {image.shape} is not an image"
     for feature in manifest.features:
         least, most = feature.lengths if isinstance(feature.lengths, tuple) else (0, 1)
         sizes = (*((max(most, 1),) if feature.shape is None else feature.shape), *feature.each)
         can_be = feature.kind != "boxes" or (feature.dtype, feature.shape, feature.each) == ("float32", None, (4,))
-        # Loaders ask for the memory of a batch of these.
+        # Loaders allocate a batch of these.
         if not can_be or not 0 <= least <= most or min(sizes, default=1) < 1 or math.prod(sizes) >= _IMAGE_BYTES:
             yield f"{feature.name} cannot be {feature.type_text}"
         elif problem := flip_problem(feature):
@@ -384,7 +384,7 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _iter_split_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield what contradicts itself in the splits and their files."""
+    """Yield contradictions in the splits and their files."""
     several, names = several_labels(manifest.features), list[str]()
     for name, split in manifest.splits.items():
         if not split.variants:
@@ -401,19 +401,19 @@ def _iter_split_problems(manifest: Manifest) -> Iterator[str]:
             for file in variant.files:
                 is_name = file.name.isprintable() and not {"", ".", ".."}.intersection(file.name.split("/"))
                 if not is_name or not 0 <= file.bytes <= _FILE_BYTES or not 0 <= file.crc32c < 1 << 32:
-                    yield f"{file.name!r} with {file.bytes} bytes of CRC-32C {file.crc32c} is no file of a dataset"
+                    yield f"{file.name!r} with {file.bytes} bytes of CRC-32C {file.crc32c} cannot be a dataset's file"
                 names.append(file.name)
             for shard in variant.shards:
-                if shard.records * OVERHEAD_BYTES > shard.bytes:  # readers ask for memory by the count
+                if shard.records * OVERHEAD_BYTES > shard.bytes:  # readers allocate memory by the count
                     yield f"{shard.name} with {shard.bytes} bytes cannot hold {shard.records} records"
     if len(set(names)) != len(names):
-        yield "a file stands for two"
+        yield "a file is named twice"
 
 
 def _iter_version_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield what contradicts itself in the versions, or in the place of the shards."""
+    """Yield contradictions in the versions, or in the place of the shards."""
     if manifest.data_url is not None and (not manifest.data_url or "\0" in manifest.data_url):
-        yield f"its shards cannot lie at {manifest.data_url!r}"
+        yield f"its shards cannot be at {manifest.data_url!r}"
     version, parts = manifest.version, manifest.parts
     never_grew = version is parts is msgspec.UNSET
     if not never_grew and not (isinstance(parts, tuple) and version == len(parts) > 1):
@@ -424,11 +424,11 @@ def _iter_version_problems(manifest: Manifest) -> Iterator[str]:
     if parts is not msgspec.UNSET and +added != +Counter(
         {name: split.records for name, split in manifest.splits.items()}
     ):
-        yield "its parts have added other numbers of samples than its splits have"
+        yield "its parts have not added the numbers of samples in its splits"
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:
-    """Return true if images can have this shape: loaders ask for the memory of a batch of them."""
+    """Return true if images can have this shape: loaders allocate a batch of them."""
     return (
         shape is not None and len(shape) == 3 and shape[2] == 3 and min(shape) >= 1 and math.prod(shape) < _IMAGE_BYTES
     )

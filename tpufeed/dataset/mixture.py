@@ -1,12 +1,12 @@
-"""The order of a mixture: which source gives each sample of a lane. Pure, and the same for every world.
+"""The order of a mixture: which dataset gives each sample of a lane. Pure, and the same for every world.
 
-Lane l of a mixture draws from lane l of each source, so that a rank reads its own share of every source's shards. A
-lane is cut into blocks of B numbers, a power of two of at least 1 / least weight. At the end of block b source s has
+Lane l of a mixture draws from lane l of each dataset, so that a rank reads its own share of each dataset's shards. A
+lane is cut into blocks of B numbers, a power of two of at least 1 / least weight. At the end of block b dataset s has
 given `round(share * b * B)` samples, rounded by largest remainders: within one of its share. A block is halved again
-and again: a source whose samples cannot be halved gives the odd one to a half that is drawn by lot. Leaves of 64 are
-permuted. So the source of any number, and the samples that it has given before, are found in O(sources) memory.
+and again: a dataset whose samples cannot be halved gives the odd one to a random half. Leaves of 64 are permuted. So
+the dataset of any number, and the samples that it has given before, are found in O(datasets) memory.
 
-docs/mixtures.md has the same as a recipe.
+docs/mixtures.md describes the same step by step.
 """
 
 import math
@@ -19,27 +19,27 @@ import numpy as np
 from tpufeed.dataset.order import Ints, random_words
 
 LEAF = 64  # numbers of a lane that are permuted at once
-SHARES = 1 << 40  # all shares of a phase together
-LEAST_SHARE = 1 << 14  # lighter sources would need blocks of more than 67 million
-# Instead of an epoch in the keys of random words: no epoch has these numbers.
+SHARES = 1 << 40  # sum of all shares of a phase
+LEAST_SHARE = 1 << 14  # lighter datasets would need blocks of more than 67 million
+# Used instead of an epoch in the keys of random words: no epoch has these numbers.
 _LOTS, _LEAVES = (1 << 64) - 1, (1 << 64) - 2
 
 
 class Phase(NamedTuple):
-    """Shares of the sources from position `first` of the mixture on, as `whole_shares` gives them."""
+    """Shares of the datasets from position `first` of the mixture on, as `whole_shares` returns them."""
 
     first: int
     shares: tuple[int, ...]
 
     @property
     def block(self) -> int:
-        """Numbers of a lane after which each source has given its share, within one sample."""
+        """Numbers of a lane after which each dataset has given its share, within one sample."""
         least = min(share for share in self.shares if share)
         return max(LEAF, 1 << (-(-SHARES // least) - 1).bit_length())
 
 
 class Drawn(NamedTuple):
-    """Samples of a lane: the source of each, and its number among the source's samples in this lane."""
+    """Samples of a lane: the dataset of each, and its number among the dataset's samples in this lane."""
 
     source: Ints
     number: Ints
@@ -47,7 +47,7 @@ class Drawn(NamedTuple):
 
 class _Leaf(NamedTuple):
     first: int
-    before: Ints  # samples of each source before `first`
+    before: Ints  # samples of each dataset before `first`
     source: Ints
     number: Ints
 
@@ -62,7 +62,7 @@ def whole_shares(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 class MixtureOrder:
-    """Draws the sources of all lanes. Position p of the mixture is number p // lanes of lane p mod lanes.
+    """Draws the datasets of all lanes. Position p of the mixture is number p // lanes of lane p mod lanes.
 
     Not thread-safe: it keeps the last leaves.
 
@@ -80,7 +80,7 @@ class MixtureOrder:
         self._bases: dict[tuple[int, int], Ints] = {}
 
     def draw(self, lane: int, numbers: Ints) -> Drawn:
-        """Return the source of each of these sorted numbers of a lane."""
+        """Return the dataset of each of these sorted numbers of a lane."""
         source, number = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
         done = 0
         while done < len(numbers):
@@ -92,18 +92,18 @@ class MixtureOrder:
         return Drawn(source, number)
 
     def counts(self, lane: int, number: int) -> Ints:
-        """Return the number of samples that each source gives to a lane before this number."""
+        """Return the number of samples that each dataset gives to a lane before this number."""
         leaf = self._leaf(lane, number)
         return leaf.before + np.bincount(leaf.source[: number - leaf.first], minlength=len(leaf.before))
 
     def number_at(self, lane: int, position: int) -> int:
-        """Return the first number of a lane at or behind this position of the mixture."""
+        """Return the first number of a lane at or after this position of the mixture."""
         return max(0, -(-(position - lane) // self.lanes))
 
     def first_where(self, lane: int, reached: Callable[[Ints], bool], near: int = 0) -> int:
-        """Return the first number of a lane for which `reached` accepts the counts before it, as for all that follow.
+        """Return the first number of a lane whose counts before it `reached` accepts, as it does for all that follow.
 
-        The search begins at `near`. It does not end if the counts never get that far.
+        The search begins at `near`. It never ends if the counts do not get that far.
         """
         low, high, step = near, near, LEAF
         while low and reached(self.counts(lane, low)):
@@ -147,7 +147,7 @@ class MixtureOrder:
         return _Leaf(start, before, source[:length], (before[source] + within)[:length])
 
     def _base(self, phase: int, lane: int, first: int) -> Ints:
-        """Return the samples that each source gives to a lane before a phase, which begins at number `first`."""
+        """Return the samples that each dataset gives to a lane before a phase, which begins at number `first`."""
         if not first:
             return np.zeros(len(self.phases[0].shares), np.int64)
         found = self._bases.get((phase, lane))
@@ -158,7 +158,7 @@ class MixtureOrder:
         return found
 
     def _given(self, phase: int, blocks: int) -> Ints:
-        """Return the samples that each source gives in the first blocks of a phase, the same in every lane."""
+        """Return the samples that each dataset gives in the first blocks of a phase, the same in every lane."""
         numbers, shares = blocks * self._blocks[phase], self.phases[phase].shares
         exact = [divmod(numbers * share, SHARES) for share in shares]
         missing = numbers - sum(whole for whole, _ in exact)

@@ -48,7 +48,7 @@ def is_data_name(name: str) -> bool:
 def is_build_name(name: str) -> bool:
     """Return true for a name that a build gives to any of its files.
 
-    A manifest, a plan or a note that somebody has forged may name other files. None of these is ever removed.
+    A forged manifest, plan or note may name other files. These are never removed.
     """
     folder, slash, inner = name.partition("/")
     if slash and is_part_folder(folder):
@@ -61,24 +61,24 @@ def is_build_name(name: str) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """Return true for a file that `adopt`, or an unfinished build, put into a folder of other programs' TFRecords."""
+    """Return true for a file that `adopt` or an unfinished build put into a folder of another program's TFRecords."""
     return name == MANIFEST or name.endswith(_INDEX) or name.startswith(OWN_FOLDER)
 
 
 def check_split_name(split: str) -> str:
     """Return `split` if file names can begin with it. Raises OptionError."""
     if not _SPLIT.fullmatch(split):
-        other = split.replace("-", "_")  # a hyphen would look like the begin of a shard's or a variant's number
+        other = split.replace("-", "_")  # a hyphen would look like the beginning of a shard's or a variant's number
         hint = f". {other} would do" if _SPLIT.fullmatch(other) else ""
         raise OptionError(f"a split is named by letters, digits, '_' and '.', like train or val; not {split!r}{hint}")
     return split
 
 
 def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
-    """Return names of classes in the order of their ids, from a text file with one per line or as they are given.
+    """Return names of classes in the order of their ids, from a list or from a text file with one per line.
 
     Raises:
-        OptionError: the file cannot be read or has a blank line; there are no names, or one of them twice.
+        OptionError: the file cannot be read or has a blank line; there are no names, or one is there twice.
     """
     where = str(classes) if isinstance(classes, str | Path) else "the list of classes"
     if isinstance(classes, str | Path):
@@ -89,25 +89,25 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
         classes = [line.strip() for line in text.split("\n")] if text else []
         if "" in classes:
             raise OptionError(
-                f"line {classes.index('') + 1} of {where} is blank, but each line is an id; remove it, or fill it in"
+                f"line {classes.index('') + 1} of {where} is blank, but each line is a class; remove it, or fill it in"
             )
     names = tuple(map(str, classes))
     if not names:
-        raise OptionError(f"no classes in {where}; expected a name a line")
+        raise OptionError(f"no classes in {where}; expected one name per line")
     for name in names:
         if name.encode("utf-8", "replace").decode() != name:
             raise OptionError(f"the class {name!r} in {where} is not UTF-8; rename it")
     normal = [unicodedata.normalize("NFC", name) for name in names]  # as labels are compared
     if len(set(normal)) < len(names):
         twice = next(name for name in normal if normal.count(name) > 1)
-        raise OptionError(f"the class {twice!r} stands twice in {where}; its id would be either line")
+        raise OptionError(f"the class {twice!r} is twice in {where}; its id could be either place")
     return names
 
 
 def count_ending(counts: Counter[str], name: str) -> None:
-    """Count a file by its ending in small letters, or as "": if it is hidden, or its ending is not fit to be shown.
+    """Count a file by its ending in small letters; as "" if it is hidden, or its ending is not fit to show.
 
-    A source may have as many endings as files: those after the first thousand count as "".
+    Endings after the first thousand count as "": each file of a source may have another one.
     """
     last = name[name.rfind("/") + 1 :]
     dot = last.rfind(".")
@@ -135,13 +135,13 @@ def shard_name(split: str, variant: int | None, shard: int, shards: int) -> str:
 def kaggle_shard_name(split: str, shard: int, shards: int) -> str:
     """Return `train03-*.tfrec`. Once the shard is written, the number of its records replaces the asterisk.
 
-    The shard's number has two digits, or as many as that of the last shard, so that names sort by it.
+    The shard's number has two digits, or as many as the last shard's, so that names sort by it.
     """
     return f"{split}{shard:0{max(2, len(str(shards - 1)))}d}{_UNCOUNTED}"
 
 
 def counted(name: str, records: int) -> str:
-    """Return the name of a shard of that many records: `train03-512.tfrec`. Most names hold no count, and stay."""
+    """Return the name of a shard with its number of records: `train03-512.tfrec`. Most names have none, and stay."""
     return name.removesuffix(_UNCOUNTED) + f"-{records}.tfrec" if name.endswith(_UNCOUNTED) else name
 
 
@@ -191,6 +191,6 @@ def removals_name(run_id: str) -> str:
 
 
 def splits_mentioned(names: Iterable[str]) -> set[str]:
-    """Return those of train, val and test that some names mention: `flowers-train` is no split's usual name."""
+    """Return which of train, val and test some names mention, as `flowers-train` does."""
     words = (word for name in names for word in re.findall("[a-z]+", name.lower()))
     return {SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD}

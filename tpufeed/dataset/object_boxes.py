@@ -1,7 +1,7 @@
-"""Boxes of TensorFlow's Object Detection API: shares of the sides of an image, as it is stored or as people see it.
+"""Boxes of TensorFlow's Object Detection API: shares of the sides of the stored image, or of the upright one.
 
-The two differ for an image with an EXIF orientation. TensorFlow decodes it as it is stored; most programs that people
-draw boxes in show it upright. The sizes in a record tell which of the two its writer used.
+The two images differ if there is an EXIF orientation. TensorFlow decodes the stored one; most programs for drawing
+boxes show the upright one. The sizes in a record tell which of the two its writer used.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,18 @@ from tpufeed.tfrecord.example import ABSENT, Feature
 
 Told = Literal["stored", "upright", "nothing", "another"]
 
-_BACK = {6: 8, 8: 6}  # all other orientations are their own inverses
+INVERSES = {6: 8, 8: 6}  # of orientations; all others are their own inverses
 
 
 def tell_image(features: Mapping[str, Feature], image: memoryview) -> Told:
-    """Return which image has the sizes of a record, image/height and image/width.
+    """Return which image has the sizes in a record, image/height and image/width.
 
     Args:
         features: features of the record.
         image: its encoded image, which has an EXIF orientation.
 
     Returns:
-        "nothing" if there are no sizes, or the stored and the upright image have the same; "another" if neither has
-        these sizes.
+        "nothing" if there are no sizes, or both images have the same; "another" if neither has these sizes.
 
     Raises:
         ImageError: the image's header cannot be read.
@@ -68,6 +67,6 @@ def read_boxes(
     turn = orientation_of(image) if len(boxes) else 1
     if turn == 1 or upright == ((spec.boxes_of or tell_image(features, image)) == "upright"):
         return boxes
-    geometry = Geometry.identity(1, 1).turned(turn if upright else _BACK.get(turn, turn))
+    geometry = Geometry.identity(1, 1).turned(turn if upright else INVERSES.get(turn, turn))
     corners = geometry.move_points(boxes.reshape(-1, 2))[0].reshape(-1, 2, 2)
     return np.hstack([corners.min(1), corners.max(1)]).astype(np.float64)

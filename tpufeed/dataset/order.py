@@ -1,7 +1,7 @@
 """The order of an epoch and each rank's share of it: pure, the same on every machine, in O(shards) memory.
 
 An epoch's shards are permuted by (seed, epoch), laid end to end and cut into L segments of equal length (+-1).
-Each shard is rotated before that, and so is the line of them, by a random number of records: those pushed out at the
+Before that, each shard is rotated by a random number of records, and so is the whole line: records pushed out at the
 end come first. So a cut falls between any two records of a shard equally often, and over all epochs each record is at
 each position equally often, whatever the sizes of the shards and the number of lanes.
 
@@ -46,7 +46,7 @@ class EpochOrder:
         lanes: L, the number of lanes.
         shuffle: False leaves shards and records in place: with one lane that is the dataset's own order.
 
-    Not thread-safe: it keeps the permutation of each lane's last part. An epoch that is read from start to end makes
+    Not thread-safe: it keeps the permutation of each lane's last part, so that reading an epoch from start to end makes
     each permutation once.
     """
 
@@ -60,15 +60,15 @@ class EpochOrder:
         self._rotations = np.zeros(len(counts), np.int64)
         shards, line_start = np.arange(len(counts)), 0
         if shuffle:
-            # 63 bits of each, to fit an int64: one word for each shard's rotation, and the last for that of the line.
+            # 63 bits of each, to fit an int64: a word for each shard's rotation, and the last one for the line's.
             words = (random_words(len(counts) + 1, self._key, _ROTATIONS) >> np.uint64(1)).astype(np.int64)
             self._rotations = words[:-1] % np.maximum(counts, 1)
             shards = _permutation(len(counts), self._key, _SHARDS)
             # A whole number of shards if all have the same length: lanes that hold whole shards continue to do so.
             unit = max(1, int(np.gcd.reduce(counts)))
             line_start = int(words[-1]) % max(1, self.records // unit) * unit
-        # Where each shard of the line starts, and where each segment does. The shard that the line begins with, maybe
-        # in its middle, also ends it.
+        # The starts of the line's shards, and of the segments. The shard that begins the line, maybe in its middle,
+        # also ends it.
         starts = _starts(counts[shards])
         first = int(np.searchsorted(starts, line_start, side="right")) - 1
         self._shards = np.concatenate([shards[first:], shards[: first + 1]])
@@ -91,7 +91,7 @@ class EpochOrder:
         shard, shard_starts = self._shards[slots], self._shard_starts[slots]
         record = flat - shard_starts
         if self.shuffle:
-            # All records of a part at once: a batch touches few parts, and each costs a look-up in Python.
+            # All records of a part at once: a batch has few parts, and each costs a look-up in Python.
             part_starts = np.maximum(shard_starts, self._lane_starts[lanes])
             by_part = np.argsort(part_starts, kind="stable")
             within = (flat - part_starts)[by_part]
@@ -103,7 +103,7 @@ class EpochOrder:
         return Places(shard, record, self._first_sample[shard] + record)
 
     def due_shards(self, lanes: Iterable[int], position: int = 0) -> list[int]:
-        """Return the shards that these lanes read from this global position on, the first one that is due first."""
+        """Return the shards that these lanes read from this global position on, in the order in which they are due."""
         due = self.due_positions({lane: max(0, -(-(position - lane) // self.lanes)) for lane in lanes})
         return sorted(due, key=due.__getitem__)
 
@@ -210,11 +210,11 @@ class Share:
     """A rank's batches of an epoch of `records` samples, from global position `start` on.
 
     Batch t of the world covers the positions `[start + t*W*B, start + (t+1)*W*B)`; a rank has those that are its own
-    modulo W. Samples that do not fill a last batch on every rank are dropped, padded or repeated.
+    modulo W. Samples that do not make a full last batch on every rank are dropped, padded or repeated.
 
     Attributes:
-        wraps: True fills a last batch with the epoch's first samples, as in a dataset. False fills it with the samples
-            that follow, and the next epoch continues behind them, as in a mixture.
+        wraps: True completes a last batch with the epoch's first samples, as in a dataset. False completes it with the
+            samples that follow, and the next epoch continues behind them, as in a mixture.
     """
 
     records: int
@@ -230,7 +230,7 @@ class Share:
         return self.batch_size * self.world.size
 
     def __len__(self) -> int:
-        """Return the number of batches of each rank: all ranks have the same number, and need not ask each other."""
+        """Return the number of batches of each rank, which is the same for all without any exchange."""
         left = max(0, self.records - self.start)
         return left // self.global_batch if self.remainder == "drop" else -(-left // self.global_batch)
 
@@ -247,7 +247,7 @@ class Share:
     def positions(self, batch: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Return `(global positions, mask)` of batch number `batch`; the mask is False for padding.
 
-        Without `wraps`, positions of the last batch may be past the end of the epoch, also those of padding.
+        Without `wraps`, positions in the last batch, also of padding, may be past the end of the epoch.
         """
         first = self.start + batch * self.global_batch + (self.world.rank - self.start) % self.world.size
         positions = first + self.world.size * np.arange(self.batch_size, dtype=np.int64)
@@ -265,12 +265,12 @@ def default_lanes(world: World, hosts: int = 1) -> int:
 def check_lanes(lanes: int, world: World, of_state: bool = False) -> None:
     """Raise OptionError, with a proposal, if lanes cannot be dealt to the ranks of a world.
 
-    `of_state` says that the lanes are those of a state that is loaded, which no option changes.
+    With `of_state` they come from a loaded state, which no option changes.
     """
     if lanes and lanes % world.size == 0:
         return
     if of_state:
-        whose, proposal = "the state's ", f"go on with a number of ranks that divides {lanes}"
+        whose, proposal = "the state's ", f"continue with a number of ranks that divides {lanes}"
     else:
         whose, proposal = "", f"give lanes={default_lanes(world)}, or another multiple of the ranks"
     raise OptionError(f"{whose}{lanes} lanes cannot be dealt to {world.size} ranks; {proposal}")

@@ -28,8 +28,8 @@ from tpufeed.storage.local import is_file
 from tpufeed.storage.store import Store, open_store
 from tpufeed.tfrecord.example import Feature, decode_example
 
-_LISTED = 1000  # names that an error looks at
-_TRIES = 5  # to read a manifest, while builds publish others
+_LISTED = 1000  # names to look at for the advice in an error
+_TRIES = 5  # to read a manifest while builds publish others
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Dataset:
     Attributes:
         store: store of manifest and index.
         manifest: what the dataset holds.
-        version: version of the manifest as a local file; "" for other stores. The dataset's version is `number`.
+        version: version of the manifest as a local file; "" for other stores. The version of the dataset is `number`.
         grown: loaders continue from the state of an older version, with the next epoch.
     """
 
@@ -47,21 +47,21 @@ class Dataset:
     manifest: Manifest
     version: str = ""
     grown: bool = False
-    # Other versions of the file that were found to hold this very manifest.
+    # Other versions of the file that hold this same manifest.
     _same: set[str] = field(default_factory=set, init=False, repr=False)
 
     @cached_property
     def shards(self) -> Store:
-        """Store of the shards: `store`, unless a dataset was adopted from elsewhere."""
+        """Store of the shards: `store`, unless the dataset was adopted from elsewhere."""
         return self.store if self.manifest.data_url is None else open_store(self.manifest.data_url)
 
     @cached_property
     def is_remote(self) -> bool:
-        """True if shards are no local files."""
+        """True if shards are not local files."""
         return self.shards.local_path("x") is None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let other processes open it themselves: a manifest may be long, and connections cannot be sent."""
+        """Let other processes open it themselves: a manifest may be long, and connections cannot be pickled."""
         return reopen_dataset, (self.url, self.content_digest, self.number, self.grown)
 
     @property
@@ -82,8 +82,8 @@ class Dataset:
     def check_current(self) -> None:
         """Raise ObjectChangedError if a folder no longer holds this dataset.
 
-        A build with --overwrite removes the manifest first, and its shards may have the same names and sizes, as those
-        of a raw cache always do. A dataset that is copied over itself stays the same.
+        A build with --overwrite removes the manifest first, and its shards may have the same names and sizes, as a raw
+        cache's always do. A dataset that is copied over itself stays the same.
         """
         found = self.store.stat(MANIFEST) if self.version else None
         if not self.version or (found is not None and found.version in (self.version, *self._same)):
@@ -95,14 +95,14 @@ class Dataset:
                 present = Dataset(self.store, older.manifest, present.version)
         if present is not None and present.number > self.number:
             raise ObjectChangedError(
-                f"version {self.number} of {self.url} was pruned while it was read, or the dataset was built anew; "
-                f"version {present.number} stands there. Open it again, and keep what is in use: tpufeed prune --keep N"
+                f"version {self.number} of {self.url} was pruned while it was read, or the dataset was rebuilt; it is "
+                f"version {present.number} now. Open it again, and keep versions in use: tpufeed prune --keep N"
             )
         if present is None or present.content_digest != self.content_digest:
-            what = "removed" if present is None else "built anew"
+            what = "removed" if present is None else "rebuilt"
             raise ObjectChangedError(
-                f"{self.url} was {what} while it was read. Open it again once no build is at work there; what is "
-                "in use is better built anew in another place"
+                f"{self.url} was {what} while it was read. Open it again once no build is running there; rebuild "
+                "datasets in use in another place"
             )
         self._same.add(present.version)
 
@@ -114,11 +114,11 @@ class Dataset:
         return found
 
     def class_weights(self, split: str) -> dict[int, float]:
-        """Return weights by class that give all classes the same weight; Keras' `fit` takes them as class_weight.
+        """Return weights by class that balance the classes; Keras' `fit` takes them as class_weight.
 
-        A weight is `n / (classes * count)`, scikit-learn's "balanced", for n samples and as many classes as have
-        samples: the weights of all samples add up to n. A class without samples has 1.0, which Keras gives to a class
-        that it is not told of; so the dict holds every label of the dataset.
+        A weight is `n / (classes * count)`, scikit-learn's "balanced", for n samples and all classes that have samples:
+        the weights of all samples add up to n. A class without samples has 1.0, Keras' default; so the dict holds every
+        label of the dataset.
 
         Raises:
             OptionError: there is no such split, it has no samples, or samples have no labels.
@@ -139,14 +139,10 @@ class Dataset:
         open_shards: int | None = None,
         threads: ThreadPoolExecutor | None = None,
     ) -> Reader:
-        """Return a reader of the records of one variant of a split; see `Reader`.
-
-        Raises:
-            OptionError: there is no such split or variant.
-        """
+        """Return a `Reader` of one variant of a split. Raises OptionError if there is no such variant."""
         variants = self.split(split).variants
         if not 0 <= variant < len(variants):
-            raise OptionError(f"{self.url}: split {split!r} has {len(variants)} variants, so none of number {variant}")
+            raise OptionError(f"{self.url}: split {split!r} has {len(variants)} variants, so no number {variant}")
         parts = (self.manifest, variants[variant], self.shards, self.store, self.check_current)
         return Reader(*parts, copies=copies, open_shards=open_shards, threads=threads)
 
@@ -159,9 +155,9 @@ class Dataset:
 
 @checked()
 def open_dataset(url: str | Path, version: int | None = None, *, grown: bool = False) -> Dataset:
-    """Return the dataset at `url`, in its newest version or in the version of this number.
+    """Return the dataset at `url`, in its newest version or in the one with this number.
 
-    With `grown`, a loader of it continues from the state of an older version, with the epoch after that of the state.
+    With `grown`, its loader continues from the state of an older version, with the epoch after that of the state.
 
     Raises:
         DatasetNotFoundError: there is no manifest, or no such version.
@@ -200,16 +196,14 @@ def _how_to_make_one(store: Store) -> str:
     path = store.local_path(MANIFEST)
     if path is not None and is_file(path.parent) and is_tfrecord_name(path.parent.name):
         return adopt_advice(str(path.parent.parent))
-    with suppress(TpufeedError):  # there is another error already
+    with suppress(TpufeedError):  # another error is on its way
         names = [info.name for info in itertools.islice(store.iter_objects(), _LISTED)]
         if any(map(is_tfrecord_name, names)) and store.stat(PLAN) is None:
             return adopt_advice(store.url)
         if any(map(format_of_name, names)) and store.stat(PLAN) is None:
-            return (
-                f"It holds images: a dataset is made of them, in another place, by: tpufeed shard {store.url} DATASET"
-            )
+            return f"It holds images; make a dataset of them in another place: tpufeed shard {store.url} DATASET"
     return (
-        f"Make one with: tpufeed shard PHOTOS {store.url} (a build that was interrupted has none yet; run its command "
+        f"Make one with: tpufeed shard PHOTOS {store.url} (an interrupted build has no {MANIFEST} yet; run its command "
         "again)"
     )
 
@@ -223,7 +217,7 @@ def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool =
     if dataset.content_digest != content_digest:
         raise ObjectChangedError(
             f"{url} holds another dataset (content digest {dataset.content_digest}) than when it was opened "
-            f"({content_digest}): it was built anew. Open it again"
+            f"({content_digest}): it was rebuilt. Open it again"
         )
     return dataset
 

@@ -18,7 +18,7 @@ from tpufeed.images.mending import mend, seen_size
 from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example, read_text
 from tpufeed.tfrecord.layout import ScalarEntry
 
-_PLAIN = ("bytes", "string", "int64", "float32")  # any value of these is valid
+_PLAIN = ("bytes", "string", "int64", "float32")  # types of which any value is valid
 _RANGES = {"bool": (0, 1), "uint8": (0, 255), "int32": (-(1 << 31), (1 << 31) - 1)}  # stored as int64
 Picks = Callable[[str, int], bool]  # (shard's name, record) -> whether its image is decoded
 
@@ -33,7 +33,7 @@ class CheckedRecord(NamedTuple):
 
 
 def parse_picks(share: str | None) -> Picks | None:
-    """Return which records' images `verify` decodes: "all", or a share like "5%", the same ones each time, by a hash.
+    """Return a function that picks the records to decode: "all", or a share like "5%", the same ones each time.
 
     Raises:
         OptionError: `share` is neither, or not above 0 and at most 100 %.
@@ -45,7 +45,7 @@ def parse_picks(share: str | None) -> Picks | None:
     except ValueError:
         percent = math.nan
     if not 0 < percent <= 100:
-        raise OptionError(f"decode is 'all' or a share above 0% and up to 100% like '5%', not {share!r}")
+        raise OptionError(f"decode has to be 'all' or a share like '5%', above 0% and up to 100%; not {share!r}")
     bound = round(percent / 100 * 2**64)
 
     def picks(shard: str, record: int) -> bool:
@@ -79,23 +79,19 @@ class RecordCheck:
         )
         if not self._names or self._label is None or manifest.options.get("command") == "adopt":
             self._text = None  # texts of other tools may differ from the names that a user gives
-        # A cache may have the texts of an adopted dataset: a text is only wrong if it is the name of another class.
+        # A cache may have texts of an adopted dataset: a text is only wrong if it is the name of another class.
         self._wrong_texts = None if manifest.cache is None else frozenset(self._names)
         self._tensor_shape = manifest.tensor_shape
-        # An adopted dataset has features without a place in its schema, and lists them. Other tools may mean anything
-        # by channels: loaders decode to three in any case.
+        # An adopted dataset lists features that its schema leaves out. Its channels may mean anything: loaders decode
+        # to three in any case.
         self._left_out = frozenset(manifest.options.get("left_out") or ())
         self._foreign = manifest.options.get("command") == "adopt"
         self._pictures = [spec for spec in features[1:] if spec.is_picture and not spec.shape]
         self._local = threading.local()
 
     def check(self, payload: memoryview) -> CheckedRecord:
-        """Check a payload and return its contents.
-
-        Raises:
-            RecordError: everything that is wrong with it, in one message.
-        """
-        # By places if all lengths are right, as nearly always; else by the parser, which says what is wrong.
+        """Check a payload and return its contents. Raises RecordError with everything that is wrong."""
+        # By offsets if all lengths are right, as nearly always; else by the parser, which says what is wrong.
         parts = self._layout.split(payload)
         try:
             if parts is not None:
@@ -137,7 +133,7 @@ class RecordCheck:
                 try:
                     header = read_header(bytes(image))
                 except ImageError as error:
-                    header = read_header(mend(image, error))  # an empty comment, which decoders pass over
+                    header = read_header(mend(image, error))  # an empty comment, which decoders skip
                 channels = header.channels
         except ImageError as error:
             raise RecordError(f"the image does not decode ({error.reason}): {error}") from error
@@ -145,7 +141,7 @@ class RecordCheck:
         if self._foreign:
             channels = sizes.get(CHANNELS, channels)
             if (sizes.get(HEIGHT), sizes.get(WIDTH)) == seen_size(image, upright=True):
-                sizes = {}  # they are those of the upright image
+                sizes = {}  # they are the upright image's
         problems = _size_problems(sizes, (height, width, channels))
         if self._pictures and not problems:
             problems = self._picture_problems(decode_example(sample.payload), (height, width))
@@ -178,7 +174,7 @@ class RecordCheck:
         return problems
 
     def _is_sound(self, rest: bytes, label: int | None) -> bool:
-        """Return true if what follows the integers is sound, in order and shortest encoding; False is no verdict."""
+        """Return true if the features after the integers are sound, in order and in shortest form; else no verdict."""
         at = 0
         for spec, entry, is_text in zip(self._rest, self._entries, self._texts, strict=True):
             found = None if entry is None else entry.read(rest, at)
@@ -198,7 +194,7 @@ class RecordCheck:
             if spec.is_raw or spec.is_picture:
                 count = 1  # all of it is one bytes value
             if feature is None or (not len(feature.values) and (feature.kind is None or not count)):
-                # An empty list is often left out, or has no type: it is all the same to TensorFlow.
+                # An empty list is often left out, or has no type: TensorFlow makes no difference.
                 problem = "is missing" if count else ""
             elif feature.kind != spec.stored_kind:
                 problem = f"holds {feature.kind}, not {spec.dtype}"
@@ -245,7 +241,7 @@ class RecordCheck:
 
 
 def _items(spec: FeatureSpec, feature: Feature) -> float:
-    """Return the number of items of a list; it is not whole if values are left over."""
+    """Return the number of items of a list, not a whole number if values are left over."""
     size = np.dtype(spec.dtype).itemsize if spec.is_raw else 1
     values = sum(map(len, feature.values)) / size if spec.is_raw else len(feature.values)
     return values / math.prod(spec.each)

@@ -1,4 +1,4 @@
-"""Read records by shard and number, with their CRCs verified, from mapped, staged or remote shards."""
+"""Read records by shard and number, with their CRCs verified, from local shards, local copies or remote shards."""
 
 import itertools
 import logging
@@ -25,20 +25,20 @@ from tpufeed.tfrecord.layout import FixedLayout
 
 _logger = logging.getLogger(__name__)
 
-_MOST_MISSING = 2  # of a shard's images; single ones that are too small are named when they are read
+_MOST_MISSING = 2  # times that images may exceed their shard; single images that are too small are named when read
 OPEN_SHARDS = 128
 _MOST_MAPPED = 8192  # shards; a process may map 65,530 files by default
 _TRIES = 3  # of a record that arrives damaged
 _CHUNK_BYTES = 16 << 20
-_MERGED_BYTES = 4 << 20  # neighbours in one request, but not so many that none run beside it
+_MERGED_BYTES = 4 << 20  # neighbours in one request, but few enough to have several requests
 _STATS_AT_ONCE = 32
-_INDEX_FOR_OTHERS = 0.01  # of the bytes of the shards that are due
+_INDEX_FOR_OTHERS = 0.01  # share of the bytes of the due shards
 
 
 class Reader:
     """Records of one variant of a split by shard and number. Thread-safe.
 
-    Local shards, and remote ones that are staged, are mapped into memory and read in place; other shards are read by
+    Local shards and local copies of remote ones are mapped into memory and read in place; other shards are read by
     ranges. Both CRCs of each record are always verified. A shard must not be truncated while it is read; replacing or
     deleting its file is harmless.
 
@@ -48,9 +48,9 @@ class Reader:
         shards: store of the shards.
         index_store: store of the index; it may be another one if the dataset was adopted.
         check_current: raises ObjectChangedError once the dataset was rebuilt, see `Dataset.check_current`.
-        stage: local copies of remote shards, see `due`.
-        open_shards: number of shards to keep open, if the process may open that many. Default: 128. A staged shard is
-            in use as long as it is open.
+        copies: local copies of remote shards, see `due`.
+        open_shards: number of shards to keep open, if the process may open that many. Default: 128. A local copy is in
+            use as long as its shard is open.
         threads: threads that several readers share to read ranges. Default: the reader has its own.
     """
 
@@ -79,19 +79,19 @@ class Reader:
         is_remote = shards.local_path("x") is None
         self._spans = SpanReader(threads) if is_remote or index_store.local_path("x") is None else None
         self._remote = RemoteShards(shards, self._shards, self._spans) if is_remote and self._spans else None
-        # The stage has copies from the store of the shards alone.
+        # There are only copies of files in the store of the shards.
         self._index = Index(index_store, variant, self._spans, copies if index_store.url == shards.url else None)
         self._copies = copies
         wanted, allowed = open_shards or OPEN_SHARDS, _MOST_MAPPED
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if copies is not None and descriptors != resource.RLIM_INFINITY:
-            # Each open shard of the stage holds a descriptor; a quarter of those of the process may be spent so.
+            # Each open copy holds a descriptor; these may take a quarter of the process's.
             allowed = max(OPEN_SHARDS, min(descriptors // 4, _MOST_MAPPED))
         self._most_open = min(wanted, allowed)
         self._random = random.Random(0) if wanted > allowed else None
         self._opened: dict[int, _OpenShard] = {}
         self._lock = threading.Lock()
-        self._requested = 0  # records, since `take_requested`
+        self._requested = 0  # records since `take_requested`
 
     def read(self, shard: int, record: int) -> memoryview:
         """Return the payload of a record, valid as long as the view lives.
@@ -108,7 +108,7 @@ class Reader:
     ) -> list[memoryview]:
         """Return the payloads of several records, each (shard, record); `use` as in `decode_records`.
 
-        Bytes may have been damaged by the network, or by the disk of the stage: damaged records are read again, and
+        Bytes may have been damaged by the network, or by the disk of local copies: damaged records are read again, and
         `use` is called again. Raises as `read` does.
         """
         shards, damaged, tries_left = {shard for shard, _ in places}, 0, _TRIES
@@ -142,7 +142,7 @@ class Reader:
             except RecordError as error:
                 if self._remote is None:
                     raise
-                # The staged copy of its shard, or of the index, may be damaged: that is no failed try of the network.
+                # The local copy of its shard, or of the index, may be damaged: that does not count as a try.
                 view, copied = spans[damaged][0], self.to_copy(places[damaged][0])
                 is_evicted = view is not None and self._copies is not None and self._copies.evict_damaged(copied, view)
                 if not is_evicted and not self._index.evict_damaged():
@@ -181,8 +181,8 @@ class Reader:
     def due(self, shards: Iterable[int]) -> Iterator[RemoteShard]:
         """Yield these shards and the index for `LocalCopies.fetch`, unless they are local files.
 
-        The index is left out if a host of many reads so few of the shards that most of the index would be for others:
-        its parts are then read by ranges, one request per shard that is opened.
+        The index is left out if one of many hosts reads so few shards that most of the index would be for others: its
+        parts are then read by ranges, with one request per opened shard.
         """
         if self._remote is None:
             return
@@ -194,7 +194,7 @@ class Reader:
             yield index
 
     def to_copy(self, shard: int) -> RemoteShard:
-        """Return a shard as a stage knows it."""
+        """Return a shard as `LocalCopies` takes it."""
         entry = self._shards[shard]
         return RemoteShard(entry.name, entry.bytes, entry.crc32c, self._store.url)
 
@@ -221,13 +221,13 @@ class Reader:
             first += entry.records
 
     def _open(self, shards: set[int]) -> dict[int, "_OpenShard"]:
-        """Return these shards. New ones are opened, and ones that have been staged since are read there."""
+        """Return these shards. New ones are opened; if there is a local copy by now, it is used."""
         with self._lock:
             opened = {shard: found for shard in shards if (found := self._opened.get(shard)) is not None}
             new = sorted(shards - opened.keys())
             views = [self._view(shard) for shard in new]
             if new:
-                self._check_current()  # only now: what is mapped stays the file that it is
+                self._check_current()  # only now: a mapped file stays what it is
                 offsets = self._index.offsets(new)
                 opened.update(zip(new, map(_OpenShard, views, offsets), strict=True))
             if self._copies is not None:
@@ -237,8 +237,8 @@ class Reader:
             self._opened.update(opened)
             excess = max(0, len(self._opened) - self._most_open)
             if excess and self._random is not None:
-                # Fewer may be open than are read in turn. The oldest are those due next: each would be
-                # opened again for each of its records.
+                # Fewer may be open than are read in turn. The oldest are due next: closing these would open each again
+                # for each of its records.
                 closed = self._random.sample(list(self._opened), excess)
             else:
                 closed = list(itertools.islice(self._opened, excess))
@@ -249,7 +249,7 @@ class Reader:
     def _view(self, shard: int) -> memoryview | None:
         entry = self._shards[shard]
         if self._remote is not None:
-            # A shard that is damaged at its source cannot be staged: reading by ranges finds the record.
+            # A shard that is damaged in its store has no copy: reading by ranges finds the record.
             with suppress(ShardError):
                 return None if self._copies is None else self._copies.open(self.to_copy(shard))
             return None
@@ -271,7 +271,7 @@ class Reader:
             raise ShardError(f"{error}; the manifest names this shard. Is the dataset complete?") from error
         except StoreError:
             raise
-        except OSError as error:  # says nothing of its bytes
+        except OSError as error:  # says nothing about its bytes
             raise StoreError(f"{path}: {error.strerror}") from error
 
 
@@ -293,7 +293,7 @@ class Range(NamedTuple):
 class RemoteShards:
     """Reads ranges of one variant's shards. Thread-safe.
 
-    It asks for the manifest's generations. If another tool has copied the dataset, the objects have other ones: then
+    It requests the manifest's generations. If another tool has copied the dataset, the objects have other ones: then
     the present generation is pinned, if size and CRC-32C are the manifest's.
     """
 
@@ -339,8 +339,8 @@ class RemoteShards:
         return Span(entry.name, wanted.start, wanted.stop, version)
 
     def _pin(self, shards: Mapping[int, str]) -> None:
-        """Find out the present versions of shards; each comes with the version that is known to be gone."""
-        with self._pinning:  # several threads find out about the same shards at once
+        """Look up the present versions of shards; each comes with the version that is known to be gone."""
+        with self._pinning:  # several threads look up the same shards at once
             wanted = [shard for shard, gone in shards.items() if self._versions.get(shard, gone) == gone]
             if not wanted:
                 return
@@ -367,7 +367,7 @@ class RemoteShards:
 
 
 def _merge(ranges: Sequence[Range]) -> Iterator[tuple[Range, list[Range]]]:
-    """Yield neighbours as one range, with the ranges that it is made of."""
+    """Yield neighbours as one range, with its parts."""
     members: list[Range] = []
     for each in ranges:
         if members:

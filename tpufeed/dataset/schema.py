@@ -24,12 +24,12 @@ _KAGGLE_KEYS = {ENCODED: "image", LABEL: "class", FILENAME: "id"}
 
 OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax as shares of the image's sides
 OBJECT_XMIN = "image/object/bbox/xmin"
-OBJECT_PREFIX = "image/object/"  # of features that belong to these boxes
+OBJECT_PREFIX = "image/object/"  # begins the keys of features that belong to these boxes
 UNMOVED = (
     "image/object/mask",
     "image/object/keypoint/",
     "image/segmentation/",
-)  # places in the picture that ops do not move
+)  # coordinates and masks that ops do not move
 OBJECT_LABEL, OBJECT_TEXT = "image/object/class/label", "image/object/class/text"
 
 DType = Literal["uint8", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
@@ -49,17 +49,17 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dtype: type of its values in a batch.
         shape: () for a scalar; None for a list of as many items as the sample has.
         stored_as: key in the records of an adopted dataset, if it differs from the name.
-        lengths: the least and the most items of a sample, if the shape is None; older datasets do not have it.
-        item_shape: shape of an item of a list, if it is no scalar.
+        lengths: the least and the most items of a sample, if the shape is None.
+        item_shape: shape of an item of a list, if it is not a scalar.
         kind: kind of a column that moves with the crop: a further image, a mask (one channel of 8 bits), depth (of 16
             bits), boxes (left, top, right, bottom) or keypoints (x, y, and maybe their visibility), in pixels of the
             stored image.
         of: name of a column of boxes, if this column has one item for each box.
         boxes_of: the image that adopted boxes refer to, as shares of its sides, if it has an EXIF orientation: the
-            "stored" image, or the "upright" one. Without it the sizes in each record tell; if they do not, it is the
+            "stored" image, or the "upright" one. By default the sizes in each record tell; if they do not, it is the
             stored one.
-        flip_pairs: pairs of keypoints, by index, that are the left and the right of the same thing: a mirrored picture
-            swaps them. () if there are none; without it they are unknown, and nothing is swapped.
+        flip_pairs: pairs of keypoints, by index, that are the left and the right of the same thing: a mirrored image
+            swaps them. () if there are none. By default they are unknown, and nothing is swapped.
     """
 
     name: str
@@ -123,22 +123,22 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def flip_problem(spec: FeatureSpec) -> str:
-    """Say why a column cannot have its `flip_pairs`, with the numbers; return "" if it can."""
+    """Return why a column cannot have its `flip_pairs`, with the numbers; "" if it can."""
     if isinstance(spec.flip_pairs, tuple) and spec.kind != "keypoints":
-        return "flip_pairs are of keypoints"
+        return "flip_pairs are for keypoints"
     named = Counter(point for pair in spec.flip_pairs or () for point in pair)
     if not named:
         return ""
     twice = next((point for point, times in named.items() if times > 1), None)
     if twice is not None:
         return f"flip_pairs name point {twice} twice; each point is in one pair"
-    least, most = spec.lengths if isinstance(spec.lengths, tuple) else (0, 0)  # older datasets do not say it
+    least, most = spec.lengths if isinstance(spec.lengths, tuple) else (0, 0)  # a manifest may leave them out
     if len(spec.each) == 2:
         least = most = spec.each[0]
     if least not in (0, most):
-        return f"flip_pairs are of lists of one length, and samples have {least} to {most} keypoints"
+        return f"flip_pairs need lists of one length, but samples have {least} to {most} keypoints"
     beyond = next((point for point in named if point < 0 or 0 < most <= point), None)
-    return "" if beyond is None else f"flip_pairs name point {beyond}; there are {most} keypoints, which count from 0"
+    return "" if beyond is None else f"flip_pairs name point {beyond}; there are {most} keypoints, counted from 0"
 
 
 def record_schema(
@@ -148,7 +148,7 @@ def record_schema(
 
     Args:
         labelled: samples have labels.
-        several: samples have lists of labels, of which the shortest and the longest have these lengths.
+        several: samples have lists of labels; the shortest and the longest have these lengths.
         of: the column of boxes, if each box has one of these labels.
     """
     image, sizes = FeatureSpec(ENCODED, "bytes"), (FeatureSpec(name, "int64") for name in (HEIGHT, WIDTH, CHANNELS))
@@ -171,9 +171,7 @@ def kaggle_keys(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
     taken = next((feature.name for feature in features if feature.name in _KAGGLE_KEYS.values()), None)
     if taken is not None:
         own = next(name for name, key in _KAGGLE_KEYS.items() if key == taken)
-        raise OptionError(
-            f"a column is called {taken!r}, which is the key of {own} with names='kaggle'; rename the column"
-        )
+        raise OptionError(f"a column is called {taken!r}, the key of {own} with names='kaggle'; rename the column")
     return tuple(
         msgspec.structs.replace(feature, stored_as=_KAGGLE_KEYS.get(feature.name, feature.stored_as))
         for feature in features
@@ -199,10 +197,10 @@ def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
     """Return the layout with the image, and the int64 scalars that follow it (`fixed_ints`), at fixed places.
 
     Raises:
-        ManifestError: the first feature is no image.
+        ManifestError: the first feature is not an image.
     """
     if not features or features[0].dtype not in ("bytes", "uint8"):
-        raise ManifestError(f"the first feature of a dataset is its image; this one's are {[f.name for f in features]}")
+        raise ManifestError(f"the first feature of a dataset has to be its image; found {[f.name for f in features]}")
     return FixedLayout(features[0].key, [feature.key for feature in features[1 : 1 + len(fixed_ints(features))]])
 
 

@@ -8,23 +8,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tpufeed.dataset.naming import OWN_FOLDER, check_split_name, count_ending, is_own, show_endings
+from tpufeed.dataset.naming import OWN_FOLDER, SPLIT_OF_WORD, check_split_name, count_ending, is_own, show_endings
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.storage.store import ObjectInfo
 
 _EXTENSION = r"\.(?:tfrecords?|tfrec)"
 _PART = r"-\d+-of-\d+"
-# name.tfrec, name-00000-of-00002.tfrecord, TFDS's name.tfrecord-00000-of-00002, ImageNet's name-00000-of-01024. The
-# compressed ones as well: they are refused by what they hold, rather than left out.
+# name.tfrec, name-00000-of-00002.tfrecord, TFDS's name.tfrecord-00000-of-00002, ImageNet's name-00000-of-01024; and
+# compressed ones, so that reading them fails with advice instead of leaving them out.
 _TFRECORD = re.compile(
     rf"(?P<stem>.*?)(?:(?P<part>{_PART}){_EXTENSION}|{_EXTENSION}(?P<after>{_PART})?|(?<!\.)(?P<bare>{_PART}))"
     r"(?:\.(?:gz|gzip|zz|zlib))?",
     re.IGNORECASE | re.DOTALL,
 )
 _NUMBERS = re.compile(r"(?:[-_.]?\d+(?:x\d+)?)+$")
-_SPLIT_WORDS = frozenset(
-    ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
-)
 _DEFAULT_SPLIT = "train"
 _UNPACKERS = {"gz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "zst": "unzstd"}
 _MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0", "zst": b"\x28\xb5\x2f\xfd"}
@@ -32,7 +29,7 @@ MAGIC_BYTES = 6
 
 
 class ForeignFiles(NamedTuple):
-    """TFRecord files by split, each in the order of names, and how many other files there are, by their endings."""
+    """TFRecord files of each split, sorted by name, and the number of other files by their endings."""
 
     splits: dict[str, list[ObjectInfo]]
     ignored: dict[str, int]
@@ -51,7 +48,7 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
 
     Raises:
         NoInputsError: there are no TFRecord files.
-        OptionError: a split of `wanted` does not exist, or a split would hold files of unlike folders.
+        OptionError: a split of `wanted` does not exist, or a split would hold files of different folders.
         SourceError: a manifest cannot hold the name of a file.
     """
     found: dict[str, ObjectInfo] = {}
@@ -67,7 +64,7 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
         hint = show_endings(ignored) if ignored else " (it is a dataset already)" if own else " (is it there?)"
         raise NoInputsError(
             f"no TFRecord files below {url} among {ignored.total()} files{hint}; give the folder that holds files "
-            "named like train-00000-of-00012.tfrecord or train/00.tfrec. Images become a dataset by tpufeed shard"
+            "named like train-00000-of-00012.tfrecord or train/00.tfrec. To make a dataset of images: tpufeed shard"
         )
     for name in found:
         if not name.isprintable():
@@ -78,19 +75,19 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
         splits[split_of[name]].append(found[name])
     for split in wanted or ():
         if split not in splits:
-            raise OptionError(f"{url} has no split {split!r}; by its files' names it has {', '.join(splits)}")
+            raise OptionError(f"{url} has no split {split!r}; the names of its files give {', '.join(splits)}")
     return ForeignFiles({split: splits[split] for split in wanted or splits}, ignored)
 
 
 def find_splits(url: str, names: Sequence[str]) -> dict[str, str]:
-    """Return the split of each file. Raises OptionError if one would hold files of unlike folders."""
+    """Return the split of each file. Raises OptionError if a split would hold files of different folders."""
     folders_of = {name: name.split("/")[:-1] for name in names}
-    # Folders that all files share name no split, unless they are called train, val or the like.
+    # Folders that all files share do not name splits, unless they are called train, val or the like.
     levels = zip(*folders_of.values(), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
     split_of, roots, flat = dict[str, str](), defaultdict[str, set[str]](set), list[str]()
     for name, folders in folders_of.items():
-        words = [depth for depth, folder in enumerate(folders) if folder.lower() in _SPLIT_WORDS]
+        words = [depth for depth, folder in enumerate(folders) if folder.lower() in SPLIT_OF_WORD]
         depth = words[-1] if words else shared
         if depth < len(folders):
             split_of[name] = _to_split(folders[depth])
@@ -100,39 +97,39 @@ def find_splits(url: str, names: Sequence[str]) -> dict[str, str]:
     for split, several in roots.items():
         if len(several) > 1:
             raise OptionError(
-                f"{url}: split {split!r} lies in {len(several)} folders ({', '.join(sorted(several)[:4])}), which may "
+                f"{url}: split {split!r} is in {len(several)} folders ({', '.join(sorted(several)[:4])}), which may "
                 "hold the same images; adopt one of the folders above them"
             )
 
     prefix_of = {name: _stem(name) or "" for name in flat}
     word_of = {}
     for prefix in prefix_of.values():  # the last word that names a split: TFDS puts the dataset's name before it
-        words_in = [word for word in re.findall("[A-Za-z]+", prefix) if word.lower() in _SPLIT_WORDS]
+        words_in = [word for word in re.findall("[A-Za-z]+", prefix) if word.lower() in SPLIT_OF_WORD]
         word_of[prefix] = words_in[-1] if words_in else ""
     counts = Counter(word_of.values())
     above = url.rstrip("/").rsplit("/", 1)[-1]
     for name, prefix in prefix_of.items():
         word = word_of[prefix]
         if not any(word_of.values()):
-            split_of[name] = above if above.lower() in _SPLIT_WORDS else _DEFAULT_SPLIT
+            split_of[name] = above if above.lower() in SPLIT_OF_WORD else _DEFAULT_SPLIT
         else:
-            # Two prefixes with one word, as train_a and train_b, are two splits; so is one without a word beside them.
+            # Prefixes that share a word, like train_a and train_b, are separate splits; so is a prefix without a word.
             split_of[name] = word if word and counts[word] == 1 else _to_split(prefix or _DEFAULT_SPLIT)
     return split_of
 
 
 def is_tfrecord_name(name: str) -> bool:
-    """Return true for a name of a TFRecord file."""
+    """Return true for the name of a TFRecord file."""
     return _stem(name) is not None
 
 
 def adopt_advice(url: str) -> str:
-    """Say what to do with TFRecords that were found instead of a dataset or images."""
-    return f"TFRecords that another tool wrote become a dataset by: tpufeed adopt {url} --to DATASET"
+    """Return advice on TFRecords that were found instead of a dataset or images."""
+    return f"To make a dataset of another tool's TFRecords: tpufeed adopt {url} --to DATASET"
 
 
 def unpack_beside(url: str) -> str:
-    """Return the command that unpacks a file next to itself, by its ending; it copies a remote file first."""
+    """Return the command that unpacks a file next to itself, by its ending, with advice to copy a remote file."""
     first, path = _copied(url)
     ending = path.rpartition(".")[2].lower()
     if ending == "zip":
@@ -141,7 +138,7 @@ def unpack_beside(url: str) -> str:
 
 
 def unpack_elsewhere(url: str, head: bytes) -> str:
-    """Return the command that unpacks a file of any name into a folder; "" if its first bytes are not packed."""
+    """Return the command that unpacks a file of any name into a folder; "" if its first bytes are not compressed."""
     kind = next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
     if kind is None:
         return ""
@@ -152,12 +149,12 @@ def unpack_elsewhere(url: str, head: bytes) -> str:
 
 
 def _copied(url: str) -> tuple[str, str]:
-    """Return what to do first, and the path that the file then has."""
+    """Return what to do first, and the path of the file after that."""
     return ("", url) if "://" not in url else ("copy it to this machine, then: ", posixpath.basename(url))
 
 
 def _stem(name: str) -> str | None:
-    """Return the name without extension and numbers; None if it is no name of a TFRecord file."""
+    """Return the name without extension and numbers; None if it is not the name of a TFRecord file."""
     match = _TFRECORD.fullmatch(name.rpartition("/")[2])
     if match is None or name.startswith(OWN_FOLDER) or (match["bare"] and "." in match["stem"]):
         return None

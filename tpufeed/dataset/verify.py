@@ -1,7 +1,7 @@
 """`verify`: check that a dataset's bytes are what its manifest says, and list every difference.
 
-Each thread checks one shard at a time. The variants of a shard follow one another, so that their labels are compared as
-soon as all are known, and then forgotten.
+Each thread checks one shard at a time. The variants of a shard follow one another, so that their labels are compared
+and then forgotten.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.record_check import Picks, RecordCheck, parse_picks
 from tpufeed.dataset.schema import several_labels
-from tpufeed.dataset.walk import Ints, Walker, map_shards, stored_crc32c
+from tpufeed.dataset.walk import Ints, Walker, WalkProgress, map_shards, stored_crc32c
 from tpufeed.errors import (
     Damage,
     DatasetDamagedError,
@@ -37,12 +37,12 @@ from tpufeed.storage.store import Store
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED, OVERHEAD_BYTES
 
 _UNKNOWN = int(np.iinfo(np.int64).min)  # label of a record that has no label, or is damaged
-_ALIGNED_BYTES = 64  # the header of an npy file takes a multiple of this
+_ALIGNED_BYTES = 64  # the header of an npy file has a multiple of this
 _DAMAGES_NAMED = 3
 _CLASSES_NAMED = 5
 _MISSING = "is missing; the manifest names it"
 _REMOVED = "was removed while it was read"
-_ANOTHER = "What it holds is sound in itself: a file of another build, or one that was edited"
+_ANOTHER = "Its records are sound: it is the file of another build, or was edited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,11 @@ class Verified:
     decoded: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyProgress:
-    """Progress of a verification."""
-
-    total_bytes: int
-    bytes: int = 0
-    records: int = 0
-    damages: int = 0
-
-
 @checked()
 def verify(
     url: str | Path,
     decode: str | None = None,
-    listener: Callable[[VerifyProgress], None] | None = None,
+    listener: Callable[[WalkProgress], None] | None = None,
     *,
     version: int | None = None,
 ) -> Verified:
@@ -100,7 +90,7 @@ def verify(
         DatasetUnreadableError: `unreadable` lists files that could not be read; what could be read is not damaged.
         DatasetNotFoundError: there is no dataset.
         ManifestError: its manifest is damaged, so there is nothing to compare with.
-        OptionError: `decode` is no such share.
+        OptionError: `decode` is neither "all" nor such a share.
     """
     picks = parse_picks(decode)
     dataset = open_dataset(url, version)
@@ -121,7 +111,7 @@ def verify(
         for variant in split.variants
     ]
     check = _ShardCheck(dataset, picks)
-    progress, decoded = VerifyProgress(sum(shard.entry.bytes for shard in shards)), 0
+    progress, decoded = WalkProgress(sum(shard.entry.bytes for shard in shards)), 0
     listener = listener or (lambda _: None)
     listener(progress)
     with closing(map_shards(dataset.shards, check, shards)) as results:  # an error here stops the threads as well
@@ -153,7 +143,7 @@ def verify(
         message = f"{dataset.url}: {count}: {_name_some(damages)}{also}"
         raise DatasetDamagedError(message, tuple(damages), tuple(unreadable))
     if unreadable:
-        message = f"{dataset.url}: {cannot}, what could be read is not damaged: {_name_some(unreadable)}"
+        message = f"{dataset.url}: {cannot}, the others are not damaged: {_name_some(unreadable)}"
         raise DatasetUnreadableError(message, tuple(unreadable))
     return Verified(dataset.url, len(shards), progress.records, progress.total_bytes, decoded)
 
@@ -175,7 +165,7 @@ def _check_index(store: Store, variant: Variant) -> Damage | Unreadable | None:
             problem = f"{found.size_bytes} bytes; the manifest says {entry.bytes}"
         elif header_bytes < _ALIGNED_BYTES or header_bytes % _ALIGNED_BYTES:
             wanted = NPY_HEADER_BYTES + entry.bytes - header_bytes
-            problem = f"{entry.bytes} bytes; the manifest's records want {wanted}"
+            problem = f"{entry.bytes} bytes; the manifest's records need {wanted}"
         else:
             crc = settle(
                 f"{store.url}/{entry.name}",
@@ -208,12 +198,12 @@ class _CheckedShard:
 
     Attributes:
         entry: the shard in the manifest.
-        labels: labels of the first records, `_UNKNOWN` if one is not known; those of further records are not known
-            either. There are as many as were read: a forged manifest may count any number.
+        labels: labels of the records that were read, `_UNKNOWN` if one is not known. Not as many as in the manifest,
+            which may be forged to count any number.
         offsets: where the records start, and where the last one ends.
         damages: all damage of the shard.
-        another: says that its bytes are not the manifest's although no record is damaged. It is listed unless the
-            comparison of variants finds the record.
+        another: its bytes are not the manifest's although no record is damaged. It is listed unless the comparison of
+            variants finds the record.
         unreadable: why it could not be read whole.
         records: number of records that were checked.
         decoded: number of records whose images were decoded.
@@ -236,8 +226,8 @@ class _CheckedShard:
 class _Walk(NamedTuple):
     """Result of one walk through a shard.
 
-    `offsets` and `labels` are those of its records; `is_framed` says that each record has the length that the index
-    says, `is_complete` that the walk reached the shard's end.
+    `offsets` and `labels` are the records'; `is_framed` means that each record has the length that the index says,
+    `is_complete` that the walk reached the shard's end.
     """
 
     offsets: Ints
@@ -269,11 +259,11 @@ class _ShardCheck:
                 try:
                     indexed = shard.index.offsets([shard.number])[0].astype(np.int64)
                     if (np.diff(indexed) < OVERHEAD_BYTES).any():
-                        raise ShardError(f"the index ({shard.index_name}) has its records closer than records can be")
+                        raise ShardError(f"the index ({shard.index_name}) has records that are too short")
                 except ShardError as error:
                     indexed, problem = None, str(error)
             self._check(found, shard, info.size_bytes, indexed, stop)
-            # If the manifest has a wrong size of the shard, its offsets do not fit either: one damage is enough.
+            # If the manifest has a wrong size, the offsets do not fit either: one damage is enough.
             if problem and not found.damages and found.another is None:
                 found.add(None, None, problem)
         except ObjectNotFoundError:
@@ -285,14 +275,14 @@ class _ShardCheck:
     def _check(
         self, found: _CheckedShard, shard: _NumberedShard, size: int, indexed: Ints | None, stop: threading.Event
     ) -> None:
-        """Check a shard of `size` bytes, whose records are at `indexed` by a sound index."""
+        """Check a shard of `size` bytes; `indexed` has the offsets of its records, if the index is sound."""
         entry = shard.entry
         # If the shard was cut, records behind the cut cannot be read.
         present = None if indexed is None else indexed[: max(1, int(np.searchsorted(indexed, size, "right")))]
         walk = self._walk(entry.name, size, present, found.damages, stop)
         found.records, found.decoded = len(walk.labels), walk.decoded
         if indexed is not None and not (walk.is_framed and size == entry.bytes):
-            # The shard is damaged, or is another file: the own lengths of its records tell.
+            # The shard is damaged, or is another file: the lengths in its records tell.
             damages = list[Damage]()
             again = self._walk(entry.name, size, None, damages, stop)
             if not again.is_complete:
@@ -308,7 +298,7 @@ class _ShardCheck:
             walk, found.damages = again, damages
         count, found.offsets = len(walk.labels), walk.offsets
         is_indexed = indexed is None or np.array_equal(walk.offsets, indexed[: count + 1])
-        if is_indexed or not walk.is_complete:  # in another file, records are not those of their numbers
+        if is_indexed or not walk.is_complete:  # in another file, record i need not be sample i
             found.labels = walk.labels[: entry.records]
         if not walk.is_complete:
             return
@@ -325,7 +315,7 @@ class _ShardCheck:
             indexed is not None
             and shard.index is not None
             and not is_indexed
-            # If the index, read again, has these offsets, they were changed on their way here.
+            # If the index, read again, has these offsets, they were damaged on the way.
             and not np.array_equal(shard.index.offsets([shard.number])[0], walk.offsets)
         ):
             record = int(np.flatnonzero(walk.offsets != indexed)[0])
@@ -359,14 +349,14 @@ class _ShardCheck:
                 labels.append(_UNKNOWN if label is None else label)
         if problem:
             if problem == LENGTH_DAMAGED:
-                problem += "; without a sound index it cannot be told where the next record starts: "
+                problem += "; without a sound index the start of the next record is unknown: "
                 problem += f"{size - starts[-1]} bytes from here on are not checked"
             damages.append(Damage(name, len(labels), starts[-1], problem))
         return _Walk(np.array(starts), np.array(labels, np.int64), walker.crc32c, decoded, is_framed, not problem)
 
 
 def _compare_variants(shards: Sequence[_CheckedShard]) -> Iterator[Damage]:
-    """Yield the damages of the variants of one shard, and the records on whose labels variants disagree."""
+    """Yield the damages of a shard's variants, and the records on whose labels these disagree."""
     base, differing = shards[0], dict[tuple[str, int], Damage]()
     for found in shards[1:]:
         count = min(len(base.labels), len(found.labels))
@@ -409,7 +399,7 @@ class _ClassCounts:
         stated = self._entry.class_counts[: len(expected)]
         expected[: len(stated)] = stated
         for variant, (found, complete) in enumerate(zip(self._counts, self._complete, strict=True)):
-            # Damaged records have some class: then only more records than expected are known to be wrong.
+            # Damaged records have unknown classes: then only more records than expected are certainly wrong.
             wrong = np.flatnonzero(found != expected if complete else found > expected).tolist()
             if wrong:
                 each = "; ".join(

@@ -1,7 +1,7 @@
 """Walk the records of a shard, by their own lengths or by an index, and verify both CRCs of each.
 
-A shard is read in chunks and never held whole. A chunk that arrives damaged is read again: damage that comes twice is
-the shard's; damage that comes once is the network's.
+A shard is read in chunks, never as a whole. A chunk that arrives damaged is read again: damage that comes twice is the
+shard's; damage that comes once is the network's.
 """
 
 import itertools
@@ -37,9 +37,9 @@ Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 R = TypeVar("R")
 
-LOCAL_CHUNK_BYTES = 1 << 20  # it is still in the core's own cache when its CRCs are computed
+LOCAL_CHUNK_BYTES = 1 << 20  # small enough to be in the core's own cache when its CRCs are computed
 REMOTE_CHUNK_BYTES = 8 << 20  # one request
-_REMOTE_THREADS = 16  # they wait for the network
+_REMOTE_THREADS = 16  # more than cores, as they wait for the network
 
 
 def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
@@ -50,8 +50,18 @@ def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
     return crc
 
 
+@dataclass(frozen=True, slots=True)
+class WalkProgress:
+    """Progress of `verify` or `adopt`: bytes and records read so far, and damages found."""
+
+    total_bytes: int
+    bytes: int = 0
+    records: int = 0
+    damages: int = 0
+
+
 class WalkStopped(Exception):
-    """The walk was told to stop: the error of another shard is on its way to the caller."""
+    """The walk was told to stop, as the error of another shard is on its way to the caller."""
 
 
 def map_shards(store: Store, work: Callable[[T, threading.Event], R], shards: Iterable[T]) -> Generator[R, None, None]:
@@ -65,8 +75,7 @@ def map_shards(store: Store, work: Callable[[T, threading.Event], R], shards: It
         try:
             for shard in shards:
                 running.append(executor.submit(work, shard, stop))
-                # Twice as many as threads: the others do not wait for a slow shard at the head. More results would take
-                # much memory.
+                # Twice the threads, so that a slow shard at the head does not stop the others. More would take memory.
                 if len(running) > 2 * threads:
                     yield running.popleft().result()
             while running:
@@ -78,25 +87,15 @@ def map_shards(store: Store, work: Callable[[T, threading.Event], R], shards: It
 
 @dataclass(slots=True)
 class Walked:
-    """Records of one chunk, one after the other. Valid until the next chunk is asked for.
+    """Successive records of one chunk. Valid until the next chunk is requested."""
 
-    Attributes:
-        first: number of the first record.
-        offsets: byte in the shard where each record starts, and where the last one ends.
-        payloads: payload of each record, or an error that says what is wrong with it, without its place.
-        data: the bytes that were read, from the first offset on.
-        is_damaged: something is wrong with these bytes.
-        framed: each record has the length that follows from its place.
-        problem: why the start of the next record cannot be found. The walk ends there.
-    """
-
-    first: int
-    offsets: list[int]
-    payloads: Sequence[memoryview | RecordError]
-    data: memoryview
-    is_damaged: bool = False
-    framed: bool = True
-    problem: str = ""
+    first: int  # number of the first record
+    offsets: list[int]  # byte in the shard where each record starts, and where the last one ends
+    payloads: Sequence[memoryview | RecordError]  # or what is wrong with the record, but not where
+    data: memoryview  # the bytes that were read, from the first offset on
+    is_damaged: bool = False  # something is wrong with these bytes
+    framed: bool = True  # each record has the length that follows from its offset
+    problem: str = ""  # why the start of the next record cannot be found; the walk ends there
 
 
 class Walker:
@@ -107,7 +106,7 @@ class Walker:
         name: name of the shard.
         size: size of the shard in bytes.
         version: read only this version; "" for any.
-        chunk_bytes: number of bytes to read at once; more if a record is longer. Default: what reads fastest.
+        chunk_bytes: number of bytes to read at once; more if a record is longer. Default: the fastest size.
 
     Attributes:
         crc32c: CRC-32C of all records that were walked.
@@ -125,9 +124,9 @@ class Walker:
         """Yield all records from the shard's start on, some at a time.
 
         Args:
-            offsets: where the records start and the last one ends, from an index. Damage in one record then hides no
-                other. Without it, records are found by their own lengths, as far as these can be trusted.
-            stop: once set, no more is read.
+            offsets: where the records start and the last one ends, from an index. Damage in one record then does not
+                hide the others. Without it, records are found by their own lengths, as far as these can be trusted.
+            stop: once set, the walk ends.
 
         Raises:
             StoreError: the shard cannot be read.
@@ -144,7 +143,7 @@ class Walker:
                 else:
                     fitting = int(np.searchsorted(offsets, start + self._chunk_bytes, "right"))
                     attempt = partial(_read_at, read, first, offsets[first : max(first + 2, fitting)].tolist())
-                # Accepted if sound, or if equal twice: damage on the way here differs each time.
+                # Accepted if sound, or if the same comes twice: damage on the way differs each time.
                 walked = settle(
                     self.where, attempt, lambda found: crc32c(found.data), lambda found: not found.is_damaged
                 )
@@ -161,7 +160,7 @@ class Walker:
             header = data[end : end + HEADER_BYTES]
             length = int.from_bytes(header[:8], "little")
             end += OVERHEAD_BYTES + length
-            # Comparing whole headers takes one call of the CRC; what is wrong with a bad one is found out below.
+            # Comparing whole headers takes one call of the CRC; the fault of a bad one is found below.
             if end > len(data) or header != encode_header(length):
                 break
             offsets.append(start + end)
@@ -178,8 +177,8 @@ class Walker:
         if self._path is None:
             yield self._read_range
             return
-        # One buffer is reused: allocating one for each chunk costs as much as reading. Not mmap: it was a few percent
-        # faster when measured, and is a SIGBUS if the file is cut meanwhile.
+        # One buffer is reused: allocating one for each chunk costs as much as reading. Not mmap: it was only a few
+        # percent faster when measured, and is a SIGBUS if the file is cut meanwhile.
         memory = memoryview(bytearray(0))
         with open_object(self._store, self._name) as file:
 
@@ -213,7 +212,7 @@ def _decode(first: int, offsets: list[int], data: memoryview) -> Walked:
     records = [data[start - base : stop - base] for start, stop in itertools.pairwise(offsets)]
     try:
         return Walked(first, offsets, decode_records(records, str), data)
-    except RecordError:  # find out in which of them, and what is wrong
+    except RecordError:  # find out which record is damaged, and how
         payloads, framed = list[memoryview | RecordError](), True
     for record, (start, stop) in zip(records, itertools.pairwise(offsets), strict=True):
         if len(record) != stop - start:

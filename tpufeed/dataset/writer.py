@@ -1,4 +1,4 @@
-"""Writing shards, in a single pass over the parts of each record, and indexes, to local files."""
+"""Write shards, in a single pass over the parts of each record, and indexes to local files."""
 
 import errno
 import os
@@ -20,10 +20,10 @@ _BLOCK_BYTES = 4 << 20
 
 
 def check_writable(destination: Store) -> None:
-    """Check that a local folder can be made and written to. Changes nothing; other stores say so at the first write.
+    """Check, without changes, that a local folder can be made and written to. Other stores tell at the first write.
 
     Raises:
-        OptionError: it is a file, or in one.
+        OptionError: it is a file, or below a file.
         StoreError: it cannot be written to.
     """
     path = destination.local_path(PLAN)
@@ -83,7 +83,7 @@ class ShardWriter:
 
 
 class IndexWriter:
-    """Writes what `encode_index` returns to a new file, shard by shard. Its memory does not grow with the shards.
+    """Writes the bytes of `encode_index` to a new file, shard by shard, in constant memory.
 
     The file is open only while it is written to: a cache has one for each variant of each split.
     """
@@ -94,7 +94,7 @@ class IndexWriter:
             file.write(bytes(NPY_HEADER_BYTES))
 
     def add(self, offsets: Offsets) -> None:
-        """Append offsets: those of shards, or parts of those. Raises StoreError."""
+        """Append the offsets of one or more shards, or a part of them. Raises StoreError."""
         self._count += len(offsets)
         with _errors(self._path), self._path.open("ab") as file:
             file.write(offsets.astype(ITEM, copy=False).tobytes())

@@ -20,9 +20,9 @@ from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.storage.store import Store
 
-# Entries of stored options that decide no bytes of records.
+# Stored options that decide no bytes of records.
 _OF_SOURCE = {"command", "source"} | {name for name, role in ROLES.items() if role is not Role.RECORDS}
-_STORED_OTHERWISE = {"splits", "shards", "policy", "image_columns"}  # than they are given
+_STORED_OTHERWISE = {"splits", "shards", "policy", "image_columns"}  # in another form than users give them
 
 
 @checked()
@@ -43,40 +43,39 @@ def append(  # noqa: PLR0913  # the public face
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
 ) -> BuildResult:
-    """Add new images to a dataset, as its next version. Nothing that is there is moved or written again.
+    """Add new images to a dataset, as its next version. Existing files are neither moved nor rewritten.
 
-    The images are stored as those of the dataset: all options are those of its first build, except for places of its
-    source (the folder of COCO's images, the folder of masks). Images that are in the dataset already, of the same path
-    with the same bytes, are skipped and counted. An image that an earlier build has rejected is tried again, unless
-    nothing has changed that may have been the reason. Classes are known by their names, and new ones come behind the
-    old ones, so that ids stay. Readers that have opened a version keep it.
+    The new images are stored like those of the dataset: all options are those of its first build, except for places of
+    its source (the folder of COCO's images, the folder of masks). Images that the dataset has already, with the same
+    path and the same bytes, are skipped and counted. An image that an earlier build rejected is tried again only if
+    something changed that may have been the reason. Classes are matched by name, and new ones follow the old ones, so
+    that ids stay. Readers that have opened a version keep it.
 
-    The same call after an interruption continues where it stopped. When all is done, it finds nothing new.
+    After an interruption the same call continues where it stopped. Once all is done, it finds nothing new.
 
     Args:
-        src: a folder, table, tars or COCO's .json, as `tpufeed.shard` takes it; it may be the whole source that has
-            grown.
+        src: a folder, table, tars or COCO .json, as in `tpufeed.shard`; it may be the whole source that has grown.
         dst: the dataset.
         image: how to read the new source, if that differs from the dataset's first one; see `tpufeed.shard`. COCO's
             folder of images is not taken from the first build.
         label: as for `image`.
         split_by: as for `image`.
-        masks: the folder of masks that is parallel to this source, if the dataset has such masks.
-        duplicates: what becomes of images that are in the dataset under another path, or twice among the new ones: see
-            `tpufeed.shard`; by default as in the dataset's first build.
-        unset: options of the dataset's first build that do not hold for the new source, by the names that they have in
-            `tpufeed.shard`, like ["image", "columns"]: as if that build had not been given them.
+        masks: the folder of masks that mirrors this source, if the dataset has such masks.
+        duplicates: what to do with images that are in the dataset under another path, or twice among the new ones; see
+            `tpufeed.shard`. Default: as in the dataset's first build.
+        unset: options of the dataset's first build that do not hold for the new source, by their names in
+            `tpufeed.shard`, like ["image", "columns"]. They get their defaults.
         max_rejects: fail, and leave the dataset as it is, if more of the new images than this are rejected.
         overwrite: discard what an interrupted append has left, instead of continuing it.
-        fsync: bring the new shards to the disk before the manifest.
-        workers: processes; all cores by default.
+        fsync: write the new shards to the disk before the manifest.
+        workers: number of processes. Default: one per core.
         engine: what runs the tasks, see `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
 
     Raises:
         DatasetNotFoundError: there is no dataset to append to.
         OptionError, NoInputsError, SourceError: the source does not fit the dataset; nothing was changed.
-        DuplicateWriterError: another append is at work, or was interrupted.
+        DuplicateWriterError: another append is running, or was interrupted.
         TooManyRejectsError, TaskError, BuildError: the work failed; the dataset is as it was.
     """
     given = {"image": image, "label": label, "split_by": split_by, "masks": masks, "duplicates": duplicates}
@@ -95,12 +94,8 @@ def append(  # noqa: PLR0913  # the public face
 class AppendRecipe(ShardRecipe):
     """Adds the images of a source that a dataset does not have yet, as its next version.
 
-    Args:
-        src: raw images: a path or URL.
-        options: of the build; None: those of the dataset.
-        allow_different: take `options` that decide bytes and are not those of the dataset.
-        given: options that replace those of the dataset; None is no option.
-        unset: options of the dataset that do not hold for `src`.
+    It takes the dataset's options, replaced by `given` ones that are not None and without those `unset`; or else all
+    `options`, which may be different in what decides bytes only if `allow_different`.
     """
 
     grows_by = "append"
@@ -119,7 +114,7 @@ class AppendRecipe(ShardRecipe):
         self._asked, self._allow_different, self._given, self._unset = options, allow_different, given, unset
 
     def look(self, destination: Store, overwrite: bool) -> None:
-        """Find the version that the images are added to, and check all that can be before the source is listed."""
+        """Find the version that the images are added to, and check what can be checked before the source is listed."""
         base = self.base = find_finished(destination)
         if base is None:
             raise DatasetNotFoundError(
@@ -132,19 +127,19 @@ class AppendRecipe(ShardRecipe):
         self.different = {name: here.get(name) for name in {**there, **here} if there.get(name) != here.get(name)}
         if self.different and not self._allow_different:
             raise OptionError(
-                f"these options are not those of {base.url}: {'; '.join(differing_options(there, here))}. Nothing was "
-                "changed. Give those of the dataset (tpufeed append takes them by itself), or --allow-different"
+                f"these options differ from those of {base.url}: {'; '.join(differing_options(there, here))}. Nothing "
+                "was changed. Give those of the dataset (tpufeed append takes them by itself), or --allow-different"
             )
         check_writable(destination)
         check_base(base)
         self.identity, self.warnings = options.to_dict() | follows(base), options.warnings
 
     def _inherit(self, base: Dataset) -> ShardOptions:
-        """Return the options of the first build of a dataset for this source, as far as they hold for it.
+        """Return the options of a dataset's first build, as far as they hold for this source.
 
         Raises:
-            OptionError: the dataset was made of masks in a parallel folder, and no such folder is given; or there is no
-                such option to unset.
+            OptionError: the dataset has masks from a parallel folder, and no such folder is given; or there is no such
+                option to unset.
         """
         stored = base.manifest.options
         given = {name: value for name, value in self._given.items() if value is not None}
@@ -152,7 +147,7 @@ class AppendRecipe(ShardRecipe):
         if unknown := sorted(left_out - (ROLES.keys() - {"keeps_classes"})):
             raise OptionError(f"there is no option {unknown[0]!r} to unset; the names are those that tpufeed.shard has")
         if both := sorted(left_out & given.keys()):
-            raise OptionError(f"{both[0]} is given, and to be unset; leave out either")
+            raise OptionError(f"{both[0]} is both given and unset; leave one of them out")
         is_of_coco = any(url.lower().endswith(COCO_SUFFIXES) for url in (self.source, str(stored.get("source"))))
         places = {Role.PLACE, Role.COCO_PLACE} if is_of_coco else {Role.PLACE}
         inherited = {name for name, role in ROLES.items() if role not in places} - left_out
@@ -171,8 +166,8 @@ class AppendRecipe(ShardRecipe):
             options["image_columns"] = dict(each.split("=", 1) for each in stored["image_columns"])
         if stored.get("masks") is not None and "masks" not in given.keys() | left_out:
             raise OptionError(
-                f"{base.url} was made with masks in a folder parallel to its images ({stored['masks']}); say where "
-                "those of the new images lie: --masks DIR"
+                f"{base.url} was made with masks in a folder parallel to its images ({stored['masks']}); name the "
+                "folder of the new images' masks: --masks DIR"
             )
         if "split_by" in given:
             options["splits"] = None

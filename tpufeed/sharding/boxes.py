@@ -1,4 +1,4 @@
-"""Boxes and keypoints on their way into a record: checked, and brought to pixels of the stored image."""
+"""Check boxes and keypoints, and convert them to pixels of the stored image."""
 
 import itertools
 import math
@@ -17,9 +17,9 @@ from tpufeed.sharding.columns import Declared
 from tpufeed.tfrecord.example import Feature
 
 FORMATS = ("xyxy", "xywh", "cxcywh")
-_OUTSIDE_PX = 1.0  # so far a box may reach beyond its image: tools round, and count pixels from 0 or from 1
-_LEAST_AREA = 1e-6  # of a box, in square pixels: what float32 keeps of less may be nothing
-_SAID = 80  # characters of a value
+_OUTSIDE_PX = 1.0  # a box may reach this far beyond its image: tools round, and count pixels from 0 or from 1
+_LEAST_AREA = 1e-6  # of a box, in square pixels: in float32 less may become nothing
+_SAID = 80  # characters of a value in a message
 _BOX = 4
 _Numbers: TypeAlias = npt.NDArray[Any]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -27,30 +27,26 @@ FlipPairs: TypeAlias = tuple[tuple[int, int], ...]
 
 
 def check_format(box_format: str) -> tuple[str, bool]:
-    """Return which numbers a box has, and whether they are shares of the image's width and height.
+    """Return the numbers of a box, and whether they are shares of the image's width and height.
 
     Args:
         box_format: "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) or "cxcywh" (middle, width,
-            height), with ",relative" behind it for shares.
+            height), followed by ",relative" for shares.
 
     Raises:
-        OptionError: it is none of them.
+        OptionError: the format is unknown.
     """
     form, comma, relative = box_format.partition(",")
     if form not in FORMATS or (comma and relative.strip() != "relative"):
         raise OptionError(
-            f"the box format {box_format!r} is not known: it is one of {', '.join(FORMATS)}, and ',relative' behind it "
-            "says that numbers are shares of the width and height"
+            f"unknown box format {box_format!r}: expected one of {', '.join(FORMATS)}, followed by ',relative' if "
+            "numbers are shares of the width and height"
         )
     return form, bool(comma)
 
 
 def declare(boxes: str | None, keypoints: str | None, columns: Sequence[Declared]) -> tuple[Declared, ...]:
-    """Return the columns that are declared, with those of boxes and keypoints among them.
-
-    Raises:
-        OptionError: a user has declared these to be of another type.
-    """
+    """Return the declared columns with boxes and keypoints. Raises OptionError if these have another type."""
     if boxes is not None and boxes == keypoints:
         raise OptionError(f"the column {boxes!r} cannot hold both boxes and keypoints")
     declared = {column.name: column for column in columns}
@@ -63,17 +59,13 @@ def declare(boxes: str | None, keypoints: str | None, columns: Sequence[Declared
             continue
         said = declared.get(name, Declared(name, "float32", None, each))
         if said.dtype != "float32" or said.shape is not None or (said.each != each and kind == "boxes"):
-            raise OptionError(f"the column {name!r} of {kind} is declared as {said}; leave that out")
+            raise OptionError(f"the column {name!r} of {kind} is declared as {said}; leave this declaration out")
         declared[name] = said._replace(kind=kind)
     return tuple(declared.values())
 
 
 def parse_pairs(flip_pairs: str | Sequence[Sequence[int]]) -> FlipPairs:
-    """Return the pairs of "1:2,3:4", or of a list of them, of "none" no pairs.
-
-    Raises:
-        OptionError: it is neither.
-    """
+    """Parse pairs like "1:2,3:4", or a list of pairs; "none" means no pairs. Raises OptionError."""
     pairs: Any = flip_pairs
     if isinstance(flip_pairs, str):
         pairs = [] if flip_pairs == "none" else [each.split(":") for each in flip_pairs.split(",")]
@@ -84,8 +76,8 @@ def parse_pairs(flip_pairs: str | Sequence[Sequence[int]]) -> FlipPairs:
             one, other = map(operator.index, pair)
         except (TypeError, ValueError):
             raise OptionError(
-                f"flip_pairs {flip_pairs!r}: {pair!r} is no pair of places in a list of keypoints, which count "
-                "from 0. Write 1:2,3:4 or [(1, 2), (3, 4)]; none or [] if no points are left and right"
+                f"flip_pairs {flip_pairs!r}: {pair!r} is not a pair of indexes of keypoints, which count from 0. Write "
+                "1:2,3:4 or [(1, 2), (3, 4)]; none or [] if no points are left and right"
             ) from None
         found.append((one, other))
     return tuple(found)
@@ -103,36 +95,30 @@ def mark_boxes(
     are_cut: bool,
     flip_pairs: FlipPairs | None = None,
 ) -> tuple[FeatureSpec, ...]:
-    """Return the features of records, of which those that belong to boxes say so.
+    """Return the features of records, with those marked that belong to the column `boxes`.
 
-    Args:
-        features: as labels and columns were found.
-        boxes: the column of boxes.
-        box_columns: columns with a value for each box.
-        are_cut: boxes may be left out, so that some samples have fewer than their source says.
-        flip_pairs: of the keypoints; None if they are not known.
+    If images `are_cut`, boxes may be dropped, so that samples may have fewer than in their source.
 
     Raises:
-        OptionError: a column is missing, or has no value for each box; keypoints are none, or `flip_pairs` do not fit.
+        OptionError: a column is missing, or lacks a value for each box; keypoints have a wrong shape, or `flip_pairs`
+            do not fit them.
     """
     missing = set(box_columns) - {spec.name for spec in features}
     if missing:
-        raise OptionError(f"no sample has a column {min(missing)!r}, which is to have a value for each box")
+        raise OptionError(f"no sample has the column {min(missing)!r}, which should have a value for each box")
     marked = list[FeatureSpec]()
     for spec in features:
         owner, lengths, pairs = spec.of, spec.lengths, spec.flip_pairs
         if spec.name in box_columns:
             owner = boxes or owner
             if spec.shape is not None:
-                raise OptionError(
-                    f"the column {spec.name!r} is to have a value for each box; it holds {spec.type_text}"
-                )
+                raise OptionError(f"the column {spec.name!r} should have a value per box; it holds {spec.type_text}")
         if spec.kind == "keypoints":
             of_boxes = len(spec.each) == 2
             if len(spec.each) not in (1, 2) or spec.each[-1] not in (2, 3) or (of_boxes and boxes is None):
                 raise OptionError(
                     f"the column {spec.name!r} of keypoints has items of the shape {list(spec.each)}; expected x, y "
-                    "and maybe a visibility, or with --boxes a list of such for each box"
+                    "and maybe a visibility, or with --boxes a list of these for each box"
                 )
             owner = boxes if of_boxes and boxes is not None else spec.of
             pairs = pairs if flip_pairs is None else flip_pairs
@@ -146,12 +132,7 @@ def mark_boxes(
 
 
 class BoxMover:
-    """Moves the boxes and keypoints of samples, and what belongs to each box, into pixels of the stored image.
-
-    Args:
-        features: of the records.
-        box_format: as `check_format` takes it; keypoints are shares if boxes are.
-    """
+    """Moves boxes and keypoints into pixels of the stored image; `box_format` as in `check_format` is for both."""
 
     def __init__(self, features: Sequence[FeatureSpec], box_format: str | None) -> None:
         self._boxes = next((spec for spec in features if spec.kind == "boxes"), None)
@@ -168,35 +149,31 @@ class BoxMover:
     def move(
         self, features: Mapping[str, Feature], source: tuple[int, int], stored: Geometry
     ) -> tuple[dict[str, Feature], int]:
-        """Return the features of a sample with its boxes and keypoints moved, and the number of boxes left out.
+        """Return the features of a sample with its boxes and keypoints moved, and the number of dropped boxes.
 
-        A box that lies outside the stored image, as "fit" cuts it, is left out with all that belongs to it.
-
-        Args:
-            features: with the numbers of the source.
-            source: height and width of the image that these are of.
-            stored: leads from there to the stored image.
+        `source` is the height and width of the image that their numbers refer to; `stored` maps it to the stored one. A
+        box outside the stored image, as "fit" cuts it, is dropped with the values that belong to it.
 
         Raises:
-            ImageError: bad_box, for what cannot be: names column and value.
+            ImageError: bad_box: a box or keypoint is impossible; names column and value.
         """
         height, width = source
         scale = np.array([width, height], np.float64) if self._relative else np.ones(2)
         moved, dropped = dict(features), 0
         for spec in self._points:
             points = _numbers(spec, features, spec.each[-1])
-            _refuse(spec, points, ~np.isfinite(points).all(axis=1), "a keypoint is of finite numbers")
+            _refuse(spec, points, ~np.isfinite(points).all(axis=1), "a keypoint has finite numbers")
             if spec.flip_pairs and spec.lengths and len(spec.each) == 1 and len(points) not in (0, spec.lengths[1]):
                 raise ImageError(
                     "bad_box",
-                    f"the column {spec.name!r} has {len(points)} keypoints; expected {spec.lengths[1]}, or none, as "
-                    "flip_pairs name them by their places",
+                    f"the column {spec.name!r} has {len(points)} keypoints; expected {spec.lengths[1]} or none, as "
+                    "flip_pairs name them by index",
                 )
-            unset = ~points.any(axis=1) & (spec.each[-1] == 3)  # as COCO says that a point was not marked
+            unset = ~points.any(axis=1) & (spec.each[-1] == 3)  # COCO's notation for a point that was not marked
             points[:, :2] *= scale
             points = stored.move_points(points.astype(np.float32))[0]
             points[unset] = 0
-            if stored.is_mirrored and spec.flip_pairs:  # who looked at the mirror image took left for right
+            if stored.is_mirrored and spec.flip_pairs:  # its annotator saw left and right swapped
                 order = np.arange(spec.each[0] if len(spec.each) > 1 else len(points))
                 for one, other in spec.flip_pairs:
                     order[[one, other]] = order[[other, one]]
@@ -225,7 +202,7 @@ class BoxMover:
 
     def _to_corners(self, boxes: _Numbers, scale: _Numbers) -> _Numbers:
         first, second = boxes[:, :2], boxes[:, 2:]
-        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf: a box of such is refused
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf: such a box is refused
             if self._form == "xywh":
                 second = first + second
             elif self._form == "cxcywh":
@@ -234,7 +211,7 @@ class BoxMover:
 
     def _check(self, spec: FeatureSpec, boxes: _Numbers, corners: _Numbers, height: int, width: int) -> None:
         finite = np.isfinite(boxes).all(axis=1) & np.isfinite(corners).all(axis=1)
-        _refuse(spec, boxes, ~finite, "a box is of finite numbers")
+        _refuse(spec, boxes, ~finite, "a box has finite numbers")
         sizes = corners[:, 2:] - corners[:, :2]
         ends = "the width and height" if self._form != "xyxy" else "the right and bottom edges"
         above = "above 0" if self._form != "xyxy" else "beyond the left and top ones"
@@ -245,13 +222,13 @@ class BoxMover:
         inside = np.clip(corners, 0, most)
         outside |= (inside[:, 2:] - inside[:, :2]).prod(axis=1) < _LEAST_AREA
         of = f"the image of {width}x{height} pixels"
-        _refuse(spec, boxes, outside, f"it lies outside {of}; look at the box format, and at EXIF turning", corners)
+        _refuse(spec, boxes, outside, f"it lies outside {of}; check the box format and EXIF orientations", corners)
 
 
 def _numbers(spec: FeatureSpec, features: Mapping[str, Feature], each: int) -> _Numbers:
     values = np.array(features[spec.name].values, np.float64)
     if values.size % each:
-        raise ImageError("bad_box", f"the column {spec.name!r} has {values.size} numbers; expected {each} for each")
+        raise ImageError("bad_box", f"the column {spec.name!r} has {values.size} numbers, not a multiple of {each}")
     return values.reshape(-1, each)
 
 
@@ -270,7 +247,7 @@ def _say(values: Sequence[Any]) -> str:
 
 
 def _count(spec: FeatureSpec, feature: Feature) -> float:
-    """Return the number of items that a column of one for each box has."""
+    """Return the number of items in a column that should have one for each box."""
     if spec.is_raw:
         item_bytes = math.prod(spec.each) * np.dtype(spec.dtype).itemsize
         return len(b"".join(feature.values)) / item_bytes  # type: ignore[arg-type]  # of bytes

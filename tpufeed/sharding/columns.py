@@ -1,4 +1,4 @@
-"""Convert the further columns of a source to features: their types and shapes are found in the values, or declared."""
+"""Convert the further columns of a source to features: their types and shapes are declared or found in the values."""
 
 import base64
 import json
@@ -23,50 +23,39 @@ _DIGITS = re.compile(r"[+-]?[0-9]+")
 _WHOLE = re.compile(r"[+-]?[0-9]+\.?0*")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
 _LEADING_ZERO = re.compile(r"[+-]?0[0-9]")
-_SAID = 40  # characters of a value
+_SAID = 40  # characters of a value in a message
 _LONGEST_INTEGER = 30  # digits, more than 64 bits hold
 _LARGEST_FLOAT = 3.4028234663852886e38  # of 32 bits
 _EXACT_FLOAT = 1 << 24  # up to this, float32 holds all whole numbers
-_KEPT_DIGITS = 7  # by float32
+_KEPT_DIGITS = 7  # of a float32
 _EXACT_DOUBLE = 1 << 53  # up to this, float64 holds all whole numbers
 _NUMBERS = ("int64", "float32")
-_TEXT = (None, "bytes", "string")  # of columns with nothing but nulls as well
+_TEXT = (None, "bytes", "string")  # None: the column has only nulls
 _DECLARED = re.compile(r"(?P<dtype>[a-z0-9]+)(?P<list>\[(?P<shape>[0-9, ]*)\])?")
-_FORM = (
-    "write a type and maybe a shape: float32, float32[512], uint8[28,28], int64[] for any number, float32[,2] of pairs"
-)
+_FORM = "write a type and maybe a shape: float32, float32[512], uint8[28,28], int64[] for a list, float32[,2] for pairs"
 
 
 class BadValue(Exception):
-    """What is wrong with a value of a declared column."""
+    """Says what is wrong with a value of a declared column."""
 
 
 class Declared(NamedTuple):
-    """A column whose type and shape the user has said.
-
-    Attributes:
-        name: of the column.
-        dtype: of its values.
-        shape: () for one value, None for any number of items.
-        each: the shape of an item; None if the values say it.
-        kind: boxes, or keypoints.
-        grows: it is a column of a dataset that grows, whose types were found in its values: an item keeps its type, and
-            a row has one value, a list of any length, or none.
-    """
+    """A column whose type and shape the user has declared."""
 
     name: str
     dtype: DType
-    shape: tuple[int, ...] | None = ()
-    each: tuple[int, ...] | None = ()
-    kind: Kind | None = None
+    shape: tuple[int, ...] | None = ()  # () for one value, None for any number of items
+    each: tuple[int, ...] | None = ()  # shape of an item; None if the values tell
+    kind: Kind | None = None  # boxes or keypoints
+    # A column of a growing dataset, with its type from there: a row has one value, a list of any length, or no value.
     grows: bool = False
 
     @classmethod
     def parse(cls, name: str, text: str) -> "Declared":
-        """Return the declaration that `text` is, like `float32[512]`. Raises OptionError."""
+        """Parse a declaration like `float32[512]`. Raises OptionError."""
         found = _DECLARED.fullmatch(text.strip())
         if found is None or found["dtype"] not in get_args(DType):
-            raise OptionError(f"column {name}: {text!r} is no type; {_FORM}")
+            raise OptionError(f"column {name}: {text!r} is not a type; {_FORM}")
         dtype: DType = found["dtype"]  # type: ignore[assignment]  # it is one of them
         if found["list"] is None:
             return cls(name, dtype)
@@ -77,7 +66,7 @@ class Declared(NamedTuple):
             each = tuple(map(int, others))
             shape = None if not first else (int(first), *each)
         except ValueError:
-            raise OptionError(f"column {name}: {text!r} has a size that is no number; {_FORM}") from None
+            raise OptionError(f"column {name}: {text!r} has a size that is not a number; {_FORM}") from None
         if 0 in (*each, *(shape or ())):
             raise OptionError(f"column {name}: {text!r} has a size of 0; {_FORM}")
         return cls(name, dtype, shape, each if shape is None else ())
@@ -89,7 +78,7 @@ class Declared(NamedTuple):
         return f"{self.dtype}[{','.join(map(str, sizes))}]"
 
     def convert(self, value: Any) -> Any:
-        """Return a value as numbers, in lists of lists; None if there is none. Raises BadValue."""
+        """Return a value as numbers, in nested lists; None if it is missing. Raises BadValue."""
         if self.grows:
             return self._convert_any(value)
         if self.dtype in ("bytes", "string"):
@@ -110,7 +99,7 @@ class Declared(NamedTuple):
         return array.tolist()
 
     def _convert_any(self, value: Any) -> Any:
-        """Return one value, or a list of any length, as items of the type; None for no value. Raises BadValue."""
+        """Return one value, or a list of any length, as items of the type; None if missing. Raises BadValue."""
         is_list = isinstance(value, list | tuple)
         if not is_list and _is_missing(value):
             return None
@@ -159,7 +148,7 @@ class Declared(NamedTuple):
         return self._cast(found, dtype)
 
     def _to_number(self, item: Any) -> int | float:
-        """Return one item with all the digits that its type can hold. Raises BadValue if it is no number."""
+        """Return one item with all the digits that its type can hold. Raises BadValue if it is not a number."""
         if isinstance(item, str):
             text = item.strip()
             if self.dtype == "bool" and text.lower() in ("true", "false"):
@@ -186,7 +175,7 @@ class Declared(NamedTuple):
             bad = np.isinf(cast) & np.isfinite(found.astype(np.float64))
         else:
             low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            with np.errstate(invalid="ignore"):  # of infinity there is no remainder
+            with np.errstate(invalid="ignore"):  # infinity has no remainder
                 bad = ~((found >= low) & (found <= high)) | (found % 1 != 0)
             cast = np.where(bad, 0, found).astype(dtype)
         if bad.any():
@@ -209,11 +198,11 @@ class _Column:
     holes: int = 0  # nulls within lists
     first_hole: int = 0  # its row
     numbers: int = 0
-    odd: tuple[int, str] | None = None  # row and value of the first that is no number
-    rounded: Any = None  # the first number of which float32 does not keep the digits
+    odd: tuple[int, str] | None = None  # row and text of the first value that is not a number
+    rounded: Any = None  # the first number whose digits float32 does not keep
 
     def add(self, value: Any, row: int) -> None:
-        """Take note of the value of a row, which may be a list."""
+        """Record the value of a row, which may be a list."""
         if isinstance(value, list | tuple):
             shape = _tensor_shape(value)
             if shape is not None:
@@ -230,7 +219,7 @@ class _Column:
             self._widen(value, row)
 
     def _widen(self, value: Any, row: int) -> None:
-        """Take note of a value, or of an item of a list, of which only that may be None or empty text."""
+        """Record a value or an item of a list; only an item may be None or empty text."""
         if value is None:
             self.holes += 1
             self.first_hole = self.first_hole or row
@@ -244,7 +233,7 @@ class _Column:
                 if large and _is_rounded(value):
                     self.rounded = value
         elif self.odd is None and not (
-            # 007 and numbers too large for a feature of numbers are numbers all the same.
+            # 007 and numbers too large for a numeric feature are numbers all the same.
             isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value))
         ):
             self.odd = row, repr(value)[:_SAID]
@@ -253,7 +242,7 @@ class _Column:
             self.dtype = found if self.dtype is None else "float32" if are_numbers else "string"
 
     def to_spec(self, name: str, rows: int, declared: "Declared | None") -> FeatureSpec:
-        """Return the feature that the column becomes, of a source with so many rows."""
+        """Return the feature that the column becomes in a source of `rows` rows."""
         least = 0 if self.lists < rows else self.shortest
         if declared is not None and not declared.grows:
             _, dtype, shape, each, kind, _ = declared
@@ -264,7 +253,7 @@ class _Column:
             if each is None:
                 if len(self.each) > 1:
                     shapes = " and ".join(map(str, map(list, sorted(self.each))))
-                    raise SourceError(f"the column {name!r} has items of the shapes {shapes}; expected those of one")
+                    raise SourceError(f"the column {name!r} has items of the shapes {shapes}; expected one shape")
                 each = next(iter(self.each), (2,))
             lengths = least, self.longest
             return FeatureSpec(
@@ -288,7 +277,7 @@ class _Column:
         return FeatureSpec(name, dtype, None, lengths=(min(counts), max(counts)))
 
     def iter_warnings(self, name: str, declared: "Declared | None") -> Iterator[str]:
-        """Yield sentences on text of which more than half are numbers, on nulls in lists, and on digits lost."""
+        """Yield warnings of text that is mostly numbers, of nulls in lists, and of lost digits."""
         if self.holes:
             is_text = (self.dtype if declared is None else declared.dtype) in _TEXT
             yield (
@@ -298,9 +287,7 @@ class _Column:
         if declared is not None:
             return
         if self.each and (self.flat or len(self.each) > 1):
-            yield (
-                f"{name} is text: its lists of lists have several shapes; declare one, like --column {name}:int64[,2]"
-            )
+            yield (f"{name} is text: its nested lists have several shapes; declare one, like --column {name}:int64[,2]")
             return
         if self.dtype == "string" and self.odd is not None and self.numbers * 2 > self.values:
             row, value = self.odd
@@ -309,37 +296,37 @@ class _Column:
         if is_float and self.rounded is not None:
             said, (becomes,) = str(self.rounded)[:_SAID], _to_float32(float(self.rounded))
             yield (
-                f"{name} is float32, which keeps {_KEPT_DIGITS} digits: {said} becomes {becomes}. A column of whole "
-                "numbers alone keeps all of theirs"
+                f"{name} is float32, which keeps {_KEPT_DIGITS} digits: {said} becomes {becomes}. Whole numbers alone "
+                "keep all digits"
             )
 
 
 class ColumnTypes:
-    """Learns from all values what type each column has: text that is all whole numbers is int64, and so on.
+    """Learns the type of each column from all of its values: text that is all whole numbers is int64, and so on.
 
-    Floats without a fraction are whole numbers: pandas writes `7.0` for each 7 of a column that lacks a value. A type
-    that holds all values of the column is taken: float32 for whole and other numbers together, strings if there is
-    anything else, or a number too large for both. A column with lists, or with missing values, is of any length.
-    A list keeps its places: null among numbers is NaN, which makes them float32, and null among texts is "".
+    Floats without a fraction are whole numbers: pandas writes 7 as `7.0` in a column that lacks a value. The type holds
+    all values of the column: float32 for whole numbers and fractions together, strings if there is anything else or a
+    number that is too large. A column with lists or missing values has lists of any length. A list keeps its places:
+    null among numbers is NaN, which makes them float32, and null among texts is "".
     """
 
     def __init__(self, declared: Sequence[Declared] = (), of_boxes: Sequence[str] = ()) -> None:
         self._columns: dict[str, _Column] = {}
         self._declared = {each.name: each for each in declared}
-        self._of_boxes = of_boxes  # columns with a value for each box: there null is a value that is missing
-        self._met = set[str]()  # columns of rows, if some are declared
+        self._of_boxes = of_boxes  # columns with a value for each box, where null is a missing value
+        self._met = set[str]()  # all columns, if some are declared
         self._rows = 0
 
     def learn(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, tuple[str, str] | None]:
-        """Take note of a row's values. Return them with declared columns converted, as plain data.
+        """Record a row's values. Return them with declared columns converted, as plain data, and what is wrong.
 
-        That is None, numbers, text, bytes, and lists of them; what has another structure becomes JSON.
+        Plain data is None, numbers, text, bytes, and lists of these; any other structure becomes JSON.
 
-        A row with a value that does not fit its declaration is a reject, with this reason and message. It says nothing
-        about types: one bad number would make its column one of lists, of 0 or 1 numbers.
+        A row with a value that does not fit its declaration is a reject, with the returned reason and message. It does
+        not affect types: one bad number would turn its column into lists of 0 or 1 numbers.
 
         Raises:
-            SourceError: a column has the name of a feature that tpufeed writes itself, or none.
+            SourceError: a column has no name, or the name of a feature that tpufeed writes itself.
         """
         if self._declared:
             values, problem = self._convert(values or {})
@@ -350,9 +337,7 @@ class ColumnTypes:
             column = self._columns.get(name)
             if column is None:
                 if name in _RESERVED:
-                    raise SourceError(
-                        f"a column is called {name!r}, as a feature that tpufeed writes itself; rename it"
-                    )
+                    raise SourceError(f"a column is called {name!r}, like a feature that tpufeed writes; rename it")
                 if not name or name.encode("utf-8", "replace").decode() != name:
                     raise SourceError(f"a column is called {name!r}; name it in UTF-8")
                 column = self._columns[name] = _Column()
@@ -373,16 +358,12 @@ class ColumnTypes:
             value = values.get(name)
             if isinstance(value, list | tuple) and None in value:
                 found = [item for item in value if item is not None]
-                has = f"{str(found)[:_SAID]}, {len(found)} for the {len(value)} boxes, and null"
+                has = f"{str(found)[:_SAID]}, {len(found)} for the {len(value)} boxes, and nulls"
                 problem = problem or ("bad_box", f"the column {name!r} has {has}; expected a value for each box")
         return converted, problem
 
     def schema(self, needs_all: bool = True) -> tuple[FeatureSpec, ...]:
-        """Return the features, in the order in which the columns were met.
-
-        Raises:
-            OptionError: no row has a column that is declared, and it `needs_all`.
-        """
+        """Return the features in order of appearance. Raises OptionError if one is missing and `needs_all`."""
         missing = self._declared.keys() - self._met
         if missing and needs_all:
             have = ", ".join(sorted(self._met)) or "none"
@@ -397,7 +378,7 @@ class ColumnTypes:
         )
 
     def iter_warnings(self) -> Iterator[str]:
-        """Yield sentences on columns that may not have become what was meant."""
+        """Yield warnings of columns whose types may not be what the user meant."""
         for name, column in self._columns.items():
             yield from column.iter_warnings(name, self._declared.get(name))
 
@@ -405,7 +386,7 @@ class ColumnTypes:
 def encode_values(
     values: Mapping[str, Any] | None, schema: Sequence[FeatureSpec]
 ) -> tuple[tuple[ColumnValue, ...], ...]:
-    """Return a row's values as the plan holds them, in the order of `schema`; what is missing is empty."""
+    """Return a row's values as the plan holds them, in the order of `schema`; missing ones are empty."""
     encoded = list[tuple[ColumnValue, ...]]()
     for spec in schema:
         value = (values or {}).get(spec.name)
@@ -425,7 +406,7 @@ def decode_values(values: Sequence[Sequence[ColumnValue]], schema: Sequence[Feat
     features = dict[str, Feature]()
     for items, spec in zip(values, schema, strict=True):
         kind = spec.stored_kind
-        if spec.lengths == (0, 0) and not spec.is_raw:  # no row says a type, which a version with values does
+        if spec.lengths == (0, 0) and not spec.is_raw:  # no row has a type; a later version with values does
             features[spec.name] = Feature(None, ())
         elif kind == "int64":
             features[spec.name] = Feature("int64", [int(item) for item in items])
@@ -439,7 +420,7 @@ def decode_values(values: Sequence[Sequence[ColumnValue]], schema: Sequence[Feat
 
 
 def _tensor_shape(value: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the shape of lists of lists of numbers, at least of two axes; None if they have none."""
+    """Return the shape of nested lists of numbers with two axes or more; None for other values."""
     return _shape_of(value) if value and isinstance(value[0], list | tuple) else None
 
 
@@ -459,12 +440,12 @@ def flatten(items: Sequence[Any]) -> list[Any]:
 
 
 def as_text(values: Mapping[str, Any]) -> str:
-    """Return plain values as JSON, which tells how much of a record they take."""
+    """Return plain values as JSON, whose length estimates their bytes in a record."""
     return json.dumps(values, default=_to_json)
 
 
 def long_as_text(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain values without the integers that 64 bits do not hold: a column that has one is of text anyway."""
+    """Return plain values with integers of more than 64 bits as text, which their column will be anyway."""
 
     def is_long(value: Any) -> bool:
         return any(isinstance(item, int) and not _fits_int(item) for item in flatten([value]))
@@ -518,12 +499,12 @@ def _fits_int(value: float) -> bool:
 
 
 def _to_int(item: Any) -> int:
-    """Return a whole number with all its digits, also one that is written as a float."""
+    """Return a whole number with all its digits, even if it is written as a float."""
     return int(item.partition(".")[0] if isinstance(item, str) else item)
 
 
 def _is_rounded(value: Any) -> bool:
-    """Return true if float32 changes a number of many digits (seconds since 1970), not one of few (6.02e23)."""
+    """Return true if float32 changes a number of many digits (seconds since 1970); few digits (6.02e23) are fine."""
     number = float(value)
     if not _EXACT_FLOAT < abs(number) <= _LARGEST_FLOAT:
         return False

@@ -1,4 +1,4 @@
-"""Read the inputs of a task: find their files, read the bytes, make something of each."""
+"""Read the inputs of a task: find their files, read the bytes, and process each."""
 
 import itertools
 from collections.abc import Callable, Generator, Sequence
@@ -26,12 +26,23 @@ T = TypeVar("T")
 _STATS_AT_ONCE = 32
 UNREACHABLE = "unreachable"  # the reason of a web URL whose server refuses, or does not answer
 _WEB = ("http", "https")
-# Maybe every second image of a source, by a header that is as it should be.
+# Reasons that follow from a sound header; half of a source's images may have one, so these are not read again.
 _SOUND = ("too_small", "unsupported", "bad_box")
 
 
+def files_of(item: Item) -> tuple[ImageRef, ...]:
+    """Return where the bytes of a sample are: those of its image, then those of its further images."""
+    image = ImageRef(item.file or item.path, item.bytes, item.version, item.offset, item.row, item.leaf)
+    return (image, *item.images)
+
+
+def place_of(image: ImageRef) -> str:
+    """Return the identity of an image's place: its file, and for a row of Parquet also the row."""
+    return image.file if image.row is None else f"parquet:{name_row(image.file, image.row, image.leaf)}"
+
+
 class Files:
-    """Finds the files of one source. Thread-safe; the store of each other place is opened once."""
+    """Finds the files of one source. Thread-safe; each further store is opened once."""
 
     def __init__(self, base: str) -> None:
         self.base = open_store(base)
@@ -39,7 +50,7 @@ class Files:
         self._rows: RowStore | None = None
 
     def find(self, image: ImageRef) -> tuple[Store, Span]:
-        """Return the store of an image, and the bytes there."""
+        """Return the store of an image, and its span of bytes there."""
         if image.row is not None:
             self._rows = self._rows or RowStore(self.base)
             return self._rows, Span(name_row(image.file, image.row, image.leaf), 0, None, image.version)
@@ -58,17 +69,17 @@ class Files:
 
     @property
     def retries(self) -> int:
-        """Number of requests that were made again."""
+        """Number of repeated requests."""
         return sum(store.retries for store in (self.base, *self._elsewhere.values()))
 
     def stats(self, files: list[str]) -> list[ObjectInfo | TpufeedError | None]:
-        """Return what each file is now, or why nobody can tell; many remote files are asked for at once.
+        """Return the present state of each file, or why it is not known; many remote files are looked up at once.
 
         A web URL whose server refuses, or does not answer, is an ImageError: other rows have other servers.
 
         Raises:
-            MissingExtraError: what opens their URLs is not installed.
-            UnavailableError, AccessError: a store does not answer, or refuses, which says nothing of the files.
+            MissingExtraError: the package that opens their URLs is not installed.
+            UnavailableError, AccessError: a store does not answer, or refuses, which says nothing about the files.
         """
         if all("://" not in file for file in files) and self.base.local_path("x") is not None:
             return [self._stat(file) for file in files]
@@ -95,15 +106,14 @@ class Files:
 def iter_taken(
     files: Files, inputs: Sequence[Item], take: Callable[[Item, Sequence[bytes]], T]
 ) -> Generator[tuple[Item, list[bytes], T | ImageError], None, None]:
-    """Yield each input, the bytes of its files, and what `take` makes of both or why the input cannot be taken.
+    """Yield each input, the bytes of its files, and the result of `take`, or why the input cannot be taken.
 
-    The bytes are those that `take` has got last; there are none if it was not called.
-
-    An image that looks damaged is read again: it is rejected only if the same bytes come twice.
+    The bytes are those of the last call of `take`; there are none if it was not called. An image that looks damaged is
+    read again: it is rejected only if the same bytes come twice.
 
     Raises:
         BuildError: there is not enough memory for an image.
-        UnavailableError, AccessError: a store does not answer, refuses, or gives other bytes each time. No image is
+        UnavailableError, AccessError: a store does not answer, refuses, or returns other bytes each time. No image is
             rejected for that.
     """
     with closing(iter_read(files, inputs)) as read:
@@ -124,12 +134,9 @@ def iter_taken(
 
 
 def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, list[bytes] | ImageError], None, None]:
-    """Yield each input with the bytes of its files, or with why there are none.
+    """Yield each input with the bytes of its files, or with why they cannot be read.
 
-    Remote files are read many at a time, ahead of need.
-
-    Raises:
-        UnavailableError, AccessError: a store does not answer, or refuses.
+    Many remote files are read at once, ahead of need. Raises UnavailableError and AccessError of a store.
     """
     places: list[list[Store] | ImageError] = []
     spans: dict[Store, list[Span]] = {}
@@ -138,7 +145,7 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
             places.append(ImageError(*(item.problem or ("duplicate", item.duplicate_of))))
             continue
         try:
-            found = [files.find(file) for file in item.files]
+            found = [files.find(file) for file in files_of(item)]
         except TpufeedError as error:  # a URL that nothing opens, or that leads nowhere
             places.append(ImageError("unreadable", str(error)))
         else:
@@ -152,15 +159,15 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
                 yield item, stores
                 continue
             try:
-                data = [next(results[store]) for store in stores]  # all of them: those of the next input follow
+                data = [next(results[store]) for store in stores]  # take all: the files of the next input follow
             except MemoryError as error:
                 raise _out_of_memory(item) from error
             yield item, _check(item, stores, data)
 
 
 def _read_again(files: Files, item: Item, data: list[bytes]) -> list[bytes] | ImageError:
-    """Read the files of an input until their bytes are sure; `data` is the first reading."""
-    places = [files.find(file) for file in item.files]
+    """Read the files of an input until their bytes are certain; `data` is from the first reading."""
+    places = [files.find(file) for file in files_of(item)]
     stores = [store for store, _ in places]
     again = (_check(item, stores, [read_span(*each) for each in places]) for _ in itertools.count())
     reads = itertools.chain[list[bytes] | ImageError]([data], again)
@@ -173,24 +180,24 @@ def _read_again(files: Files, item: Item, data: list[bytes]) -> list[bytes] | Im
 
 
 def _out_of_memory(item: Item) -> BuildError:
-    """No reject: on a larger machine the same build would take the image."""
+    # Not a reject: on a larger machine the same build would take the image.
     return BuildError(
-        f"{item.path}: there is not enough memory for its pixels. Try fewer --workers, or refuse what is so large: "
-        "--max-pixels"
+        f"{item.path}: there is not enough memory for its pixels. Try fewer --workers, or reject images of this size "
+        "with --max-pixels"
     )
 
 
 def is_web(store: Store) -> bool:
-    """Return true for a web server: nobody can say why it refuses a file, as a user can of a bucket."""
+    """Return true for a web server. Users cannot know why it refuses a file, as they can with a bucket."""
     return url_scheme(store.url) in _WEB
 
 
 def _check(item: Item, stores: Sequence[Store], data: Sequence[bytes | StoreError]) -> list[bytes] | ImageError:
-    """Return the bytes of all files of an input, or what is wrong with the first file that has none."""
+    """Return the bytes of all files of an input, or what is wrong with the first file that has no bytes."""
     sound = list[bytes]()
-    for store, file, part in zip(stores, item.files, data, strict=True):
+    for store, file, part in zip(stores, files_of(item), data, strict=True):
         reason, wrong = "changed_during_build", ""
-        if isinstance(part, UnavailableError | AccessError):  # says nothing of the image
+        if isinstance(part, UnavailableError | AccessError):  # says nothing about the image
             if not is_web(store) or file.offset or file.row is not None:  # tars and Parquet hold many
                 raise part
             reason, wrong = UNREACHABLE, str(part)
@@ -199,9 +206,9 @@ def _check(item: Item, stores: Sequence[Store], data: Sequence[bytes | StoreErro
         elif isinstance(part, StoreError):
             reason, wrong = reason if isinstance(part, ObjectChangedError) else "unreadable", str(part)
         elif len(part) != file.bytes and file.row is None:  # the length of a row is known once it is read
-            wrong = f"the file has {len(part)} bytes; {file.bytes} were listed"
+            wrong = f"the file has {len(part)} bytes; its listing said {file.bytes}"
         else:
             sound.append(part)
             continue
-        return ImageError(reason, f"{file.place}: {wrong}" if sound else wrong)  # the first is `path`, or in it
+        return ImageError(reason, f"{place_of(file)}: {wrong}" if sound else wrong)  # the first is `path`, or in it
     return sound

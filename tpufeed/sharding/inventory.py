@@ -1,6 +1,6 @@
 """Keep all inputs of a build in a database file, so that memory does not grow with their number.
 
-SQLite sorts them outside memory, into the global order that a list of their hashes would have.
+SQLite sorts them outside memory, in the global order: by their hashes.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from tpufeed.dataset.schema import kaggle_keys, record_schema, several_labels
 from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, as_text, encode_values, long_as_text
-from tpufeed.sharding.inputs import UNREACHABLE
+from tpufeed.sharding.inputs import UNREACHABLE, files_of, place_of
 from tpufeed.sharding.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.passes import drop_duplicates, read_digests, rows_to_read, skip_known, skip_rejected
@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 _AT_ONCE = 4096
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
-_FIRST_REJECTS = 3  # that an error shows
+_FIRST_REJECTS = 3  # rejects that an error shows
 _FILE = "CASE file WHEN '' THEN path ELSE identity_of(file) END"
 # An item, and what the queries sort and choose by.
 _COLUMNS = (
@@ -49,49 +49,49 @@ _COLUMNS = (
 
 
 class Inventory:
-    """The inputs of one source. Not for several threads.
+    """The inputs of one source. Not thread-safe.
 
     Attributes:
         base: the URL that their files are relative to.
-        classes: names and ids; no names without labels.
+        classes: names and ids of the classes; no names without labels.
         features: all features of the records.
         schema: the features that further columns become.
-        splits: names, in the order of the dataset.
-        ignored_files: files that are no images by their names, counted by their endings (`.txt`).
+        splits: names of the splits, in the order of the dataset.
+        ignored_files: files whose names are not those of images, counted by their endings (`.txt`).
         labelled: inputs have labels.
         several_labels: inputs have lists of labels.
-        totals: for each split: inputs, bytes of all their files, and bytes of their paths and columns; without
-            duplicates that are left out.
+        totals: for each split: number of inputs, bytes of all their files, and bytes of their paths and columns;
+            without dropped duplicates.
         count: number of inputs.
         digest: identity of all inputs together, whatever their order.
-        skipped: inputs that the growing dataset has already.
+        skipped: number of inputs that the growing dataset has already.
         compared_by_size: those of `skipped` that were compared by path and size, as the dataset lacks their digests.
-        dropped: duplicates that are left out.
-        read_before: images that are read before the plan.
-        renewed: inputs whose path is in the dataset with other content.
-        rejected_before: inputs that a build of the dataset has rejected, and that are as they were: they are left out.
-        listed_twice: rows that name a file that another row names as well, in any spelling.
+        dropped: number of duplicates that are left out.
+        read_before: number of images that are read before the plan.
+        renewed: number of inputs whose path is in the dataset with other content.
+        rejected_before: number of inputs left out because the dataset rejected them before and they have not changed.
+        listed_twice: number of rows that name a file which another row names as well, in any spelling.
         rejects: inputs that are rejected without being read, counted by reason.
         first_rejects: the first few of `rejects`.
-        warnings: sentences on what became of labels, columns and folders and may not have been meant.
+        warnings: sentences on labels, columns and folders that may not be what the user meant.
         database: has a line for each input, and what `passes` find out about it.
     """
 
-    ORDER = "path, bytes, version, label, file, offset, rest"  # of inputs of the same key
+    ORDER = "path, bytes, version, label, file, offset, rest"  # sorts inputs with the same key
 
     def __init__(
         self, folder: Path, source: Source, options: ShardOptions, standing: StandingDataset | None = None
     ) -> None:
-        """Read all rows of `source` into a file in `folder`, without those that `standing`, a growing dataset, has.
+        """Read all rows of `source` into a file in `folder`, without those that the growing dataset `standing` has.
 
         Raises:
             SourceError, NoInputsError, OptionError: the source cannot be understood.
-            UnavailableError, AccessError: its store does not answer, refuses, or gives other bytes each time.
+            UnavailableError, AccessError: its store does not answer, refuses, or returns other bytes each time.
         """
         self.base, self.options, self.standing = source.base, options, standing
         self.skipped, self.compared_by_size, self.renewed, self.dropped, self.read_before = 0, 0, 0, 0, 0
         self.rejected_before = 0
-        # No journal and no commit: after a crash nobody needs the file. The cache also bounds the memory of sorting.
+        # No journal and no commit: the file is useless after a crash. The cache also bounds the memory of sorting.
         self.database = sqlite3.connect(folder / "inventory.sqlite")
         self.database.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE;"
@@ -108,7 +108,7 @@ class Inventory:
                 if not isinstance(error, DamagedReadError) or not tries_left:
                     self.close()
                     raise
-                _logger.warning("%s; the source is listed again", error)  # rows of it may be in the tables
+                _logger.warning("%s; listing the source again", error)  # `_read` drops the rows so far
 
     def _read(self, source: Source) -> None:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
@@ -140,9 +140,7 @@ class Inventory:
             if source.splits:
                 splits.update(str(item.split) for item in chunk)
                 if len(splits) > _MOST_SPLITS:
-                    raise OptionError(
-                        f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}; is this the right column?"
-                    )
+                    raise OptionError(f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}: the wrong column?")
         if standing is not None:
             skip_known(self, standing, source.numbers_rows)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
@@ -181,14 +179,14 @@ class Inventory:
             (self.listed_twice,) = self.query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
 
     def _iter_repeats(self, boxes: str | None) -> Iterator[str]:
-        """Yield a sentence on images that a table names in several rows, each of which becomes a sample."""
+        """Yield a warning of images that a table names in several rows, each of which becomes a sample."""
         if boxes is None and has_box(spec.name for spec in self.schema):
             each = f"SELECT COUNT(*) AS rows, MIN(path) AS path FROM inputs GROUP BY {_FILE} HAVING rows > 1"
             images, rows, path = self.query(f"SELECT COUNT(*), SUM(rows), MIN(path) FROM ({each})").fetchone()
             yield (
-                f"{images:,} images are in {rows:,} rows, each with a box, like {path}: every row becomes a sample of "
-                "its own, with one label and a box that does not move with the crop. For a sample with all boxes of "
-                "its image, make JSON lines with a row for each image (docs/samples.md has a program), and run: "
+                f"{images:,} images are in {rows:,} rows, each with a box, like {path}: every row becomes a separate "
+                "sample, with one label and a box that does not move with the crop. To get samples with all boxes of "
+                "their image, write JSON lines with one row per image (docs/samples.md has a program), and run: "
                 "tpufeed shard boxes.jsonl DST --boxes boxes --label label"
             )
         elif self.labelled:
@@ -201,8 +199,8 @@ class Inventory:
             if images:
                 yield (
                     f"{images:,} images are in several rows with different labels, like {path}: every row becomes a "
-                    "sample of its own, and they contradict each other. For a sample with several labels give a list "
-                    "of them, in JSON lines with a row for each image: docs/samples.md"
+                    "separate sample, and they contradict each other. To get samples with several labels, write JSON "
+                    "lines with one row per image and a list of its labels: docs/samples.md"
                 )
 
     def _sum_up(self) -> None:
@@ -221,14 +219,14 @@ class Inventory:
         contents: Contents,
         are_names: bool,
     ) -> None:
-        """Find out which labels and features there are; `list_lengths` are the lengths of lists of labels."""
+        """Find out which labels and features there are; `list_lengths` has the lengths of lists of labels."""
         options, standing = self.options, self.standing
         self.labelled = options.label != "none" and (set(labels) != {None} or contents.class_names is not None)
         if options.label not in ("auto", "none") and set(labels) == {None}:
             raise OptionError(f"no sample has a label in {options.label!r}")
         of_lists = standing is not None and several_labels(standing.manifest.features)
         self.several_labels = self.labelled and (of_lists or bool(list_lengths))
-        if self.several_labels:  # a sample without a list has one label, or none
+        if self.several_labels:  # a sample without a list has one label or no label
             alone = self.query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
             list_lengths.update(number for (number,) in alone)
             del labels[None]
@@ -247,7 +245,7 @@ class Inventory:
         if standing is not None:
             pairs = standing.flip_pairs if pairs is None else pairs
         elif pairs is not None and contents.keypoints is None:
-            raise OptionError("flip_pairs are of keypoints; say which column holds them: --keypoints COLUMN")
+            raise OptionError("flip_pairs are for keypoints; name the column that holds them: --keypoints COLUMN")
         if types is not None:  # boxes are columns
             features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
         self.features = kaggle_keys(features) if options.names == "kaggle" else features
@@ -258,7 +256,7 @@ class Inventory:
     def _grow_classes(
         self, standing: StandingDataset, labels: Counter[Label], said: tuple[str, ...] | None, are_names: bool
     ) -> Classes:
-        """Return the classes. Those of the dataset keep their ids, whatever numbers the source gives them."""
+        """Return the classes. Those of the dataset keep their ids, whatever numbers they have in the source."""
         known, fixed = standing.manifest.class_names, self.options.class_names
         own = None if said == fixed else said  # the source has a list itself
         if fixed is None:
@@ -269,7 +267,7 @@ class Inventory:
         return make_classes(extend_classes(labels, (), are_names, own).ids, fixed, are_names=True)
 
     def _check_columns(self, standing: StandingDataset) -> None:
-        """Raise OptionError if columns are not those of the dataset; a value that does not fit is named."""
+        """Raise OptionError, naming a value that does not fit, if columns differ from those of the dataset."""
         there = {spec.name: spec for spec in standing.manifest.features}
         missing = there.keys() - {spec.name for spec in self.features}
         statement = "SELECT item FROM inputs WHERE reason = 'bad_column' ORDER BY path LIMIT 1"
@@ -278,13 +276,13 @@ class Inventory:
             odd = decode_item(*line)
             types = ", ".join(f"{name} {there[name].type_text}" for name in sorted(missing))
             raise OptionError(
-                f"{odd.path}: {odd.problem and odd.problem[1]}. The dataset has the columns {types}, and no row of the "
-                "new images fits them; nothing was changed. Give the new images those types"
+                f"{odd.path}: {odd.problem and odd.problem[1]}. The dataset has the columns {types}, which no row of "
+                "the new images fits; nothing was changed. Give the new images these types"
             )
         join_features(standing.manifest.features, self.features)
 
     def prepare(self, is_preview: bool) -> None:
-        """Read what has to be read before the plan: to deal inputs to splits by content, and to drop duplicates.
+        """Read images before the plan, to deal them to splits by content or to drop duplicates.
 
         `digest` stays that of all inputs of the source, so that a finished build is recognised without this. A preview
         only counts the images.
@@ -296,7 +294,7 @@ class Inventory:
         why = "deal images to splits by content" if options.split_by_content else "find duplicates"
         self.read_before = read_digests(self, rows_to_read(self), why)
         if options.split_by_content and options.split_shares is not None:
-            shares = options.split_shares  # one that cannot be read stays where its path is
+            shares = options.split_shares  # an unreadable image stays in the split of its path
             self.database.create_function("split_of", 1, lambda digest: split_of(digest.hex(), shares))
             self.query(
                 "UPDATE inputs SET split = split_of((SELECT digest FROM digests WHERE row = inputs.rowid)) "
@@ -307,13 +305,13 @@ class Inventory:
         self._sum_up()
 
     def sample(self, count: int) -> list[Item]:
-        """Return the first few inputs of the global order that are read."""
+        """Return the first `count` inputs of the global order that are to be read."""
         are_read = "reason IS NULL AND size IS NOT NULL"
         found = self.query(f"SELECT item FROM inputs WHERE {are_read} ORDER BY key, {self.ORDER} LIMIT ?", (count,))
         return [self.identify(line) for (line,) in found]
 
     def iter_inputs(self, split: str) -> Iterator[tuple[Item, int]]:
-        """Yield the inputs of a split in the global order, each with the bytes that its path and columns take."""
+        """Yield the inputs of a split in the global order, each with the bytes of its path and columns."""
         duplicate = "CASE WHEN size IS NULL THEN (SELECT digest FROM digests WHERE row = inputs.rowid) END"
         statement = f"SELECT item, extra, {duplicate} FROM inputs WHERE split = ? ORDER BY key, {self.ORDER}"
         for line, extra, digest in self.query(statement, (split,)):
@@ -330,7 +328,7 @@ class Inventory:
             if unknown and problem is None:
                 problem = bad_label(unknown[0], self.classes)
                 if unknown[0] is None:
-                    problem = "bad_label", f"one of its {len(names)} labels is empty"
+                    problem = "bad_label", f"one of its {len(names)} labels is missing"
             number, numbers = -1, tuple(ids.get(each, -1) for each in names)
         else:
             number = -1 if isinstance(name, tuple) else ids.get(name, -1)
@@ -351,14 +349,14 @@ class Inventory:
 
 @contextmanager
 def take_inventory(source: str, options: ShardOptions, standing: StandingDataset | None = None) -> Iterator[Inventory]:
-    """List all inputs of a source into a file that is removed afterwards, without those that `standing` has.
+    """List all inputs of a source, except those that `standing` has, into a file that is removed afterwards.
 
     Raises:
         OptionError, NoInputsError, SourceError: the source cannot be understood.
         BuildError: the folder for temporary files has no room for them.
     """
     found = find_source(source, options)
-    with temporary_folder() as folder:  # nothing of a killed run stays either
+    with temporary_folder() as folder:
         try:
             try:
                 inventory = Inventory(folder, found, options, standing)
@@ -377,17 +375,17 @@ def take_inventory(source: str, options: ShardOptions, standing: StandingDataset
 
 
 def say_identity(item: Item, base: str = "") -> str:
-    """Return a text of what an item is and what becomes of it; `base` is that of its source."""
+    """Return a text that identifies an item and its fate; `base` is the base of its source."""
     line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
     if item.file or item.columns or item.problem or item.images:
-        # What a web server says of its refusal may be another sentence each time.
+        # A web server may word its refusal differently each time.
         problem = None if item.problem is None else (item.problem[0], url_identity(item.problem[1]))
         if problem is not None and problem[0] == UNREACHABLE:
             problem = (UNREACHABLE, "")
-        place = item.files[0].place if item.file else ""
+        place = place_of(files_of(item)[0]) if item.file else ""
         line += f"\0{identity_of(base, place)}\0{item.offset}\0{item.columns}\0{problem}"
         line += "".join(
-            f"\0{identity_of(base, image.place)}\0{image.bytes}\0{image.version}\0{image.offset}"
+            f"\0{identity_of(base, place_of(image))}\0{image.bytes}\0{image.version}\0{image.offset}"
             for image in item.images
         )
     if item.labels:
@@ -396,16 +394,9 @@ def say_identity(item: Item, base: str = "") -> str:
 
 
 def to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | None) -> tuple[Any, ...]:
-    """Return a line of the database, with the encoded item at its end.
+    """Return a line of the database, with the encoded item at its end. Raises SourceError if a text is not UTF-8.
 
-    Args:
-        item: without ids of classes.
-        seed: of the global order.
-        shares: of the splits; None if items say their splits.
-        base: of a table, whose rows are dealt to splits by their files.
-
-    Raises:
-        SourceError: a text is not UTF-8.
+    `shares` are None if items have splits. With the `base` of a table its rows are dealt to splits by their files.
     """
     try:
         path_bytes = len(item.path.encode())
@@ -418,11 +409,11 @@ def to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | 
             raise SourceError(f"the file name {item.path!r} is not UTF-8; rename it") from None
         of_source = error.object in (item.version, item.label_name, item.split, item.file)
         place = "the source" if of_source else "a further column of the source"
-        raise SourceError(f"{error.object!r} in {place} is not UTF-8; mend it") from None
+        raise SourceError(f"{error.object!r} in {place} is not UTF-8; correct it") from None
     label, reason, rest, values = item.label_name, None, "", ""
     labels = json.dumps(label) if isinstance(label, tuple) else None
     if item.problem is not None or labels is not None or item.images or item.values is not None or item.pixels:
-        # Texts that put several rows of one path in an order that does not depend on that of the source.
+        # Texts that sort several rows of one path, whatever their order in the source.
         reason = item.problem and item.problem[0]
         values = "" if item.values is None else as_text(item.values)
         images = [(image.file, image.bytes, image.version, image.offset) for image in item.images]

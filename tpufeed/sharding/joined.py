@@ -1,9 +1,9 @@
-"""Check that a plan which another run has put at a destination names files of its source, and nothing else.
+"""Check that a plan which another run has put at a destination names only files of its source.
 
-Whoever can write to the destination can put a plan there that names any file which the user can read, and its image
-would come into the dataset. So each input of such a plan is checked before any input is read. A folder or a tar is not
-listed for that, as names below it are its own. A table is read again, as it may name any place, and so are the footers
-of files that hold images in columns.
+Anyone who can write to the destination can put a plan there that names any file which the user can read, so that its
+image would get into the dataset. So each input of such a plan is checked before any input is read. Folders and tars are
+not listed for that: names below them are theirs. Tables, which may name any place, are read again, and so are the
+footers of files that hold images in columns.
 """
 
 import fnmatch
@@ -18,6 +18,7 @@ from tpufeed.build.item import ImageRef, Item
 from tpufeed.build.plan import Plan, forged, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schema
 from tpufeed.errors import OptionError, url_identity
+from tpufeed.sharding.inputs import files_of, place_of
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources import tars
 from tpufeed.sharding.sources.kinds import expand, find_source, named_files
@@ -35,7 +36,7 @@ def check_joined(
 ) -> None:
     """Check the plan at `store`, which another run has put there, against its source.
 
-    `variants` are those of a cache, or None for a dataset; `image` is the feature that holds the image of a record.
+    `variants` is the number of a cache's variants, or None for a dataset; `image` is the feature of a record's image.
 
     Raises:
         ManifestError: an input is not of the source, or contradicts the plan's header. No image was read.
@@ -46,7 +47,7 @@ def check_joined(
     if header.variants != variants or header.features[:1] != with_keys([image]):
         raise forged(store, source, "it makes a cache, or another one")
     if url_identity(header.base) != url_identity(base):
-        raise forged(store, source, f"its files lie in {header.base!r}, not in {base!r}")
+        raise forged(store, source, f"its files are in {header.base!r}, not in {base!r}")
     label = next((feature for feature in header.features if feature.name == LABEL), None)
     labelled, several, lengths, owner = label is not None, False, None, None
     if label is not None:
@@ -62,29 +63,29 @@ def check_joined(
     for task in iter_tasks(store, plan):
         first = stops[task.split]
         if header.variants is not None and (task.first, task.stop) != (first, first + len(task.inputs)):
-            raise forged(store, source, f"task {task.number} is of the samples {task.first} to {task.stop}")
+            raise forged(store, source, f"task {task.number} has the samples {task.first} to {task.stop}")
         stops[task.split] = task.stop
         inputs += len(task.inputs)
         read = [item for item in task.inputs if item.problem is None]
         if not all(_DIGEST.fullmatch(item.duplicate_of) for item in task.inputs):
-            raise forged(store, source, f"task {task.number} leaves out what has no digest")
+            raise forged(store, source, f"task {task.number} leaves out an input without a digest")
         foreign = find_foreign(read)
         if foreign is not None:
-            raise forged(store, source, f"task {task.number} reads {foreign!r}, which is none of its")
+            raise forged(store, source, f"task {task.number} reads {foreign!r}, which is not a file of the source")
         for item in read:
             labels = item.labels if several or not labelled else (item.label,)
             of_class = all(0 <= each < len(header.class_names) for each in labels)
             of_class = of_class and (labelled or not labels) and (not labelled or several or not item.labels)
-            in_file = all(0 <= file.offset <= file.offset + file.bytes < _MOST_BYTES for file in item.files)
+            in_file = all(0 <= file.offset <= file.offset + file.bytes < _MOST_BYTES for file in files_of(item))
             values = len(header.features) - len(own) - len(pictures)
             if not (of_class and in_file and len(item.columns) == values and len(item.images) == len(pictures)):
-                raise forged(store, source, f"what task {task.number} says of {item.path!r} cannot be")
+                raise forged(store, source, f"{item.path!r} in task {task.number} has impossible values")
     if inputs * len(header.variant_numbers) != header.images:
-        raise forged(store, source, f"it has {inputs} inputs, and says {header.images} images")
+        raise forged(store, source, f"it has {inputs} inputs; its header says {header.images} images")
 
 
 def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
-    """Return the base of a source, and a function that finds the first file of inputs that is not of the source."""
+    """Return the base of a source, and a function that finds the first file of some inputs that it does not have."""
     named = named_files(source)
     if named is None or not named[1].lower().endswith(tars.SUFFIXES):
         found = find_source(source, options)
@@ -99,7 +100,7 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
     names = {one for one in patterns if not _WILD.search(one)}
     wild = [one for one in patterns if one not in names]
 
-    @lru_cache(maxsize=1024)  # thousands of inputs on end are of one tar
+    @lru_cache(maxsize=1024)  # thousands of successive inputs are in one tar
     def is_named(name: str) -> bool:
         return name in names or any(fnmatch.fnmatchcase(name, one) for one in wild)
 
@@ -108,12 +109,12 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
 
 def _not_among(base: str, files: Iterable[str]) -> _FindForeign:
     """Find the first file that is not among `files` of a source at `base`, however their URLs are signed."""
-    # Each takes 8 bytes, by Python's own hash of strings, whose key is drawn for each process: no forger knows it.
+    # 8 bytes for each: Python's own hash of strings, whose key is drawn for each process, so that no forger knows it.
     known = np.unique(np.fromiter((hash(identity_of(base, file)) for file in files), np.int64))
-    hashes = np.append(known, 0)  # one more, for what is beyond the last
+    hashes = np.append(known, 0)  # one more, for hashes above the last
 
     def find_foreign(inputs: Sequence[Item]) -> str | None:
-        names = [file.place for item in inputs for file in item.files]
+        names = [place_of(file) for item in inputs for file in files_of(item)]
         wanted = np.fromiter((hash(identity_of(base, name)) for name in names), np.int64)
         is_known = hashes[np.searchsorted(known, wanted)] == wanted
         return None if is_known.all() else names[int(is_known.argmin())]
@@ -124,7 +125,7 @@ def _not_among(base: str, files: Iterable[str]) -> _FindForeign:
 def _first_not(is_tar: Callable[[str], bool], folder: bool, masks: str | None = None) -> _FindForeign:
     """Find the first file that is neither in a tar right below the source nor, in a folder, an image or its mask.
 
-    `is_tar` tells whether a name is that of a tar of the source.
+    `is_tar` returns true for the name of a tar of the source.
     """
 
     def is_own(item: Item) -> bool:
@@ -148,6 +149,6 @@ def _first_not(is_tar: Callable[[str], bool], folder: bool, masks: str | None = 
 
     def find_foreign(inputs: Sequence[Item]) -> str | None:
         item = next((item for item in inputs if not is_own(item)), None)
-        return None if item is None else ", ".join(file.place for file in item.files)
+        return None if item is None else ", ".join(map(place_of, files_of(item)))
 
     return find_foreign

@@ -1,4 +1,4 @@
-"""Convert labels as a source gives them to class ids."""
+"""Convert the labels of a source to class ids."""
 
 import re
 import unicodedata
@@ -11,11 +11,11 @@ from tpufeed.build.item import Label
 from tpufeed.errors import OptionError, SourceError
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0+)?\s*")
-# How programs write a missing value: nobody calls a class so. Among ids more spellings mean a missing value.
+# Spellings of a missing value, which no class has as its name. Among ids more spellings mean a missing value.
 _MISSING = frozenset({"nan", "<na>", "n/a", "#n/a"})
 _MISSING_AMONG_IDS = _MISSING | {"na", "null", "none"}
 _SAID = 40  # characters of a label
-_FEW_IMAGES, _MANY_CLASSES = 5, 20  # of fewer classes one is seen at a glance to be odd
+_FEW_IMAGES, _MANY_CLASSES = 5, 20  # among fewer classes an odd one is seen at a glance
 _MOST_CLASSES = 2_000_000
 _BEYOND = 1e15
 # One spelling of names that look the same: macOS may write an accent as a character of its own.
@@ -24,7 +24,7 @@ _normalize = partial(unicodedata.normalize, "NFC")
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Names of classes, and the id of each label that is one's."""
+    """Names of classes, and the id of each label that names a class."""
 
     names: tuple[str, ...]
     ids: Mapping[Label, int]
@@ -33,17 +33,17 @@ class Classes:
 def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names: bool) -> Classes:
     """Return the classes of a source.
 
-    A label that says that a value is missing (`nan`) is no class. Names that Unicode calls equal are one class.
+    A label that stands for a missing value (`nan`) is not a class. Names that Unicode calls equal are one class.
 
     Args:
-        labels: all that occur, each once; None is no label.
-        fixed: names whose places are the ids, or None: names are sorted; labels that are all whole numbers are ids as
-            they are, and their classes are called by them. Whole numbers are places among `fixed`, unless one of
-            these is a whole number itself: then they are names.
-        are_names: also those that look like numbers or like a missing value, as names of folders.
+        labels: all labels that occur, each once; None is not a label.
+        fixed: names in the order of their ids. Labels that are whole numbers are ids, unless one of these names is a
+            whole number itself: then they are names. Without it names are sorted; but if all labels are whole numbers,
+            these are the ids and also name the classes.
+        are_names: labels that look like numbers or like a missing value are names as well, as with folders.
 
     Raises:
-        SourceError: ids that cannot be counted up to.
+        SourceError: an id is too large.
     """
     found = [label for label in labels if label is not None]
     numbers: dict[Label, int] = {}
@@ -63,12 +63,12 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
         if highest >= _MOST_CLASSES:
             raise SourceError(
                 f"the label {str(largest)[:_SAID]} would make more than {_MOST_CLASSES:,} classes; if labels are "
-                "names that look like numbers, give all of them with --classes FILE"
+                "names that look like numbers, list all of them in --classes FILE"
             )
         ids = {label: number for label, number in numbers.items() if number >= 0}
         return Classes(tuple(map(str, range(highest + 1))), ids)
     names = {label: str(label) for label in found if are_names or not _is_missing(label, _MISSING)}
-    spelling: dict[str, str] = {}  # as it is written, if it always is written so
+    spelling: dict[str, str] = {}  # as it is written, if always the same
     for name in names.values():
         normal = _normalize(name)
         spelling[normal] = name if spelling.get(normal, name) == name else normal
@@ -79,13 +79,14 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
 def extend_classes(
     labels: Iterable[Label], known: Sequence[str], are_names: bool, own: Sequence[str] | None = None
 ) -> Classes:
-    """Return the classes of a dataset with those of further labels behind them, so that each keeps its id.
+    """Return the classes of a dataset, followed by new ones, so that each keeps its id.
 
     Args:
-        labels: all that occur in the new source, each once; None is no label.
+        labels: all labels that occur in the new source, each once; None is not a label.
         known: names of the dataset's classes.
-        are_names: also those that look like numbers or like a missing value, as names of folders.
-        own: all classes of the new source, if it has a list of them. Labels are their names; any other is no class.
+        are_names: as in `make_classes`.
+        own: all classes of the new source, if it has a list of them. A label that is not one of these names has no
+            class.
 
     Raises:
         SourceError: labels are names and the dataset's classes are ids, or the other way round.
@@ -111,13 +112,13 @@ def extend_classes(
 
 
 def _extend_by_list(found: Sequence[Label], known: Sequence[str], own: Sequence[str], are_ids: bool) -> Classes:
-    """Return the classes of a dataset with those of a source's own list behind them."""
+    """Return the classes of a dataset, followed by new ones from a source's own list."""
     odd = next((name for name in own if not _WHOLE.fullmatch(name)), None)
     if are_ids and odd is not None:
         raise _mixed(known, odd)
     if known and odd is None and not any(map(_WHOLE.fullmatch, known)):
         raise _mixed(known, own[0])
-    if are_ids:  # 3 stays the id 3, wherever it is in the list
+    if are_ids:  # 3 stays the id 3, whatever its place in the list
         ids = make_classes(own, None, are_names=False)
         return Classes(max(ids.names, tuple(known), key=len), {one: ids.ids[one] for one in found if one in ids.ids})
     there, listed = set(map(_normalize, known)), set(map(_normalize, own))
@@ -128,50 +129,47 @@ def _extend_by_list(found: Sequence[Label], known: Sequence[str], own: Sequence[
 
 
 def _mixed(known: Sequence[str], new: str) -> SourceError:
-    """Return the error for new classes that are ids if those of the dataset are names, or the other way round."""
+    """Return the error for new classes that are ids while those of the dataset are names, or the other way round."""
     if _WHOLE.fullmatch(new):
         return SourceError(
             f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new labels are ids like "
-            f"{new[:_SAID]}; nothing was changed. Give the new images names"
+            f"{new[:_SAID]}; nothing was changed. Label the new images by names"
         )
     return SourceError(
         f"the dataset's classes are ids from 0 to {len(known) - 1}, and the label {new[:_SAID]!r} is a name; "
-        "nothing was changed. Give the new images ids"
+        "nothing was changed. Label the new images by ids"
     )
 
 
 def join_names(known: Sequence[str], fixed: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a dataset's classes and, behind them, what a list that fixes ids has more.
+    """Return the names of a dataset's classes, followed by the further names of a list that fixes ids.
 
     Raises:
-        OptionError: one does not begin with the other, so that an id would name another class.
+        OptionError: neither begins with the other, so that an id would mean another class.
     """
     for place, (name, other) in enumerate(zip(known, fixed, strict=False)):
         if _normalize(name) != _normalize(other):
             raise OptionError(
-                f"class {place} of the dataset is {name[:_SAID]!r}, and {other[:_SAID]!r} in the list that --classes "
-                "gives; nothing was changed. Ids stay: give the dataset's names in their order (tpufeed "
-                "info has them), and new ones behind them; or leave --classes out"
+                f"class {place} is {name[:_SAID]!r} in the dataset and {other[:_SAID]!r} in --classes; nothing was "
+                "changed. Ids stay: list the dataset's names in their order (tpufeed info shows them), then new ones; "
+                "or leave --classes out"
             )
     return (*known, *fixed[len(known) :])
 
 
 def are_renamed(own: Sequence[str], given: Sequence[str]) -> bool:
-    """Return true if `given` names the classes of a source otherwise, place by place.
+    """Return true if `given` renames the classes of a source, place by place.
 
-    A list that has one of the source's own names at another place is one of names in another order.
+    A list that has one of the source's own names at another place reorders them instead.
     """
     places = {_normalize(name): place for place, name in enumerate(given)}
     return all(places.get(_normalize(name), place) == place for place, name in enumerate(own))
 
 
 def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names: bool) -> Iterator[str]:
-    """Yield sentences on classes that may not have been meant.
+    """Yield warnings of classes that the user may not have meant; `counts` has the number of samples by label.
 
-    Args:
-        counts: samples by label.
-        classes: of these labels.
-        are_names: labels cannot be ids: they are names of folders, or among names that are given.
+    With `are_names` labels cannot be ids: they are names of folders, or from a list of names.
     """
     texts = {label: str(label) for label in classes.ids}
     numbers = [label for label, text in texts.items() if _WHOLE.fullmatch(text)]
@@ -179,30 +177,30 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
     of_numbers, of_all = (sum(counts[label] for label in labels) for labels in (numbers, texts))
     if odd is not None and not are_names and of_numbers * 2 > of_all:
         yield (
-            f"labels are names, not ids (10 sorts before 2): {odd[:_SAID]!r} is no whole number; {of_numbers:,} of "
-            f"{of_all:,} are. Mend it, leave it empty, or fix the ids with --classes FILE"
+            f"labels are names, not ids (10 sorts before 2): {odd[:_SAID]!r} is not a whole number; {of_numbers:,} of "
+            f"{of_all:,} are. Correct it, leave it empty, or fix the ids with --classes FILE"
         )
     padded = [repr(name[:_SAID]) for name in classes.names if name != name.strip()]
     if padded and not are_names:
-        yield f"{len(padded):,} classes have blanks around their names, like {padded[0]}; take them out of the labels"
+        yield f"{len(padded):,} classes have spaces around their names, like {padded[0]}; remove them from the labels"
     spellings: dict[int, set[str]] = {}
     for label in numbers:
         spellings.setdefault(classes.ids[label], set()).add(texts[label].strip().partition(".")[0])
     merged = [sorted(several) for several in spellings.values() if len(several) > 1]
     if merged:
-        more = f", as are those of {len(merged) - 1:,} more" if len(merged) > 1 else ""
+        more = f", and so in {len(merged) - 1:,} more" if len(merged) > 1 else ""
         shown = ", ".join(map(repr, merged[0][:3]))
-        yield f"the labels {shown} are one class{more}; where they are names, give all of them with --classes FILE"
+        yield f"the labels {shown} are one class{more}; if they are names, list all of them in --classes FILE"
     images = Counter[int]()
     for label, number in classes.ids.items():
         images[number] += counts[label]
     few = [classes.names[number] for number, count in images.items() if count < _FEW_IMAGES]
     if len(images) >= _MANY_CLASSES and len(few) * 2 > len(images):
         of_several = next((mark for mark in ",;|" if sum(mark in name for name in few) * 2 > len(few)), None)
-        remedy = "; see that labels are what you mean"
+        remedy = "; check that labels are what you mean"
         if of_several is not None:
             remedy = (
-                f": labels of several parts ({of_several!r}) are a class for each combination. To train on the parts, "
+                f": labels of several parts ({of_several!r}) make a class for each combination. To train on the parts, "
                 'give lists of labels, like ["cat", "dog"] in a table of JSON lines'
             )
         yield (
@@ -216,7 +214,7 @@ def _is_missing(label: str | int, spellings: frozenset[str]) -> bool:
 
 
 def bad_label(label: Label, classes: Classes) -> tuple[str, str]:
-    """Return why a label is no class, as (reason code, message)."""
+    """Return why a label has no class, as (reason code, message)."""
     if label is None:
         return "bad_label", "the sample has no label"
-    return "bad_label", f"the label {label!r} is none of the {len(classes.names)} classes"
+    return "bad_label", f"the label {label!r} is not one of the {len(classes.names)} classes"

@@ -33,50 +33,35 @@ PictureKind = Literal["image", "mask", "depth"]
 MASKS = "mask"  # the column that `masks=` makes
 _DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
 _PICTURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TAKEN = frozenset({"image", "label", "sample", "window"})  # by what loaders give themselves
+_TAKEN = frozenset({"image", "label", "sample", "window"})  # columns that loaders make themselves
 _PICTURE_FORM = "write image columns like mask=mask_path:mask, of kind image, mask or depth"
 
 
 class ImageColumn(NamedTuple):
-    """A further image of each sample.
+    """A further image of each sample."""
 
-    Attributes:
-        name: its column in the dataset.
-        column: the column of a table that holds the paths; or the suffix of a tar's files, in small letters and without
-            its first dot. Empty for a parallel folder.
-        kind: "image"; "mask" with integers of 8 bits; "depth" with integers of 16 bits.
-    """
-
-    name: str
-    column: str
-    kind: PictureKind
+    name: str  # its column in the dataset
+    column: str  # the table column of its paths, or the suffix of its files in tars; empty for a parallel folder
+    kind: PictureKind  # "mask" has integers of 8 bits, "depth" of 16 bits
 
     @property
     def spec(self) -> FeatureSpec:
-        """Its feature: a file of an image as one bytes value."""
+        """The feature that it becomes: an image file as one bytes value."""
         return FeatureSpec(self.name, _DTYPES[self.kind], kind=self.kind)
 
     @property
     def missing(self) -> str:
-        """The reason code of a sample that lacks it."""
+        """The reason code for a sample that lacks it."""
         return "unreadable" if self.kind == "image" else "bad_mask"
 
 
 class Role(Enum):
-    """What an append makes of an option that the dataset's first build was given.
+    """How an append treats an option of the dataset's first build."""
 
-    Attributes:
-        RECORDS: it decides the bytes of records. Inherited; another value has to be allowed. So is each option that
-            names no role.
-        READING: it says how to read a source, or how large shards are. Inherited; another value is no difference.
-        PLACE: it names a place of the first source. Not inherited: another source has a place of its own.
-        COCO_PLACE: the same if the source is COCO's; else READING.
-    """
-
-    RECORDS = auto()
-    READING = auto()
-    PLACE = auto()
-    COCO_PLACE = auto()
+    RECORDS = auto()  # decides the bytes of records: inherited, and another value has to be allowed; the default
+    READING = auto()  # says how to read a source, or how large shards are: inherited, and another value does not matter
+    PLACE = auto()  # names a place of the first source: not inherited, as another source has other places
+    COCO_PLACE = auto()  # as PLACE if the source is COCO's, else as READING
 
 
 _READING = {"role": Role.READING}
@@ -84,8 +69,8 @@ _DEFAULT_SHARD_BYTES = 128 * 10**6
 POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged"})
 _FORM = "write them like train=0.9,val=0.1"
 _NO_EXTENSION = (
-    "tpufeed was installed without its C extension: JPEGs that are kept get no restart markers, and loaders decode "
-    "them whole, which is up to twice as slow. Install it from a wheel, or with a C compiler (docs/install.md)"
+    "tpufeed was installed without its C extension: kept JPEGs get no restart markers, and loaders decode them whole, "
+    "which is up to twice as slow. Install tpufeed from a wheel, or with a C compiler (docs/install.md)"
 )
 
 
@@ -93,21 +78,8 @@ _NO_EXTENSION = (
 class ShardOptions:
     """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 29.
 
-    Attributes:
-        keeps_classes: `classes` are those of the dataset that an append adds to. If the new source has a list of
-            classes itself, that list still says what its numbers mean.
-        size_bytes: `shard_bytes` as a number.
-        split_shares: the share of each split by name; None if the source may say the splits itself.
-        class_names: `classes`, read from their file; None for the classes that occur.
-        images: how images are checked and stored.
-        declared: the types of `columns`, `boxes` and `keypoints`.
-        pairs: `flip_pairs` as numbers.
-        pictures: `image_columns` and `masks`, as further images of each sample.
-        sizes_differ: records may have other sizes than their files.
-        warnings: what a user should hear of before the build, as sentences.
-
     Raises:
-        OptionError: one of them cannot be.
+        OptionError: a value is not valid, or two options do not fit together.
     """
 
     splits: str | Mapping[str, float] | None = None
@@ -140,40 +112,42 @@ class ShardOptions:
     box_columns: Names | None = field(default=None, metadata=_READING)
     duplicates: Handling = field(default="report", metadata=_READING)
     split_by_content: bool = False
+    # `classes` are those of the dataset that an append adds to. If the new source has a list of classes itself, that
+    # list still says what its numbers mean.
     keeps_classes: bool = field(default=False, metadata=_READING)
-    size_bytes: int = field(init=False)
-    split_shares: dict[str, float] | None = field(init=False)
-    class_names: tuple[str, ...] | None = field(init=False)
-    images: ImagePolicy = field(init=False)
-    declared: tuple[Declared, ...] = field(init=False)
-    pairs: FlipPairs | None = field(init=False)
-    pictures: tuple[ImageColumn, ...] = field(init=False)
-    sizes_differ: bool = field(init=False)
-    warnings: tuple[str, ...] = field(init=False)
+    size_bytes: int = field(init=False)  # `shard_bytes` as a number
+    split_shares: dict[str, float] | None = field(init=False)  # by name; None if the source may say the splits itself
+    class_names: tuple[str, ...] | None = field(init=False)  # `classes` from their file; None for those that occur
+    images: ImagePolicy = field(init=False)  # how images are checked and stored
+    declared: tuple[Declared, ...] = field(init=False)  # types of `columns`, `boxes` and `keypoints`
+    pairs: FlipPairs | None = field(init=False)  # `flip_pairs` as numbers
+    pictures: tuple[ImageColumn, ...] = field(init=False)  # `image_columns` and `masks`
+    sizes_differ: bool = field(init=False)  # records may have other sizes than their files
+    warnings: tuple[str, ...] = field(init=False)  # sentences for the user before the build
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.shards is not None and self.shard_bytes is not None:
-            raise OptionError("give either a size of the shards or their number, not both")
+            raise OptionError("give either the size of the shards or their number, not both")
         if self.splits is not None and self.split_by is not None:
-            raise OptionError("give either the splits' shares or what the source is split by, not both")
+            raise OptionError("give either shares of the splits or what the source is split by, not both")
         if self.boxes is None and self.box_columns:
-            raise OptionError("box_columns have a value for each box; say which column holds the boxes: --boxes COLUMN")
+            raise OptionError("box_columns have a value for each box; name the column of the boxes: --boxes COLUMN")
         if self.box_format is not None:
             check_format(self.box_format)
             if self.boxes is None and self.keypoints is None:
-                raise OptionError("box_format is of boxes; say which column holds them: --boxes COLUMN")
+                raise OptionError("box_format is for boxes; name the column that holds them: --boxes COLUMN")
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
-            raise OptionError(f"a shard size is at least one byte, not {size_bytes}")
+            raise OptionError(f"a shard has at least one byte, not {size_bytes}")
         if self.shards is not None and self.shards % self.hosts:
-            raise OptionError(f"shards are a multiple of the {self.hosts} hosts, not {self.shards}")
+            raise OptionError(f"the number of shards has to be a multiple of the {self.hosts} hosts; not {self.shards}")
         if self.split_by_content and self.splits is None:
             raise OptionError("split_by_content deals images to splits by shares; give splits, like train=0.9,val=0.1")
         policy: dict[str, Any] = dict(self.policy or {})
         unknown = policy.keys() - POLICIES
         if unknown:
-            raise OptionError(f"no policy for {', '.join(sorted(unknown))}; there are {', '.join(sorted(POLICIES))}")
+            raise OptionError(f"unknown policy {', '.join(sorted(unknown))}; expected {', '.join(sorted(POLICIES))}")
         images = ImagePolicy(
             check=self.check,
             encode=self.encode,
@@ -205,7 +179,7 @@ class ShardOptions:
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""
         images = self.images.to_dict()
-        further = {  # are in plan and manifest only if they are given
+        further = {  # stored only if given
             "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
             "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
@@ -244,55 +218,47 @@ def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
     for part in split.split(",") if isinstance(split, str) else []:
         name, equals, share = (text.strip() for text in part.partition("="))
         if not equals and name.replace(".", "", 1).isdigit():
-            raise OptionError(f"{part!r} is a share of no split; {_FORM}")
+            raise OptionError(f"{part!r} names no split; {_FORM}")
         if name in shares:
             raise OptionError(f"split {name} is given twice")
         try:
             shares[name] = float(share) if equals else 1.0
         except ValueError:
-            raise OptionError(f"{part!r} is no split; {_FORM}") from None
+            raise OptionError(f"{part!r} is not a split with a share; {_FORM}") from None
     if not isinstance(split, str):
         shares = dict(split)
     if not shares:
-        raise OptionError("there is at least one split, like train=1.0")
+        raise OptionError("give at least one split, like train=1.0")
     for name, value in shares.items():
         try:
             check_split_name(name)
         except OptionError as error:
             raise OptionError(f"{error}; {_FORM}") from None
         if not 0 < value <= 1:
-            raise OptionError(f"split {name}: a share is in (0, 1], not {value}; {_FORM}")
+            raise OptionError(f"split {name}: a share has to be in (0, 1], not {value}; {_FORM}")
     if abs(sum(shares.values()) - 1) > 1e-6:
         raise OptionError(f"the shares of the splits add up to {sum(shares.values()):g}, not 1: {shares}; {_FORM}")
     return shares
 
 
 def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tuple[ImageColumn, ...]:
-    """Return the further images that options name.
-
-    Args:
-        image_columns: as {"mask": "mask_path:mask"}: a name, its column or suffix, and its kind.
-        masks: there is a parallel folder of masks.
-
-    Raises:
-        OptionError: one of them cannot be.
-    """
+    """Return the further images of `image_columns`, and of a parallel folder of `masks`. Raises OptionError."""
     if masks and image_columns:
         raise OptionError(
-            "masks names a folder parallel to one of images, and image_columns the columns of a table or the suffixes "
-            "of a tar's files: give one of them"
+            "masks names a folder parallel to the images, image_columns names table columns or suffixes of files in "
+            "tars: give one of them"
         )
     pictures = [ImageColumn(MASKS, "", "mask")] if masks else []
     for name, value in (image_columns or {}).items():
         column, _, kind = value.rpartition(":")
         if not column or kind not in _DTYPES:
-            raise OptionError(f"the image column {name}={value} names no column and kind; {_PICTURE_FORM}")
+            raise OptionError(f"the image column {name}={value} lacks a column or a known kind; {_PICTURE_FORM}")
         if not _PICTURE_NAME.fullmatch(name) or name in _TAKEN:
-            of_loaders = f"; {', '.join(sorted(_TAKEN))} are what loaders give themselves" if name in _TAKEN else ""
-            raise OptionError(f"no image column can be called {name!r}: take letters, digits and '_'{of_loaders}")
+            of_loaders = f"; loaders make {', '.join(sorted(_TAKEN))} themselves" if name in _TAKEN else ""
+            raise OptionError(f"an image column cannot be called {name!r}: use letters, digits and '_'{of_loaders}")
         pictures.append(ImageColumn(name, column, cast(PictureKind, kind)))
     columns = [picture.column for picture in pictures]
     for column in columns:
         if columns.count(column) > 1:
-            raise OptionError(f"two image columns are made of {column!r}; one is enough")
+            raise OptionError(f"two image columns are made from {column!r}; one is enough")
     return tuple(pictures)

@@ -1,4 +1,4 @@
-"""Passes over an inventory: what a growing dataset has already, what is read before the plan, and what is left out."""
+"""Passes over an inventory: skip what a growing dataset has already, read images before the plan, drop duplicates."""
 
 import itertools
 import logging
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _AT_ONCE = 4096
-_SAY_SECONDS = 10.0  # between lines on the progress of a reading pass
-_IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers say no version
-_IN_DATASET = -1  # instead of a row
+_SAY_SECONDS = 10.0  # between progress lines
+_IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers give no version
+_IN_DATASET = -1  # in the place of a row
 
 
 def skip_known(inventory: "Inventory", standing: StandingDataset, are_rows: bool) -> None:
     """Leave out inputs that are in the dataset already, with the same path and the same bytes.
 
-    The path of a row of a file is its number (`are_rows`), which may be another if the file was written again. So a row
-    is also in the dataset if an image of the same file has its bytes; each such image stands for one row.
+    If `are_rows`, paths are numbers of rows in a file, which may change when the file is written again. So a row also
+    counts as present if an image of the same file has its bytes; each such image matches one row.
     """
     _list_known(inventory, standing)
     same = (
@@ -75,7 +75,7 @@ def _list_known(inventory: "Inventory", standing: StandingDataset) -> None:
         inventory.database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?)", iter_known(store, inventory.base))
     taken, is_left_out = f"FROM known WHERE outcome = {TAKEN[0]}", f"outcome = {LEFT_OUT[0]}"
     if not inventory.query(f"SELECT 1 {taken} AND digest IS NULL LIMIT 1").fetchone():
-        # The copy of an image that was rejected is not in the dataset either.
+        # The copy of a rejected image is not in the dataset either.
         no_copy = f"{is_left_out} AND digest NOT IN (SELECT digest {taken})"
         rejects = f"SELECT digest FROM known WHERE outcome = {REJECTED[0]} AND digest IS NOT NULL"
         inventory.query(f"UPDATE known SET outcome = {REJECTED[0]} WHERE {no_copy} AND digest IN ({rejects})")
@@ -84,7 +84,7 @@ def _list_known(inventory: "Inventory", standing: StandingDataset) -> None:
 
 
 def _find_moved_rows(inventory: "Inventory") -> None:
-    """Add to `equal` the rows that have the bytes of an image of their file in the dataset that no other row has."""
+    """Add to `equal` the rows with the bytes of an image of their file in the dataset, if no other row matches it."""
     inventory.query("CREATE INDEX known_place ON known(place, digest)")
     inventory.query("CREATE TABLE used(known INTEGER PRIMARY KEY)")
     inventory.query(
@@ -114,9 +114,9 @@ def _find_moved_rows(inventory: "Inventory") -> None:
 
 
 def skip_rejected(inventory: "Inventory") -> None:
-    """Leave out inputs that a build of the dataset has rejected, if nothing that decided that has changed.
+    """Leave out inputs that a build of the dataset has rejected, if nothing that decided this has changed.
 
-    They would be rejected again, and fill the budget of each append.
+    They would be rejected again, and use up the budget of each append.
     """
     lines = (
         f"SELECT inputs.rowid, known.fate, {_IS_UNCHANGED} OR known.digest = digests.digest, inputs.item FROM inputs "
@@ -130,7 +130,7 @@ def skip_rejected(inventory: "Inventory") -> None:
     for way in ways:
         for row, fate, is_same, line in inventory.query(lines.format(way)):
             item = inventory.identify(line)
-            # The bytes of an input that is rejected unread do not matter.
+            # If an input is rejected unread, its bytes do not matter.
             if (is_same or item.problem is not None) and fate_of(item, names, options, __version__) == fate:
                 rejected.add(row)
     for table, key in (("inputs", "rowid"), ("digests", "row")):
@@ -143,20 +143,20 @@ def skip_rejected(inventory: "Inventory") -> None:
 
 
 def iter_growth_warnings(inventory: "Inventory") -> Iterator[str]:
-    """Yield sentences on inputs that a growing dataset has, or has rejected before."""
+    """Yield warnings of inputs that a growing dataset has, or has rejected before."""
     if inventory.rejected_before:
         yield (
-            f"{inventory.rejected_before:,} inputs are left out, as this dataset has rejected them before and they are "
-            f"as they were; the {REJECTS} of its versions name them"
+            f"{inventory.rejected_before:,} inputs are left out because this dataset rejected them before and they "
+            f"have not changed; the {REJECTS} of its versions name them"
         )
     if inventory.compared_by_size:
         yield (
-            f"{inventory.compared_by_size:,} images were compared with those of the dataset by path and size alone, as "
-            f"there are no digests of them ({DIGESTS})"
+            f"{inventory.compared_by_size:,} images were compared with the dataset's by path and size alone, as it has "
+            f"no digests of them ({DIGESTS})"
         )
     if inventory.renewed:
         yield (
-            f"{inventory.renewed:,} images have the path of an image in the dataset and other content: they are added, "
+            f"{inventory.renewed:,} images have the path of an image in the dataset but other content: they are added, "
             "and the older ones stay"
         )
 
@@ -180,8 +180,8 @@ def rows_to_read(inventory: "Inventory") -> str:
 def drop_duplicates(inventory: "Inventory") -> None:
     """Leave out all but the first, by path, of inputs whose images are the same bytes.
 
-    An image in the dataset that grows goes before all new ones. What is left out stays among the inputs, without a
-    size: so the plan names it, and a build that continues need not read it again.
+    An image in the growing dataset comes before all new ones. Dropped inputs stay in the inventory, without a size: so
+    the plan names them, and a build that continues need not read them again.
     """
     if inventory.standing is not None:
         inventory.query("CREATE INDEX known_digest ON known(digest)")
@@ -195,9 +195,9 @@ def drop_duplicates(inventory: "Inventory") -> None:
     in_dataset = f"SELECT 1 FROM known WHERE digest = ? AND outcome = {TAKEN[0]} LIMIT 1"
 
     def iter_groups() -> Iterator[list[int]]:
-        """Yield the rows of equal images, the first by path first; new ones behind one in the dataset."""
+        """Yield the rows of equal images in the order of their paths, behind the mark of one in the dataset."""
         for digest, lines in itertools.groupby(ordered, lambda line: line[1]):
-            # An input with a bad label is rejected, and stands for no other.
+            # An input with a bad label is rejected, so the others are not its duplicates.
             rows = [row for row, _, line in lines if inventory.identify(line).problem is None]
             if inventory.standing is not None and inventory.query(in_dataset, (digest,)).fetchone() is not None:
                 yield [_IN_DATASET, *rows]
@@ -205,7 +205,7 @@ def drop_duplicates(inventory: "Inventory") -> None:
                 yield rows
 
     def iter_doubles() -> Iterator[tuple[int]]:
-        """Yield all of each group but the first that the build will not reject, for its boxes, say."""
+        """Yield all rows of each group after the first one that the build does not reject, for its boxes, say."""
         groups = iter_groups()
         while some := list(itertools.islice(groups, _AT_ONCE)):
             unsure = [rows for rows in some if rows[0] != _IN_DATASET] if make.depends_on_more else []
@@ -213,7 +213,7 @@ def drop_duplicates(inventory: "Inventory") -> None:
             yield from ((row,) for rows in sure for row in rows[1:])
             place = 0
             while unsure:
-                unsure.sort(key=lambda rows: rows[place])  # as rows are read
+                unsure.sort(key=lambda rows: rows[place])  # in the order of reading
                 one = "SELECT item FROM inputs WHERE rowid = ?"
                 inputs = [inventory.identify(*inventory.query(one, (rows[place],)).fetchone()) for rows in unsure]
                 again = []
@@ -232,9 +232,9 @@ def drop_duplicates(inventory: "Inventory") -> None:
     inventory.dropped = sum(lost for _, _, lost in said)
     if inventory.dropped:
         each = ", ".join(f"{lost:,} of {count:,} of {split}" for split, count, lost in said)
-        inventory.warnings += (f"images are left out as duplicates: {each}; {DUPLICATES} names them",)
+        inventory.warnings += (f"duplicate images are left out: {each}; {DUPLICATES} names them",)
     inventory.query("UPDATE inputs SET size = NULL WHERE rowid IN doubles")
-    # A split without a record has no shard, so that no task would name what it has lost.
+    # A split without records has no shard, so that no task would name its dropped images.
     inventory.query(
         "UPDATE inputs SET split = (SELECT split FROM inputs WHERE size IS NOT NULL ORDER BY split LIMIT 1) "
         "WHERE size IS NULL AND split NOT IN (SELECT split FROM inputs WHERE size IS NOT NULL) "
@@ -243,7 +243,7 @@ def drop_duplicates(inventory: "Inventory") -> None:
 
 
 def read_digests(inventory: "Inventory", rows: str, purpose: str) -> int:
-    """Read the images of the rows of a query, and put the digests of readable ones. Return the number of rows."""
+    """Read the images of the rows of a query, and store the digests of readable ones; return the number of rows."""
     inventory.database.executescript("DROP TABLE IF EXISTS wanted; CREATE TABLE wanted(row INTEGER PRIMARY KEY);")
     inventory.query(f"INSERT INTO wanted {rows}")
     (total,) = inventory.query("SELECT COUNT(*) FROM wanted").fetchone()

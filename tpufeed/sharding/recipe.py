@@ -1,6 +1,6 @@
 """The recipe of `shard`: turn the images of a source into a dataset.
 
-The plan cuts the inputs into shards by the sizes of their records, which are estimated from a few images.
+The plan cuts the inputs into shards by the sizes of their records, estimated from a few images.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, record_schema
 from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError
-from tpufeed.sharding.inputs import Files, iter_taken
+from tpufeed.sharding.inputs import Files, files_of, iter_taken
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
@@ -43,14 +43,14 @@ _PROBED_IMAGES = 64
 
 @dataclass(frozen=True, slots=True)
 class SizeEstimate:
-    """Estimate of the bytes of a record: `slope` times its file, and `fixed` more."""
+    """Estimated bytes of a record: `slope` times its file size, plus `fixed`."""
 
     slope: float = 1.0
     fixed: float = _FEATURES_BYTES
 
 
 def probe_images(inventory: Inventory, options: ShardOptions) -> list[tuple[Item, int | ImageError]]:
-    """Take a few images as the build would; return each with the bytes stored, or why it cannot be taken."""
+    """Process a few images as the build would; return each with the bytes to store, or why it cannot be taken."""
     make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.box_format)
     inputs = inventory.sample(_PROBED_IMAGES)
     taken = iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes)
@@ -58,8 +58,8 @@ def probe_images(inventory: Inventory, options: ShardOptions) -> list[tuple[Item
 
 
 def fit_sizes(probed: Sequence[tuple[Item, int | ImageError]]) -> SizeEstimate:
-    """Fit a straight line through (bytes of the files, bytes stored) of images; neither end of it is below zero."""
-    sizes = [(sum(file.bytes for file in item.files), size) for item, size in probed if isinstance(size, int)]
+    """Fit a line through (bytes of the files, bytes to store); neither slope nor intercept is below zero."""
+    sizes = [(sum(file.bytes for file in files_of(item)), size) for item, size in probed if isinstance(size, int)]
     if not sizes:
         return SizeEstimate()
     files, stored = np.array(sizes, np.float64).T
@@ -86,7 +86,7 @@ class ShardRecipe(Recipe):
         self.identity, self.warnings = options.to_dict(), options.warnings
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
-        """Return the dataset at the destination, if it is what the recipe would make now. Raises if it is another."""
+        """Return the dataset at the destination if it is the one that this recipe makes; raise if it is another."""
         finished = None if overwrite else find_finished(destination)
         if finished is None:
             return None
@@ -94,39 +94,40 @@ class ShardRecipe(Recipe):
             plan = read_plan(destination)
         except ObjectNotFoundError:
             raise DatasetExistsError(
-                f"{finished.url} already holds a dataset (see: tpufeed info {finished.url}), and {PLAN}, which would "
-                "say whether it is this one, is gone; nothing was changed. Take another destination, or say --overwrite"
+                f"{finished.url} already holds a dataset (see: tpufeed info {finished.url}). Its {PLAN}, which would "
+                "tell whether it is this one, is gone. Nothing was changed; take another destination, or pass "
+                "--overwrite"
             ) from None
         check_same_plan(destination, plan.header, KIND, self.source, self.identity)
         lost = find_lost(destination, finished.manifest)
         if lost is not None:
             raise DatasetExistsError(
                 f"{finished.url} already holds the dataset of this command, but {lost} is missing or damaged. Nothing "
-                f"was changed. Run: tpufeed verify {finished.url}; say --overwrite to build it anew"
+                f"was changed. Run: tpufeed verify {finished.url}; pass --overwrite to build it again"
             )
         with take_inventory(self.source, self.options) as inventory:
             if inventory.digest != plan.header.input_digest:
                 raise DatasetExistsError(
                     f"{finished.url} already holds the dataset of this command, but {self.source} has changed since: "
-                    f"{plan.header.images:,} inputs then, {inventory.count:,} now. Nothing was changed. To "
-                    f"add what is new: tpufeed append {self.source} {finished.url}. Or take another destination, or "
-                    "say --overwrite to build it anew"
+                    f"{plan.header.images:,} inputs then, {inventory.count:,} now. Nothing was changed. To add the new "
+                    f"ones: tpufeed append {self.source} {finished.url}. Or take another destination, or pass "
+                    "--overwrite to build it again"
                 )
         return finished
 
     def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
-        """Return the dataset, and what its build has reported of duplicates."""
+        """Return the dataset, and the duplicates that its build reported."""
         return finished, None if self.options.duplicates == "keep" else find_duplicates(finished)
 
     @contextmanager
     def draft(self, is_preview: bool) -> Iterator[Draft]:
-        """List the source into a file, and plan in memory that does not grow with the inputs."""
+        """List the source into a file, and plan in constant memory."""
         options, probed = self.options, list[tuple[Item, int | ImageError]]()
         with take_inventory(self.source, options, self.standing) as inventory:
             if options.split_by_content or options.duplicates == "drop":
                 inventory.prepare(is_preview)
             said = () if self.standing is None else tuple(iter_growth_warnings(inventory))
-            if inventory.count == inventory.dropped:  # a dataset that grows has all of them
+            if inventory.count == inventory.dropped:  # the growing dataset has all of them
                 yield Draft(header=None, skipped=inventory.skipped + inventory.dropped, warnings=said)
                 return
             start = time.perf_counter()
@@ -150,7 +151,7 @@ class ShardRecipe(Recipe):
             )
 
     def check_joined(self, store: Store, plan: Plan) -> None:
-        """Check that the plan names files of the source, and nothing else."""
+        """Check that the plan names only files of the source."""
         check_joined(store, plan, self.source, self.options, None, record_schema(labelled=False)[0])
 
     def context(self, store: Store, plan: Plan) -> ShardContext:
@@ -160,19 +161,19 @@ class ShardRecipe(Recipe):
     def conclude(
         self, store: Store, plan: Plan, folder: Path, manifest: Manifest
     ) -> tuple[Manifest, Duplicates | None]:
-        """Report images that were taken more than once."""
+        """Report duplicate images."""
         parts = () if self.standing is None else self.standing.parts
         return manifest, None if self.options.duplicates == "keep" else report_duplicates(store, plan, folder, parts)
 
     def judge(self, manifest: Manifest) -> Iterator[str]:
-        """Yield a sentence on images if nobody can tell whether their boxes have to be turned."""
+        """Yield a warning if the sizes of images do not tell whether their boxes have to be turned."""
         unsure, turned = manifest.odd.get(UNSURE), manifest.odd.get(TURNED)
         if unsure:
-            others = f", and {turned:,} others were of the other one and were turned" if turned else ""
+            others = f"; {turned:,} others referred to the other image and were turned" if turned else ""
             yield (
-                f"{unsure:,} images with boxes have an EXIF orientation, and their sizes do not tell whether the "
-                "boxes are of the stored or of the upright image (upside down, mirrored, or square): they were not "
-                f"turned{others}. Look at some: tpufeed show. If boxes are of stored images, build with --policy "
+                f"{unsure:,} images with boxes have an EXIF orientation (upside down, mirrored, or of a square image) "
+                "whose sizes do not tell whether the boxes refer to the stored or to the upright image: they were not "
+                f"turned{others}. Look at some: tpufeed show. If boxes refer to stored images, build with --policy "
                 "exif=ignore, which stores images as they are"
             )
 
@@ -182,7 +183,7 @@ def plan_shards(
 ) -> Draft:
     """Plan a build: cut the inputs of each split, in the global order, into shards of nearly equal size.
 
-    The plan is known by `source`, the URL of the inputs, and `identity`, the options as plain data.
+    `source` (the URL of the inputs) and `identity` (the options as plain data) identify the plan.
 
     Raises:
         OptionError: a shard would be smaller than its largest record, or names of shards would be ambiguous.
@@ -200,7 +201,7 @@ def plan_shards(
         ).fetchone()
         if int(record) > shard_bytes:
             raise OptionError(
-                f"a shard of {options.size_bytes} bytes cannot hold {path}, whose record takes {int(record)}; give a "
+                f"a shard of {options.size_bytes} bytes cannot hold {path}, whose record takes {int(record)}; pass a "
                 "--shard-size of at least that, better 64MB to 256MB"
             )
     else:
@@ -213,8 +214,8 @@ def plan_shards(
     numbered = [name for name in shards if name[-1].isdigit()] if options.names == "kaggle" else []
     if numbered:  # fold1 + 000 and fold10 + 00 are the same
         raise OptionError(
-            f"the name of split {numbered[0]!r} ends in a digit, and with names='kaggle' the number of a shard "
-            "follows; rename the split, or leave names='kaggle' out"
+            f"the name of split {numbered[0]!r} ends in a digit, and names='kaggle' puts the number of the shard "
+            "behind it; rename the split, or leave names='kaggle' out"
         )
     header = PlanHeader(
         kind=KIND,
@@ -249,26 +250,19 @@ def plan_shards(
 def cut(
     inputs: Iterable[tuple[Item, int]], estimate: SizeEstimate, count: int, shards: int, total: float
 ) -> Iterator[list[Item]]:
-    """Yield a run of inputs for each shard, of nearly equal size.
+    """Yield a run of inputs for each shard, of nearly equal size: `count` records with `total` bytes in all.
 
-    An input belongs to the run in which the middle byte of its record falls. One that is left out as a duplicate makes
-    no record, and stays with the input before it.
-
-    Args:
-        inputs: in their order, each with the bytes of its path and columns.
-        estimate: of the sizes of records.
-        count: number of inputs that make records.
-        shards: number of runs.
-        total: bytes of all records.
+    Each of the `inputs` comes with the bytes of its path and columns. It belongs to the run that holds the middle byte
+    of its record. A dropped duplicate has no record, and stays with the input before it.
     """
     run: list[Item] = []
     position, number, place, first = 0.0, 0, 0, 0
     for item, extra in inputs:
         if not item.duplicate_of:
-            size = estimate.slope * sum(file.bytes for file in item.files) + estimate.fixed + extra
+            size = estimate.slope * sum(file.bytes for file in files_of(item)) + estimate.fixed + extra
             runs_left = shards - number - 1
             full = (position + size / 2) * shards >= total * (number + 1)
-            if place > first and runs_left and (full or count - place <= runs_left):  # none may be without a record
+            if place > first and runs_left and (full or count - place <= runs_left):  # each needs a record
                 yield run
                 run, number, first = [], number + 1, place
             position, place = position + size, place + 1

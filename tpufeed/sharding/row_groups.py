@@ -1,8 +1,7 @@
-"""Images inside of Parquet files: how an input names one, and the store that reads them.
+"""Images inside Parquet files: how an input names one, and the store that reads them.
 
-An image has no place in a Parquet file at which it could be read: a row group is compressed, and is decoded from its
-start.
-So inputs of one row group are neighbours in the plan, in the order of their rows, and it is decoded once.
+An image in a Parquet file cannot be read by its place: a row group is compressed, and has to be decoded from its start.
+So the inputs of one row group are neighbours in the plan, in the order of their rows, and it is decoded once.
 """
 
 import bisect
@@ -19,19 +18,19 @@ from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import ObjectInfo, Span, Store
 
 _ROW = re.compile(r"(.+?\.parquet):([0-9]+):(.+)", re.IGNORECASE)
-_BATCH_BYTES = 16 << 20  # of images that are decoded at a time
+_BATCH_BYTES = 16 << 20  # of images to decode at once
 _MOST_ROWS = 2048
 _MOST_FOOTERS = 512
 
 
 def name_row(file: str, row: int, leaf: str) -> str:
-    """Return how a `RowStore` calls the image in row `row` (from 0) of a file, in the column of bytes `leaf`."""
+    """Return the name in a `RowStore` of the image in row `row` (from 0) of a file, in the column of bytes `leaf`."""
     return f"{file}:{row}:{quote(leaf, safe='')}"
 
 
 @contextmanager
 def parquet_errors(where: str, error_type: type[Exception]) -> Iterator[None]:
-    """Turn what pyarrow raises for a damaged file into `error_type`; tpufeed's own pass. Raises MissingExtraError."""
+    """Turn pyarrow's errors for a damaged file into `error_type`. Raises MissingExtraError without pyarrow."""
     try:
         import pyarrow
     except ImportError as error:
@@ -45,17 +44,17 @@ def parquet_errors(where: str, error_type: type[Exception]) -> Iterator[None]:
 
 
 def open_parquet(file: BinaryIO, metadata: Any = None) -> Any:
-    """Open a Parquet file of images, of which no more than a page is to be in memory, within `parquet_errors`."""
+    """Open a Parquet file of images without holding more than a page in memory. Call it within `parquet_errors`."""
     from pyarrow import parquet
 
-    # Without a buffer, and with `pre_buffer`, the whole row group would be read at once.
+    # Without a buffer size, or with `pre_buffer`, the whole row group would be read at once.
     return parquet.ParquetFile(
         file, metadata=metadata, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
     )
 
 
 def iter_leaf(parquet: Any, group: int, leaf: str) -> Iterator[Any]:
-    """Yield the values of a column of bytes in a row group, as Arrow arrays of some MB."""
+    """Yield the values of a column of bytes in a row group, as Arrow arrays of a few MB."""
     found = chunk_of(parquet.metadata, group, leaf)
     rows = max(1, min(_MOST_ROWS, _BATCH_BYTES * found.num_values // max(1, found.total_uncompressed_size)))
     for batch in parquet.iter_batches(rows, row_groups=[group], columns=[leaf], use_threads=False):
@@ -64,7 +63,7 @@ def iter_leaf(parquet: Any, group: int, leaf: str) -> Iterator[Any]:
 
 
 def chunk_of(metadata: Any, group: int, leaf: str) -> Any:
-    """Return what the file says of a column in a row group. Raises ValueError if it has no such column."""
+    """Return the metadata of a column in a row group. Raises ValueError if there is no such column."""
     row_group = metadata.row_group(group)
     for column in map(row_group.column, range(row_group.num_columns)):
         if column.path_in_schema == leaf:
@@ -73,12 +72,9 @@ def chunk_of(metadata: Any, group: int, leaf: str) -> Any:
 
 
 class RowStore(Store):
-    """The images in the Parquet files below another store, each as an object of the name that `name_row` gives it.
+    """The images in the Parquet files of the store `base`, as objects that `name_row` names.
 
-    Rows that are read in the order of their number decode each row group once. Not for writing. Thread-safe.
-
-    Args:
-        base: the store of the files.
+    Reading rows in their order decodes each row group once. Read-only. Thread-safe.
     """
 
     def __init__(self, base: Store) -> None:
@@ -88,7 +84,7 @@ class RowStore(Store):
         self._footers = dict[tuple[str, str], Any]()
 
     def read(self, name: str, version: str = "") -> bytes:
-        """Read one image. A remote file is read again for it, as what was decoded may be damaged on its way here."""
+        """Read one image. A remote file is opened again for it: what was decoded so far may have been damaged."""
         is_remote = self._base.local_path("x") is None
         with self._lock:
             try:
@@ -114,11 +110,11 @@ class RowStore(Store):
                 self._close()
 
     def stat(self, name: str) -> ObjectInfo | None:
-        """Return what the image's Parquet file is now."""
+        """Return the present state of the image's Parquet file."""
         return self._base.stat(_parse(name)[0])
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise StoreError(f"{self.url}: rows of Parquet files are listed by their source, and never written")
+        raise StoreError(f"{self.url}: rows of Parquet files are listed by their source, and cannot be written")
 
     iter_objects = iter_folders = put = put_file = delete = temporary_folder = _refuse
 
@@ -130,7 +126,7 @@ class RowStore(Store):
         try:
             return self._open.read(row, leaf)
         except StoreError:
-            self._close()  # a reader that has failed continues at no certain place
+            self._close()  # after an error the reader's position is unknown
             raise
 
     def _close(self) -> None:
@@ -142,12 +138,12 @@ class RowStore(Store):
 def _parse(name: str) -> tuple[str, int, str]:
     match = _ROW.fullmatch(name)
     if match is None:
-        raise StoreError(f"{name!r} names no row of a Parquet file")
+        raise StoreError(f"{name!r} is not the name of a row in a Parquet file")
     return match[1], int(match[2]), unquote(match[3])
 
 
 class _OpenFile:
-    """One version of a file, whose columns are read forwards."""
+    """One version of a file, read forwards column by column."""
 
     def __init__(self, store: Store, name: str, version: str, footers: dict[tuple[str, str], Any]) -> None:
         self.name, self.version, self._where = name, version, f"{store.url}/{name}"
@@ -159,7 +155,7 @@ class _OpenFile:
         self._file = open_object(store, name)
         try:
             with parquet_errors(self._where, StoreError):
-                # Thousands of row groups are read in a random order: a footer a file, not one a row group.
+                # Thousands of row groups are read in random order: this reads one footer per file, not per row group.
                 self._parquet = open_parquet(self._file, footers.get((name, version)))
                 if len(footers) < _MOST_FOOTERS:
                     footers[name, version] = self._parquet.metadata
@@ -169,7 +165,7 @@ class _OpenFile:
         except BaseException:
             self._file.close()
             raise
-        # By the column: its row group, the first row of it that is still in memory, the values from there on, and more.
+        # For each column: its row group, the first row in memory, the values from there on, and the further batches.
         self._columns = dict[str, tuple[int, int, Any, Iterator[Any]]]()
 
     def read(self, row: int, leaf: str) -> bytes:

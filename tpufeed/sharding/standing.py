@@ -1,4 +1,4 @@
-"""A dataset that grows: its columns, and the inputs that its builds have taken or rejected."""
+"""A growing dataset: its columns, and the inputs that its builds have taken or rejected."""
 
 import hashlib
 import re
@@ -24,38 +24,28 @@ from tpufeed.storage.store import Store, open_store
 _REJECT = msgspec.json.Decoder(Reject)
 _OWN = frozenset({spec.name for spec in record_schema(labelled=True)})
 
-_NO_FATE = frozenset({  # options that do not decide whether an image can be taken
+_NO_FATE = frozenset({  # options that do not decide whether an image is taken
     "append_to", "base_digest", "shard_bytes", "shards", "hosts", "split", "split_by", "split_by_content", "seed",
     "names", "duplicates", "image", "label", "classes", "keeps_classes", "flip_pairs",
 })  # fmt: skip
 
 
 class Known(NamedTuple):
-    """An input of the dataset.
-
-    Attributes:
-        path: its name.
-        place: the file of rows that it is in, see `sources.source.file_of_row`; empty for a file or a member of a tar.
-        size_bytes: size of its image; None if the plan has only an estimate.
-        version: of its file; None for an input of another place, where versions mean something else.
-        digest: of its image; None if no digest is stored, or the image was not read.
-        outcome: what became of it, see `build.digests`.
-        fate: if it is not in the dataset, what decided that: see `fate_of`.
-    """
+    """An input of the dataset."""
 
     path: str
-    place: str
-    size_bytes: int | None
-    version: str | None
-    digest: bytes | None
-    outcome: int
-    fate: str | None
+    place: str  # the file of rows that it is in, see `file_of_row`; empty for a file or a member of a tar
+    size_bytes: int | None  # of its image; None if the plan has only an estimate
+    version: str | None  # of its file; None if it is in another place, where versions mean something else
+    digest: bytes | None  # of its image; None if no digest is stored, or the image was not read
+    outcome: int  # taken, rejected or left out, as `build.digests` stores it
+    fate: str | None  # all that decided that it is not in the dataset, see `fate_of`
 
 
 def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], tool_version: str) -> str:
     """Return a digest of all that decides, besides the bytes of its image, whether an input is taken or rejected.
 
-    `options` are those of the plan, and `tool_version` that of the tpufeed that decides.
+    `options` are the plan's; `tool_version` is the version of the tpufeed that decides.
     """
     names = [class_names[each] if 0 <= each < len(class_names) else None for each in (item.label, *item.labels)]
     problem = None
@@ -68,48 +58,44 @@ def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], 
 
 
 class StandingDataset:
-    """The version of a dataset that an append begins with.
-
-    Raises:
-        OptionError: it cannot grow by new images.
-    """
+    """The version of a dataset that an append starts from. Raises OptionError if it cannot grow by new images."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset, self.manifest = dataset, dataset.manifest
         command = dataset.manifest.options.get("command")
         if dataset.manifest.cache is not None:
             raise OptionError(
-                f"{dataset.url} is a cache: append to the dataset that it was made of, and run tpufeed cache warmup "
+                f"{dataset.url} is a cache: append to the dataset that it was made from, then run tpufeed cache warmup "
                 "again"
             )
         if command != "shard":
             raise OptionError(
-                f"{dataset.url} was made by tpufeed {command}, and only what tpufeed shard has made can grow; shard "
-                "the new images as a dataset of their own, and mix both with tpufeed.Mixture"
+                f"{dataset.url} was made by tpufeed {command}; only datasets made by tpufeed shard can grow. Shard the "
+                "new images as a separate dataset, and mix both with tpufeed.Mixture"
             )
 
     def declare(self, given: Sequence[Declared]) -> tuple[Declared, ...]:
-        """Return the types that columns have in the dataset, so that new values become the same."""
+        """Return the column types of the dataset, so that new values become the same, with those that are given."""
         declared = dict[str, Declared]()
         for spec in self.manifest.features:
             is_column = spec.name not in _OWN and not spec.is_picture and spec.name != "image/encoded"
             if spec.kind in ("boxes", "keypoints"):
                 declared[spec.name] = Declared(spec.name, spec.dtype, None, spec.each, spec.kind)
             elif is_column and spec.lengths != (0, 0):
-                # A single number of few bits is stored otherwise than a list of them.
+                # A single number of few bits is stored differently from a list.
                 grows = spec.shape in ((), None) and spec.dtype not in ("uint8", "float16")
                 declared[spec.name] = Declared(spec.name, spec.dtype, spec.shape, spec.each, None, grows)
         return tuple((declared | {each.name: each for each in given}).values())
 
     @property
     def flip_pairs(self) -> FlipPairs | None:
-        """The pairs of its keypoints; those of new images have the same, unless their source says others."""
+        """The flip pairs of its keypoints, which new images share unless their source says others."""
         found = (spec.flip_pairs for spec in self.manifest.features if isinstance(spec.flip_pairs, tuple))
         return next(found, None)
 
     @property
     def parts(self) -> list[tuple[str, Store]]:
-        """The folder and store of each part that has brought new images."""
+        """Folder and store of each part that added images."""
         store = self.dataset.store
         return [
             (part.folder, open_store(f"{store.url.rstrip('/')}/{part.folder}", follow=False) if part.folder else store)
@@ -119,13 +105,13 @@ class StandingDataset:
 
 
 def iter_known(store: Store, base: str) -> Iterator[Known]:
-    """Yield all inputs of a part of a dataset, rejects among them; `base` is that of the new source."""
+    """Yield all inputs of a part of a dataset, rejects included; `base` is the base of the new source."""
     try:
         plan = read_plan(store)
     except ObjectNotFoundError:
         raise OptionError(
-            f"{store.url} has no plan any more, so that it is not known which images are in it; nothing was changed. "
-            "Build the dataset anew to let it grow"
+            f"{store.url} no longer has its plan, which would tell which images are in it; nothing was changed. Build "
+            "the dataset again to let it grow"
         ) from None
     header = plan.header
     same_place = header.base == url_identity(base)
@@ -134,7 +120,7 @@ def iter_known(store: Store, base: str) -> Iterator[Known]:
     if stored is None:
         with suppress(ObjectNotFoundError):
             for line in store.read_document(REJECTS).splitlines():
-                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a line that was edited
+                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # an edited line
                     rejects.add(_REJECT.decode(line).path)
     for at, item in enumerate(item for task in iter_tasks(store, plan) for item in task.inputs):
         if stored is not None:

@@ -1,4 +1,4 @@
-"""One task of a sharding: turn the bytes of its inputs' files into records."""
+"""Do one task of `shard`: turn the bytes of its inputs' files into records."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,6 +12,7 @@ from tpufeed.build.item import Item
 from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.build.worker import Output, TaskContext, reach, run
 from tpufeed.dataset.manifest import Markers
+from tpufeed.dataset.object_boxes import INVERSES
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import BuildError, ImageError
 from tpufeed.images.masks import store_mask
@@ -19,7 +20,7 @@ from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_
 from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.sharding.boxes import BoxMover
 from tpufeed.sharding.columns import decode_values
-from tpufeed.sharding.inputs import Files, iter_taken
+from tpufeed.sharding.inputs import Files, files_of, iter_taken, place_of
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
 
@@ -27,37 +28,30 @@ from tpufeed.tfrecord.example import Feature, encode_entries
 __all__ = ["DROPPED", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach", "run", "see_inputs"]
 
 _SEEN_INPUTS = 4
-_BACK = {6: 8, 8: 6}  # the orientations that undo one another; each other one undoes itself
+
 # Odd cases of images with boxes: boxes outside the square that "fit" cuts out, and, if the source says the sizes of
-# images, boxes that are of the stored image while the upright one is kept, or the other way round.
+# images, boxes that refer to the stored image while the upright one is kept, or the other way round.
 DROPPED = "box outside"
 TURNED = "boxes turned by exif"
-UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which image the boxes are of
+UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which image boxes refer to
 
 
 class StoredSample(NamedTuple):
-    """A sample as its record holds it.
-
-    Attributes:
-        image: its image.
-        rest: the features besides image, label and sizes.
-        bytes: size of its image and its further images.
-        odd: the odd cases of its boxes, one for each box that was left out.
-    """
+    """A sample as its record holds it."""
 
     image: StoredImage
-    rest: dict[str, Feature]
-    bytes: int
-    odd: tuple[str, ...] = ()
+    rest: dict[str, Feature]  # without image, label and sizes
+    bytes: int  # of all its images
+    odd: tuple[str, ...] = ()  # odd cases of its boxes, one for each dropped box
 
 
 class SampleMaker:
-    """Makes samples as a policy and a schema want them; `box_format` is that of the source.
+    """Makes samples by a policy and a schema; `box_format` is the source's.
 
     Attributes:
         labelled: samples have labels.
         several_labels: samples have lists of labels.
-        depends_on_more: an image may be rejected for more than its own bytes: its name, its boxes or its masks.
+        depends_on_more: an image may be rejected not only for its own bytes, but for its name, boxes or masks.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class SampleMaker:
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
         self._names = [name.encode() for name in class_names]
         self._pictures = [spec for spec in features if spec.is_picture]
-        own = record_schema(self.labelled)  # has the same length if labels are lists
+        own = record_schema(self.labelled)  # of the same length if labels are lists
         self._columns = [spec for spec in features[len(own) :] if not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
         self._boxes = BoxMover(features, box_format) if has_boxes else None
@@ -75,7 +69,7 @@ class SampleMaker:
         self.depends_on_more = bool(self._pictures) or has_boxes or policy.extension == "reject"
 
     def features(self, item: Item) -> dict[str, Feature]:
-        """Return the features of an input besides image, label, sizes, format and further images."""
+        """Return the features of an input except image, label, sizes, format and further images."""
         rest = {FILENAME: Feature("bytes", (item.path.encode(),))}
         if self.several_labels:
             rest[LABEL] = Feature("int64", item.labels)
@@ -85,11 +79,7 @@ class SampleMaker:
         return rest | decode_values(item.columns, self._columns) if self._columns else rest
 
     def __call__(self, item: Item, data: Sequence[bytes]) -> StoredSample:
-        """Return the sample of an input; `data` has the bytes of its `files`.
-
-        Raises:
-            ImageError: it cannot be taken; names the file, or column and value.
-        """
+        """Return the sample of an input from the bytes of its files. Raises ImageError, naming file or column."""
         image = store_image(data[0], self._policy, item.path)
         rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
         if not self._pictures and self._boxes is None:
@@ -104,18 +94,19 @@ class SampleMaker:
         elif self._boxes is not None:
             rest, dropped = self._boxes.move(rest, image.source, geometry)
         for spec, file, part in zip(self._pictures, item.images, data[1:], strict=True):
+            where = place_of(file)
             try:
                 if spec.kind == "image":
-                    stored = store_image(part, self._policy, file.place).data
+                    stored = store_image(part, self._policy, where).data
                 else:
                     stored = store_mask(part, "mask" if spec.kind == "mask" else "depth", geometry).data
             except ImageError as error:
-                raise ImageError(error.reason, f"{spec.name!r}, {file.place}: {error}") from error
+                raise ImageError(error.reason, f"{spec.name!r}, {where}: {error}") from error
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
         return StoredSample(image, rest, size, odd + (DROPPED,) * dropped)
 
     def _find_turn(self, said: tuple[int, int], image: StoredImage) -> tuple[int, tuple[str, ...]]:
-        """Return the orientation that turns the image whose size the source says to that of the file.
+        """Return the orientation that turns an image of the `said` size to the image in the file, and the odd cases.
 
         Raises:
             ImageError: bad_box: the source means an image of another size.
@@ -125,33 +116,33 @@ class SampleMaker:
             is_told = orientation == 1 or (orientation >= 5 and said[0] != said[1])
             return 1, () if is_told else (UNSURE,)
         if said == image.source[::-1] and orientation >= 5:
-            turn = orientation if self._policy.exif == "apply" else _BACK.get(orientation, orientation)
+            turn = orientation if self._policy.exif == "apply" else INVERSES.get(orientation, orientation)
             return turn, (TURNED,)
         (height, width), (there, across) = said, image.source
-        scale = f", {across / width:.4g} of it" if width and height * across == width * there else ""
+        scale = f" ({across / width:.4g} times)" if width and height * across == width * there else ""
         raise ImageError(
             "bad_box",
-            f"boxes are of an image of {width}x{height} pixels, as the source says, and the file has {across}x{there}"
-            f"{scale}. Give the images that the boxes are of, or correct the sizes, boxes and keypoints in the source",
+            f"the source says that boxes refer to an image of {width}x{height} pixels, and the file has "
+            f"{across}x{there}{scale}. Give the images that the boxes refer to, or correct the source",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ShardContext(TaskContext):
-    """Context that all tasks of a sharding share."""
+    """Context that all tasks of a `shard` share."""
 
     policy: ImagePolicy
 
     def check(self) -> None:
-        """Raise BuildError on a host that would store other bytes than the build's other hosts."""
+        """Raise BuildError on a host that would store other bytes than the other hosts of the build."""
         if self.policy.restart_markers and not CAN_REWRITE:
             raise BuildError(
-                "tpufeed was installed here without its C extension, and this build gives kept JPEGs restart markers. "
+                "tpufeed was installed here without its C extension, but this build gives kept JPEGs restart markers. "
                 "Install it from a wheel, or with a C compiler; or begin the build with encode='exact'"
             )
 
     def write(self, task: Task, output: Output) -> None:
-        """Write the images of the task's inputs as the policy wants them."""
+        """Write the images of the task's inputs by the policy."""
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
         make = SampleMaker(header.features, header.class_names, self.policy, header.options.get("box_format"))
         keys = {spec.name: spec.key for spec in header.features}
@@ -182,7 +173,7 @@ class ShardContext(TaskContext):
                     labels, ints = (item.label,), (item.label, *ints)
                 entries = encode_entries({keys[name]: value for name, value in sample.rest.items()})
                 writer.add(image.data, ints, entries)
-                output.add(images=1, size=sum(file.bytes for file in item.files), labels=labels)
+                output.add(images=1, size=sum(file.bytes for file in files_of(item)), labels=labels)
         if self.policy.restart_markers:
             output.markers = Markers(rewritten, added_bytes, dict(unmarked))
         output.digests, output.retries = bytes(digests), files.retries
@@ -195,9 +186,9 @@ class ShardContext(TaskContext):
 def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
     """Return the versions of the first files of a task. Raises if their store does not answer, or refuses."""
     first = [item for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
-    names = list(dict.fromkeys(file.file for item in first for file in item.files))
+    names = list(dict.fromkeys(file.file for item in first for file in files_of(item)))
     return {
         name if "://" in name or name.startswith("/") else f"{header.base.rstrip('/')}/{name}": info.version
         for name, info in zip(names, Files(header.base).stats(names), strict=True)
-        if isinstance(info, ObjectInfo)  # others are rejects, wherever the task runs
+        if isinstance(info, ObjectInfo)  # others are rejected on every host
     }

@@ -1,9 +1,9 @@
-"""The stage: verified local copies of remote shards, fetched ahead of need and shared by all processes of a host.
+"""Local copies of remote shards: verified, fetched ahead of need, and shared by all processes of a host.
 
-It keeps the bytes of shards as they are; `tpufeed cache` makes something else, a dataset of augmented images.
-A copy appears after its CRC-32C was compared. Another process that finds it trusts its name, which stands for size and
-CRC, and its size. No copy is evicted while a process looks at it, and it stays for the next process. A reader that
-finds a copy damaged since then, by a disk or by another program, evicts it.
+They hold the bytes of shards unchanged; `tpufeed cache` makes something else, a dataset of augmented images. A copy
+appears after its CRC-32C was compared. Other processes trust its name, which stands for size and CRC, and its size. No
+copy is evicted while a process uses it, and it stays for the next process. A reader that finds a copy damaged since
+then, by a disk or by another program, evicts it.
 """
 
 import logging
@@ -28,20 +28,20 @@ _logger = logging.getLogger(__name__)
 
 
 class LocalCopies:
-    """Copies of the shards of one or several stores, for one consumer. Thread-safe; a fork continues with a new plan.
+    """Copies of the shards of one or several stores, for one consumer. Thread-safe; a forked child starts afresh.
 
     Threads start with the first `fetch`.
 
     Args:
-        store: where the shards are.
-        parent: the folder of the copies, or None for /dev/shm if it has 2 GiB free, else the user's cache.
-        budget_bytes: what all processes together may use of it, or None for half of what is free there.
-        connections: ranges to read at once.
-        range_bytes: how long they are; each connection has a buffer of this size.
+        store: store of the shards.
+        parent: folder of the copies. Default: /dev/shm if it has 2 GiB free, else the user's cache.
+        budget_bytes: bytes that all processes together may use there. Default: half of the free space.
+        connections: number of ranges to read at once.
+        range_bytes: length of a range; each connection has a buffer of this size.
         others: further stores by their URLs, for shards that name one as their place.
 
     Raises:
-        OptionError: no folder for copies, or numbers out of range.
+        OptionError: there is no folder for copies, or a number is out of range.
     """
 
     @checked()
@@ -58,7 +58,7 @@ class LocalCopies:
         self._folder = CopiesFolder(parent, budget_bytes)
         self._stats = CopiesStats()
         self._make_fetcher = partial(Fetcher, store, others or {}, self._folder, self._stats, connections, range_bytes)
-        # Weakly: only views keep a copy in use. When the last one goes its mapping does, and the lock with that.
+        # Weak: only views keep a copy in use. When the last view goes, its mapping goes, and with that the lock.
         self._mapped: weakref.WeakValueDictionary[RemoteShard, mmap.mmap] = weakref.WeakValueDictionary()
         self._renew()
         os.register_at_fork(after_in_child=partial(_after_fork, weakref.ref(self)))
@@ -70,14 +70,14 @@ class LocalCopies:
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes that copies may take: less than was asked for if the disk turned out to be full."""
+        """Bytes that copies may take: less than the option if the disk turned out to be full."""
         return self._folder.budget_bytes
 
     def fetch(self, shards: Iterable[RemoteShard]) -> None:
         """Fetch these shards, which are still to be opened, in this order. Returns at once.
 
         Replaces the shards of the last call, except those that are being fetched. Shards are fetched as far ahead as
-        the budget allows: none takes the room of one that is due sooner. A failure is logged once, and the shard is
+        the budget allows: no shard takes the room of one that is due sooner. A failure is logged once, and the shard is
         tried again later.
         """
         self._fetcher.fetch(shards, self._mapped)
@@ -85,10 +85,10 @@ class LocalCopies:
     def open(self, shard: RemoteShard) -> memoryview | None:
         """Return the bytes of a shard, or None if there is no copy (yet). Never waits.
 
-        The copy is in use, and stays, as long as the view or anything made from it lives.
+        The copy stays in use as long as the view or anything made from it lives.
 
         Raises:
-            ShardError: several downloads brought the wrong size or CRC-32C.
+            ShardError: several downloads had the wrong size or CRC-32C.
         """
         key = copy_key(self._store.url, shard)
         mapping = self._mapped.get(shard)
@@ -104,10 +104,10 @@ class LocalCopies:
         return view
 
     def evict_damaged(self, shard: RemoteShard, view: memoryview) -> bool:
-        """Compare what `open` gave with the shard's CRC-32C; if it differs, remove the copy, with a warning.
+        """Compare a view from `open` with the shard's CRC-32C; if it differs, remove the copy, with a warning.
 
-        Returns true if it differs and is gone: then `open` finds nothing, or a newer copy. Reads the whole shard: ask
-        when a record is damaged.
+        Returns true if it differs and is gone: then `open` finds no copy, or a newer one. Reads the whole shard: call
+        this only for a damaged record.
         """
         if crc32c(view) == shard.crc32c:
             return False
@@ -120,7 +120,7 @@ class LocalCopies:
         mapping = self._mapped.get(shard)
         if mapping is not None and mapping is view.obj:
             self._mapped.pop(shard, None)
-        if path is not None:  # of all that find it damaged, the one that has removed it says so
+        if path is not None:  # of all readers that find it damaged, only the one that removed it warns
             _logger.warning(
                 "%s: this copy of %s was damaged. It is removed, and ranges are read until it is fetched again",
                 path,
@@ -130,7 +130,7 @@ class LocalCopies:
         return True
 
     def statistics(self) -> CopiesStats:
-        """Return what this stage has done so far."""
+        """Return the counts so far."""
         return replace(
             self._stats,
             evictions=self._folder.evictions,
@@ -139,7 +139,7 @@ class LocalCopies:
         )
 
     def close(self) -> None:
-        """Stop fetching. Copies stay, and so do views; a `fetch` starts again."""
+        """Stop fetching. Copies and views stay; the next `fetch` starts again."""
         fetcher = self._fetcher
         self._finalizer()
         self._renew()
@@ -153,7 +153,7 @@ class LocalCopies:
 
     def _renew(self) -> None:
         self._fetcher = self._make_fetcher()
-        # Threads hold the fetcher and never the stage, so that one that is dropped without `close` ends them as well.
+        # Threads hold the fetcher, never this object: dropping it without `close` ends them as well.
         self._finalizer = weakref.finalize(self, self._fetcher.stop)
 
     def _map(self, key: str, shard: RemoteShard) -> memoryview | None:
@@ -164,11 +164,11 @@ class LocalCopies:
             try:
                 if not shard.size_bytes:
                     return memoryview(b"")
-                # It keeps a duplicate of the descriptor, and with that the lock, until its last view goes.
+                # The mapping keeps a duplicate of the descriptor, and so the lock, until its last view goes.
                 mapping = mmap.mmap(descriptor, shard.size_bytes, access=mmap.ACCESS_READ)
             finally:
                 os.close(descriptor)
-        except OSError as error:  # too many open files, say: ranges will do
+        except OSError as error:  # too many open files, say: ranges are read instead
             self._fetcher.warn_once("open", f"{self.folder}: copies there cannot be opened: {error.strerror}")
             return None
         self._mapped[shard] = mapping
@@ -176,7 +176,7 @@ class LocalCopies:
 
 
 def _after_fork(reference: weakref.ref[LocalCopies]) -> None:
-    """Make a forked child's stage usable: the threads are the parent's, and their locks may never be released here."""
+    """Make the copies usable in a forked child, which has no threads, and locks that may never be released."""
     copies = reference()
     if copies is not None:
         copies._fetcher.close_descriptors()

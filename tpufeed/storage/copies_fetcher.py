@@ -1,4 +1,4 @@
-"""Fetch shards into the stage: the queue of what is due, the downloads, and pauses after failures."""
+"""Fetch local copies of shards: the queue of shards that are due, the downloads, and pauses after failures."""
 
 import logging
 import os
@@ -27,8 +27,8 @@ _FIRST_RETRY_SECONDS = 1.0
 _LAST_RETRY_SECONDS = 60.0
 _DAMAGED_AFTER = 3  # downloads with the wrong bytes
 _logger = logging.getLogger(__name__)
-_HELD = 64  # copies ahead that hold a descriptor; what is further ahead only we ourselves do not evict
-_POLL_SECONDS = 0.25  # how soon the death of another process, or a copy that it no longer uses, is noticed
+_HELD = 64  # copies ahead that hold a descriptor; other processes may evict copies further ahead
+_POLL_SECONDS = 0.25  # until the death of another process, or a copy that it no longer uses, is noticed
 _STOP_SECONDS = 5.0
 
 
@@ -38,25 +38,25 @@ class CopiesStats:
 
     shards_fetched: int = 0  # copies that it has published
     bytes_fetched: int = 0
-    retries: int = 0  # of downloads
+    retries: int = 0  # repeated downloads
     hits: int = 0  # times that a copy was opened
-    misses: int = 0  # times that a copy was looked for and not there
+    misses: int = 0  # times that a copy was wanted but missing
     evictions: int = 0
-    used_bytes: int = 0  # of the folder now, by all processes
+    used_bytes: int = 0  # in the folder now, by all processes
     budget_bytes: int = 0  # of the folder
 
 
 class FetchQueue:
     """The shards of one consumer in the order in which they are due.
 
-    A shard is due, then begun or put off, then ahead (its copy is there, and held), then opened. A copy that the next
-    list does not ask for is released: it stays in the folder until room is needed.
+    A shard is due, then begun or put off, then ahead (its copy is there, and held), then opened. A copy that is not in
+    the next list is released: it stays in the folder until room is needed.
     """
 
     def __init__(self) -> None:
         self.due: dict[RemoteShard, None] = {}  # in order
-        self.put_off: dict[RemoteShard, float] = {}  # and when each is due again
-        self.ahead: dict[RemoteShard, int | None] = {}  # and the descriptor that keeps its copy from being evicted
+        self.put_off: dict[RemoteShard, float] = {}  # with the time when each is due again
+        self.ahead: dict[RemoteShard, int | None] = {}  # with the descriptor that keeps its copy from being evicted
         self._listed: set[RemoteShard] = set()
         self._begun: set[RemoteShard] = set()
         self._elsewhere: set[RemoteShard] = set()  # put off because another process fetches them
@@ -64,9 +64,9 @@ class FetchQueue:
     def replace(
         self, shards: Iterable[RemoteShard], failing: Mapping[RemoteShard, float], in_use: Container[RemoteShard] = ()
     ) -> None:
-        """Let `shards` be due instead of all others; each that is `failing` waits until the time given there.
+        """Let `shards` be due instead of all others; a `failing` shard waits until the time given there.
 
-        A shard that is `in_use` becomes due only if it is looked for and not found.
+        A shard that is `in_use` becomes due only if its copy is wanted but missing.
         """
         before, self.ahead = self.ahead, {}
         for collection in (self.due, self.put_off, self._elsewhere, self._listed):
@@ -99,7 +99,7 @@ class FetchQueue:
         self._begun.add(shard)
 
     def postpone(self, shard: RemoteShard, until: float, elsewhere: bool = False) -> None:
-        """Let a shard be due again later, as its download failed or another process fetches it."""
+        """Let a shard be due again later, because its download failed or another process fetches it."""
         self.due.pop(shard, None)
         self._begun.discard(shard)
         if shard in self._listed:
@@ -108,16 +108,16 @@ class FetchQueue:
                 self._elsewhere.add(shard)
 
     def drop(self, shard: RemoteShard) -> None:
-        """Forget a shard that is in use, was opened, or never will be."""
+        """Forget a shard that is in use, was opened, or never will be opened."""
         self.due.pop(shard, None)
         self.put_off.pop(shard, None)
         for shards in (self._begun, self._elsewhere, self._listed):
             shards.discard(shard)
         _release_all([self.ahead.pop(shard, None)])
 
-    def copies(self, shard: RemoteShard, descriptor: int) -> None:
+    def fetched(self, shard: RemoteShard, descriptor: int) -> None:
         """Mark a shard as fetched; `descriptor` holds its copy."""
-        # It may have been opened, or another list may have come, meanwhile.
+        # Meanwhile it may have been opened, or another list may have come.
         wanted = shard in self._listed and (shard in self.due or shard in self._begun)
         self.due.pop(shard, None)
         self._begun.discard(shard)
@@ -128,7 +128,7 @@ class FetchQueue:
             self.ahead[shard] = descriptor if held else None
 
     def lose(self, shard: RemoteShard) -> bool:
-        """Let a shard whose copy has gone be due at once; return true if its copy should have been there."""
+        """Let a shard whose copy is gone be due at once; return true if its copy should have been there."""
         if shard not in self._listed or shard in self.due or shard in self._begun or shard in self.put_off:
             return False
         _release_all([self.ahead.pop(shard, None)])
@@ -136,12 +136,12 @@ class FetchQueue:
         return True
 
     def want_again(self, shard: RemoteShard) -> None:
-        """Let a shard be due at once whose copy was opened and has gone."""
+        """Let a shard whose copy was opened and is gone be due at once."""
         self._listed.add(shard)
         self.lose(shard)
 
     def is_needed_next(self) -> bool:
-        """Return true if no shard that is due before the first waits to be opened or is being fetched."""
+        """Return true if no shard before the first due one waits to be opened or is being fetched."""
         return not self.ahead and not self._elsewhere and self._begun.isdisjoint(self._listed)
 
 
@@ -164,11 +164,7 @@ class ShardDownload:
         self._lock = threading.Lock()
 
     def cut(self, range_bytes: int) -> list[tuple[int, int]]:
-        """Return the ranges to `read`, each once, all of the version that is there now.
-
-        Raises:
-            ShardError: it is missing, or is not the manifest's shard.
-        """
+        """Return the ranges to `read`. Raises ShardError if the object is not the manifest's shard."""
         size = self.shard.size_bytes
         if self._store.generations:
             info = self._store.stat(self.shard.name)
@@ -181,10 +177,10 @@ class ShardDownload:
         return ranges
 
     def read(self, start: int, stop: int, buffer: memoryview) -> bool:
-        """Fetch a range by way of `buffer`; return true for the range that ends last, failed or not.
+        """Fetch a range through `buffer`; return true for the range that ends last, failed or not.
 
-        Writes from a buffer are faster than page faults in a mapping of the file, in which a full disk would be a
-        SIGBUS instead of an error.
+        Writes from a buffer are faster than page faults in a mapping of the file, where a full disk would be a SIGBUS
+        instead of an error.
         """
         if self.error is None:
             try:
@@ -205,15 +201,15 @@ class ShardDownload:
             return not self._left
 
     def cancel(self) -> None:
-        """Let all ranges fail that have not begun."""
-        self.error = self.error or StoreError("the stage was closed")
+        """Let all ranges that have not begun fail."""
+        self.error = self.error or StoreError("fetching local copies was stopped")
 
 
 class Fetcher:
     """Threads that fetch shards into a folder until they are stopped. Thread-safe.
 
-    All connections share one queue of ranges: while the last ranges of a shard are read, the next shard is begun. The
-    arguments are those of `LocalCopies`; `counts` is updated.
+    All connections share one queue of ranges: while the last ranges of a shard are read, the next shard is begun. Takes
+    the arguments of `LocalCopies`, and updates `counts`.
     """
 
     def __init__(
@@ -237,7 +233,7 @@ class Fetcher:
         self._queue = FetchQueue()
         self._downloads: set[ShardDownload] = set()
         self._ranges: SimpleQueue[tuple[ShardDownload, int, int] | None] = SimpleQueue()
-        self._damaged: dict[RemoteShard, str] = {}  # wrong bytes in each download: not tried again
+        self._damaged: dict[RemoteShard, str] = {}  # not tried again, as each download had wrong bytes
         self._retry_at: dict[RemoteShard, float] = {}  # in the seconds of `time.monotonic`
         self._failures: dict[RemoteShard, int] = {}
         self._wrong: dict[RemoteShard, int] = {}
@@ -249,7 +245,7 @@ class Fetcher:
         """Let these shards be due, in this order, instead of those of the last call that have not begun."""
         with self._changed:
             shards = [shard for shard in shards if shard not in self._damaged]
-            # Forget copies that have gone since they were fetched, as another process found them damaged.
+            # Forget fetched copies that are gone because another process found them damaged.
             for shard in [shard for shard in self._queue.ahead if not self._folder.has(self._key(shard))]:
                 _release_all([self._queue.ahead.pop(shard)])
             self._queue.replace(shards, self._retry_at, in_use)
@@ -269,7 +265,7 @@ class Fetcher:
             self._tell()
 
     def missed(self, shard: RemoteShard) -> None:
-        """Count a copy that was not there. Raises ShardError if each download had the wrong bytes."""
+        """Count a missing copy. Raises ShardError if each download had the wrong bytes."""
         with self._changed:
             self._counts.misses += 1
             if shard in self._damaged:
@@ -278,7 +274,7 @@ class Fetcher:
                 self._tell()
 
     def evicted(self, shard: RemoteShard) -> None:
-        """Fetch a shard again whose damaged copy was evicted, if this process fetches."""
+        """Fetch a shard again after its damaged copy was evicted, if this process fetches."""
         with self._changed:
             if self._threads and not self._stopped:
                 self._queue.want_again(shard)
@@ -292,7 +288,7 @@ class Fetcher:
                 _logger.warning("%s", mask_secrets(message))
 
     def stop(self) -> None:
-        """Let the threads end. Does not wait for them, so that a finalizer may call it."""
+        """Tell the threads to end. Does not wait for them, so that a finalizer may call it."""
         with self._changed:
             if self._stopped:
                 return
@@ -312,7 +308,7 @@ class Fetcher:
 
     def close_descriptors(self) -> None:
         """Close all descriptors in a forked process, which would keep the locks of its parent."""
-        # Not `release`: a fork shares the parent's locks, and to unlock here would unlock them there.
+        # Not `release`: a fork shares the parent's locks, so unlocking here would unlock them there.
         for descriptor in (*(each.part.descriptor for each in self._downloads), *self._queue.ahead.values()):
             if descriptor is not None:
                 with suppress(OSError):
@@ -326,7 +322,7 @@ class Fetcher:
         pause: float | None = 0.0
         while True:
             with self._changed:
-                # A change between two waits notifies no thread: `_news` keeps it.
+                # A change between two waits notifies no thread: `_news` remembers it.
                 self._changed.wait_for(lambda: self._news, pause)
                 self._news = False
                 if self._stopped:
@@ -342,7 +338,7 @@ class Fetcher:
                         break
                 try:
                     if not self._begin(first):
-                        # Room comes when other processes let go of copies, of which nobody tells this one.
+                        # Room comes when other processes let go of copies, which nobody tells this one.
                         pause = _POLL_SECONDS
                         break
                 except Exception as error:  # noqa: BLE001  # logged, and the thread continues
@@ -353,8 +349,8 @@ class Fetcher:
         if shard.size_bytes > self._folder.budget_bytes:
             self.warn_once(
                 "large",
-                f"{shard.place or self._store.url}/{shard.name} has {shard.size_bytes:,} bytes, the stage in "
-                f"{self._folder.path} a budget of {self._folder.budget_bytes:,}: shards like it are read by ranges. "
+                f"{shard.place or self._store.url}/{shard.name} has {shard.size_bytes:,} bytes; local copies in "
+                f"{self._folder.path} have a budget of {self._folder.budget_bytes:,}: such shards are read by ranges. "
                 "Give more local_bytes",
             )
             with self._changed:
@@ -362,7 +358,7 @@ class Fetcher:
             return True
         descriptor = self._folder.hold(self._key(shard), shard.size_bytes)
         if descriptor is not None:
-            self._copies(shard, descriptor)
+            self._fetched(shard, descriptor)
             return True
         claimed = self._claim(shard)
         if isinstance(claimed, PartialCopy):
@@ -399,13 +395,13 @@ class Fetcher:
             self._queue.begin(shard)
             self._downloads.add(download)
             self._counts.retries += shard in self._failures
-            # A `stop` since the claim has sent the readers home: the part goes here, and not when the process ends.
+            # A `stop` since the claim has ended the readers: remove the part now, not at the end of the process.
             if self._stopped:
                 ranges = []
                 download.cancel()
             for start, stop in ranges:
                 self._ranges.put((download, start, stop))
-        # An empty shard has no last range whose reader would finish it.
+        # An empty shard has no last range whose reader could finish it.
         if not ranges:
             self._finish(download)
 
@@ -417,7 +413,7 @@ class Fetcher:
                 buffer = memoryview(bytearray(stop - start))
             if download.read(start, stop, buffer):
                 self._finish(download)
-            # The queue runs dry: the next shard is begun now, while other connections read the last ranges of this one.
+            # The queue runs low: begin the next shard now, while other connections read the last ranges of this one.
             if self._ranges.qsize() < self._connections:
                 with self._changed:
                     self._tell()
@@ -425,7 +421,7 @@ class Fetcher:
     def _finish(self, download: ShardDownload) -> None:
         shard, part = download.shard, download.part
         try:
-            # The bytes are read back from the file: what was damaged between socket and file must not be published.
+            # The bytes are read back from the file: bytes damaged between socket and file must not be published.
             if download.error is not None:
                 raise download.error
             found = read_crc32c(part.descriptor, shard.size_bytes)
@@ -441,19 +437,19 @@ class Fetcher:
             with self._changed:
                 self._counts.shards_fetched += 1
                 self._counts.bytes_fetched += shard.size_bytes
-            self._copies(shard, descriptor)
+            self._fetched(shard, descriptor)
         with self._changed:
             self._downloads.discard(download)
             self._tell()
 
-    def _copies(self, shard: RemoteShard, descriptor: int) -> None:
+    def _fetched(self, shard: RemoteShard, descriptor: int) -> None:
         with self._changed:
             for record in (self._failures, self._wrong, self._retry_at):
                 record.pop(shard, None)
             if self._stopped:
                 release(descriptor)
             else:
-                self._queue.copies(shard, descriptor)
+                self._queue.fetched(shard, descriptor)
             self._tell()
 
     def _fail(self, shard: RemoteShard, error: Exception) -> None:
@@ -462,22 +458,22 @@ class Fetcher:
             with suppress(OSError):
                 used, budget = self._folder.used_bytes(), self._folder.budget_bytes
                 if used < budget:
-                    # From now on a claim evicts something first, instead of running into the full disk again.
+                    # From now on a claim evicts something first, instead of filling the disk again.
                     self._folder.budget_bytes = used
-                    text = f"{self._folder.path} is full: the stage there goes on with {used:,} bytes"
+                    text = f"{self._folder.path} is full: local copies there continue with {used:,} bytes"
                     _logger.warning(f"{text} instead of {budget:,}")
         with self._changed:
             if self._stopped:
                 return
             times = self._failures[shard] = self._failures.get(shard, 0) + 1
-            # The power is capped as well: 2.0 ** 1024 is an OverflowError, after 17 hours of failures.
+            # The exponent is capped as well: 2.0 ** 1024 is an OverflowError, after 17 hours of failures.
             delay = min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2.0 ** min(times - 1, 10))
             place = f"{mask_secrets(shard.place or self._store.url)}/{shard.name}"
             if times == 1 and not full:
-                bug = None if isinstance(error, OSError | ShardError) else error  # of ours: it shows its trace
-                text = "%s is not staged: %s. It is read by ranges, and will be tried again"
+                bug = None if isinstance(error, OSError | ShardError) else error  # a bug of ours, with its trace
+                text = "%s has no local copy: %s. It is read by ranges, and the copy will be tried again"
                 _logger.warning(text, place, error, exc_info=bug)
-            if isinstance(error, ShardError):  # the way there may have damaged it: at once again
+            if isinstance(error, ShardError):  # it may have been damaged on the way: try again at once
                 wrong = self._wrong[shard] = self._wrong.get(shard, 0) + 1
                 delay = 0.0
                 if wrong == _DAMAGED_AFTER:

@@ -1,7 +1,7 @@
-"""The stage's folder on disk or in memory: its place, its copies of shards, and its locks.
+"""The folder of local copies, on disk or in memory: its place, its copies of shards, and its locks.
 
 Processes share the folder by `flock`, which the kernel releases when a process dies: a shared lock on a copy keeps it
-from being evicted, an exclusive lock on a partial copy says that a process is fetching it, and the file `lock` is held
+from being evicted, an exclusive lock on a partial copy means that a process is fetching it, and the file `lock` is held
 while copies are counted, made or removed.
 """
 
@@ -30,14 +30,14 @@ from tpufeed.errors import OptionError, url_identity
 from tpufeed.processes.limits import memory_left
 from tpufeed.storage.local import find_mount
 
-LOCAL_DIR = "TPUFEED_LOCAL_DIR"  # an environment variable: where copies go when no folder is given
+LOCAL_DIR = "TPUFEED_LOCAL_DIR"  # an environment variable: the folder of copies if no other is given
 MEMORY = Path("/dev/shm")
 _FORMAT_VERSION = 1
-_LEAST_ROOM_BYTES = 2 << 30  # a default place with less is passed over for the next
+_LEAST_ROOM_BYTES = 2 << 30  # a default place with less room is skipped
 _IN_MEMORY = {"tmpfs", "ramfs"}
 FULL = {errno.ENOSPC, errno.EDQUOT}
 _SHARD, _PART, _LOCK = ".shard", ".part", "lock"
-# No program that is executed may inherit a lock, and no link may lead out of the folder.
+# An executed program must not inherit a lock, and a link must not lead out of the folder.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _logger = logging.getLogger(__name__)
 
@@ -51,17 +51,17 @@ def find_folder(parent: Path | None) -> Path:
     places = _default_places() if parent is None else [parent.absolute()]
     name = f"tpufeed-copies-{_FORMAT_VERSION}-{os.getuid()}"
     failures: dict[Path, OSError] = {}
-    # The first with room; if none has room, from the last on, one that takes any file at all.
+    # The first with room; without room anywhere, the last one that takes any file at all.
     for place, least in [*((each, _LEAST_ROOM_BYTES) for each in places), *((each, 0) for each in reversed(places))]:
         path = place / name
         try:
             place.mkdir(parents=True, exist_ok=True)
-            used = sum(copy.size_bytes for copy in _list_copies(path))  # would be kept
+            used = sum(copy.size_bytes for copy in _list_copies(path))  # of copies that are kept
             if used + free_bytes(place) >= least:
                 _make_folder(path)
                 return path
         except OSError as error:
-            failures[place] = error.with_traceback(None)  # which would hold this frame, and that the error
+            failures[place] = error.with_traceback(None)  # a traceback holds this frame, which holds the error
     raise _refusal(places[-1] / name, failures[places[-1]]) from failures[places[-1]]
 
 
@@ -71,7 +71,7 @@ def _make_folder(path: Path) -> None:
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        # Not `stat`: in /dev/shm another user may have put a link of this name to a folder of ours.
+        # Not `stat`: another user may have put a link of this name into /dev/shm, to a folder of ours.
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             found = f"{stat.filemode(status.st_mode)} of user {status.st_uid}"
@@ -81,21 +81,20 @@ def _make_folder(path: Path) -> None:
 
 def _refusal(path: Path, error: OSError) -> OptionError:
     return OptionError(
-        f"{path}: shards cannot be staged there: {error.strerror}. Give another local_dir, or local_bytes=0 to do "
-        "without"
+        f"{path} cannot hold local copies: {error.strerror}. Give another local_dir, or local_bytes=0 for no copies"
     )
 
 
 def is_in_memory(folder: Path) -> bool:
-    """Return true if the files of an existing folder are memory: a reboot clears it, all processes share it."""
+    """Return true if the files of an existing folder are in memory: a reboot clears it, and all processes share it."""
     return find_mount(folder)[1] in _IN_MEMORY
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how much more fits into an existing folder; in memory no more than the machine or container has."""
+    """Return the free space of an existing folder; in memory no more than the machine or container has."""
     free = [shutil.disk_usage(folder).free]
     if is_in_memory(folder):
-        # A tmpfs promises up to its own limit, whatever memory is left behind it.
+        # A tmpfs promises up to its own limit, whatever memory is left.
         left = memory_left()
         free += [] if left is None else [left]
         with suppress(OSError):
@@ -118,7 +117,7 @@ def _default_places() -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteShard:
-    """A shard as the manifest has it; `place` is the URL of its store, empty for the one store of a stage."""
+    """A shard as in the manifest; `place` is the URL of its store, empty for the main store of `LocalCopies`."""
 
     name: str
     size_bytes: int
@@ -126,10 +125,10 @@ class RemoteShard:
     place: str = ""
 
 
-@lru_cache(1 << 14)  # a loader asks for the same keys at each list of shards
+@lru_cache(1 << 14)  # a loader needs the same keys for each list of shards
 def copy_key(url: str, shard: RemoteShard) -> str:
-    """Return the name of a shard's copy; `url` is that of its store unless it has a place of its own."""
-    # The same for a URL with another token.
+    """Return the name of a shard's copy; `url` is the URL of its store unless the shard names a place."""
+    # The name does not depend on tokens in the URL.
     identity = f"{url_identity(shard.place or url)}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
     return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
@@ -143,7 +142,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartialCopy:
-    """A copy that we are fetching to `path`; `descriptor` has the exclusive lock."""
+    """A copy that this process is fetching to `path`; `descriptor` has the exclusive lock."""
 
     key: str
     size_bytes: int
@@ -166,12 +165,12 @@ class CopiesFolder:
     """A folder of local copies. Thread-safe.
 
     Args:
-        parent: holds the folder, or None for the best of the default places.
-        budget_bytes: what all copies together may take, or None for half of what would be free without them.
+        parent: holds the folder. Default: the best of the default places.
+        budget_bytes: bytes that all copies together may take. Default: half of the space that is free without them.
 
     Attributes:
         path: the folder.
-        budget_bytes: as given; lower it when the disk turns out to be full.
+        budget_bytes: the budget; lower it when the disk turns out to be full.
         evictions: number of copies that this object has evicted.
 
     Raises:
@@ -192,7 +191,7 @@ class CopiesFolder:
         self._in_memory = is_in_memory(self.path)
 
     def hold(self, key: str, size_bytes: int) -> int | None:
-        """Open a copy under a shared lock, which keeps it from being evicted; return None if there is none.
+        """Open a copy under a shared lock, which keeps it from being evicted; return None if there is no copy.
 
         Marks the copy as the last used, and removes one of another size. Never waits. Raises OSError.
         """
@@ -202,10 +201,10 @@ class CopiesFolder:
                 descriptor = os.open(path, os.O_RDONLY | _FLAGS)
                 stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except (FileNotFoundError, BlockingIOError):  # none, or one that is being evicted
+            except (FileNotFoundError, BlockingIOError):  # there is none, or it is being evicted
                 return None
             status = os.fstat(descriptor)
-            if not status.st_nlink:  # evicted before we had the lock
+            if not status.st_nlink:  # it was evicted before we had the lock
                 return None
             if status.st_size != size_bytes:
                 _logger.warning("%s has %d bytes and should have %d: removed", path, status.st_size, size_bytes)
@@ -222,7 +221,7 @@ class CopiesFolder:
     def evict_damaged(self, key: str, size_bytes: int, expected_crc32c: int) -> Path | None:
         """Remove a copy if its bytes have another CRC-32C. Returns its path, or None if it is sound. Raises OSError.
 
-        Other processes that look at it keep what they have mapped.
+        Other processes that use it keep their mappings.
         """
         descriptor = self.hold(key, size_bytes)
         if descriptor is None:
@@ -231,7 +230,7 @@ class CopiesFolder:
             if read_crc32c(descriptor, size_bytes) == expected_crc32c:
                 return None
             path = self.path / f"{key}{_SHARD}"
-            with self._locked():  # another process may have removed it as well, and fetched it again
+            with self._locked():  # another process may have removed it, and fetched it again
                 if not path.exists() or not os.path.samestat(path.stat(), os.fstat(descriptor)):
                     return None
                 path.unlink()
@@ -257,18 +256,18 @@ class CopiesFolder:
         `publish` or `discard` ends that. Raises OSError.
 
         Args:
-            key: names the copy.
-            size_bytes: how long it is.
-            spared: copies that are not removed for it.
-            due: when other copies are due, as rising numbers. Copies that are not due are removed first, the least
-                recently used before the others; then those that are due, the last due first.
+            key: name of the copy.
+            size_bytes: its size.
+            spared: copies that must not be removed for it.
+            due: rank of other copies that are due, the soonest first. Copies that are not due are removed first, the
+                least recently used before the others; then those that are due, the last due first.
             exceed: take it even if there is no room.
         """
         with self._locked(), ExitStack() as stack:
             if self.has(key):
                 return Refusal.TAKEN
             for part in _list_copies(self.path, _PART):
-                if part.key == key and not self._remove_unlocked(part):  # or else a dead process has left it
+                if part.key == key and not self._remove_unlocked(part):  # it can be removed if its process is dead
                     return Refusal.TAKEN
             path = self.path / f"{key}.{secrets.token_hex(8)}{_PART}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
@@ -288,7 +287,7 @@ class CopiesFolder:
                         self.evictions += 1
                 if excess > 0 and not exceed:
                     return Refusal.FULL
-            # A hole, which others count from now on. `reserve` fills it outside of the lock, as that may take seconds.
+            # A hole, which others count from now on. `reserve` allocates it without the lock, as that may take seconds.
             os.ftruncate(descriptor, size_bytes)
             stack.pop_all()
             return PartialCopy(key, size_bytes, path, descriptor)
@@ -302,12 +301,12 @@ class CopiesFolder:
             os.posix_fallocate(part.descriptor, 0, part.size_bytes)
 
     def publish(self, part: PartialCopy) -> int:
-        """Make a verified copy visible; returns its descriptor, which holds it as `hold` does. Raises OSError."""
-        if not self._in_memory:  # a copy that a crash of the machine has emptied would be trusted after it
+        """Make a verified copy visible; return its descriptor, which holds it as `hold` does. Raises OSError."""
+        if not self._in_memory:  # after a crash of the machine an empty copy would be trusted
             os.fdatasync(part.descriptor)
         with self._locked():
-            # To turn an exclusive lock into a shared one lets go of it for a moment, see flock(2). Nobody can evict
-            # the copy then: that takes `lock`, which we have.
+            # Turning an exclusive lock into a shared one releases it for a moment, see flock(2). Nobody can evict the
+            # copy then: that takes `lock`, which we hold.
             part.path.rename(self.path / f"{part.key}{_SHARD}")
             _touch(part.descriptor)
             fcntl.flock(part.descriptor, fcntl.LOCK_SH)
@@ -322,7 +321,7 @@ class CopiesFolder:
             release(part.descriptor)
 
     def used_bytes(self) -> int:
-        """Return the bytes that copies and parts take. Raises OSError."""
+        """Return the bytes of copies and partial copies. Raises OSError."""
         return sum(copy.size_bytes for copy in _list_copies(self.path))
 
     def _remove_abandoned(self) -> int:
@@ -336,7 +335,7 @@ class CopiesFolder:
         except FileNotFoundError:
             return False
         try:
-            # The path still names what was opened: a new copy gets this name under `lock`, which our callers hold.
+            # The path still names the opened file: a new copy gets this name under `lock`, which our callers hold.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             return True
@@ -347,7 +346,7 @@ class CopiesFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        _make_folder(self.path)  # somebody may have tidied up
+        _make_folder(self.path)  # somebody may have removed it
         descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -357,7 +356,7 @@ class CopiesFolder:
 
 
 def _list_copies(path: Path, suffix: str | tuple[str, ...] = (_SHARD, _PART)) -> list[_Copy]:
-    """List the copies in a folder that other processes may be changing."""
+    """List the copies in a folder that other processes may change meanwhile."""
     copies = []
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         for entry in entries:
@@ -369,7 +368,7 @@ def _list_copies(path: Path, suffix: str | tuple[str, ...] = (_SHARD, _PART)) ->
 
 
 def release(descriptor: int) -> None:
-    """Unlock and close. A process that was forked since then has the descriptor too: closing alone would not unlock."""
+    """Unlock and close. Closing alone would not unlock if a forked process has the descriptor as well."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -384,5 +383,5 @@ def read_crc32c(descriptor: int, size_bytes: int) -> int:
 
 
 def _touch(file: Path | int) -> None:
-    now = time.time_ns()  # the kernel's own "now" is too coarse to tell one use from the next
+    now = time.time_ns()  # the kernel's own "now" is too coarse to order uses
     os.utime(file, ns=(now, now))

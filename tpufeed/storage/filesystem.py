@@ -1,4 +1,4 @@
-"""Objects through fsspec: any URL that it knows. It has no preconditions, so let one writer write at a time."""
+"""Objects at any URL that fsspec knows. It has no preconditions, so only one writer may write at a time."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -24,25 +24,25 @@ from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import read_by_threads
 from tpufeed.storage.store import ObjectInfo, Span, Store, check_name
 
-# By name, as no backend is imported for them: of Python, botocore and aiohttp.
+# Errors of Python, botocore and aiohttp; by name, to import no backend for them.
 _NETWORK_ERRORS = {"ConnectionError", "TimeoutError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError"}
-_PASSING = {408, 425, 429, 500, 502, 503, 504, *range(520, 528)}  # of HTTP; the last are Cloudflare's
+_PASSING = {408, 425, 429, 500, 502, 503, 504, *range(520, 528)}  # HTTP statuses; the last are Cloudflare's
 _ABSENT = {404, 410}
 _WEB_WAITS_SECONDS = (0.5, 2.0)  # before the second and the third try
 _WEB_TIMEOUTS = {"total": 300, "connect": 30, "sock_connect": 10, "sock_read": 30}  # in seconds, of aiohttp
 _DEAD_AFTER = 8  # requests in a row, each with all of its tries
 _REST_SECONDS = 60.0  # between requests to a server that looks dead
 T = TypeVar("T")
-# `blob_id` is of Hugging Face's hub.
+# `blob_id` is the Hugging Face hub's.
 _VERSION_KEYS = ("generation", "blob_id", "ETag", "etag", "mtime", "LastModified", "last_modified", "created")
 
 
 class FsspecStore(Store):
     """A `Store` over an fsspec file system.
 
-    The query of an `http(s)://` URL, which may hold a token, is sent with every object that is read. No client asks a
-    web server again, so this does: up to three times. If a server has not answered several requests in a row, further
-    ones fail at once, except for one per minute: a table may name a dead host a hundred thousand times.
+    The query of an `http(s)://` URL, which may hold a token, is sent with every object that is read. Clients do not
+    repeat requests to a web server, so this does, up to three times. If a server has not answered several requests in a
+    row, further ones fail at once, except for one per minute: a table may name a dead host a hundred thousand times.
     """
 
     def __init__(self, url: str) -> None:
@@ -59,12 +59,12 @@ class FsspecStore(Store):
                 import aiohttp
 
                 options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(**_WEB_TIMEOUTS)}
-            # Listings never expire by default: a stale one would hide what another process has just written.
+            # Listings never expire by default: a stale one would hide the files that another process has just written.
             self._fs, self._root = fsspec.core.url_to_fs(self._base, use_listings_cache=False, **options)
         except ImportError as error:
             remedy = ": pip install huggingface_hub" if protocol == "hf" else ""
             raise StoreError(f"{url}: {error}{remedy}") from self._cause(error)
-        except Exception as error:  # noqa: BLE001  # some connect already here, some want what a URL cannot say
+        except Exception as error:  # noqa: BLE001  # some connect here, some need what a URL cannot hold
             raise StoreError(f"{url}: {type(error).__name__}: {error}") from self._cause(error)
 
     def read(self, name: str, version: str = "") -> bytes:
@@ -73,7 +73,7 @@ class FsspecStore(Store):
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
         data = self._ask(name, lambda: bytes(self._fs.cat_file(self._path(name), start=start, end=stop)))
         if len(data) > stop - start:
-            raise StoreError(f"{self._where(name)}: the server sends the whole object when asked for a range of it")
+            raise StoreError(f"{self._where(name)}: the server sends the whole object instead of a range of it")
         return data
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
@@ -98,7 +98,7 @@ class FsspecStore(Store):
         skip, folder = len(_to_prefix(self._root)), _to_prefix(start)
         for path, info in sorted(found.items()):
             name = path.lstrip("/")
-            if name.startswith(folder):  # an object of the prefix's own name is found as well
+            if name.startswith(folder):  # an object with the name of the prefix is found as well
                 yield _to_info(name[skip:], info)
 
     def iter_folders(self) -> Iterator[str]:
@@ -138,7 +138,7 @@ class FsspecStore(Store):
     def _path(self, name: str) -> str:
         # An HTTP client takes '%2e%2e' for '..', and resolves it before it asks.
         if self._is_web and ".." in unquote(name).split("/"):
-            raise OptionError(f"{name!r} is no name within a store: it has a '..' part")
+            raise OptionError(f"{name!r} cannot name an object: it has a '..' part")
         return f"{self._root}/{check_name(name)}{self._query}"
 
     def _where(self, name: str) -> str:
@@ -153,9 +153,9 @@ class FsspecStore(Store):
             now = time.monotonic()
             if now < self._asks_from:
                 raise UnavailableError(
-                    f"{self._where(name)}: not asked for: its server has not answered {_DEAD_AFTER} requests in a row"
+                    f"{self._where(name)}: not requested: its server has not answered {_DEAD_AFTER} requests in a row"
                 )
-            self._asks_from = now + _REST_SECONDS  # the others wait for what becomes of this one
+            self._asks_from = now + _REST_SECONDS  # the others wait for the outcome of this one
         while True:
             try:
                 with self._errors(name):
@@ -167,7 +167,7 @@ class FsspecStore(Store):
                     raise
                 time.sleep(waits.pop(0))
                 self.retries += 1
-            except StoreError:  # an answer, if not the one that was wanted
+            except StoreError:  # the server has answered
                 self._unanswered = 0
                 raise
             else:
@@ -175,7 +175,7 @@ class FsspecStore(Store):
                 return answer
 
     def _cause(self, error: Exception) -> Exception | None:
-        """Return the cause to show in a trace: none if the backend's message may hold the URL's secret."""
+        """Return the cause to show in a trace; None if the backend's message may hold the URL's secret."""
         return None if self._has_secret else error
 
     @contextmanager
@@ -184,7 +184,7 @@ class FsspecStore(Store):
             yield
         except TpufeedError:
             raise
-        except Exception as error:  # noqa: BLE001  # every backend has its own: aiohttp, botocore, google.api_core, ...
+        except Exception as error:  # noqa: BLE001  # each backend has other errors: aiohttp, botocore, google.api_core
             kind = _kind_of(error)
             told = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             said = "no such object" if kind is ObjectNotFoundError else f"{type(told).__name__}: {told}"
@@ -194,7 +194,7 @@ class FsspecStore(Store):
 def _kind_of(error: Exception) -> type[StoreError]:
     """Return our class for a backend's error: an outage and a refusal say nothing about the object."""
     status = None
-    for each in (error, error.__cause__):  # over HTTP fsspec's FileNotFoundError may stand for an answer of any status
+    for each in (error, error.__cause__):  # over HTTP fsspec raises FileNotFoundError for answers of any status
         status = getattr(each, "status", status)
         if isinstance(each, PermissionError) or status in (401, 403):
             return AccessError
@@ -211,6 +211,6 @@ def _to_prefix(path: str) -> str:
 
 def _to_info(name: str, info: dict[str, Any]) -> ObjectInfo:
     version = next((info[key] for key in _VERSION_KEYS if info.get(key)), "")
-    if isinstance(version, datetime):  # some say in a listing in seconds what they say of one object as a date
+    if isinstance(version, datetime):  # some give seconds in a listing, but a date for a single object
         version = version.timestamp()
     return ObjectInfo(name, int(info.get("size") or 0), str(version))

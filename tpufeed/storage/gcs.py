@@ -1,4 +1,4 @@
-"""Objects in Google Cloud Storage: each put under a precondition, each read pinned and checked, each fault retried."""
+"""Objects in Google Cloud Storage: puts have preconditions, reads are pinned and checked, and faults are retried."""
 
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -27,7 +27,7 @@ from tpufeed.storage.reading import read_by_threads
 from tpufeed.storage.store import ObjectInfo, Span, Store
 
 _NO_GENERATION = "0"  # as a precondition: there is no object
-_LOOKS = 3  # tries of a put that is refused for an object which is gone a moment later
+_LOOKS = 3  # tries of a put that is refused because of an object which is gone a moment later
 _PATIENCE = Patience()
 
 
@@ -44,7 +44,7 @@ class GcsStore(Store):
         self._counting = threading.Lock()
         check_installed()
 
-    # Locks and connections stay behind: a worker process makes its own.
+    # Without locks and connections: a worker process makes its own.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.url, self._folder.patience)
 
@@ -58,7 +58,7 @@ class GcsStore(Store):
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
         if len(buffer):
             return self._download(name, version).read_into(start, buffer)
-        self._folder.find(name, version)  # there is no range of no bytes
+        self._folder.find(name, version)  # HTTP has no range of no bytes
         return 0
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
@@ -75,7 +75,7 @@ class GcsStore(Store):
         params = {"prefix": start, "fields": f"items({FIELDS}),nextPageToken"}
         for page in self._folder.iter_pages(self._folder.where(prefix).rstrip("/"), params):
             for found in page.items:
-                # Consoles make empty objects of such names to show empty folders; parts are not objects yet.
+                # Consoles make empty objects with such names to show empty folders; parts are not objects yet.
                 if not found.name.endswith("/") and f"/{PARTS}" not in f"/{found.name}":
                     yield self._to_info(found)
 
@@ -101,7 +101,7 @@ class GcsStore(Store):
             if found is None:
                 return
             version = found.version
-        # A second try must not remove what another writer has put since the first.
+        # A second try must not remove an object that another writer has put since the first.
         params = {"ifGenerationMatch": generation_of(version)}
         request = Request("DELETE", self._folder.path(name), params, accept=(404, 412))
         self._folder.call(self._folder.where(name), "storage.objects.delete", request, bytes)
@@ -111,7 +111,7 @@ class GcsStore(Store):
 
     def _put(self, name: str, content: Content, replaces: ObjectInfo | None) -> ObjectInfo:
         generation = _NO_GENERATION if replaces is None else generation_of(replaces.version)
-        lost = False  # the answer to a request that may have been applied
+        lost = False  # true if the answer to an applied request may be lost
         for _ in range(_LOOKS):
             upload = (RapidUpload if self._folder.speaks_grpc() else Upload)(self._folder, name, content, generation)
             try:
@@ -137,6 +137,6 @@ class GcsStore(Store):
 
     def _to_info(self, resource: Resource) -> ObjectInfo:
         if not resource.name.startswith(self._folder.root):
-            raise StoreError(f"{self.url}: the service answers about an object of another folder: {resource.name}")
+            raise StoreError(f"{self.url}: the service answered about an object in another folder: {resource.name}")
         crc32c = to_crc32c(resource.crc32c) if resource.crc32c else None
         return ObjectInfo(resource.name[len(self._folder.root) :], resource.size, resource.generation, crc32c)

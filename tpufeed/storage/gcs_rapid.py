@@ -1,8 +1,8 @@
 """Objects of zonal (Rapid) buckets, which are read and written over gRPC, by Google's own client.
 
-Listings, metadata, moves and deletions use the JSON interface. An object of such a bucket can be read while it is
-written. So a put writes under another name until the object is whole and finalized, and then moves it to its place in
-one step, under the put's precondition.
+Listings, metadata, moves and deletions use the JSON interface. An object in such a bucket can be read while it is being
+written. So a put writes it under another name, finalizes it, and then moves it to its place in one step, under the
+put's precondition.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ from tpufeed.storage.gcs_transfers import Content, Download
 from tpufeed.storage.store import check_name
 
 _logger = logging.getLogger(__name__)
-PARTS = ".tpufeed-parts/"  # below the folder; what a writer that was killed leaves there may be deleted
+PARTS = ".tpufeed-parts/"  # below the folder; objects that a killed writer leaves there may be deleted
 _CLOSING_SECONDS = 1.0
 _connections: dict[tuple[int, str], "_Connection"] = {}  # by process, as threads and channels do not survive a fork
-_locks: dict[int, threading.Lock] = {}  # one a process, as in `gcs_requests`
+_locks: dict[int, threading.Lock] = {}  # by process, as in `gcs_requests`
 T = TypeVar("T")
 
 
@@ -52,10 +52,10 @@ class RapidDownload(Download):
         self._key, self._connection = folder.key(name), _connect(folder)
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes; the client writes to this as to a file."""
+        """Take the next bytes; the client writes to this object as to a file."""
         assert self.buffer is not None
         if len(data) > len(self.buffer) - self.done:
-            raise TransientError(f"more than the {len(self.buffer)} bytes that were asked for came")
+            raise TransientError(f"the answer has more than the requested {len(self.buffer)} bytes")
         self.buffer[self.done : self.done + len(data)] = data
         self.done += len(data)
 
@@ -86,13 +86,13 @@ class RapidDownload(Download):
                 try:
                     await stream.download_ranges([rest], retry_policy=retries)
                 except DataCorruption:
-                    # The client checks the whole, too. Bytes that fail so are no progress: tries would never end.
+                    # The client also checks the whole. Bytes that fail then are no progress: tries would never end.
                     if self.done == wanted:
                         self.done = 0
                     raise
             if self.done < wanted:
                 raise TransientError(f"{self.done} bytes came instead of {wanted}")
-            # Each piece was checked as it came. An object that is still written to has no sum of the whole yet.
+            # Each piece was checked as it came. An object that is still being written has no CRC of the whole yet.
             if wanted == size and found.finalize_time and "crc32c" in found.checksums:
                 self._compare(self.buffer[:size], found.checksums.crc32c)
         finally:
@@ -121,7 +121,7 @@ class RapidUpload:
             _persist(self._folder, self._where, "storage.objects.create", self._connection, self._append, written)
             return self._move()
         finally:
-            for part in self._parts:  # those of tries that broke off, and the last one where it could not move
+            for part in self._parts:  # those of broken tries, and the last one if it could not be moved
                 request = Request("DELETE", self._folder.path(part), accept=(404,))
                 with suppress(StoreError, PreconditionError):
                     self._folder.call(self._folder.where(part), "storage.objects.delete", request, bytes)
@@ -139,12 +139,12 @@ class RapidUpload:
             data = await asyncio.to_thread(b"".join, self._content.pieces(0, self._content.size_bytes))
         try:
             await writer.open(retry_policy=retries)
-        except FailedPrecondition as error:  # nobody else draws this name: an open made it, whose answer was lost
+        except FailedPrecondition as error:  # the name is random: an earlier open, whose answer was lost, has made it
             raise TransientError(error.message) from error
         try:
-            # One call, as a stream that breaks is taken up by the position within the call's data.
+            # One call, as the client resumes a broken stream by the position within the call's data.
             await writer.append(data, retry_policy=retries)
-            # Bytes that a broken stream has lost show here. `finalize` would look for them until patience ends.
+            # Shows bytes that a broken stream has lost. `finalize` would look for them until patience ends.
             await writer.flush()
             found = await writer.finalize(full_object_checksum=self._content.crc32c, retry_policy=retries)
         finally:
@@ -154,7 +154,7 @@ class RapidUpload:
             raise ChecksumError(f"{found.size} bytes with crc32c {found.checksums.crc32c:08x} are there")
 
     def _move(self) -> Resource:
-        """Give the last part its name."""
+        """Rename the last part to the object's name."""
         part = self._parts[-1]
         path = f"{self._folder.path(part)}/moveTo/o/{quote(self._folder.key(self._name), safe='')}"
         request = Request("POST", path, {"ifGenerationMatch": self._generation, "fields": FIELDS})
@@ -169,7 +169,7 @@ class RapidUpload:
         except ObjectNotFoundError as error:
             if not self.tries_failed:
                 raise
-            # A try whose answer was lost has moved it: the store compares the object there with the content.
+            # An earlier try, whose answer was lost, has moved it: the store compares the object there with the content.
             raise PreconditionError(str(error)) from error
         self._parts.pop()
         return moved
@@ -184,7 +184,7 @@ class _Connection:
         self.client = self.run(self._open(session))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and return its result. Ctrl-C ends it too, as it may be filling a caller's buffer."""
+        """Run `work` in the loop and return its result. Ctrl-C ends it too, as it may write to a caller's buffer."""
         ended = threading.Event()
 
         async def run() -> T:
@@ -202,7 +202,7 @@ class _Connection:
             raise
 
     async def end(self, closing: Coroutine[Any, Any, Any]) -> None:
-        """Close a stream; its server may be silent, and its last words are of no use."""
+        """Close a stream without waiting long: its server may be silent, and the last answer is useless."""
         with suppress(Exception):
             await asyncio.wait_for(closing, _CLOSING_SECONDS)
 
@@ -211,7 +211,7 @@ class _Connection:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud.storage.asyncio.async_grpc_client import AsyncGrpcClient
 
-        # It logs a traceback, as a warning, of each stream that breaks, although the stream continues.
+        # It logs a warning with a traceback for each broken stream, although the stream continues.
         logging.getLogger("google.cloud.storage.asyncio").setLevel(logging.ERROR)
         emulator = os.environ.get(GRPC_EMULATOR_VARIABLE)
         credentials = AnonymousCredentials() if emulator else session.credentials  # type: ignore[no-untyped-call]
@@ -225,14 +225,14 @@ def _connect(folder: GcsFolder) -> _Connection:
     place = os.getpid(), os.environ.get(GRPC_EMULATOR_VARIABLE, "")
     if any(process != place[0] for process, _ in _connections):
         raise StoreError(
-            f"{folder.url}: this process was forked from one that has used gRPC, as zonal (Rapid) buckets need it, and "
-            "gRPC hangs in such a fork; start it from nothing: torch's DataLoader takes "
+            f"{folder.url}: this process was forked from one that has used gRPC, which zonal (Rapid) buckets need, and "
+            "gRPC hangs in such a fork; start the process without forking: torch's DataLoader takes "
             'multiprocessing_context="forkserver" or "spawn"'
         )
     with _locks.setdefault(place[0], threading.Lock()):
         if place not in _connections:
             if not place[1] and session.credentials is None:
-                raise AccessError(f"zonal buckets take no anonymous callers: {LOGIN}")
+                raise AccessError(f"zonal buckets refuse anonymous callers: {LOGIN}")
             try:
                 _connections[place] = _Connection(session)
             except ImportError as error:  # the package is older than its gRPC client
@@ -248,9 +248,9 @@ def _persist(
     attempt: Callable[[Any], Coroutine[Any, Any, None]],
     count: Callable[[], int],
 ) -> None:
-    """Repeat `attempt` as `GcsFolder.persist` does. A try fails if `count` shows no new byte for too long.
+    """Repeat `attempt` as `GcsFolder.persist` does. A try fails if `count` returns no new byte for too long.
 
-    `attempt` gets the policy for the client's own retries: the client follows redirects, and resumes.
+    `attempt` gets the policy for the client's own retries: the client follows redirects, and resumes streams.
     """
     from google.api_core import exceptions
     from google.api_core.retry_async import AsyncRetry
@@ -282,12 +282,12 @@ def _persist(
 
     async def watch() -> None:
         work = asyncio.ensure_future(attempt(retries))
-        await asyncio.sleep(0)  # it begins: `count` must not find the last try's bytes
+        await asyncio.sleep(0)  # let it begin: `count` must not return the last try's bytes
         before = -1
         try:
             while not work.done():
                 if count() == before:
-                    raise TransientError(f"no byte went through for {patience.read_seconds:g} s{last}")
+                    raise TransientError(f"no byte came through for {patience.read_seconds:g} s{last}")
                 before = count()
                 await asyncio.wait({work}, timeout=patience.read_seconds)
         finally:
@@ -324,5 +324,5 @@ def _faults(target: Target, session: GcsSession) -> Iterator[None]:
     except exceptions.GoogleAPICallError as error:
         identity = session.identity if session.credentials is not None else ANONYMOUS
         made = error_of(int(error.code or 500), {}, f"{type(error).__name__}: {error.message}", target, identity)
-        # The extra is here: nothing is gained by asking whether the bucket is one that needs it.
+        # The extra is installed: there is no need to look up whether the bucket needs it.
         raise (StoreError(str(made)) if isinstance(made, UnexpectedError) else made) from error

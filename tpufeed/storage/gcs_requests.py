@@ -35,11 +35,11 @@ from tpufeed.errors import (
 from tpufeed.storage.store import check_name
 
 _logger = logging.getLogger(__name__)
-# The system's, as a seeded generator gives all workers the same pauses and would take draws from the user's.
+# The system's generator: a seeded one gives all workers the same pauses, and the global one is the user's.
 _random = random.SystemRandom()
 _TRIES_BEFORE_A_WARNING = 3
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
-GRPC_EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST_GRPC"  # Google's own conformance tests call it so
+GRPC_EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST_GRPC"  # its name in Google's own conformance tests
 USER_PROJECT_VARIABLE = "TPUFEED_GCS_USER_PROJECT"
 ANONYMOUS = "an anonymous caller"
 LOGIN = (
@@ -50,13 +50,13 @@ _CREATE, _LIST = "storage.objects.create", "storage.objects.list"
 _MISMATCH = re.compile(r"(crc32c|md5|hash|checksum).*match", re.IGNORECASE | re.DOTALL)
 _PROXIES = "https_proxy", "http_proxy", "all_proxy"
 _VARIABLES = EMULATOR_VARIABLE, "API_ENDPOINT_OVERRIDE", *_PROXIES, *map(str.upper, _PROXIES)
-_NO_SUCH_NAME = socket.EAI_NONAME, socket.EAI_NODATA  # EAI_AGAIN is a name server that does not answer now
+_NO_SUCH_NAME = socket.EAI_NONAME, socket.EAI_NODATA  # EAI_AGAIN: the name server does not answer now
 _MESSAGE_CHARACTERS = 500
 _LONGEST_RETRY_AFTER_SECONDS = 3600.0
-_POOL_CONNECTIONS = 128  # requests keeps 10 by default and throws the eleventh thread's away after each request
+_POOL_CONNECTIONS = 128  # requests keeps 10 by default, and discards an eleventh thread's after each request
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _sessions: dict[tuple[int, str, str], "GcsSession"] = {}
-_locks: dict[int, threading.Lock] = {}  # one a process: a lock that is held during a fork is never freed in the child
+_locks: dict[int, threading.Lock] = {}  # by process: a lock that is held during a fork is never freed in the child
 FIELDS = "name,size,generation,crc32c"
 _KNOWN_LOCATION_TYPES = "region", "dual-region", "multi-region", ""
 T = TypeVar("T")
@@ -67,16 +67,16 @@ Send = Callable[["Request"], AbstractContextManager[Any]]
 class Patience:
     """Waiting times of a request, in seconds."""
 
-    deadline_seconds: float = 120  # a call without progress for so long gives up
+    deadline_seconds: float = 120  # give up a call after this time without progress
     first_pause_seconds: float = 1  # the longest pause before the second try; it doubles with each further one
     longest_pause_seconds: float = 32  # ends the doubling; a pause that the server asks for is added
     unreachable_seconds: float = 10  # the deadline if a name does not resolve or no emulator runs
-    connect_seconds: float = 10  # for a connection, and for each piece of an upload to leave
-    read_seconds: float = 30  # for the next bytes
+    connect_seconds: float = 10  # limit for a connection, and for sending each piece of an upload
+    read_seconds: float = 30  # limit for the next bytes
 
 
 class TransientError(Exception):
-    """A failed try of a call; the next may succeed, after the time for which the server asks."""
+    """A try of a call failed; the next may succeed, after the time that the server asks for."""
 
     def __init__(self, message: str, retry_after_seconds: float = 0) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ class TransientError(Exception):
 
 
 class UnreachableError(TransientError):
-    """No such host, or no server there: more often a wrong address than a passing fault."""
+    """There is no such host, or no server there: more often a wrong address than a passing fault."""
 
 
 class ChecksumError(TransientError):
@@ -103,11 +103,11 @@ class Tries:
         self._started = self._moved = time.monotonic()
         self._unreachable_since: float | None = None
         self.failed = self._in_a_row = 0
-        self.renew = False  # the credentials, before the next try
-        self._renewed = False  # since the last progress
+        self.renew = False  # renew the credentials before the next try
+        self._renewed = False  # renewed since the last progress
 
     def progress(self) -> None:
-        """Start the deadline and the pauses again, as new bytes went through."""
+        """Reset the deadline and the pauses, as new bytes came through."""
         self._moved = time.monotonic()
         self._in_a_row = 0
         self._renewed = False
@@ -117,8 +117,8 @@ class Tries:
         """Return how many seconds to wait before the next try.
 
         Raises:
-            UnavailableError: there is no time left for one.
-            AccessError: the credentials of `identity` were refreshed already, and are refused again.
+            UnavailableError: there is no time left for another try.
+            AccessError: the credentials of `identity` were refreshed, but are refused again.
         """
         if isinstance(error, UnauthorizedError):
             if self._renewed:
@@ -137,11 +137,11 @@ class Tries:
         if left <= 0:
             raise UnavailableError(
                 f"{self._target.where}: gave up after {self.failed} tries in {now - self._started:.1f} s, the last "
-                f"{now - self._moved:.1f} s without progress; the last one failed by: {error}"
+                f"{now - self._moved:.1f} s without progress; the last error: {error}"
             ) from error
         doublings = min(self._in_a_row - 1, 30)  # a float would overflow
         longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**doublings)
-        # Drawn from zero on: workers that failed together spread over the whole pause, and do not come back together.
+        # Drawn from zero on: workers that failed together spread over the whole pause instead of returning together.
         pause = min(error.retry_after_seconds + _random.uniform(0, longest), left)
         level = logging.INFO if self._in_a_row < _TRIES_BEFORE_A_WARNING else logging.WARNING
         said, where = mask_secrets(str(error)), self._target.where
@@ -155,11 +155,11 @@ class Target:
 
     where: str  # URL of the object, or of the folder that is listed
     bucket: str
-    permission: str  # that the caller needs, as storage.objects.get
+    permission: str  # needed by the caller, like storage.objects.get
 
 
 class UnexpectedError(StoreError):
-    """An answer that ordinary buckets do not give; `persist` looks up the kind of the bucket."""
+    """The answer is not that of an ordinary bucket; `persist` looks up the kind of the bucket."""
 
 
 class PreconditionError(Exception):
@@ -167,9 +167,9 @@ class PreconditionError(Exception):
 
 
 def error_of(status: int, headers: Mapping[str, str], text: str, target: Target, identity: str) -> Exception:
-    """Return the error for an HTTP status: one after which to try again, or a StoreError to raise.
+    """Return the error for an HTTP status: one that allows another try, or a StoreError to raise.
 
-    Case does not matter in `headers`; `text` is the body, and `identity` the caller.
+    `headers` ignore case, `text` is the body, and `identity` the caller.
     """
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         # JSON from most interfaces of the service, plain text from downloads, HTML from proxies.
@@ -180,7 +180,7 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
     where = target.where
     made: Exception
     if status in (408, 429) or (status >= 500 and status != 501):  # 501: the service does not do that at all
-        try:  # a date instead of seconds needs clocks that agree: the usual pause does for it
+        try:  # a date instead of seconds would need clocks that agree: use the usual pause
             seconds = min(max(0.0, float(headers.get("Retry-After", "0"))), _LONGEST_RETRY_AFTER_SECONDS)
         except ValueError:
             seconds = 0.0
@@ -189,8 +189,8 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
         made = ChecksumError(f"HTTP {status}: {found}")
     elif status == 400 and found.startswith("Bucket is a requester pays bucket"):  # whatever its name
         made = AccessError(
-            f"{where}: the bucket {target.bucket} lets the requester pay: set {USER_PROJECT_VARIABLE} to the project "
-            f"to be billed ({found})"
+            f"{where}: the bucket {target.bucket} makes the requester pay: set {USER_PROJECT_VARIABLE} to the project "
+            f"to bill ({found})"
         )
     elif status == 401:
         made = UnauthorizedError(found)
@@ -198,7 +198,7 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
         made = denied(target, identity, found)
     elif status == 404 and target.permission in (_LIST, _CREATE):
         made = StoreError(f"{where}: the bucket {target.bucket} does not exist ({found})")
-    elif status == 404:  # or no such bucket: see GcsFolder.check_bucket
+    elif status == 404:  # or there is no such bucket, see GcsFolder.check_bucket
         made = ObjectNotFoundError(f"{where}: no such object")
     elif status == 412:
         made = PreconditionError(found)
@@ -208,12 +208,12 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
 
 
 def broken(error: Exception, target: Target) -> Exception:
-    """Return the error for a broken connection of any of the libraries."""
+    """Return our error for a broken connection of any library."""
     causes = list(_causes(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return StoreError(f"{target.where}: the server's certificate is not trusted: {error}")
     host = port = variable = ""
-    for cause in causes:  # as urllib3 or aiohttp have the host that was not reached
+    for cause in causes:  # urllib3 and aiohttp keep the unreachable host in different places
         holders: tuple[Any, ...] = cause, getattr(cause, "conn", None)
         holder = next((each for each in holders if getattr(each, "host", None)), None)
         if holder is not None:
@@ -225,7 +225,7 @@ def broken(error: Exception, target: Target) -> Exception:
         if isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_NAME:
             return UnreachableError(f"the host {named} cannot be resolved: {cause.strerror}")
         if isinstance(cause, ConnectionRefusedError) and variable == EMULATOR_VARIABLE:
-            return UnreachableError(f"the host {named} takes no connections at port {port}. Is the emulator running?")
+            return UnreachableError(f"the host {named} refuses connections at port {port}. Is the emulator running?")
     return TransientError(f"{type(error).__name__}: {error}")
 
 
@@ -242,7 +242,7 @@ def denied(target: Target, identity: str, found: str) -> AccessError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes; urllib3 and requests keep some causes only among their arguments."""
+    """Yield the error and its causes; urllib3 and requests keep some causes only in their arguments."""
     waiting, seen = [error], set[int]()
     while waiting:
         cause = waiting.pop(0)
@@ -257,7 +257,7 @@ def to_crc32c(text: str) -> int:
     """Parse a CRC-32C. Raises ValueError."""
     data = b64decode(text, validate=True)
     if len(data) != 4:
-        raise ValueError(f"{text!r} is no CRC-32C in base64")
+        raise ValueError(f"{text!r} is not a CRC-32C in base64")
     return int.from_bytes(data, "big")
 
 
@@ -267,7 +267,7 @@ def from_crc32c(crc32c: int) -> str:
 
 
 def crc32c_of(headers: Mapping[str, str], where: str) -> int | None:
-    """Return the CRC-32C of the whole object, as it is stored, from X-Goog-Hash. Raises StoreError."""
+    """Return the CRC-32C of the whole stored object, from X-Goog-Hash. Raises StoreError."""
     found = re.search(r"(?:^|,) *crc32c=([^,]*)", headers.get("X-Goog-Hash", ""))
     try:
         return None if found is None else to_crc32c(found[1].strip())
@@ -276,11 +276,11 @@ def crc32c_of(headers: Mapping[str, str], where: str) -> int | None:
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """One object, as the JSON API has it."""
+    """One object, as the JSON API describes it."""
 
     name: str  # in its bucket
     generation: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
-    size: Annotated[int, msgspec.Meta(ge=-1)] = -1  # some servers leave the zero of empty objects out
+    size: Annotated[int, msgspec.Meta(ge=-1)] = -1  # some servers omit the zero of empty objects
     crc32c: str = ""  # in base64; empty if the server has none
 
     def __post_init__(self) -> None:
@@ -293,21 +293,21 @@ class Resource(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True, rename="camel"):
-    """Place and kind of a bucket, as the JSON API's storageLayout has it."""
+    """Place and kind of a bucket, from storageLayout of the JSON API."""
 
     location: str = ""
     location_type: str = ""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a listing; `token` asks for the next, if there is one."""
+    """One page of a listing; `token` requests the next one, if any."""
 
     items: list[Resource] = []
     prefixes: list[str] = []
     token: str = msgspec.field(default="", name="nextPageToken")
 
 
-# Not strict, as its integers are texts.
+# Not strict, as integers in the answers are texts.
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind, strict=False) for kind in (Resource, Layout, Page)
 }
@@ -318,15 +318,15 @@ class Request:
     """One HTTP request."""
 
     method: str
-    url: str  # all of it, or its path at the service
+    url: str  # the whole URL, or its path at the service
     params: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)  # besides those of authentication
-    body: bytes | Iterable[bytes | memoryview] = b""  # pieces have a length
-    accept: tuple[int, ...] = ()  # statuses from 300 on that are no errors
+    headers: Mapping[str, str] = field(default_factory=dict)  # without those of authentication
+    body: bytes | Iterable[bytes | memoryview] = b""  # an iterable has a length as well
+    accept: tuple[int, ...] = ()  # statuses from 300 on that are not errors
 
 
 def check_installed() -> None:
-    """Raise MissingExtraError if the client library is missing; import nothing of it."""
+    """Raise MissingExtraError if the client library is missing, without importing it."""
     with suppress(ModuleNotFoundError):
         if importlib.util.find_spec("google.cloud.storage") is not None:
             return
@@ -335,7 +335,7 @@ def check_installed() -> None:
 
 @cache
 def has_grpc() -> bool:
-    """Return true if the packages of gRPC are installed; import none of them."""
+    """Return true if the packages of gRPC are installed, without importing them."""
     return all(importlib.util.find_spec(package) for package in ("grpc", "grpc_status", "proto"))
 
 
@@ -343,14 +343,14 @@ class GcsSession:
     """An HTTP session with the service that sends single requests. Thread-safe."""
 
     def __init__(self) -> None:
-        self.credentials = _default_credentials()  # None is anonymous
+        self.credentials = _default_credentials()  # None: anonymous
         self._session, self.endpoint = _connect(self.credentials)
         self.user_project = os.environ.get(USER_PROJECT_VARIABLE, "")  # the project to bill, or ""
-        self.layouts: dict[str, Layout | None] = {}  # of buckets that were asked for theirs
+        self.layouts: dict[str, Layout | None] = {}  # known layouts by bucket
 
     @property
     def identity(self) -> str:
-        """Name the caller as the service sees it, for messages."""
+        """The caller as the service sees it, for messages."""
         if self.credentials is None:
             return ANONYMOUS
         for attribute in ("service_account_email", "account"):
@@ -361,7 +361,7 @@ class GcsSession:
 
     @contextmanager
     def answer(self, request: Request, target: Target, patience: Patience) -> Iterator[Any]:
-        """Send a request; yield the answer, a `requests.Response` whose body is still to be read.
+        """Send a request; yield the answer, a `requests.Response` with its body unread.
 
         Raises:
             TransientError: another try may succeed.
@@ -382,7 +382,7 @@ class GcsSession:
                 data=request.body,
                 timeout=(patience.connect_seconds, patience.read_seconds),
                 stream=True,
-                allow_redirects=False,  # 308 tells that an upload continues
+                allow_redirects=False,  # 308 means that an upload continues
             )
             with response:
                 if response.status_code >= 300 and response.status_code not in request.accept:
@@ -391,7 +391,7 @@ class GcsSession:
                 yield response
 
     def surroundings(self) -> tuple[ssl.SSLContext, str | None]:
-        """Return the certificates and the proxy of this session, for another client."""
+        """Return the certificates and the proxy of this session, for use by another client."""
         import certifi
         from requests.utils import select_proxy
 
@@ -412,14 +412,14 @@ class GcsSession:
 
 @contextmanager
 def _faults(target: Target) -> Iterator[None]:
-    """Turn errors of sockets, urllib3, requests and google.auth into ours, at this one place."""
+    """Turn errors of sockets, urllib3, requests and google.auth into ours."""
     import requests
     import urllib3
     from google.auth import exceptions
 
     try:
         yield
-    except StoreError:  # these are OSErrors, too
+    except StoreError:  # these are OSErrors as well
         raise
     except exceptions.TransportError as error:
         raise broken(error, target) from error
@@ -434,7 +434,7 @@ def _faults(target: Target) -> Iterator[None]:
 
 
 def _default_credentials() -> Any:
-    """Return the credentials that google.auth finds, or None: public buckets can be read without."""
+    """Return the credentials that google.auth finds, or None: public buckets can be read without any."""
     if os.environ.get(EMULATOR_VARIABLE):
         return None
     import google.auth
@@ -449,7 +449,7 @@ def _default_credentials() -> Any:
 
 
 def _connect(credentials: Any) -> tuple[Any, str]:
-    """Return a session of google.auth and the service's URL, by the client library's rules."""
+    """Return a google.auth session, and the service's URL by the rules of the client library."""
     from google.auth.credentials import AnonymousCredentials
     from google.auth.transport.requests import AuthorizedSession
     from google.cloud.storage import Client
@@ -457,16 +457,16 @@ def _connect(credentials: Any) -> tuple[Any, str]:
 
     if credentials is None:
         credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]  # google.auth types but part of itself
-    # No statuses: it would refresh and send again by itself, and the body of an upload may be half read by then.
+    # No statuses: else it refreshes and sends again by itself, when the body of an upload may be half consumed.
     session = AuthorizedSession(credentials, refresh_status_codes=())  # type: ignore[no-untyped-call]  # likewise
-    session.auth = lambda request: request  # or else ~/.netrc is read for each request and wins over the token
+    session.auth = lambda request: request  # else ~/.netrc is read for each request, and overrides the token
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0))
     try:
-        # Only for its rules of endpoints. With a project given it looks for none, which may ask a metadata server.
+        # Used only for its rules of endpoints. With a project it looks up none, which may ask a metadata server.
         endpoint = Client(project="<none>", credentials=credentials, _http=session).api_endpoint.rstrip("/")
-    except ValueError as error:  # the credentials are another universe's, or for TLS on both sides
-        raise AccessError(f"the credentials do not fit Google Cloud Storage as it is set up here: {error}") from error
+    except ValueError as error:  # the credentials belong to another universe, or are for mutual TLS
+        raise AccessError(f"the credentials do not fit the settings of Google Cloud Storage here: {error}") from error
     return session, endpoint if "://" in endpoint else f"http://{endpoint}"
 
 
@@ -481,14 +481,14 @@ class GcsFolder:
         self.url = f"{scheme}://{path.rstrip('/')}"
         self.bucket, _, folder = path.rstrip("/").partition("/")
         if not self.bucket:
-            raise OptionError(f"{url}: this names no bucket; write {scheme}://BUCKET or {scheme}://BUCKET/FOLDER")
+            raise OptionError(f"{url} names no bucket; write {scheme}://BUCKET or {scheme}://BUCKET/FOLDER")
         self.root = f"{check_name(folder)}/" if folder else ""
         self.patience, self.count_retry = patience, count_retry
-        self._bucket_exists = False  # as far as is known
+        self._bucket_exists = False  # true once this is known
 
     @property
     def session(self) -> GcsSession:
-        """Session of this process; a forked child makes its own, as two processes cannot share a connection."""
+        """The session of this process; a forked child makes its own, as processes cannot share a connection."""
         key = os.getpid(), os.environ.get(EMULATOR_VARIABLE, ""), os.environ.get(USER_PROJECT_VARIABLE, "")
         with _locks.setdefault(os.getpid(), threading.Lock()):
             if key not in _sessions:
@@ -502,13 +502,13 @@ class GcsFolder:
 
         Args:
             where: URL of the object or folder, for messages.
-            permission: that the caller needs for it, as storage.objects.get.
-            attempt: one try of all that is left to do.
-            patience: instead of the folder's.
+            permission: permission that the caller needs, like storage.objects.get.
+            attempt: tries once to do all that is left.
+            patience: overrides the folder's.
 
         Raises:
             StoreError: it cannot succeed, or patience has ended.
-            PreconditionError: the service answered so.
+            PreconditionError: the service answered 412.
         """
         target = Target(where, self.bucket, permission)
         tries = Tries(target, patience or self.patience)
@@ -539,7 +539,7 @@ class GcsFolder:
     def speaks_grpc(self) -> bool:
         """Return true if objects are read and written over gRPC: the bucket is zonal, and gRPC is installed.
 
-        The first call asks for the bucket's layout, an emulator only if it has a server for gRPC. Raises
+        The first call looks up the bucket's layout; it asks an emulator only if that has a gRPC server. Raises
         UnavailableError.
         """
         if not has_grpc() or (os.environ.get(EMULATOR_VARIABLE) and not os.environ.get(GRPC_EMULATOR_VARIABLE)):
@@ -548,9 +548,9 @@ class GcsFolder:
         return layout is not None and layout.location_type == "zone"
 
     def _layout(self, patience: Patience | None = None) -> Layout | None:
-        """Return the bucket's layout; None if the server does not tell it, or not this caller.
+        """Return the bucket's layout; None if the server does not tell it to this caller.
 
-        One answer holds for all stores of a process. Raises UnavailableError.
+        All stores of a process share the answer. Raises UnavailableError.
         """
         layouts = self.session.layouts
         if self.bucket not in layouts:
@@ -560,22 +560,22 @@ class GcsFolder:
                 try:
                     with send(Request("GET", path, {"prefix": self.root})) as response:
                         return self.decode(self.url, response.content, Layout)
-                except UnexpectedError as error:  # after which `persist` would ask for the layout
+                except UnexpectedError as error:  # for which `persist` would look up the layout
                     raise StoreError(str(error)) from error
 
             try:
                 layouts[self.bucket] = self.persist(self.url, _LIST, attempt, patience)
             except UnavailableError:
                 raise
-            except StoreError:  # the caller may not ask, or an emulator has no such
+            except StoreError:  # the caller may not ask, or an emulator does not know the request
                 layouts[self.bucket] = None
         return layouts[self.bucket]
 
     def _odd_kind(self) -> str:
-        """Return in words why the bucket is not an ordinary one; empty if it is, or if nobody tells."""
+        """Say why the bucket is not an ordinary one; empty if it is, or if that is not known."""
         layout = None
         with suppress(UnavailableError):
-            layout = self._layout(replace(self.patience, deadline_seconds=0))  # once: an error waits to be raised
+            layout = self._layout(replace(self.patience, deadline_seconds=0))  # one try: an error waits to be raised
         if layout is None:
             return ""
         if layout.location_type == "zone":
@@ -587,7 +587,7 @@ class GcsFolder:
         if layout.location_type not in _KNOWN_LOCATION_TYPES:
             return (
                 f"{self.bucket} is a bucket of location type {layout.location_type!r} in {layout.location}, which "
-                "this version of tpufeed does not know; use one of a region, a dual-region or a multi-region"
+                "this version of tpufeed does not know; use one in a region, a dual-region or a multi-region"
             )
         return ""
 
@@ -600,14 +600,14 @@ class GcsFolder:
         return self.root + check_name(name)
 
     def path(self, name: str = "", kind: str = "") -> str:
-        """Return the path of an object, or of all, at the service; `kind` is "/download" or "/upload"."""
+        """Return the path at the service of an object, or of all objects; `kind` is "/download" or "/upload"."""
         objects = f"{kind}/storage/v1/b/{quote(self.bucket, safe='')}/o"
         return f"{objects}/{quote(self.key(name), safe='')}" if name else objects
 
     def check_bucket(self) -> None:
-        """Raise StoreError if there is no bucket: the answer for a missing object differs in its words only."""
+        """Raise StoreError if there is no bucket: the answer for a missing object differs only in its words."""
         if not self._bucket_exists:
-            # A caller who may not list is told 403 for a missing object, so that one who was told 404 may.
+            # A caller who may not list gets 403 for a missing object; so a caller who got 404 may list.
             params = {"prefix": self.root, "maxResults": "1", "fields": "nextPageToken"}
             with suppress(AccessError):
                 self.call(self.url, "storage.objects.list", Request("GET", self.path(), params), Page)
@@ -629,7 +629,7 @@ class GcsFolder:
         if version:
             with suppress(ObjectNotFoundError):
                 found = self.find(name).generation
-                return ObjectChangedError(f"{self.where(name)}: it is generation {found} by now, not {version}")
+                return ObjectChangedError(f"{self.where(name)}: it is generation {found} now, not {version}")
         return error
 
     def iter_pages(self, where: str, params: dict[str, str]) -> Iterator[Page]:
@@ -642,7 +642,7 @@ class GcsFolder:
             if not page.token:
                 return
             if page.token == token:
-                raise StoreError(f"{where}: the listing has no end: page {token!r} is followed by itself")
+                raise StoreError(f"{where}: the listing has no end: page {token!r} follows itself")
             token = page.token
 
     def call(self, where: str, permission: str, request: Request, kind: type[T]) -> T:
@@ -658,7 +658,7 @@ class GcsFolder:
         """Parse the JSON of an answer.
 
         Raises:
-            TransientError: it is not JSON, but a proxy's page.
+            TransientError: it is not JSON, but perhaps a proxy's page.
             StoreError: a field is missing, or has another type.
         """
         try:
@@ -666,10 +666,10 @@ class GcsFolder:
             return answer
         except msgspec.ValidationError as error:
             raise StoreError(
-                f"{where}: {self.session.endpoint} answers otherwise than Google Cloud Storage: {error}"
+                f"{where}: {self.session.endpoint} does not answer like Google Cloud Storage: {error}"
             ) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TransientError(f"the answer is no JSON: {error}") from error
+            raise TransientError(f"the answer is not JSON: {error}") from error
 
 
 def generation_of(version: str) -> str:

@@ -1,4 +1,4 @@
-"""Bytes from and to Google Cloud Storage: downloads, uploads, and many small reads at once."""
+"""Transfers from and to Google Cloud Storage: downloads, uploads, and many small reads at once."""
 
 import asyncio
 import json
@@ -39,34 +39,34 @@ from tpufeed.storage.store import Span, check_name
 if TYPE_CHECKING:
     import aiohttp
 
-# Lost of a body that breaks off. The time limit of a socket is for one send as a whole: pieces let a slow line be slow.
+# Lost if a body breaks off. A socket's time limit is for one whole send: small pieces allow a slow line.
 _PIECE_BYTES = 256 << 10
 SMALL_BYTES = 8 << 20
-CHUNK_BYTES = 32 << 20  # a multiple of 256 KiB; each waits for an answer
+CHUNK_BYTES = 32 << 20  # a multiple of 256 KiB; each chunk waits for an answer
 _AT_ONCE = 64  # requests
-_WINDOW = 2 * _AT_ONCE  # spans: a slow one at the head does not stop the others at once
+_WINDOW = 2 * _AT_ONCE  # spans, so that a slow one at the head does not stop the others at once
 _HELD_BYTES = 256 << 20
-_PRIOR_BYTES, _PRIOR_COUNT = 256 << 20, 16  # objects are taken to be of 16 MB until some were seen
+_PRIOR_BYTES, _PRIOR_COUNT = 256 << 20, 16  # objects are assumed to have 16 MB until some were read
 T = TypeVar("T")
 
 
 def object_size(where: str, status: int, headers: Mapping[str, str], first: int, generation: str) -> int | None:
-    """Return the object's length from an answer about its bytes from `first` on; None if all of it is sent.
+    """Return the object's length from an answer with its bytes from `first` on; None if it has the whole object.
 
     Raises:
-        TransientError: the answer is about other bytes, or about another generation, than were asked for.
+        TransientError: the answer has other bytes, or another generation, than requested.
         StoreError: the server has no ranges.
     """
     came = headers.get("X-Goog-Generation", "")
     if generation and came and came != generation:
-        raise TransientError(f"generation {came} came where {generation} was asked for")
+        raise TransientError(f"generation {came} came instead of {generation}")
     if status == 206 or "Content-Range" in headers:  # some say 200 with it
         found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
         if found is None or int(found[1]) != first:
-            raise TransientError(f"bytes from {first} were asked for: {headers.get('Content-Range')} came")
+            raise TransientError(f"{headers.get('Content-Range')} came instead of bytes from {first} on")
         return int(found[2])
     if first:
-        raise StoreError(f"{where}: the server sends the whole object when asked for a range of it")
+        raise StoreError(f"{where}: the server sends the whole object instead of a range of it")
     return None
 
 
@@ -74,18 +74,18 @@ class Download:
     """One read. After a broken connection it continues where it stopped, in the same generation.
 
     The client library's own downloads copy each byte several times in Python: 8 KB at a time from urllib3 to a file
-    object. This asks for the object with the library's session and lets the socket write into the caller's buffer.
-    The GIL is still taken once per receive, which by TLS brings 16 KB at most: beside a thread that computes in
-    Python, reading belongs in a process of its own.
+    object. This requests the object with the library's session and lets the socket write into the caller's buffer. The
+    GIL is still taken once per receive, which over TLS brings at most 16 KB: beside a thread that computes in Python,
+    reading belongs in a separate process.
     """
 
     def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
         self._folder, self._name, self._version = folder, name, version
         self._where, self._path = folder.where(name), folder.path(check_name(name), "/download")
         self._pinned = generation_of(version) if version else ""
-        self.generation = self._pinned  # "" until an answer has named it
-        self.buffer: memoryview | None = None  # for the whole object it is made after the first answer
-        self.done = self._start = self._furthest = 0  # bytes in the buffer; where it starts; the most that `done` was
+        self.generation = self._pinned  # "" until an answer names it
+        self.buffer: memoryview | None = None  # for a whole object, made after the first answer
+        self.done = self._start = self._furthest = 0  # bytes in the buffer; its first byte; the maximum of `done`
         self._whole = False
 
     def read(self) -> bytes:
@@ -96,7 +96,7 @@ class Download:
         return bytes(self.buffer)
 
     def read_into(self, start: int, buffer: memoryview) -> int:
-        """Fill `buffer` from byte `start` on; return how many bytes there were. Raises as `read` does."""
+        """Read into `buffer` from byte `start` on; return the number of bytes. Raises as `read` does."""
         self._start, self.buffer = start, buffer.cast("B")
         self._persist()
         return self.done
@@ -109,7 +109,7 @@ class Download:
             except ObjectNotFoundError as error:
                 if self.generation == self._pinned:
                     raise self._folder.absence(self._name, self._version, error) from error
-                # It was replaced while it was read, and no version was asked for: begin again with the new one.
+                # It was replaced while it was read, and no version was requested: begin again with the new one.
                 self.generation, self.done = self._pinned, 0
                 self.buffer = None if self._whole else self.buffer
 
@@ -119,19 +119,19 @@ class Download:
     def _attempt(self, send: Send, tries: Tries) -> None:
         first = self._start + self.done
         params = {"alt": "media", **({"generation": self.generation} if self.generation else {})}
-        headers = {"Accept-Encoding": "gzip"}  # what is stored as gzip comes as it is stored, with its true length
+        headers = {"Accept-Encoding": "gzip"}  # gzip objects come as they are stored, with their true length
         if self.buffer is not None:
             headers["Range"] = f"bytes={first}-{self._start + len(self.buffer) - 1}"
         elif first:
             headers["Range"] = f"bytes={first}-"
         with send(Request("GET", self._path, params, headers, accept=(416,))) as response:
             if response.status_code == 416:  # it ends before
-                _ = response.content  # what is not read to its end is closed with the response
+                _ = response.content  # reading to the end keeps the connection open
                 if self.done:
                     raise StoreError(f"{self._where}: it became shorter than {first + 1} bytes while it was read")
                 return
             size = object_size(self._where, response.status_code, response.headers, first, self.generation)
-            # From the first answer on the read is of this generation: a retry must not join the halves of two objects.
+            # From the first answer on the read has this generation: a retry must not join the halves of two objects.
             self.generation = self.generation or response.headers.get("X-Goog-Generation", "")
             if size is None:
                 try:
@@ -153,7 +153,7 @@ class Download:
 
     def _receive(self, response: Any, wanted: int, tries: Tries) -> None:
         assert self.buffer is not None
-        # urllib3's own readinto makes bytes and copies them; the response of http.client that it wraps does not.
+        # urllib3's own readinto makes bytes and copies them; the http.client response that it wraps does not.
         source = getattr(response.raw, "_fp", response.raw)
         while self.done < wanted:
             count = source.readinto(self.buffer[self.done : min(wanted, self.done + _PIECE_BYTES)])
@@ -165,17 +165,17 @@ class Download:
                 tries.progress()
         if wanted == 0:
             _ = response.content
-        elif getattr(source, "fp", None) is None:  # read to its end, of which urllib3 has seen nothing
+        elif getattr(source, "fp", None) is None:  # it was read to the end, unseen by urllib3
             response.raw.release_conn()
 
 
 class ReadError(Exception):
-    """Content of an upload that cannot be read. Not an OSError, which urllib3 would take for the network's."""
+    """The content of an upload cannot be read. Not an OSError, which urllib3 would take for the network's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Content of an upload: bytes or a file, their count and their CRC-32C."""
+    """Content of an upload: bytes or a file, with size and CRC-32C."""
 
     data: bytes | Path
     size_bytes: int
@@ -202,7 +202,7 @@ class Content:
 
 
 def content_of_file(path: Path) -> Content:
-    """Return a file as content; reads it once for its CRC-32C. Raises ReadError."""
+    """Return a file as content, after reading it for its CRC-32C. Raises ReadError."""
     try:
         content = Content(path, path.stat().st_size, 0)
     except OSError as error:
@@ -214,7 +214,7 @@ def content_of_file(path: Path) -> Content:
 
 
 class Upload:
-    """One upload of an object. Any of the `tries_failed` may have been applied, and its answer lost."""
+    """One upload of an object. Each of the `tries_failed` may have been applied, with its answer lost."""
 
     def __init__(self, folder: GcsFolder, name: str, content: Content, generation: str) -> None:
         self._folder, self._key, self._where, self._content = folder, folder.key(name), folder.where(name), content
@@ -230,7 +230,7 @@ class Upload:
         found = self._folder.persist(self._where, "storage.objects.create", attempt)
         if found.size != self._content.size_bytes or found.crc32c != from_crc32c(self._content.crc32c):
             raise StoreError(
-                f"{self._where}: {found.size} bytes with crc32c {found.crc32c or '(none)'} are there although "
+                f"{self._where} has {found.size} bytes with crc32c {found.crc32c or '(none)'} although "
                 f"{self._content.size_bytes} with {from_crc32c(self._content.crc32c)} were put; delete the object"
             )
         return found
@@ -266,7 +266,7 @@ class Upload:
             start, stop = self._stored, min(self._stored + CHUNK_BYTES, self._content.size_bytes)
             body = _Body(self._content, start, stop)
             found = self._send_range(send, f"bytes {start}-{stop - 1}/{self._content.size_bytes}", body)
-            # As an error it is counted, and ends with patience; else this loop would send the same bytes for ever.
+            # An error is counted, and ends with patience; else this loop would send the same bytes forever.
             if found is None and self._stored <= start:
                 raise TransientError(f"the service has kept nothing of the bytes from {start} to {stop}")
         return found
@@ -280,13 +280,13 @@ class Upload:
         params = {**self._params, "uploadType": "resumable"}
         with send(Request("POST", self._path, params, headers, self._metadata)) as response:
             self._url = response.headers.get("Location", "")
-            _ = response.content  # what is not read to its end, be it empty, is closed with the response
+            _ = response.content  # reading to the end, even if empty, keeps the connection open
         if not self._url:
-            raise TransientError("the upload was begun, but where to send it was not said")
+            raise TransientError("the upload was begun, but the answer has no URL to send it to")
         self._stored = 0
 
     def _send_range(self, send: Send, content_range: str, body: "bytes | _Body") -> Resource | None:
-        """Send a range and count in `_stored` what arrived; return the new object if that was the last range."""
+        """Send a range and set `_stored` to the bytes that arrived; return the new object after the last range."""
         request = Request("PUT", self._url, {}, {"Content-Range": content_range}, body, accept=(308, 404, 410))
         try:
             with send(request) as response:
@@ -296,7 +296,7 @@ class Upload:
                     self._stored = int(found[1]) + 1 if found else 0
                     if self._stored > self._content.size_bytes:
                         raise StoreError(
-                            f"{self._where}: the service says that it has {self._stored} bytes of "
+                            f"{self._where}: the service claims to have {self._stored} bytes of "
                             f"{self._content.size_bytes}"
                         )
                     return None
@@ -304,8 +304,7 @@ class Upload:
                     self._url = ""
                     raise TransientError(f"HTTP {response.status_code}: the upload is gone and begins again")
                 return self._folder.decode(self._where, response.content, Resource)
-        # What the service has kept of this upload is damaged: a new one sends all of it again.
-        except ChecksumError:
+        except ChecksumError:  # the service's part of this upload is damaged: a new one sends all again
             self._url = ""
             raise
 
@@ -327,7 +326,7 @@ class _Body:
 
 
 def read_many(folder: GcsFolder, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
-    """Read spans as `Store.read_many` does. Closing the iterator early cancels what is under way."""
+    """Read spans as `Store.read_many` does. Closing the iterator early cancels running requests."""
     waiting = deque[Future[bytes | StoreError]]()
     reader = _Reader(folder)
     try:
@@ -342,7 +341,7 @@ def read_many(folder: GcsFolder, spans: Iterable[Span]) -> Generator[bytes | Sto
 
 
 class _Reader:
-    """A thread with an event loop: aiohttp takes a third of the processor time of threads with requests."""
+    """A thread with an event loop: aiohttp takes a third of the CPU time of threads with requests."""
 
     def __init__(self, folder: GcsFolder) -> None:
         try:
@@ -350,7 +349,7 @@ class _Reader:
         except ImportError as error:
             raise MissingExtraError("aiohttp", "gcs") from error
         self._folder, self._service = folder, folder.session
-        # aiohttp goes by other certificates than requests, and would look for proxies in a thread for each request.
+        # aiohttp uses other certificates than requests, and would look up proxies in a thread for each request.
         self._trust, self._proxy = self._service.surroundings()
         self._process = os.getpid()
         self._bytes = self._count = 0
@@ -365,7 +364,7 @@ class _Reader:
 
     @property
     def window(self) -> int:
-        """Number of spans that may be under way, or done and not taken: fewer, the larger they are."""
+        """Number of spans that may be running, or done and not taken: the larger they are, the fewer."""
         average = (self._bytes + _PRIOR_BYTES) // (self._count + _PRIOR_COUNT)
         return max(2, min(_WINDOW, _HELD_BYTES // max(1, average)))
 
@@ -381,7 +380,7 @@ class _Reader:
         return found
 
     def close(self) -> None:
-        """Cancel what is under way and end the thread."""
+        """Cancel running requests and end the thread."""
         if os.getpid() != self._process:  # a forked child has the iterator, but not the thread
             return
         self._run(self._end())
@@ -411,7 +410,7 @@ class _Reader:
                 try:
                     if span.stop is None or span.stop > span.start:
                         return await self._persist(span)
-                    await asyncio.to_thread(self._folder.find, span.name, span.version)  # there is no range of no bytes
+                    await asyncio.to_thread(self._folder.find, span.name, span.version)  # HTTP has no range of no bytes
                     return b""
                 except ObjectNotFoundError as error:
                     raise await asyncio.to_thread(self._folder.absence, span.name, span.version, error) from error
@@ -446,7 +445,7 @@ class _Reader:
                     text = await response.text()
                     raise error_of(response.status, response.headers, text, target, self._service.identity)
                 return _check(span, target, response.status, response.headers, await response.read())
-        except StoreError:  # these are OSErrors, too
+        except StoreError:  # these are OSErrors as well
             raise
         except (aiohttp.ClientError, OSError) as error:
             raise broken(error, target) from error
@@ -463,12 +462,12 @@ class _Reader:
         return URL(f"{self._service.endpoint}{path}?{urlencode(query)}", encoded=True)
 
     async def _headers(self, span: Span, target: Target) -> dict[str, str]:
-        headers = {"Accept-Encoding": "gzip"}  # what is stored as gzip comes as it is stored, with its true length
+        headers = {"Accept-Encoding": "gzip"}  # gzip objects come as they are stored, with their true length
         if span.start or span.stop is not None:
             headers["Range"] = f"bytes={span.start}-{'' if span.stop is None else span.stop - 1}"
         credentials = self._service.credentials
         if credentials is not None:
-            # google.auth blocks, hence a thread. And 64 requests whose token has expired ask for one new token.
+            # google.auth blocks, hence a thread. The lock lets 64 requests with an expired token request one new token.
             async with self._renewing:
                 if not credentials.valid:
                     await asyncio.to_thread(self._service.refresh, target)
@@ -477,7 +476,7 @@ class _Reader:
 
 
 def _check(span: Span, target: Target, status: int, headers: Mapping[str, str], data: bytes) -> bytes:
-    """Return the bytes of a span from an answer. Raises TransientError if other bytes came."""
+    """Return the bytes of a span from an answer. Raises TransientError if it has other bytes."""
     generation = generation_of(span.version) if span.version else ""
     size = object_size(target.where, status, headers, span.start, generation)
     size = len(data) if size is None else size

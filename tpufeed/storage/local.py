@@ -32,12 +32,12 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _PREFIX = "tpufeed_put_"
-_OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no folder of anyone else is called so by chance
+_OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no other folder has such a name by chance
 _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset.naming`
 _TRIES = 100
 _BLOCK_BYTES = 4 << 20
 _LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 28, 16, 10_000
-_ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host has made
+_ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host made
 _INTS = ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
 _MMAP = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *_INTS, use_errno=True)(
     ("mmap", ctypes.CDLL(None))
@@ -49,7 +49,7 @@ class LocalStore(Store):
     """A `Store` over a local folder. A create-only put is a hard link, which fails if the name is taken.
 
     The folder may be a link. Nothing is written or removed through a link below it, as a dataset from elsewhere may
-    hold one to any place; with `follow`, files are read through such links, as for a folder of images.
+    hold a link to any place. With `follow`, files are read through such links, as for a folder of images.
     """
 
     conditional = True
@@ -59,14 +59,13 @@ class LocalStore(Store):
         self._root = Path(self.url)
         self._prefix = self.url.rstrip("/") + "/"
         self._follow = follow
-        # Length of the path in which links are trusted: the dataset's, if this is the folder of one of its parts.
+        # Length of the part of the path whose links are trusted: the dataset's path, if this is the folder of a part.
         self._trusted = len(str(self._root.parent)) if _PART.fullmatch(self._root.name) else len(self.url.rstrip("/"))
 
     def read(self, name: str, version: str = "") -> bytes:
         with self._errors(name), self.open_local(name) as file:
             data = file.readall()
-            if version and version != str(os.fstat(file.fileno()).st_mtime_ns):  # after reading: it may be written to
-                raise self._changed(name)
+            self._check_version(file, name, version)
             return data
 
     def read_document(self, name: str, version: str = "") -> bytes:
@@ -77,22 +76,20 @@ class LocalStore(Store):
                 if len(block) == _BLOCK_BYTES and b"\0" in block:
                     at, size = file.tell() - len(block) + block.index(0), os.fstat(file.fileno()).st_size
                     found = f"byte {at} of {size:,} is zero. The file was damaged or forged"
-                    raise StoreError(f"{self._prefix}{name} is no text: {found}")
+                    raise StoreError(f"{self._prefix}{name} is not text: {found}")
                 blocks.append(block)
-            if version and version != str(os.fstat(file.fileno()).st_mtime_ns):
-                raise self._changed(name)
+            self._check_version(file, name, version)
         return b"".join(blocks)
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
         with self._errors(name), self.open_local(name) as file:
             data = os.pread(file.fileno(), stop - start, start)
-            while len(data) < stop - start:  # Linux reads 2 GiB at once at the most
+            while len(data) < stop - start:  # Linux reads at most 2 GiB at once
                 more = os.pread(file.fileno(), stop - start - len(data), start + len(data))
                 if not more:
                     break
                 data += more
-            if version and version != str(os.fstat(file.fileno()).st_mtime_ns):  # after reading: it may be written to
-                raise self._changed(name)
+            self._check_version(file, name, version)
             return data
 
     def stat(self, name: str) -> ObjectInfo | None:
@@ -106,19 +103,19 @@ class LocalStore(Store):
                 return None
         if stat.S_ISLNK(found.st_mode):
             raise _link_error(path)
-        if not stat.S_ISREG(found.st_mode):  # a folder, or what could be read without end
+        if not stat.S_ISREG(found.st_mode):  # a folder, or a device that could be read without end
             return None
         return ObjectInfo(name, found.st_size, str(found.st_mtime_ns))
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield each file. Links are followed, but never in a circle; a broken link is an empty object.
 
-        If none is followed, each link is one. A folder of a million files is not held in memory, and while one is
-        walked, no folder above it is open.
+        If links are not followed, each link is one. A folder of a million files is not held in memory, and no folder
+        above the present one is kept open.
         """
         start = self._prefix + check_name(prefix.rstrip("/")) if prefix else self.url
         skip = len(self._prefix)
-        waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(start, frozenset())]  # with all folders above each
+        waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(start, frozenset())]  # each with the folders above it
         with self._errors(prefix):
             if not self._follow:
                 self._check_folders(f"{start}/")
@@ -183,7 +180,7 @@ class LocalStore(Store):
                         _move_without_link(path, final, error)
                     else:
                         path.unlink()
-                # A name is content of its folder: without this a crash of the machine could lose it and keep the bytes.
+                # A name is content of its folder: without this a crash of the machine could lose only the name.
                 os.fsync(descriptor)
         return ObjectInfo(name, status.st_size, str(status.st_mtime_ns))
 
@@ -214,7 +211,7 @@ class LocalStore(Store):
                 if error.errno == errno.ELOOP and not self._follow:
                     raise _link_error(path) from None
                 raise
-        # A link in a dataset from elsewhere may lead to what could be read, or waited for, without end.
+        # A link in a dataset from elsewhere may lead to something that could be read, or waited for, without end.
         status = os.fstat(descriptor)
         is_plain = stat.S_ISREG(status.st_mode)
         if is_plain and (status.st_size < _LARGE_BYTES or not _is_hollow(descriptor, status.st_size)):
@@ -223,11 +220,11 @@ class LocalStore(Store):
         if stat.S_ISDIR(status.st_mode):
             raise ObjectNotFoundError(f"{path}: {os.strerror(errno.EISDIR)}")
         hollow = f"nearly all of its {status.st_size:,} bytes are a hole: it is a forged file"
-        raise StoreError(f"{path}: {hollow if is_plain else 'it is no plain file but a pipe or a device'}")
+        raise StoreError(f"{path}: {hollow if is_plain else 'it is not a plain file but a pipe or a device'}")
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """Make a folder in the store's own file system, so that a put is a link; empty new parents go again."""
+        """Make a folder in the store's own file system, so that a put is a link; remove new empty parents on exit."""
         parent = self._root / _TEMPORARY
         with self._errors(_TEMPORARY):
             missing = [folder for folder in parent.parents if not mode_of(folder)]
@@ -245,7 +242,7 @@ class LocalStore(Store):
     def _check_folders(self, path: str, make: bool = False) -> None:
         """Raise LinkError if a folder that holds `path` is a link, the outermost first. With `make`, make them all.
 
-        A missing folder is no error here: `path` cannot be opened then.
+        A missing folder is no error: opening `path` will fail.
         """
         if make:
             Path(self.url[: self._trusted] or "/").mkdir(parents=True, exist_ok=True)
@@ -264,8 +261,10 @@ class LocalStore(Store):
             if is_link:  # before anything is made in it
                 raise _link_error(folder)
 
-    def _changed(self, name: str) -> ObjectChangedError:
-        return ObjectChangedError(f"{self._prefix}{name}: it is another file than was listed: its mtime differs")
+    def _check_version(self, file: FileIO, name: str, version: str) -> None:
+        """Raise ObjectChangedError if a file has another version. Call this after reading: it may be written to."""
+        if version and version != str(os.fstat(file.fileno()).st_mtime_ns):
+            raise ObjectChangedError(f"{self._prefix}{name} has changed since it was listed: its mtime differs")
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -281,8 +280,9 @@ class LocalStore(Store):
 
 def _link_error(path: str) -> LinkError:
     return LinkError(
-        f"{path} is a symbolic link; below a dataset's folder none is followed, as it may lead anywhere. If you trust "
-        "it, copy the dataset with what its links lead to: cp -RL DATASET COPY. The folder itself may be a link"
+        f"{path} is a symbolic link; links below a dataset's folder are not followed, as they may lead anywhere. If "
+        "you trust it, copy the dataset with the files behind its links: cp -RL DATASET COPY. The folder itself may be "
+        "a link"
     )
 
 
@@ -290,7 +290,7 @@ def _link_error(path: str) -> LinkError:
 def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
     """Open a folder; if `exclusive`, no other process replaces or removes a version in it meanwhile.
 
-    File systems do not compare versions: others must not act between our look and our act.
+    File systems do not compare versions, so nobody may write between our check and our write.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -304,19 +304,19 @@ def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
 
 def _move_without_link(path: Path, final: Path, error: OSError) -> None:
     """Move a file after a hard link of it failed with `error`, or raise why it cannot be moved."""
-    if error.errno == errno.EIO:  # rclone says so; a disk that fails does, too, and a rename would not mend that
+    if error.errno == errno.EIO:  # from rclone; or from a failing disk, where a rename would not help
         mount, kind = find_mount(final.parent)
         if kind.startswith("fuse"):
             raise StoreError(
                 f"{final}: {error.strerror} when a hard link was made: the mount {mount} ({kind}) seems to have no "
-                "hard links, which a build needs. Build in the bucket itself (gs://...), or on a local disk and copy "
-                "the finished folder"
+                "hard links, which a build needs. Build in the bucket itself (gs://...), or build on a local disk and "
+                "copy the finished folder"
             ) from error
-    # Drive mounts and some FUSE systems have no hard links: there one writer at a time is the user's duty.
+    # Drive mounts and some FUSE systems have no hard links: there the user must see to it that one writer writes.
     if isinstance(error, FileExistsError) or (error.errno in _NO_HARD_LINKS and os.path.lexists(final)):
         with suppress(FileNotFoundError):
             mode = final.lstat().st_mode
-            if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):  # not an object, which `stat` would find
+            if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):  # not an object that `stat` would find
                 what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
                 raise StoreError(f"{final} cannot be written: {what} has that name; remove it") from None
         raise ObjectExistsError(f"{final} exists already") from None
@@ -326,9 +326,9 @@ def _move_without_link(path: Path, final: Path, error: OSError) -> None:
 
 
 def _is_hollow(descriptor: int, size: int) -> bool:
-    """Return true for a file of which nearly nothing is on the disk.
+    """Return true for a file that is nearly all holes.
 
-    One of terabytes is made in no time, and would be read for hours. Some file systems do not know the holes of a file.
+    A file of terabytes is made in no time, and would be read for hours. Some file systems do not tell holes.
     """
     data = at = 0
     try:
@@ -348,13 +348,13 @@ def _is_hollow(descriptor: int, size: int) -> bool:
 
 
 def mode_of(path: str | Path) -> int:
-    """Return the mode of the file or folder at a path, links followed; 0 if there is nothing.
+    """Return the mode of the file or folder at a path, following links; 0 if there is nothing.
 
-    `Path.exists` is false since Python 3.14 if a folder above may not be searched; this raises StoreError.
+    Raises StoreError if a folder above may not be searched, where `Path.exists` is false since Python 3.14.
     """
     try:
         return os.stat(path).st_mode  # noqa: PTH116
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last one of a name that no file can have
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have this name
         return 0
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
@@ -371,12 +371,12 @@ def is_file(path: str | Path) -> bool:
 
 
 def find_mount(folder: Path) -> tuple[str, str]:
-    """Return the mount point and kind of a folder's file system; ("", "unknown") if the system does not say."""
+    """Return the mount point and kind of a folder's file system; ("", "unknown") if the system does not tell."""
     path, best, kind = folder.resolve(), "", "unknown"
     with suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
             _, mount, its_kind, *_ = line.split(" ")
-            mount = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mount)  # a blank is written as \040
+            mount = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mount)  # a space is written as \040
             if path.is_relative_to(mount) and len(mount) >= len(best):  # a later mount hides an earlier one
                 best, kind = mount, its_kind
     return best, kind
@@ -384,14 +384,14 @@ def find_mount(folder: Path) -> tuple[str, str]:
 
 @contextmanager
 def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Make a folder in `parent` that is removed on exit, and remove those of killed processes.
+    """Make a folder in `parent` that is removed on exit, and remove the folders of killed processes.
 
-    On a network disk a lock of a folder holds on one host only. So a folder of another host, or of an earlier boot of
-    this one, is removed only if nothing in it has changed for a day.
+    On a network disk the lock of a folder holds on one host only. So a folder of another host, or of an earlier boot of
+    this host, is removed only if nothing in it has changed for a day.
 
     Args:
-        parent: is removed if this leaves it empty. None is the system's place for temporary files.
-        make_parent: makes it if it is missing.
+        parent: holds the folder, and is removed if it is left empty. Default: the system's place for temporary files.
+        make_parent: makes the parent if it is missing.
 
     Raises:
         OSError: it cannot be made.
@@ -400,17 +400,17 @@ def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None]
     try:
         where = Path(tempfile.gettempdir()) if parent is None else parent
     except FileNotFoundError as error:  # the root is read-only, say
-        raise OptionError(f"{error.strerror}. Set TMPDIR to a folder that can be written") from error
+        raise OptionError(f"{error.strerror}. Set TMPDIR to a writable folder") from error
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:  # a sandbox without it
         kernel = platform.node()
     for tries_left in reversed(range(_TRIES)):
         try:
-            with suppress(FileExistsError):  # exist_ok=True fails where another thread removes it at this moment
+            with suppress(FileExistsError):  # exist_ok=True fails if another thread removes it at this moment
                 make_parent() if make_parent is not None else where.mkdir(parents=True, exist_ok=True)
-            # Two processes have the same digits only if each sees the other's lock of a folder in this one: the NFS
-            # client of each kernel keeps such locks to itself, and so does each mount.
+            # Two processes share these digits only if each sees the other's lock of a folder in `where`: the NFS client
+            # of each kernel keeps such locks to itself, and so does each mount.
             domain = hashlib.blake2b(f"{kernel} {where.stat().st_dev}".encode(), digest_size=8).hexdigest()
             folder = where / f"{_PREFIX}{domain}_{secrets.token_hex(8)}"
             folder.mkdir(mode=0o700)
@@ -418,20 +418,20 @@ def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None]
         except FileNotFoundError:
             if not tries_left:
                 raise
-            continue  # another process has tidied up in between
-        with suppress(OSError):  # a file system without locks: nothing is tidied there
+            continue  # another process has cleaned up in between
+        with suppress(OSError):  # a file system without locks: nothing is cleaned up there
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-        # Between `mkdir` and the lock another process may have taken it for a dead one's, and removed it.
+        # Between `mkdir` and the lock another process may have taken it for a dead process's, and removed it.
         if folder.exists():
             break
         os.close(descriptor)
     else:
-        raise FileNotFoundError(f"{where}: folders vanish as they are made")
+        raise FileNotFoundError(f"{where}: new folders vanish at once")
     try:
         _remove_abandoned(folder)
         yield folder
     finally:
-        # Under the lock to the end, or another process would take the rest for a dead one's.
+        # Locked to the end, or another process would take the rest for a dead process's.
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
         if parent is not None:
@@ -440,18 +440,18 @@ def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None]
 
 
 def _remove_abandoned(ours: Path) -> None:
-    """Remove the folders of dead processes beside `ours`: their locks have ended with them, see `temporary_folder`."""
+    """Remove the folders of dead processes beside `ours`: their locks ended with them, see `temporary_folder`."""
     same_domain = ours.name.rpartition("_")[0]
     for path in ours.parent.iterdir():
         if not _OURS.fullmatch(path.name):
             continue
         with suppress(OSError), ExitStack() as stack:
-            # In the system's folder any user may have put a link of such a name; in a dataset, its author.
+            # The system's folder may hold another user's link of such a name, a dataset its author's.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             stack.callback(os.close, descriptor)
-            if os.fstat(descriptor).st_uid != os.getuid():  # the system's folder is everyone's
+            if os.fstat(descriptor).st_uid != os.getuid():  # all users share the system's folder
                 continue
-            # The age is by the clock of the file system, which is one for all hosts, not by this host's.
+            # The age is by the clock of the file system, which all hosts share, not by this host's.
             if not path.name.startswith(f"{same_domain}_") and _touched(ours) - _touched(path) < _ABANDONED_SECONDS:
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -466,15 +466,15 @@ def _touched(folder: Path) -> float:
 def map_file(descriptor: int, size_bytes: int) -> memoryview:
     """Map at least one byte of an open file, read-only, for as long as the view or anything made from it lives.
 
-    The descriptor may be closed at once. A file that is truncated while it is mapped ends the process with SIGBUS, as
-    with Python's own mmap. Raises OSError.
+    The descriptor may be closed at once. Truncating the file while it is mapped ends the process with SIGBUS, as with
+    Python's own mmap. Raises OSError.
     """
-    # Not Python's mmap, which keeps a duplicate of the descriptor: a reader of many shards would run out of them.
+    # Not Python's mmap, which keeps a duplicate of the descriptor: a reader of many shards would run out of these.
     address = _MMAP(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     mapped = (ctypes.c_ubyte * size_bytes).from_address(address)
-    # Not when the interpreter exits: other threads may still read.
+    # Not at the exit of the interpreter: other threads may still be reading.
     weakref.finalize(mapped, _MUNMAP, address, size_bytes).atexit = False
     return memoryview(mapped).cast("B").toreadonly()

@@ -1,4 +1,4 @@
-"""Objects in the memory of this process (memory://): for tests and for trying things out."""
+"""Objects in the memory of this process (memory://), for tests and experiments."""
 
 import threading
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class MemoryStore(Store):
             raise ObjectNotFoundError(f"{self.url}/{name}: no such object")
         data, generation = found
         if version not in ("", str(generation)):
-            raise ObjectChangedError(f"{self.url}/{name}: it is generation {generation} by now, not {version}")
+            raise ObjectChangedError(f"{self.url}/{name}: it is generation {generation} now, not {version}")
         return data
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:

@@ -1,4 +1,4 @@
-"""Reading from any store: many spans at once, an object as a file, and again if bytes look damaged."""
+"""Read from any store: many spans at once, an object as a file, and again if bytes look damaged."""
 
 import io
 import mmap
@@ -16,29 +16,29 @@ from crc32c import crc32c
 from tpufeed.errors import ObjectNotFoundError, StoreError, UnavailableError
 from tpufeed.storage.store import ObjectInfo, Span, Store, read_span
 
-READS = 3  # of what looks damaged, before it is given up
+READS = 3  # tries to read bytes that look damaged
 AT_ONCE = 32
 _BLOCK_BYTES = 4 << 20
 T = TypeVar("T")
 
 
 class DamagedReadError(UnavailableError):
-    """Reads that brought other bytes than are stored. They say nothing about the object."""
+    """Raised if reads return other bytes than are stored. They say nothing about the object."""
 
 
 def settle(
     where: str, read: Callable[[], T], identity: Callable[[T], Hashable], is_sure: Callable[[T], bool] = lambda _: False
 ) -> T:
-    """Call `read` until its result is sure or came twice, as damage on the way differs each time.
+    """Call `read` until its result is certain or came twice, as damage on the way differs each time.
 
     Args:
         where: subject of the reads, for messages.
         read: called up to three times.
-        identity: gives equal values for equal bytes.
-        is_sure: true if one read is enough, as its own CRC is right.
+        identity: returns equal values for equal bytes.
+        is_sure: returns true if one read is enough, as its own CRC is right.
 
     Raises:
-        DamagedReadError: each read gave other bytes.
+        DamagedReadError: each read returned other bytes.
     """
     seen = list[Hashable]()
     for _ in range(READS):
@@ -47,7 +47,7 @@ def settle(
             return found
         seen.append(identity(found))
     raise DamagedReadError(
-        f"{where}: {READS} reads gave {READS} times other bytes, so that nobody can say what is stored; look for a "
+        f"{where}: {READS} reads returned {READS} different results, so it is not known what is stored; look for a "
         "fault of the network or of the store, then run it again"
     )
 
@@ -61,7 +61,7 @@ def read_by_threads(
         try:
             for span in spans:
                 waiting.append(executor.submit(read_span, store, span))
-                if len(waiting) >= 2 * at_once:  # a slow one at the head does not stop the others at once
+                if len(waiting) >= 2 * at_once:  # so that a slow one at the head does not stop the others at once
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -71,10 +71,10 @@ def read_by_threads(
 
 
 class SpanReader:
-    """A reader of a few spans at a time that keeps its threads and their connections until `close`. Thread-safe.
+    """Reads a few spans at a time, and keeps its threads and their connections until `close`. Thread-safe.
 
-    `Store.read_many` is for thousands at a time, and may set up more than a loader's batch is worth. `shared` threads
-    are those of several readers; their owner ends them.
+    `Store.read_many` is for thousands at a time, and its setup may cost more than a loader's batch. The owner of
+    `shared` threads, which several readers use, ends them.
     """
 
     def __init__(self, shared: ThreadPoolExecutor | None = None) -> None:
@@ -96,7 +96,7 @@ class SpanReader:
         return list(results)
 
     def close(self) -> None:
-        """End the threads; another read starts new ones."""
+        """End the threads; the next read starts new ones."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
@@ -104,11 +104,11 @@ class SpanReader:
 
 
 def read_line(file: BinaryIO) -> bytes:
-    """Read a line of any length; a hole in a file is not read. Raises ValueError if it is not text."""
+    """Read a line of any length, but not a hole in a file. Raises ValueError if it is not text."""
     parts = []
     while part := file.readline(_BLOCK_BYTES):
         if b"\0" in part:
-            raise ValueError("it is no text: it holds a byte that is zero")
+            raise ValueError("it is not text: it holds a zero byte")
         parts.append(part)
         if part.endswith(b"\n"):
             break
@@ -116,15 +116,15 @@ def read_line(file: BinaryIO) -> bytes:
 
 
 def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
-    """Open an object, seekable; a remote one is read by ranges of some MB.
+    """Open an object as a seekable file; a remote object is read in ranges of a few MB.
 
-    With `compare`, the bytes are compared with the CRC-32C that the store vouches for when the last one is read, if
-    none was left out. Up to a block of skipped bytes is read for that; if more is skipped at once, nothing is compared.
+    With `compare`, the bytes are compared with the store's CRC-32C once the last one is read, if none was left out. For
+    that, up to a block of skipped bytes is read; if more is skipped at once, nothing is compared.
 
     Raises:
         ObjectNotFoundError: there is no such object.
         StoreError: it cannot be read; reads from the file may raise this as well.
-        DamagedReadError: raised by reads, which brought other bytes than the object's.
+        DamagedReadError: raised by reads from the file that returned other bytes than the object's.
     """
     file = store.open_local(name)
     if file is not None:
@@ -137,7 +137,7 @@ def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
 
 @contextmanager
 def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
-    """Open a temporary copy of an object, seekable, after its CRC-32C was compared with the store's.
+    """Open a temporary copy of an object as a seekable file, after comparing its CRC-32C with the store's.
 
     If the store has no CRC-32C, or the object is a local file, this is `open_object`.
 
@@ -152,13 +152,13 @@ def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
         return
     with store.temporary_folder() as folder, (folder / "copy").open("w+b") as copy:
         try:
-            os.posix_fallocate(copy.fileno(), 0, info.size_bytes)  # a hole that finds no room would be a SIGBUS
+            os.posix_fallocate(copy.fileno(), 0, info.size_bytes)  # a hole on a full disk would be a SIGBUS
         except OSError as error:
             raise StoreError(
                 f"{store.url}/{name}: no room for a copy of {info.size_bytes:,} bytes in {folder.parent}: "
                 f"{error.strerror}; set TMPDIR to a folder that has some"
             ) from error
-        # Ranges go straight into the file's pages, so that an object larger than memory can be compared, too.
+        # Ranges go straight into the file's pages, so that even an object larger than memory can be compared.
         view = memoryview(mmap.mmap(copy.fileno(), info.size_bytes))
 
         def read() -> int:
@@ -172,13 +172,13 @@ def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
 
 def _differs(store: Store, info: ObjectInfo, found: int) -> DamagedReadError:
     return DamagedReadError(
-        f"{store.url}/{info.name}: crc32c of what came is {found:08x}; the store says {info.crc32c:08x}"
+        f"{store.url}/{info.name}: crc32c of the bytes read is {found:08x}; the store says {info.crc32c:08x}"
     )
 
 
 class _Blocks(io.BufferedReader):
     def read1(self, size: int = -1) -> bytes:
-        """Fill the buffer first: `TextIOWrapper` asks for 8 KiB at a time, each of which would be a request."""
+        """Fill the buffer first: `TextIOWrapper` reads 8 KiB at a time, each of which would be a request."""
         self.peek(1)
         return super().read1(size)
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from tpufeed.errors import OptionError, StoreError, UnknownSchemeError
 
-BROKEN_LINK = "broken link"  # the version of a link to nothing, or of one that is not followed
-# File and class of each backend, by name: it imports this file, and its client library is loaded on first use only.
+BROKEN_LINK = "broken link"  # the version of a link to nothing, or of a link that is not followed
+# File and class of each backend, by name: it imports this file, and its client library is loaded on first use.
 _BACKENDS = {
     "file": ("local", "LocalStore"),
     "memory": ("memory", "MemoryStore"),
@@ -34,7 +34,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes `[start, stop)` of an object, up to its end if `stop` is None; `version` as in `Store.read_range`."""
+    """Bytes `[start, stop)` of an object, or up to its end if `stop` is None; `version` as in `Store.read_range`."""
 
     name: str
     start: int = 0
@@ -43,19 +43,19 @@ class Span:
 
 
 class Store(Protocol):
-    """Named bytes below one URL. Names are relative, `/`-separated and never leave the URL.
+    """Named bytes below one URL. Names are relative, `/`-separated and never lead out of the URL.
 
-    Thread-safe. Workers in other processes open their own from `url`.
+    Thread-safe. Workers in other processes open their own store from `url`.
 
-    A read with a `version` gives the bytes of that version, or raises ObjectChangedError if the object has another. A
-    store of fsspec cannot tell without one more request, and reads the present one.
+    A read with a `version` returns the bytes of that version, or raises ObjectChangedError if the object has another.
+    An fsspec store would need one more request to tell, and reads the present version.
 
     Attributes:
-        url: as the user may type it.
+        url: URL in a form that users may type.
         shared: other processes that open `url` see the same objects.
-        conditional: `put` and `put_file` are atomically create-only; if False, let one writer write at a time.
-        generations: the store gives out versions, and no two contents of a name ever have the same.
-        retries: requests that had to be made again.
+        conditional: `put` and `put_file` are atomically create-only; if False, only one writer may write at a time.
+        generations: the store assigns versions, and no two contents of a name ever have the same version.
+        retries: number of repeated requests.
     """
 
     url: str
@@ -68,53 +68,53 @@ class Store(Protocol):
         """Read all bytes. Raises ObjectNotFoundError, ObjectChangedError."""
 
     def read_document(self, name: str, version: str = "") -> bytes:
-        """Read text, like JSON. A hole in a file, which can have any size, is not read. Raises StoreError as `read`."""
+        """Read text, like JSON, but not a hole in a file, which can have any size. Raises as `read`, and StoreError."""
         return self.read(name, version)
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
-        """Read the bytes `[start, stop)`; fewer only if the object ends before. Raises as `read` does."""
+        """Read the bytes `[start, stop)`; fewer only if the object ends earlier. Raises as `read` does."""
 
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
-        """Fill `buffer` from byte `start` on; return the number of bytes, fewer only if the object ends before."""
+        """Read into `buffer` from byte `start` on; return the number of bytes, fewer only if the object ends."""
         data = self.read_range(name, start, start + len(buffer), version)
         buffer[: len(data)] = data
         return len(data)
 
     def read_many(self, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
-        """Yield the bytes of each span in turn, or why they cannot be read; a remote store reads many at once, ahead.
+        """Yield the bytes of each span in turn, or why they cannot be read. A remote store reads many at once, ahead.
 
-        Spans are taken as results are taken. Close the generator unless all are taken.
+        Spans are consumed as results are. Close the generator unless you take all results.
         """
         return (read_span(self, span) for span in spans)
 
     def stat(self, name: str) -> ObjectInfo | None:
-        """Return the object's present state, or None if there is none."""
+        """Return the object's present state, or None if there is no such object."""
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield each object below the folder `prefix`, in no order, never from a cache. A missing folder is empty."""
+        """Yield each object below the folder `prefix` in any order, never from a cache. A missing folder is empty."""
 
     def iter_folders(self) -> Iterator[str]:
-        """Yield the names of the folders right below, in no order."""
+        """Yield the names of the folders right below, in any order."""
 
     def free_bytes(self) -> int | None:
-        """Return how much more fits, or None if it is unknown."""
+        """Return the free space in bytes, or None if it is unknown."""
         return None
 
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        """Create the object, whole or not at all, in place of the object `replaces`, if given.
+        """Create the object, whole or not at all; it replaces the object `replaces`, if given.
 
         Raises:
-            ObjectExistsError: there is an object already, or another than the one to replace.
+            ObjectExistsError: there is an object already, or another one than `replaces`.
         """
 
     def put_file(self, name: str, path: Path, replaces: ObjectInfo | None = None) -> ObjectInfo:
         """Put a closed file of `temporary_folder()`, which this may move. Raises as `put` does."""
 
     def delete(self, name: str, version: str = "") -> None:
-        """Remove the object; if a `version` is given, only that one.
+        """Remove the object; if a `version` is given, only that version.
 
-        A missing object, or one with another version, is no error. A store that is not `conditional` looks just before
-        it removes.
+        A missing object, or one with another version, is no error. A store that is not `conditional` checks the version
+        just before it removes the object.
         """
 
     def local_path(self, name: str) -> Path | None:
@@ -124,7 +124,7 @@ class Store(Protocol):
     def open_local(self, name: str) -> FileIO | None:
         """Open the object as a local file, unbuffered; None if the store is not a local folder.
 
-        Raises StoreError; LinkError if it, or a folder that holds it, is a link not to be followed.
+        Raises StoreError; LinkError if it, or a folder that holds it, is a link that must not be followed.
         """
         return None
 
@@ -133,29 +133,29 @@ class Store(Protocol):
 
 
 def open_store(url: str | Path, follow: bool = True) -> Store:
-    """Return the store at `url`: a path, `file://`, `memory://`, or any scheme that fsspec knows. Touches nothing.
+    """Return the store at `url`: a path, `file://`, `memory://`, or any scheme that fsspec knows. Accesses nothing.
 
     `zip::PATH` is the content of a zip file.
 
     Args:
-        url: where it is.
-        follow: read through symbolic links below a local folder. A dataset is opened without: its author could have put
-            a link to any of our files into it.
+        url: URL or path of the store.
+        follow: read through symbolic links below a local folder. A dataset is opened without this: its author could
+            have put a link to any of our files into it.
 
     Raises:
         UnknownSchemeError: nothing opens this scheme.
-        OptionError: it names no bucket, or is not a text or path, but a list of URLs, say.
+        OptionError: it names no bucket, or is neither text nor a path, but a list of URLs, say.
         MissingExtraError: its backend is not installed.
     """
     if not isinstance(url, str | os.PathLike):
         raise OptionError(
-            f"one URL or path is wanted, like gs://bucket/flowers, not a {type(url).__name__}: {url!r:.80}"
+            f"expected one URL or path, like gs://bucket/flowers, not a {type(url).__name__}: {url!r:.80}"
         )
     text = str(url)
-    if text.startswith("zip::") and "://" not in text:  # fsspec wants a scheme
+    if text.startswith("zip::") and "://" not in text:  # fsspec needs a scheme
         text = f"zip::file://{Path(text.removeprefix('zip::')).absolute()}"
     scheme = url_scheme(text)
-    if text.lower().startswith((f"{scheme}://", f"{scheme}::")):  # and no path with "://" further on
+    if text.lower().startswith((f"{scheme}://", f"{scheme}::")):  # not a path with "://" further on
         text = scheme + text[len(scheme) :]
     file, name = "filesystem", "FsspecStore"
     if scheme in _BACKENDS and not (text.startswith(f"{scheme}::") and "://" in text):  # chains are fsspec's
@@ -173,18 +173,18 @@ def open_store(url: str | Path, follow: bool = True) -> Store:
 
 
 def url_scheme(url: str) -> str:
-    """Return `gs` for gs://bucket/x, `file` for a path, `zip` for a chain of fsspec's like zip::gs://bucket/x.zip."""
+    """Return `gs` for gs://bucket/x, `file` for a path, `zip` for an fsspec chain like zip::gs://bucket/x.zip."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+._-]*)(::[A-Za-z0-9+._:-]+)?://", url)
     return match.group(1).lower() if match else "file"
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it is relative, without `.` and `..` parts and NUL; it could lead out of its store otherwise.
+    """Return `name` if it is relative, without NUL and parts like `..`. Otherwise raise OptionError.
 
-    Raises OptionError.
+    Such a name could lead out of its store.
     """
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise OptionError(f"{name!r} is no name within a store; names are relative, without empty, '.' or '..' parts")
+        raise OptionError(f"{name!r} cannot name an object; names are relative, without empty, '.' or '..' parts")
     return name
 
 

@@ -45,7 +45,7 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
 
 
 def encode_entries(features: Mapping[str, Feature]) -> bytes:
-    """Return the map entries of `Features` in a row. Raises as `encode_example` does."""
+    """Return the map entries of `Features`, one after another. Raises as `encode_example` does."""
     return b"".join(encode_entry(name, feature) for name, feature in features.items())
 
 
@@ -79,7 +79,7 @@ def decode_example(payload: BytesLike, where: str = "record") -> dict[str, Featu
 
 
 def decode_arrays(payload: BytesLike, where: str = "record") -> dict[str, Feature]:
-    """Return the same as `decode_example`, but lists of numbers as arrays of int64 and float32.
+    """Return the features like `decode_example`, but lists of numbers as arrays of int64 and float32.
 
     Arrays of floats are read-only views into `payload`, as bytes values are.
 
@@ -90,7 +90,7 @@ def decode_arrays(payload: BytesLike, where: str = "record") -> dict[str, Featur
 
 
 def decode_entries(entries: BytesLike, where: str = "record") -> dict[str, Feature]:
-    """Return the features of map entries in a row, as `encode_entry` writes them; bytes values are views.
+    """Return the features of successive map entries, as `encode_entry` writes them; bytes values are views.
 
     Raises:
         RecordError: `entries` are something else.
@@ -99,7 +99,7 @@ def decode_entries(entries: BytesLike, where: str = "record") -> dict[str, Featu
 
 
 def split_entries(entries: bytes, where: str = "record") -> dict[str, bytes]:
-    """Return map entries in a row undecoded, by name: this takes an eighth of the time of decoding them.
+    """Return successive map entries undecoded, by name: this takes an eighth of the time of decoding them.
 
     Raises:
         RecordError: `entries` are something else, or their names do not come first.
@@ -153,7 +153,7 @@ def encode_varint(value: SupportsIndex, width: int = 0) -> bytes:
 
 
 def read_varint(buffer: BytesLike, offset: int) -> tuple[int, int]:
-    """Return `(value, offset behind it)` of the unsigned varint at `offset`. Raises IndexError or ValueError."""
+    """Return `(value, offset after it)` of the unsigned varint at `offset`. Raises IndexError or ValueError."""
     value = shift = 0
     while True:
         byte = buffer[offset]

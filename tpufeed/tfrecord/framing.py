@@ -41,14 +41,14 @@ def decode_records(
 ) -> list[memoryview]:
     """Return the payloads of records, both CRCs of each verified.
 
-    The CRCs are computed in one go: they release the GIL, and a thread that has a few microseconds of Python between
-    one release and the next runs into the other threads each time. Twice the throughput on two cores.
+    All CRCs are computed before anything else: they release the GIL, and a thread with a few microseconds of Python
+    between two releases waits for the other threads each time. This doubles the throughput on two cores.
 
     Args:
         records: each exactly one record, from the first byte of the header to the last of the footer.
         where: names the place of record number i in an error, as "shard, record, byte".
-        use: called with number and payload while the bytes are in the processor's cache, before they are known to be
-            sound; it copies them, and no more.
+        use: called with number and payload while the bytes are in the CPU's cache, before they are known to be sound;
+            it must only copy them.
 
     Raises:
         RecordError: a length or a CRC is wrong.
@@ -71,11 +71,11 @@ def decode_records(
 
 
 def find_problem(record: memoryview) -> str:
-    """Say what is wrong with bytes that should be exactly one record; "" if nothing is."""
+    """Return what is wrong with bytes that should be exactly one record; "" if nothing is."""
     length, problem = read_length(record, len(record))
     payload_bytes = len(record) - OVERHEAD_BYTES
     if payload_bytes >= 0 and length != payload_bytes and problem != LENGTH_DAMAGED:
-        return f"the record says {length} bytes of payload, the index says {payload_bytes}"
+        return f"the record says {length} bytes of payload, but the index says {payload_bytes}"
     if not problem and record[-FOOTER_BYTES:] != encode_footer(crc32c(record[HEADER_BYTES:-FOOTER_BYTES])):
         return f"the CRC of the payload ({length} bytes) does not match; the bytes are damaged"
     return problem
@@ -85,7 +85,7 @@ def read_length(data: memoryview, left: int) -> tuple[int, str]:
     """Return the length in the header at the start of `data`, and why it cannot be used; "" if it can.
 
     `left` bytes of the shard remain from the header on. A length is refused if its CRC does not match, or if the shard
-    cannot hold it: it may be damaged, so that no memory may be requested by it.
+    cannot hold it: a damaged length must not be used to allocate memory.
     """
     if left < OVERHEAD_BYTES:
         return 0, f"truncated; {left} bytes are left, a record takes at least {OVERHEAD_BYTES}"
@@ -93,5 +93,5 @@ def read_length(data: memoryview, left: int) -> tuple[int, str]:
     if data[:HEADER_BYTES] != encode_header(length):
         return length, LENGTH_DAMAGED
     if length > left - OVERHEAD_BYTES:
-        return length, f"truncated; the record wants {length} bytes of payload, {left - OVERHEAD_BYTES} are left"
+        return length, f"truncated; the record has {length} bytes of payload, but {left - OVERHEAD_BYTES} are left"
     return length, ""

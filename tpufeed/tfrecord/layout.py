@@ -1,8 +1,8 @@
 """The fixed layout of tpufeed's records: a tf.train.Example whose image and integers are at known places.
 
-Any protobuf parser reads these bytes; a loader need not parse them. The image comes first and every length before it
+Any protobuf parser reads these bytes; a loader need not parse them. The image comes first, and every length before it
 is a varint padded to 5 bytes, so it starts at `image_offset` of the payload, whatever its size. The integer features
-follow in a stated order, each value a varint padded to 10 bytes. All other features come last.
+follow in a fixed order, each value a varint padded to 10 bytes. All other features come last.
 """
 
 import struct
@@ -40,9 +40,9 @@ class FixedLayout:
         self.int_keys = tuple(int_keys)
         self._key_field = encode_field(1, image_key.encode())
         self.image_offset = 30 + len(self._key_field)  # five tags, each with a padded length, and the key
-        self._key_at = slice(12, 12 + len(self._key_field))  # behind two of them
+        self._key_at = slice(12, 12 + len(self._key_field))  # after two of them
         self._length_at = slice(self.image_offset - _LENGTH_BYTES, self.image_offset)
-        # Entries of one padded varint, without it: all their lengths are known.
+        # Entries of one padded varint, up to this: all their lengths are known.
         packed = encode_field(3, encode_field(1, bytes(_INT_BYTES)))
         entries = (encode_field(1, encode_field(1, name.encode()) + encode_field(2, packed)) for name in self.int_keys)
         self._heads = tuple(entry[:-_INT_BYTES] for entry in entries)
@@ -108,8 +108,8 @@ class FixedLayout:
     def split(self, payload: memoryview) -> tuple[int, tuple[int, ...], bytes] | None:
         """Return `(image_bytes, integers, rest)` of a payload if every length before `rest` is right, else None.
 
-        `rest` is a copy of what follows the integers. `decode` does not look at the lengths around the image, which no
-        loader needs; this compares them, as other parsers rely on them.
+        `rest` is a copy of the bytes after the integers. `decode` skips the lengths around the image, which no loader
+        needs; this compares them, as other parsers rely on them.
         """
         found = self._find(payload)
         if found is None:
@@ -121,7 +121,7 @@ class FixedLayout:
         return length, ints, bytes(payload[stop + self._ints.size :])
 
     def _encode_prefix(self, image_bytes: int, payload_bytes: int) -> bytes:
-        """Return the bytes of a payload before its image: five messages, one within the other."""
+        """Return the bytes of a payload before its image: five nested messages."""
         return b"\x0a%b\x0a%b%b\x12%b\x0a%b\x0a%b" % (
             _pad_length(payload_bytes - 6),
             _pad_length(self.image_offset + image_bytes - 12),
@@ -164,7 +164,7 @@ class FixedLayout:
 class ScalarEntry:
     """Reads one feature of exactly one value in the shortest encoding, as `encode_entry` writes it.
 
-    It compares bytes at their places, which is ten times faster than parsing. Entries with lengths of more than a byte
+    It compares bytes at fixed offsets, which is ten times faster than parsing. Entries with lengths of more than a byte
     are left to the parser. Immutable.
     """
 
@@ -186,9 +186,9 @@ class ScalarEntry:
             self._size = len(head)
 
     def read(self, data: bytes, at: int) -> tuple[bytes, int] | None:
-        """Return `(value, offset behind the entry)` of the entry at `at`; None if it is another or encoded otherwise.
+        """Return `(value, offset after the entry)` of the entry at `at`; None for another entry or encoding.
 
-        The value is its bytes: the string itself, four bytes of a float, or a varint.
+        The value is bytes: the string itself, four bytes of a float, or a varint.
         """
         if not self._heads:
             return None
@@ -214,7 +214,7 @@ def _pad_length(length: int) -> bytes:
 
 @lru_cache(maxsize=1 << 16)  # labels and sizes come again and again
 def _read_padded(varint: bytes) -> int | None:
-    """Return the int64 of a varint that fills all of these bytes, which are several; None if they are none."""
+    """Return the int64 of a padded varint of exactly these bytes; None if they are something else."""
     if len(varint) < _LENGTH_BYTES or varint[-1] > 0x7F or min(varint[:-1]) < 0x80:
         return None
     return to_signed(read_varint(varint, 0)[0])

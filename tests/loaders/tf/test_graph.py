@@ -234,7 +234,7 @@ def test_a_dataset_that_was_built_anew_is_not_read(copied, dataset_url):
         manifest = path.parent / "manifest.json"
         data = manifest.read_bytes()
         manifest.write_bytes(data.replace(b'"run_id": "', b'"run_id": "x'))
-        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{url} was built anew while it was read"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{url} was rebuilt while it was read"):
             list(iterator if repeat else dataset)
         manifest.unlink()
         with pytest.raises(tf.errors.NotFoundError, match=f"{manifest}"):

@@ -243,7 +243,7 @@ def test_tfds_test_split_has_labels_that_are_none(photos, tmp_path):
     write(tmp_path / "imagenet2012-test.tfrecord-00000-of-00001", records)
     with pytest.raises(
         RecordError,
-        match=r"record 0, byte 0: the label 'label' is -1; .* adopt this split apart with --only, --label-key none",
+        match=r"record 0, byte 0: the label 'label' is -1; .* adopt this split separately with --only, ",
     ):
         tpufeed.adopt(tmp_path, tmp_path / "test")
     tpufeed.adopt(tmp_path, tmp_path / "test", label_key="none")

@@ -206,5 +206,5 @@ def test_a_copy_does_not_read_another_dataset(bucket, small_url, cache_url):
     store.put("manifest.json", other.read("manifest.json"))
     copied = pickle.loads(data)
     assert len(copied) == SAMPLES
-    with pytest.raises(ObjectChangedError, match=r"holds another dataset \(content digest .* it was built anew"):
+    with pytest.raises(ObjectChangedError, match=r"holds another dataset \(content digest .* it was rebuilt"):
         copied[0]

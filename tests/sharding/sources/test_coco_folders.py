@@ -57,13 +57,13 @@ TAKEN = [
 ]
 # ... and what the error names
 REFUSED = [
-    ("a/result.json", {"a/unzipped/deep/images": ALL, "b": ALL, "images": ALL}, "none of"),
-    ("a/annotations/result.json", {"a/unzipped/deep/images": ALL, "b": ALL, "images": ALL}, "none of"),
+    ("a/result.json", {"a/unzipped/deep/images": ALL, "b": ALL, "images": ALL}, "no image like"),
+    ("a/annotations/result.json", {"a/unzipped/deep/images": ALL, "b": ALL, "images": ALL}, "no image like"),
     ("a.json", {"a/unzipped/deep": ALL, "b": ALL}, "a.json: images like 0000.png are in"),  # of the project b
-    ("a.json", {"b": ALL, "docs": []}, "nothing says"),
+    ("a.json", {"b": ALL, "docs": []}, "nothing tells"),
     ("c/annotations/instances_val2017.json", {"c/train2017": ALL}, "another split"),
     ("c/annotations/instances_val2017.json", {"c/val2017": [], "c/train2017": ALL}, "another split"),
-    ("c/annotations/instances_val2017.json", {"c/val2017": [], "c/images": ALL}, "val2017 is called like it"),
+    ("c/annotations/instances_val2017.json", {"c/val2017": [], "c/images": ALL}, "val2017 has the name of the file"),
     ("c/annotations/instances_val2017.json", {"c/val2017": SOME, "c/images": ALL}, "and in"),
     ("c/annotations/x.json", {"c/one": SOME}, "4 of 5"),
     ("c/annotations/x.json", {"c/images": ALL, "c/data": ALL}, "and in"),
@@ -98,7 +98,7 @@ def test_no_folder_is_taken_that_may_be_of_something_else(path, folders, said, m
 
 def test_names_with_a_folder_of_another_project(make, tmp_path):
     path = make("a/result.json", {"a/deep/er/images": ALL, "b/images": ALL}, prefix="images/")
-    with pytest.raises(OptionError, match="none of"):
+    with pytest.raises(OptionError, match="no image like"):
         tpufeed.shard(path, tmp_path / "out", workers=1)
 
 

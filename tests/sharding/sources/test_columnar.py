@@ -85,7 +85,7 @@ def test_each_row_group_is_decoded_once_for_each_shard_that_has_rows_of_it(hub, 
 
 def test_row_groups_that_are_larger_than_a_shard_are_said(hub, tmp_path):
     result = tpufeed.shard(str(hub / "data/train-*.parquet"), tmp_path / "d", shard_bytes=4096, workers=1)
-    assert "more than a shard: each shard of one decodes it from its start" in result.warnings[0]
+    assert "more than a shard: each shard decodes its row group from the start" in result.warnings[0]
 
 
 def test_no_image_is_read_before_the_plan(hub, take, monkeypatch):

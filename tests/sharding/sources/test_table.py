@@ -514,11 +514,11 @@ def test_paths_of_all_kinds(images, table, small_jpegs, tmp_path):
         "broken.jpg": "no such file",
         "foo://host/x.jpg": "row 15 of .*: nothing opens foo://",
         "memory://nowhere/x.jpg": "no such file",
-        "memory://host": "is no name within a store",
-        "a\0b.jpg": "is no name within a store",
+        "memory://host": "cannot name an object",
+        "a\0b.jpg": "cannot name an object",
         "sub": "no such file",
         ".": "no such file",
-        "/": "is no name within a store",
+        "/": "cannot name an object",
         "x" * 300 + ".jpg": "File name too long",
     }
     rows = [{"path": path, "n": n} for n, path in enumerate([*good, *bad])]
@@ -682,7 +682,7 @@ def test_blanks_around_the_names_of_columns(delimiter, text, table, take):
 def test_blanks_in_a_table_whose_header_has_none_are_values_and_said(table, take):
     inventory, inputs = take(table("image,label\n0.jpg, cat\n1.jpg,cat\n"))
     assert inventory.classes.names == (" cat", "cat")
-    assert any("blanks around their names, like ' cat'" in said for said in inventory.warnings)
+    assert any("spaces around their names, like ' cat'" in said for said in inventory.warnings)
     assert len(by_path(inputs)) == 2
 
 

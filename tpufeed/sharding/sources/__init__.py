@@ -1,1 +1,1 @@
-"""The kinds of raw images: a file a kind, all of one Protocol."""
+"""The kinds of raw images: one file per kind, all with one Protocol."""

@@ -1,4 +1,4 @@
-"""Files of labels, boxes and texts among the images of a folder: what they are, and which command reads them."""
+"""Recognise files of labels, boxes and texts among the images of a folder, and say which command reads them."""
 
 import itertools
 import posixpath
@@ -19,13 +19,13 @@ from tpufeed.sharding.sources.table import LABEL_COLUMNS, SUFFIXES, TableColumns
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
-_MOST_KEPT = 32  # names of a kind, of which the beginnings are read
+_MOST_KEPT = 32  # names of a kind; the beginnings of these files are read
 _HEAD_BYTES = 1 << 16
 _ROWS = 100
 _SHOWN = 3
 _BOX = 4
 _COCO_KEY = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
-_NO_BOXES = re.compile(r"(?:.*/)?(captions|panoptic|image_info)_[^/]*")  # files of COCO's annotations
+_NO_BOXES = re.compile(r"(?:.*/)?(captions|panoptic|image_info)_[^/]*")  # COCO files without boxes
 _YOLO = re.compile(rb"\s*\d+(\s+[-+0-9.eE]+){4,}\s*")  # a line
 _OWN_NAMES = ("metadata", "_annotations")  # of the Hugging Face imagefolder, of Roboflow
 _OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "category_id", "name")
@@ -33,13 +33,13 @@ _ROW_A_BOX = "a row for each box"
 
 
 def _is_yolo(head: bytes) -> bool:
-    # Line by line: one pattern for all of them tried every way to cut a file of numbers into rows, without end.
+    # Line by line: one pattern for all lines tried every way to cut a file of numbers into rows, without end.
     lines = head.splitlines()[: -1 if len(head) == _HEAD_BYTES else None]
     rows = [line for line in lines if line.strip()]
     return bool(rows) and all(map(_YOLO.fullmatch, rows))
 
 
-# By their endings what they are, and whether the beginning of a file is of one.
+# For each ending the kind of annotations, and a test of a file's beginning.
 _OWN_FORMATS: dict[str, tuple[str, Callable[[bytes], bool]]] = {
     ".json": ("labelme", lambda head: b'"shapes"' in head),
     ".xml": ("Pascal VOC", lambda head: b"<annotation" in head),
@@ -49,13 +49,13 @@ _OWN_FORMATS: dict[str, tuple[str, Callable[[bytes], bool]]] = {
 
 @dataclass(slots=True)
 class AnnotationFiles:
-    """Takes note of the files of a folder that are no images, and says which of them annotate images."""
+    """Collects the files of a folder that are not images, and says which of them annotate images."""
 
-    counts: Counter[str] = field(default_factory=Counter)  # of each ending
-    names: dict[str, list[str]] = field(default_factory=dict)  # a few of each ending
+    counts: Counter[str] = field(default_factory=Counter)  # by ending
+    names: dict[str, list[str]] = field(default_factory=dict)  # a few for each ending
 
     def add(self, name: str) -> None:
-        """Take note of a file."""
+        """Add a file."""
         suffix = posixpath.splitext(name)[1].lower()
         if suffix in (*SUFFIXES, *_OWN_FORMATS) and not is_hidden(name):
             self.counts[suffix] += 1
@@ -65,15 +65,13 @@ class AnnotationFiles:
             kept.append(name)
 
     def iter_notes(self, store: Store, classed: bool) -> Iterator[str]:
-        """Yield a sentence on each kind of annotations, which are not read as the source is a folder of images.
+        """Yield a warning of each kind of annotations, as a folder of images is sharded without reading them.
 
-        Args:
-            store: the folder.
-            classed: its images have classes by their folders: a table of labels adds nothing then.
+        If images are `classed` by their folders, a table of labels adds nothing.
         """
         commands, with_boxes = list[str](), list[str]()
         for name in itertools.chain.from_iterable(self.names.get(suffix, []) for suffix in SUFFIXES):
-            with suppress(TpufeedError):  # no table of images, or one that cannot be read: the folder is none the worse
+            with suppress(TpufeedError):  # not a table of images, or unreadable: the folder is fine without it
                 options = _read_table(store, name, classed)
                 if options == _ROW_A_BOX:
                     with_boxes.append(name)
@@ -82,9 +80,9 @@ class AnnotationFiles:
         yield from _say("tables", commands)
         if with_boxes:
             yield (
-                f"tables with a row for each box are not read, like {with_boxes[0]}: make JSON lines with a row for "
-                "each image (docs/samples.md has a program), and run: tpufeed shard boxes.jsonl DST --boxes boxes "
-                "--label label"
+                f"tables with one row per box are not read, like {with_boxes[0]}: write JSON lines with one row per "
+                "image (docs/samples.md has a program), and run: tpufeed shard boxes.jsonl DST --boxes boxes --label "
+                "label"
             )
         documents = {name: _read_head(store, name) for name in self.names.get(COCO_SUFFIXES[0], [])}
         files = list[str]()
@@ -92,7 +90,7 @@ class AnnotationFiles:
             keys = {found[1] for found in _COCO_KEY.finditer(head)}
             if len(keys) > (len(head) < _HEAD_BYTES) and not _NO_BOXES.fullmatch(name):  # one is enough in a long file
                 files.append(_command(store, name))
-        yield from _say("files of COCO", files)
+        yield from _say("COCO files", files)
         heads = {".json": list(documents.values())}
         for suffix in (".xml", ".txt"):  # a classes.txt may come first or last
             names = self.names.get(suffix, [])
@@ -100,18 +98,18 @@ class AnnotationFiles:
         for suffix, (what, is_one) in _OWN_FORMATS.items():
             if any(map(is_one, heads[suffix])):
                 yield (
-                    f"{suffix} files of {what} among the images ({self.counts[suffix]:,} {suffix}) are not read, with "
-                    "the labels and boxes in them, and no command reads them: convert them to a file of COCO, as CVAT "
-                    "and Roboflow export it, or to JSON lines with a row for each image (docs/samples.md)"
+                    f"{what} files among the images ({self.counts[suffix]:,} {suffix}), with labels and boxes, are not "
+                    "read, and no command reads them: convert them to a COCO file, as CVAT and Roboflow export it, or "
+                    "to JSON lines with one row per image (docs/samples.md)"
                 )
 
 
 def _say(what: str, commands: Sequence[str]) -> Iterator[str]:
-    apart = ", each apart" if len(commands) > 1 else ""
+    apart = ", each separately" if len(commands) > 1 else ""
     more = f"; and {len(commands) - _SHOWN} more" if len(commands) > _SHOWN else ""
     if commands:
         yield (
-            f"{what} among the images are not read, with the labels and boxes in them. To take them{apart}: "
+            f"{what} among the images, with labels and boxes, are not read. To use them{apart}: "
             f"{'; '.join(commands[:_SHOWN])}{more}"
         )
 
@@ -121,11 +119,7 @@ def _command(store: Store, name: str, options: str = "") -> str:
 
 
 def _read_table(store: Store, name: str, classed: bool) -> str | None:
-    """Return the options that take a table of images, or `_ROW_A_BOX`; None if it says nothing of these images.
-
-    Raises:
-        TpufeedError: it is no table of images.
-    """
+    """Return the options that read a table, or `_ROW_A_BOX`; None if it adds nothing. Raises TpufeedError."""
     folder, _, file = name.rpartition("/")
     if name.lower().endswith(".parquet") and not file.startswith(_OWN_NAMES):  # it may hold anything, of any size
         return None
@@ -153,7 +147,7 @@ def _boxes_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
             continue
         owner, dot, _ = name.rpartition(".")
         label = next((f"{owner}{dot}{last}" for last in _OF_BOXES if f"{owner}{dot}{last}" in columns), None)
-        form = " --box-format xywh" if name.endswith("bbox") else ""  # as `datasets` and COCO have them
+        form = " --box-format xywh" if name.endswith("bbox") else ""  # the usage of `datasets` and COCO
         said = " --label none" if label is None else f" --label {shlex.quote(label)}"
         return f" --boxes {shlex.quote(name)}{form}{said}"
     return ""

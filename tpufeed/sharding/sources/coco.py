@@ -1,6 +1,6 @@
-"""COCO's JSON as a source: boxes, their categories, and keypoints if there are some.
+"""Read COCO's JSON: boxes, their categories, and keypoints if there are any.
 
-A file of 450 MB says the outlines of 860,000 objects. Only what becomes a feature is taken out of it.
+A file of 450 MB has the outlines of 860,000 objects. Only fields that become features are decoded.
 """
 
 import itertools
@@ -20,16 +20,7 @@ from tpufeed.sharding.boxes import FlipPairs, declare
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources.source import (
-    Contents,
-    Found,
-    Place,
-    Source,
-    identity_of,
-    is_hidden,
-    listing,
-    resolve,
-)
+from tpufeed.sharding.sources.source import Contents, Found, Place, Source, identity_of, is_hidden, listing, resolve
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 
@@ -37,7 +28,7 @@ SUFFIXES = (".json",)
 _BOXES, _KEYPOINTS, _CROWD, _IMAGE_ID = "boxes", "keypoints", "iscrowd", "image_id"
 _TRIED_IMAGES = 16
 _LEVELS = 3
-_MOST_FOLDERS = 1000  # that are looked into for the images
+_MOST_FOLDERS = 1000  # to search for the images
 _AT_ONCE = 2048
 _SHOWN = 3
 # Words in the names of folders and files, without a plural's s.
@@ -49,8 +40,8 @@ _GENERAL = _IMAGES | _ANNOTATIONS | {"coco", "instance", "keypoint", "person", "
 _EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
 _BOX = 4
 _MOST_POINTS = 512  # keypoints of an object: a face has up to 478
-_MOST_POINTS_OF_IMAGE = 200_000  # an object without keypoints takes as many numbers as the others
-_SAID = 40  # characters of a value
+_MOST_POINTS_OF_IMAGE = 200_000  # keypoints; an object without keypoints takes as many numbers as the others
+_SAID = 40  # characters of a value in a message
 _MOST_PIXELS = 1 << 31  # of a side
 _INT64 = 1 << 63
 _LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
@@ -89,31 +80,22 @@ _CONTENT = msgspec.json.Decoder(_Content)
 
 @dataclass(frozen=True, slots=True)
 class Coco:
-    """Contents of a file.
+    """Contents of a file, in its order."""
 
-    Attributes:
-        where: its URL.
-        images: in the file's order.
-        categories: names by their ids, in the order of these.
-        annotations: by the id of their image, in the file's order.
-        keypoints: how many an annotation has; 0 if none has any.
-        flip_pairs: keypoints that are the left and the right of the same, by their names; None if these do not say it.
-    """
-
-    where: str
+    where: str  # its URL
     images: list[_Image]
-    categories: dict[int, str]
-    annotations: dict[int, list[_Annotation]]
-    keypoints: int
-    flip_pairs: FlipPairs | None
+    categories: dict[int, str]  # names in the order of their ids
+    annotations: dict[int, list[_Annotation]]  # by the id of their image
+    keypoints: int  # of an annotation; 0 if no annotation has any
+    flip_pairs: FlipPairs | None  # keypoints that are left and right, by their names; None if these do not tell
 
 
 def read_coco(store: Store, name: str) -> Coco:
     """Read the file `name`.
 
     Raises:
-        SourceError: it is not COCO's, or contradicts itself; says where.
-        NoInputsError: it has no images.
+        SourceError: it is not a COCO file, or contradicts itself; says where.
+        NoInputsError: it names no images.
         UnavailableError, AccessError: the store does not answer, or refuses.
     """
     where = f"{store.url}/{name}"
@@ -123,11 +105,11 @@ def read_coco(store: Store, name: str) -> Coco:
         content = _CONTENT.decode(data.removeprefix(b"\xef\xbb\xbf"))
     except msgspec.ValidationError as error:
         raise SourceError(
-            f"{where}: no annotations of COCO's instances or keypoints: {error}; {_EXPECTED}. A table as JSON has an "
-            "object on each line, and is called .jsonl"
+            f"{where}: not annotations of COCO's instances or keypoints: {error}; {_EXPECTED}. A table in JSON has one "
+            "object per line, and a name that ends in .jsonl"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"{where}: not JSON: {error}. The file was cut short or not copied well") from error
+        raise SourceError(f"{where}: not JSON: {error}. The file was cut short or badly copied") from error
     if not content.images:
         raise NoInputsError(f"{where}: it names no images")
     categories = sorted(content.categories, key=lambda category: category.id)
@@ -143,25 +125,25 @@ def read_coco(store: Store, name: str) -> Coco:
     for number, one in enumerate(content.annotations):
         if one.image_id not in by_image:
             raise SourceError(
-                f"{where}: annotation {number} (from 0) is of the image {one.image_id}, which is none of its "
-                f"{len(by_image):,} images; take such annotations out"
+                f"{where}: annotation {number} (from 0) belongs to the image {one.image_id}, which is not among its "
+                f"{len(by_image):,} images; remove such annotations"
             )
         by_image[one.image_id].append(one)
     marked = (one.keypoints for annotations in by_image.values() for one in annotations if one.keypoints)
     each = len(next(marked, ())) // _POINT
     if each > _MOST_POINTS:
-        raise SourceError(f"{where}: an annotation has {each:,} keypoints; at most {_MOST_POINTS:,} are taken")
+        raise SourceError(f"{where}: an annotation has {each:,} keypoints; at most {_MOST_POINTS:,} are allowed")
     named = {category.id: category.name for category in categories}
-    # Categories that have keypoints all have to say the same pairs.
+    # All categories that have keypoints must agree on the pairs.
     used = {one.category_id for one in content.annotations if one.keypoints}
     pairs = {_pair_names(category.keypoints, each) for category in categories if category.id in used}
     return Coco(where, content.images, named, by_image, each, pairs.pop() if len(pairs) == 1 else None)
 
 
 def _say_wrong(one: _Annotation, coco: Coco) -> str:
-    """Return what of an annotation is not of COCO's shapes; empty for a sound one."""
+    """Return the field of an annotation that is wrong; empty for a sound annotation."""
     if one.category_id not in coco.categories:
-        return f"'category_id' {one.category_id}, which is none of its {len(coco.categories)} categories"
+        return f"'category_id' {one.category_id}, which is not among its {len(coco.categories)} categories"
     if not -_INT64 <= one.iscrowd < _INT64:
         return f"'iscrowd' {str(one.iscrowd)[:_SAID]}; expected 0 or 1"
     if one.keypoints and coco.keypoints and len(one.keypoints) != coco.keypoints * _POINT:
@@ -171,7 +153,7 @@ def _say_wrong(one: _Annotation, coco: Coco) -> str:
 
 
 def _side(value: Any) -> int:
-    """Return a width or height: 0 if none is said, -1 for what cannot be one."""
+    """Return a width or height: 0 if it is missing, -1 if it is impossible."""
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < _SAID:
         value = int(value)
     if value is None or value == 0:
@@ -181,7 +163,7 @@ def _side(value: Any) -> int:
 
 
 def _pair_names(names: Any, points: int) -> FlipPairs | None:
-    """Return the pairs of left_eye and right_eye, L-ear and R-ear and their like; None if there are none."""
+    """Return the pairs of names like left_eye and right_eye, or L-ear and R-ear; None if there are none."""
     if not isinstance(names, list) or len(names) != points or not all(isinstance(name, str) for name in names):
         return None
     places = {name.lower(): place for place, name in enumerate(names)}
@@ -190,21 +172,17 @@ def _pair_names(names: Any, points: int) -> FlipPairs | None:
 
 
 def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
-    """Find the folder that the names of images are relative to.
+    """Find the folder that the names of images are relative to. `store` has their file; a user may name the `folder`.
 
-    That is the folder of the file, if they are there; else a folder in it, or in one of them that is called `images`.
-    COCO's own files are in `annotations`, next to `train2017` and the like: the folder above one that is called so is
-    looked into as well. Annotation tools call the images of every project alike. So a folder is only taken if nothing
-    speaks against it: it holds all images that are looked for, or is called like the file; it is not called like
-    another split; no other one holds them as well; and it is called like one of images, or is the only one there.
-
-    Args:
-        coco: names the images.
-        store: the folder of its file.
-        folder: the folder of the images, if the user says it.
+    It is the folder of the file, if the images are there; else a folder inside it, or inside one of these that is
+    called `images`. COCO's own files are in `annotations`, next to `train2017` and so on: from a folder of such a name
+    the search starts one folder higher. Annotation tools give the images of every project the same names. So a folder
+    is only taken if nothing speaks against it: it holds all images of the probe, or its name is like the file's; its
+    name does not mention another split; no other folder holds them as well; and its name is usual for images, or it is
+    the only folder there.
 
     Raises:
-        OptionError: there is none, or nobody can tell which; says what to give.
+        OptionError: there is no such folder, or several are possible; says what to pass.
         UnavailableError, AccessError: the store does not answer, or refuses.
     """
     if folder is not None:
@@ -212,7 +190,7 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     step = max(1, len(coco.images) // _TRIED_IMAGES)
     names = [image.file_name for image in coco.images[::step][:_TRIED_IMAGES]]
     if all(file.startswith("/") or "://" in file for file in (resolve(store.url, name) for name in names)):
-        return store  # they are no relative names
+        return store  # all names are absolute
     around = _look_around(coco, store, names)
     found, stem = around.found, coco.where.rpartition("/")[2].rpartition(".")[0]
     if found.get(store.url) == len(names):  # they are relative to their file
@@ -221,7 +199,7 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     own = splits_mentioned([stem])
 
     def is_meant(url: str) -> bool:
-        """Return true for `val2017` and `instances_val2017`, `images_val` and `val`, `site3` and `site3_boxes`."""
+        """Return true if a folder's name fits the file's: `val2017` and `instances_val2017`, `val` and `images_val`."""
         called = url.rpartition("/")[2]
         parts, splits = _words(called) - _GENERAL, splits_mentioned([called])
         is_called_so = bool(parts) and parts <= _words(stem) - _GENERAL
@@ -244,40 +222,35 @@ def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
     if len(fit) > 1:
         why = f"{like} {' and in '.join((whole if len(whole) > 1 else fit)[:_SHOWN])}"
     elif whole:
-        other = f", and {rival} is called like it and does not hold them" if rival else ""
-        why = f"{like} {whole[0]}, and nothing says that they are those of this file{other}"
+        other = f", and {rival} has the name of the file but does not hold them" if rival else ""
+        why = f"{like} {whole[0]}, but nothing tells that they belong to this file{other}"
     elif fit:
-        why = f"{like} {fit[0]}, but only {found[fit[0]]} of {len(names)} that were looked for"
+        why = f"{like} {fit[0]}, but only {found[fit[0]]} of {len(names)} that were looked up"
     elif found:
-        why = f"{like} {next(iter(found))}, which is called like another split"
+        why = f"{like} {next(iter(found))}, which has the name of another split"
     else:
-        why = f"its images, like {names[0]}, are in none of {len(around.looked)} folders around {store.url}"
-    raise OptionError(f"{coco.where}: {why}; say which folder its file names are relative to: --image DIR")
+        why = f"no image like {names[0]} is in the {len(around.looked)} folders around {store.url}"
+    raise OptionError(f"{coco.where}: {why}; pass the folder that its file names are relative to: --image DIR")
 
 
 class _Around(NamedTuple):
-    """Folders around a file of COCO.
+    """Folders around a COCO file."""
 
-    Attributes:
-        tops: its own, and the one above it if that may hold its images.
-        looked: those that were looked into.
-        found: how many of the images are in those that have some.
-        alone: those that have no other folder beside them, but for that of the file.
-    """
-
-    tops: list[str]
-    looked: list[str]
-    found: dict[str, int]
-    alone: set[str]
+    tops: list[str]  # its own folder, and the one above it if that may hold its images
+    looked: list[str]  # all that were searched
+    found: dict[str, int]  # number of images in each that has some
+    alone: set[str]  # those that have no folder beside them, except the file's own
 
 
 def _look_around(coco: Coco, store: Store, names: Sequence[str]) -> _Around:
     parent, _, own = store.url.rstrip("/").rpartition("/")
     tops = [store.url]
-    if parent and not parent.endswith((":", "/")) and not _ANNOTATIONS.isdisjoint(_kinds(own)):  # no bucket's parent
+    if (
+        parent and not parent.endswith((":", "/")) and not _ANNOTATIONS.isdisjoint(_kinds(own))
+    ):  # a bucket has no parent
         tops.append(parent)
     around, roots = _Around(tops, [], {}, set()), tops[:]
-    with listing(f"the images of {coco.where} cannot be looked for"):
+    with listing(f"the images of {coco.where} cannot be looked up"):
         for _ in range(_LEVELS):
             roots = roots[: _MOST_FOLDERS - len(around.looked)]
             inner = [url for url in roots if not around.looked or url.rpartition("/")[2].lower() == "images"]
@@ -308,23 +281,23 @@ def _kinds(name: str) -> set[str]:
 
 
 class CocoSource(Source):
-    """The images of a file, each with its boxes; one without annotations is a sample without boxes."""
+    """The images of a file with their boxes; an image without annotations is a sample without boxes."""
 
     kind, suffixes = "coco", SUFFIXES
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
             raise OptionError(
-                f"{place.store.url}: {len(place.files)} files of COCO; shard each apart, as each has its own images"
+                f"{place.store.url}: {len(place.files)} COCO files; shard each separately with its images"
             )
         if options.split_by is not None:
-            raise OptionError("a file of COCO is split by shares, or shard those of each split apart")
+            raise OptionError("a COCO file is split by shares; or shard the file of each split separately")
         if options.label not in ("auto", "none"):
             raise OptionError(f"the labels of COCO's boxes are its categories, or none; not {options.label!r}")
         own = ("columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
         given = [name for name in own if getattr(options, name)]
         if given:
-            raise OptionError(f"a file of COCO says its boxes and columns itself; leave out {', '.join(given)}")
+            raise OptionError(f"a COCO file declares its boxes and columns itself; leave out {', '.join(given)}")
         self._labelled = options.label == "auto"
         self._coco = coco = read_coco(place.store, place.files[0].name)
         self.base = find_images(coco, place.store, options.image).url
@@ -342,7 +315,7 @@ class CocoSource(Source):
         )
 
     def iter_files(self) -> Iterator[str]:
-        """Yield what the file names; no image is looked at."""
+        """Yield the names in the file, without looking the images up."""
         return (resolve(self.base, image.file_name) for image in self._coco.images)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
@@ -355,7 +328,7 @@ class CocoSource(Source):
     def _to_item(self, image: _Image, file: str, info: ObjectInfo | TpufeedError | None) -> Item:
         coco, annotations = self._coco, self._coco.annotations[image.id]
         wrong = [_say_wrong(one, coco) for one in annotations]
-        # What is wrong has a place all the same: a reject says nothing of the types of columns.
+        # Wrong values keep their places, as a reject must not affect the types of columns.
         boxes = [one.bbox if len(one.bbox) == _BOX else [0.0] * _BOX for one in annotations]
         columns: dict[str, Any] = {
             _IMAGE_ID: image.id,
@@ -379,10 +352,10 @@ class CocoSource(Source):
         elif any(wrong):
             problem = "bad_box", f"an annotation of {said} has the {next(filter(None, wrong))}"
         elif min(height, width) < 0:
-            problem = "bad_box", f"{said} has a 'width' or 'height' that is no size"
+            problem = "bad_box", f"{said} has an impossible 'width' or 'height'"
         elif len(annotations) * coco.keypoints > _MOST_POINTS_OF_IMAGE:
-            count = f"{len(annotations):,} annotations, which is more than {_MOST_POINTS_OF_IMAGE:,} keypoints"
-            problem = "bad_box", f"{said} has {count} at {coco.keypoints} for each"
+            count = f"{len(annotations):,} annotations of {coco.keypoints} keypoints"
+            problem = "bad_box", f"{said} has {count}, which is more than {_MOST_POINTS_OF_IMAGE:,} keypoints"
             columns[_KEYPOINTS] = []
         label = None
         if self._labelled:

@@ -1,8 +1,8 @@
-"""Images inside of columns: Parquet files as the Hugging Face hub has them, and folders of `datasets`' `save_to_disk`.
+"""Read images inside columns: Parquet files as on the Hugging Face hub, and folders of `save_to_disk` of `datasets`.
 
-A column of images is a struct of `bytes` and `path`, or of bytes alone. Listing reads footers and the other columns,
-and no image: a row of Parquet counts as many bytes as those of its row group have on average. The Arrow files of
-`save_to_disk` are not compressed, so that each image has its place in the file, and is read there.
+A column of images is a struct of `bytes` and `path`, or only bytes. Listing reads footers and the other columns, but no
+image: a row of Parquet counts as the average bytes of its row group. The Arrow files of `save_to_disk` are not
+compressed, so each image is read at its place in the file.
 """
 
 import itertools
@@ -50,17 +50,17 @@ _SPLIT_OF_WORD = {
 _PART_OF_SPLIT = re.compile(r"(?:.*/)?data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}\b[^/]*")  # of a split of any name
 _SUFFIX = re.compile(r"\.(parquet|arrow)\Z", re.IGNORECASE)
 _PART_NUMBER = re.compile(r"[-_.]\d{5}-of-\d{5}\b.*")
-# Words that may follow that of the split, besides single letters: train_images, test-v2, val_part_3, train.snappy
+# Words that may follow the name of a split, besides single letters: train_images, test-v2, val_part_3, train.snappy
 _OF_PARTS = frozenset(
     ("set", "sets", "data", "dataset", "split", "images", "imgs", "part", "shard", "file", "chunk", "batch", "of")
 ) | {"full", "all", "snappy", "zstd", "gzip", "brotli"}
-_NO_IMAGES = ("Audio", "Video", "Pdf", "Nifti", "Mesh")  # are structs of bytes and path as well
+_NO_IMAGES = ("Audio", "Video", "Pdf", "Nifti", "Mesh")  # these are structs of bytes and path as well
 
 
-_Files: TypeAlias = list[tuple[ObjectInfo, str | None]]  # and the splits that their names say: of all or of none
+_Files: TypeAlias = list[tuple[ObjectInfo, str | None]]  # each with the split that its name gives
 _File: TypeAlias = "_ParquetFile | _ArrowFile"
-# What rows that are to be read together are called, the number of the first one, an Arrow batch of the columns but
-# images (None if there are none), and for each column of images where its bytes are: None for a row without.
+# The group of rows that are to be read together, the number of the first row, an Arrow batch of the columns other than
+# images (None without such columns), and for each column of images the place of each row's image, if it has one.
 _Batch: TypeAlias = tuple[str, int, Any, dict[str, list[ImageRef | None]]]
 
 
@@ -83,7 +83,7 @@ def find_files(store: Store, found: Sequence[ObjectInfo]) -> _Files:
     if not rows:
         raise OptionError(
             f"{store.url} holds .arrow files without the {_SAVED} of save_to_disk: they may be a cache of datasets. "
-            "Name those that are meant: FOLDER/NAME-*.arrow"
+            "Name the files to read: FOLDER/NAME-*.arrow"
         )
     tops = {info.name.partition("/")[0] for info in rows if "/" in info.name}
     configs = sorted(name for name in tops if name != "data" and split_of_name(name) is None)
@@ -91,15 +91,15 @@ def find_files(store: Store, found: Sequence[ObjectInfo]) -> _Files:
         more = " ..." if len(configs) > _SHOWN else ""
         raise OptionError(
             f"{store.url} has {len(configs)} folders of Parquet files, which are configurations of a dataset: "
-            f"{', '.join(configs[:_SHOWN])}{more}; give one of them: {store.url.rstrip('/')}/{configs[0]}"
+            f"{', '.join(configs[:_SHOWN])}{more}; choose one: {store.url.rstrip('/')}/{configs[0]}"
         )
     return with_splits(rows)
 
 
 def with_splits(infos: Sequence[ObjectInfo]) -> _Files:
-    """Return files in the order of their names, each with the split that its name says.
+    """Return files sorted by name, each with the split that its name gives.
 
-    That is also that of train_en.parquet if there is a test_en.parquet.
+    The name train_en.parquet gives a split only if there is a test_en.parquet as well.
     """
     ordered = sorted(infos, key=lambda info: info.name)
     pattern = re.compile(rf"(?<![a-z])(?:{'|'.join(_SPLIT_OF_WORD)})(?![a-z])")
@@ -115,15 +115,15 @@ def with_splits(infos: Sequence[ObjectInfo]) -> _Files:
 
 
 def has_images(store: Store, name: str) -> bool:
-    """Return true if the Parquet file `name` has a column of images; false if it is a table of their paths."""
+    """Return true if the Parquet file `name` has a column of images, false if it is a table of paths."""
     with listing(), _open_file(store, name) as file:
         return bool(_Layout(file, f"{store.url}/{name}", find_plain(file)).images)
 
 
 def split_of_name(name: str) -> str | None:
-    """Return the split that a path says, as the hub has it: `data/train-00000-of-00002.parquet`, `val/0.parquet`.
+    """Return the split that a path on the hub gives, like `data/train-00000-of-00002.parquet` or `val/0.parquet`.
 
-    `flowers_test.parquet` says test, and `test_tubes.parquet` says nothing: what follows counts or tells parts.
+    `flowers_test.parquet` gives test, but `test_tubes.parquet` no split: only numbers and words for parts may follow.
     """
     part = _PART_OF_SPLIT.fullmatch(name)
     if part is not None:
@@ -135,7 +135,7 @@ def split_of_name(name: str) -> str | None:
 
 
 def _splits_in(name: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the split that each step of a path mentions first, from its last one on, and the words that follow it."""
+    """Yield for each step of a path, the last step first, the first split that it mentions and the words behind it."""
     for step in reversed(name.split("/")):
         stem = _PART_NUMBER.sub("", _SUFFIX.sub("", step)).lower()
         words = [word for word in re.split(r"[^a-z]+", stem) if word]
@@ -151,15 +151,15 @@ def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) ->
         names = [posixpath.join(folder, str(part["filename"])) for part in content["_data_files"]]
         is_chosen = bool(content.get("_indices_data_files") or content.get("_indices_files"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceError(f"{where} is none of save_to_disk: {type(error).__name__}: {error}") from error
+        raise SourceError(f"{where} was not written by save_to_disk: {type(error).__name__}: {error}") from error
     if is_chosen:
         raise OptionError(
-            f"{where}: a file of indices says which rows are meant; in Python, call flatten_indices() of the dataset, "
-            "and save it again"
+            f"{where}: a file of indices selects rows; in Python, call flatten_indices() of the dataset and save it "
+            "again"
         )
     for name in names:
         if name not in by_name:
-            raise SourceError(f"{where} names the file {name!r}, which is not there; copy the folder again")
+            raise SourceError(f"{where} names the file {name!r}, which is missing; copy the folder again")
     return names
 
 
@@ -172,19 +172,19 @@ class ColumnarSource(Source):
         store = place.store
         files = find_files(store, place.files) if place.is_folder else with_splits(place.files)
         if options.split_by == "folder":
-            raise OptionError("rows of Parquet and Arrow files have no folders to split by; name one of their columns")
+            raise OptionError("Parquet and Arrow files have no folders to split by; name one of their columns")
         unsaid = next((info.name for info, split in files if split is None), None)
         said = {split for _, split in files if split is not None}
         if options.split_shares is not None or options.split_by is not None:
             if len(said) > 1:
                 raise OptionError(
-                    f"{store.url} has files of the splits {', '.join(sorted(said))}, which shares and --split-by would "
-                    "mix; leave them out to keep the splits, or name the files of one: 'data/train-*.parquet'"
+                    f"{store.url} has files of the splits {', '.join(sorted(said))}, which shares or --split-by would "
+                    "mix; leave these out to keep the splits, or name the files of one: 'data/train-*.parquet'"
                 )
         elif said and unsaid is not None:
             raise OptionError(
-                f"{store.url}: {unsaid} says no split by its name, and other files do ({', '.join(sorted(said))}); "
-                "name the files that are meant, like 'data/train-*.parquet'"
+                f"{store.url}: the name of {unsaid} gives no split, but other names do ({', '.join(sorted(said))}); "
+                "name the files to read, like 'data/train-*.parquet'"
             )
         if not files:
             raise NoInputsError(f"{store.url} has no rows")
@@ -216,18 +216,16 @@ class ColumnarSource(Source):
         with _open_file(self._store, info.name) as file:
             layout = _Layout(file, f"{self.base}/{info.name}", self._plain)
             columns = layout.choose(options)
-            # Test sets of contests are often so; each of their images would be a reject.
+            # Test sets of contests often have no labels; each of their images would be a reject.
             is_unlabelled = split is not None and columns.label is not None and file.has_no_labels(columns.label)
             notes = [layout.say_left_out(columns)]
             if is_unlabelled:
-                notes = [
-                    f"the split {split} has no labels (all are -1), and is left out; shard its files with --label none"
-                ]
+                notes = [f"the split {split} has no labels (all are -1) and is left out; shard it with --label none"]
             if options.shards is None and file.largest_group > options.size_bytes:  # several shards have to decode it
                 notes.append(
-                    f"row groups have up to {file.largest_group / 1e6:,.0f} MB, more than a shard: each shard of one "
-                    "decodes it from its start, in as much memory. Write the files again with fewer rows a group "
-                    "(row_group_size=100), or give a larger --shard-size"
+                    f"row groups have up to {file.largest_group / 1e6:,.0f} MB, more than a shard: each shard decodes "
+                    "its row group from the start, in as much memory. Write the files again with fewer rows per group "
+                    "(row_group_size=100), or pass a larger --shard-size"
                 )
             found.notes.extend(note for note in notes if note and note not in found.notes)
             if is_unlabelled:
@@ -245,7 +243,7 @@ class ColumnarSource(Source):
 
 
 def _name_labels(record: Record, column: str, names: Sequence[str]) -> Record:
-    """Replace the ids of classes by their names. -1, which says that there is no label, stays as it is."""
+    """Replace the ids of classes by their names; -1, which stands for no label, stays."""
 
     def name_of(value: Any) -> Any:
         if isinstance(value, list):
@@ -256,13 +254,7 @@ def _name_labels(record: Record, column: str, names: Sequence[str]) -> Record:
 
 
 class _Layout:
-    """The columns of a file: images, further values, and those that no record can hold.
-
-    Attributes:
-        images: columns of images, and the column of bytes in each.
-        paths: the column of paths, of those that have one.
-        kept: columns that are read as values.
-    """
+    """The columns of a file: `images` (with the column of the bytes of each), `paths`, and `kept` as values."""
 
     def __init__(self, file: _File, where: str, plain: Iterable[str]) -> None:
         self._where, self._features = where, file.features
@@ -296,20 +288,20 @@ class _Layout:
         for name in (image, *(picture.column for picture in options.pictures)):
             if name is not None and name not in self.images and (name in self._types or name in self._names):
                 holds = self._types.get(name, "values")
-                said = f"those that do: {', '.join(self.images)}" if self.images else "none of its columns does"
-                raise OptionError(f"{self._where}: the column {name!r} holds {holds}, no images; {said}")
+                said = f"images are in {', '.join(self.images)}" if self.images else "and no other column does"
+                raise OptionError(f"{self._where}: the column {name!r} holds {holds}, not images; {said}")
         if image is None:
             if not self.images:
                 raise OptionError(
-                    f"{self._where}: none of its columns ({', '.join(self._types)}) holds images, as a struct of bytes "
-                    "and path, or as bytes. A table of paths is given by its name, like FOLDER/table.parquet"
+                    f"{self._where}: none of its columns ({', '.join(self._types)}) holds images, as structs of bytes "
+                    "and path or as bytes. To read a table of paths, give its name, like FOLDER/table.parquet"
                 )
             further = {picture.column for picture in options.pictures}
             candidates = [name for name in self.images if name not in further]
             named = [name for usual in IMAGE_COLUMNS for name in candidates if name.lower() == usual]
             if len(candidates) != 1 and not named:
                 raise OptionError(
-                    f"{self._where}: the columns {', '.join(self.images)} hold images; say which: --image "
+                    f"{self._where}: the columns {', '.join(self.images)} hold images; choose one: --image "
                     f"{next(iter(self.images))}"
                 )
             image = candidates[0] if len(candidates) == 1 else named[0]
@@ -319,7 +311,7 @@ class _Layout:
         return TableColumns(self._where, self._names, options, image, label, "bytes or a path")
 
     def class_names(self, label: str | None) -> tuple[str, ...] | None:
-        """Return the names of the classes whose ids a column holds, if the metadata has them."""
+        """Return the names of the classes whose ids a column holds, if the metadata names them."""
         node: Any = self._features
         for step in [] if label is None else [label] if label in self._features else label.split("."):
             node = _of_items(node)
@@ -331,16 +323,16 @@ class _Layout:
         return tuple(map(str, names)) if isinstance(names, list) and names else None
 
     def say_left_out(self, columns: TableColumns) -> str:
-        """Return a sentence on the columns that no record holds; empty if there are none."""
+        """Return a warning of the columns that records do not hold; empty if there are none."""
         images = [name for name in self.images if name not in columns.files]
-        said = [f"{name} (images: to take them, say --image-column {name}={name}:image)" for name in images]
+        said = [f"{name} (images: to take them, pass --image-column {name}={name}:image)" for name in images]
         said += [f"{name} ({self._types[name]})" for name in self._left_out]
         return f"columns are left out: {', '.join(said)}" if said else ""
 
     def iter_records(
         self, batch: Any, images: Mapping[str, Sequence[ImageRef | None]], file: str, first: int
     ) -> Iterator[Record]:
-        """Yield the records of a batch of the file's rows from `first` on; see `_Batch`."""
+        """Yield the records of a batch, which begins at row `first` of the file; see `_Batch`."""
         values, paths = dict[str, list[Any]](), dict[str, list[str | None]]()
         for name in self.kept:
             values.update(_flat_values(name, batch.column(name), file))
@@ -364,7 +356,7 @@ class _Layout:
 
 
 def _of_items(node: Any) -> Any:
-    """Return what a feature of `datasets` holds lists of; any other as it is."""
+    """Return the feature of the items of a list in `datasets`; return any other feature as it is."""
     while isinstance(node, list) or (isinstance(node, dict) and node.get("_type") in ("Sequence", "List", "LargeList")):
         node = (node[0] if node else None) if isinstance(node, list) else node.get("feature")
     return node
@@ -392,7 +384,7 @@ def _holds_binary(kind: Any) -> bool:
 
 
 def _flat_names(name: str, kind: Any) -> list[str]:
-    """Return the names of the values of a column: those of a struct are `column.field`."""
+    """Return the names of the values of a column; the fields of a struct are `column.field`."""
     if not _is_struct(kind):
         return [name]
     return [flat for child in _children(kind) for flat in _flat_names(f"{name}.{child.name}", _storage(child.type))]
@@ -428,7 +420,7 @@ class _ParquetFile:
         self.features = _features_of(self.schema.metadata)
         metadata = self._parquet.metadata
         sizes = (metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-        self.largest_group: int = max(sizes, default=0)  # bytes of what is decoded together
+        self.largest_group: int = max(sizes, default=0)  # bytes that are decoded together
 
     def first_value(self, column: str) -> bytes | None:
         """Return the first value of a column of bytes."""
@@ -443,7 +435,7 @@ class _ParquetFile:
         metadata = self._parquet.metadata
         try:
             found = [chunk_of(metadata, group, column).statistics for group in range(metadata.num_row_groups)]
-        except ValueError:  # of lists, whose column has another path
+        except ValueError:  # a column of lists, which has another path
             return False
         return bool(found) and all(one is not None and one.has_min_max and one.min == one.max == -1 for one in found)
 
@@ -465,7 +457,7 @@ class _ParquetFile:
             first += count
 
     def _find_refs(self, info: ObjectInfo, group: int, leaf: str, first: int, count: int) -> list[ImageRef | None]:
-        """Return where the images of a row group are. Their sizes are the mean: only the pages say those of each."""
+        """Return the places of a row group's images. Each gets the mean size, as only pages hold the true sizes."""
         chunk = chunk_of(self._parquet.metadata, group, leaf)
         statistics = chunk.statistics
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
@@ -483,7 +475,7 @@ class _ParquetFile:
 
 
 class _ArrowFile:
-    """A local file of `save_to_disk`, in memory by its pages alone. Its methods are those of `_ParquetFile`."""
+    """A local file of `save_to_disk`, mapped into memory. Its methods are those of `_ParquetFile`."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
@@ -510,7 +502,7 @@ class _ArrowFile:
             first += batch.num_rows
 
     def _find_refs(self, info: ObjectInfo, column: Any) -> list[ImageRef | None]:
-        """Return where in the file the images of a batch are: its buffers are parts of the file in memory."""
+        """Return the places of a batch's images in the file, whose mapped bytes are the batch's buffers."""
         values = column.flatten()[column.type.get_field_index("bytes")] if _is_struct(column.type) else column
         is_valid = values.is_valid().to_pylist()
         _, ends, data = values.buffers()
@@ -518,7 +510,7 @@ class _ArrowFile:
             return [None] * len(values)
         start = data.address - self._bytes.address
         if not 0 <= start <= self._bytes.size - data.size:
-            raise SourceError(f"{info.name} is compressed, so that its images cannot be read in place; save it without")
+            raise SourceError(f"{info.name} is compressed, so its images cannot be read in place; save it uncompressed")
         dtype = np.dtype(np.int64 if str(values.type) == "large_binary" else np.int32)
         stops = np.frombuffer(ends, dtype)[values.offset : values.offset + len(values) + 1].tolist()
         return [
@@ -536,6 +528,6 @@ def _open_file(store: Store, name: str) -> Iterator[_File]:
         return
     path = store.local_path(name)
     if path is None:
-        raise OptionError(f"{where}: Arrow files are read where they are local; copy the folder to this machine")
+        raise OptionError(f"{where}: Arrow files have to be local; copy the folder to this machine")
     with parquet_errors(where, SourceError):
         yield _ArrowFile(path)

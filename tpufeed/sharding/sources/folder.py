@@ -1,4 +1,4 @@
-"""A folder of images: in one folder a class, in one folder a split, or in one folder without classes."""
+"""Read a folder of images: one folder per class, maybe inside one per split, or one folder without classes."""
 
 import posixpath
 import re
@@ -46,33 +46,26 @@ class FolderSource(Source):
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store, label = place.store, options.label
         if options.image_columns:
-            raise OptionError(
-                "image columns are of a table or of tars; this source is a folder: say --masks DIR for the folder of "
-                "its masks"
-            )
+            raise OptionError("image columns are for tables and tars; for a folder of images pass --masks DIR")
         if options.image is not None:
             raise OptionError(
-                "--image names a table's column or the extension of a tar's images; this source is a folder"
+                "--image is for the column of a table or the extension of images in tars, not for folders"
             )
         if label not in ("auto", "none"):
-            raise OptionError(
-                f"the labels of a folder are its class folders, or none; there is no column {label!r} in it"
-            )
+            raise OptionError(f"the labels of a folder are its class folders, or none; it has no column {label!r}")
         if options.split_by not in (None, "folder"):
-            raise OptionError(
-                f"a folder is split by 'folder' or by shares; there is no column {options.split_by!r} in it"
-            )
+            raise OptionError(f"a folder is split by 'folder' or by shares; it has no column {options.split_by!r}")
         split_folders = options.split_by == "folder" or _has_split_folders(store)
         if split_folders and options.split_shares is not None and label != "none":
             raise OptionError(
-                f"{store.url} has a folder for each split, which `splits` would make its classes; leave splits out "
-                "to keep the splits, or give the folder of one split only"
+                f"{store.url} has a folder for each split, which `splits` would turn into classes; leave splits out "
+                "to keep them, or give the folder of one split only"
             )
         self._store, self._place, self._options, self.base = store, place, options, store.url
         self.splits = split_folders and options.split_shares is None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
-        """Yield the images. The first folder of a path is its split, if folders are; the next one is its class."""
+        """Yield the images. The first folder of a path is its split, if there are split folders; then its class."""
         store, labelled, masks = self._store, self._options.label != "none", self._options.masks
         self._nested = set[tuple[str, str]]()  # folders in class folders, as (class, folder)
         images, classed, annotations = 0, 0, AnnotationFiles()
@@ -88,9 +81,7 @@ class FolderSource(Source):
                 images += 1
                 *folders, _ = info.name.split("/")
                 if self.splits and not folders:
-                    raise SourceError(
-                        f"{store.url}: {info.name} lies beside the folders of the splits; move it into one of them"
-                    )
+                    raise SourceError(f"{store.url}: {info.name} is beside the folders of splits; move it into one")
                 split = folders.pop(0) if self.splits else None
                 label = folders[0] if folders and labelled else None
                 classed += label is not None
@@ -100,8 +91,8 @@ class FolderSource(Source):
                     beside.append(info.name)
                 if labelled and classed and beside:
                     raise SourceError(
-                        f"{store.url}: images lie beside the class folders ({', '.join(beside)} ...); move them into a "
-                        "class folder, give one folder only, or say --label none to take all images without labels"
+                        f"{store.url}: images are beside the class folders ({', '.join(beside)} ...); move them into a "
+                        "class folder, give one folder only, or pass --label none to take all images without labels"
                     )
                 problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
                 try:
@@ -123,9 +114,8 @@ class FolderSource(Source):
             _SPLIT_NAME.fullmatch(label) for label, _ in self._nested
         ):
             yield (
-                f"classes are called like splits: {show([name for name in classes if splits_mentioned([name])])}; if "
-                "they are splits, say --split-by folder, which makes every folder that holds images a split, with the "
-                "classes inside"
+                f"classes have names of splits: {show([name for name in classes if splits_mentioned([name])])}; if so, "
+                "pass --split-by folder, which makes every folder that holds images a split with its classes inside"
             )
         elif len(classes) == 1:
             (name,) = classes
@@ -133,15 +123,15 @@ class FolderSource(Source):
             scheme, _, inside = outer.partition("://")
             below = f"{scheme}://{posixpath.join(inside, name)}::{rest}" if chain else posixpath.join(self.base, name)
             way = "move them one folder up" if self.splits else f"shard {shlex.quote(below)}"
-            inner = f"to have its folders ({show(folders)}) as classes or splits, {way}; " if folders else ""
+            inner = f"to make its folders ({show(folders)}) classes or splits, {way}; " if folders else ""
             yield (
-                f"all images lie in one folder, {name}, and so are of one class; {inner}to take all images without "
-                "labels, say --label none"
+                f"all images are in one folder, {name}, and so in one class; {inner}to take all images without labels, "
+                "pass --label none"
             )
 
 
 def _has_split_folders(store: Store) -> bool:
-    """Return true if all folders right below that hold images are called like splits, and one of them like train."""
+    """Return true if all folders right below that hold images have names of splits, one of them like train."""
     with listing():
         names = list(store.iter_folders())
         splits = {name: SPLIT_OF_WORD[said[1].lower()] for name in names if (said := _SPLIT_NAME.fullmatch(name))}
@@ -152,15 +142,15 @@ def _has_split_folders(store: Store) -> bool:
 
 
 def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError:
-    """Return the error for a folder without images, with what else it may be."""
+    """Return the error for a folder without images, with advice by what it holds."""
     if store.stat(MANIFEST) is not None:
-        advice = f", but a {MANIFEST}. Of a dataset a cache can be made: tpufeed cache warmup {store.url} CACHE"
+        advice = f", but a {MANIFEST}. To make a cache of a dataset: tpufeed cache warmup {store.url} CACHE"
     elif has_tfrecords:
         advice = f". {adopt_advice(store.url)}"
     else:
         advice = (
-            f"; expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder a class (photos/cat/1.jpg), or in "
-            "one folder without classes"
+            f"; expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder per class (photos/cat/1.jpg), or "
+            "in one folder without classes"
         )
     others = f"{found.ignored_files.total()} files{show_endings(found.ignored_files)}"
     return NoInputsError(f"{store.url}: no images found among {others}{advice}")
@@ -170,19 +160,19 @@ def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError
 def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callable[[Item], Item]]:
     """List the folder of masks at `url`, and yield a function that adds its mask to an item.
 
-    The list is in a temporary file, so that a million masks take no memory. Other files than images, and at the end
+    The list is in a temporary file, so that a million masks take no memory. Files that are not images, and in the end
     masks without an image, are counted in `found`.
 
     Raises:
-        OptionError: it is among the images, or holds no mask.
+        OptionError: the folder is among the images, or holds no mask.
         SourceError: it cannot be listed.
     """
     store = open_store(url)
     root = store.url.rstrip("/")
     if f"{store.url}/".startswith(f"{images.url}/"):
         raise OptionError(
-            f"the masks in {store.url} lie within the folder of images, {images.url}, and would be taken for images: "
-            "give the folder of the images alone as the source"
+            f"the masks in {store.url} are inside the folder of images, {images.url}, and would be taken for images: "
+            "give a source folder that holds only the images"
         )
 
     def iter_lines() -> Iterator[tuple[str, str, int, str]]:
@@ -199,7 +189,7 @@ def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callab
             masks = [ImageRef(f"{root}/{name}", *rest) for name, *rest in database.execute(query, (stem,))]
             database.execute("UPDATE masks SET used = 1 WHERE stem = ?", (stem,))
         if not masks:
-            wrong = f"there is no mask of it: expected {root}/{stem}.png"
+            wrong = f"it has no mask: expected {root}/{stem}.png"
         elif len(masks) > 1:
             wrong = f"it has {len(masks)} masks: {', '.join(mask.file for mask in masks)}"
         elif masks[0].version == BROKEN_LINK:
@@ -216,7 +206,7 @@ def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callab
         with listing("the folder of masks cannot be listed"), _in_utf8():
             database.executemany("INSERT INTO masks(stem, name, bytes, version) VALUES(?, ?, ?, ?)", iter_lines())
         if not database.total_changes:
-            raise OptionError(f"{store.url} holds no masks: no file whose name ends as that of an image")
+            raise OptionError(f"{store.url} holds no masks: no file name ends like that of an image")
         database.execute("CREATE INDEX by_stem ON masks(stem)")
         yield add_mask
         for (name,) in database.execute("SELECT name FROM masks WHERE used = 0"):

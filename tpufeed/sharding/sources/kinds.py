@@ -1,4 +1,4 @@
-"""The kinds of raw images, and which of them a URL is."""
+"""Find out which kind of raw images a URL names."""
 
 import fnmatch
 import itertools
@@ -20,7 +20,7 @@ from tpufeed.sharding.sources.tars import TarSource
 from tpufeed.storage.local import is_folder, mode_of
 from tpufeed.storage.store import ObjectInfo, Store, open_store, url_scheme
 
-# Files by their endings; a .parquet without images is a table.
+# Kinds of files by their endings; a .parquet without images is a table.
 _KINDS: tuple[type[Source], ...] = (TarSource, ColumnarSource, CocoSource, TableSource)
 _SUFFIXES = tuple(suffix for kind in _KINDS for suffix in kind.suffixes)
 _MOST_PEEKED = 10_000
@@ -31,20 +31,16 @@ _SHOWN = 3
 
 
 def find_source(url: str, options: ShardOptions) -> Source:
-    """Return the source at `url`: a folder, a table by its ending, one or more tars, or a file of COCO.
-
-    Args:
-        url: a folder, or files by name, among which `*` and `{0000..0012}` may stand for several.
-        options: of the build.
+    """Return the source at `url`: a folder, or files by name, of which `*` and `{0000..0012}` may name several.
 
     Raises:
-        SourceError: the source is not there, or not readable.
-        OptionError: an option that this kind of source does not have.
+        SourceError: the source does not exist, or is not readable.
+        OptionError: this kind of source does not take an option.
     """
     if _COMPRESSED.search(url.rpartition("/")[2]) and "::" not in url and not _is_folder(url):
         is_zip, chain = url.lower().endswith(".zip"), shlex.quote(f"zip::{url}")
         raise SourceError(
-            f"{url} is compressed, so that its parts cannot be read in place; unpack it first "
+            f"{url} is compressed, so its parts cannot be read in place; unpack it first "
             f"({unpack_beside(url)})" + (f", or shard {chain}, which reads the files in the zip" if is_zip else "")
         )
     named = named_files(url)
@@ -62,20 +58,20 @@ def find_source(url: str, options: ShardOptions) -> Source:
             kind = TableSource
     if options.masks is not None and kind is not FolderSource:
         raise OptionError(
-            f"masks names a folder parallel to one of images, and {url} is no folder of images: say --image-column "
-            "mask=COLUMN:mask, of tars mask=SUFFIX:mask"
+            f"masks names a folder parallel to a folder of images, which {url} is not: pass --image-column "
+            "mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
         )
     return kind(place, options)
 
 
 def _peek(store: Store) -> tuple[type[Source], Place]:
-    """Return of which kind a folder is: of tars or of files of rows if it holds those and no images.
+    """Return the kind of a folder: tars or files of rows if it holds these and no images, else a folder of images.
 
-    Tars are not looked for in folders: so a folder of class folders is not listed to its end.
+    Tars in subfolders do not count: so a folder of class folders is not listed to its end.
     """
     objects, drawn, tars, rows = store.iter_objects(), list[ObjectInfo](), list[ObjectInfo](), list[ObjectInfo]()
     is_flat: bool | None = None
-    has_rows = False  # not only the JSON that `save_to_disk` puts beside them
+    has_rows = False  # and not only the JSON that `save_to_disk` puts beside them
     for info in objects:
         drawn.append(info)
         name = info.name.lower()
@@ -100,7 +96,7 @@ def _peek(store: Store) -> tuple[type[Source], Place]:
 
 
 def named_files(url: str) -> tuple[Store, str] | None:
-    """Return the folder of the files that `url` names and their name or pattern; None for a folder."""
+    """Return the folder of the files that `url` names, and their name or pattern; None if it names a folder."""
     parent, slash, last = url.rpartition("/")
     parent = parent + slash if parent.endswith(("/", ":")) or not parent else parent
     if not last.lower().endswith(_SUFFIXES) or _is_folder(url):
@@ -109,7 +105,7 @@ def named_files(url: str) -> tuple[Store, str] | None:
 
 
 def find_files(store: Store, pattern: str) -> list[ObjectInfo]:
-    """Return the files right below `store` that `pattern` names, in the order of their names."""
+    """Return the files right below `store` that match `pattern`, sorted by name."""
     with listing():
         if not re.search(r"[*?{]", pattern):
             info = store.stat(pattern)
@@ -123,19 +119,19 @@ def find_files(store: Store, pattern: str) -> list[ObjectInfo]:
     if missing:
         raise SourceError(f"{store.url}: {len(missing)} files are missing: {', '.join(missing[:_SHOWN])} ...")
     if not found:
-        raise NoInputsError(f"{store.url}: no file is called like {pattern}")
+        raise NoInputsError(f"{store.url}: no file matches {pattern}")
     return found
 
 
 def expand(pattern: str) -> list[str]:
-    """Return the patterns that `x-{000..012}.tar` stands for. Raises OptionError if they are too many."""
+    """Return the patterns that `x-{000..012}.tar` stands for. Raises OptionError if there are too many."""
     match = _BRACES.search(pattern)
     if match is None:
         return [pattern]
     first, last = match.groups()
     numbers = range(int(first), int(last) + 1)
     if len(numbers) > _MOST_FILES:
-        raise OptionError(f"{pattern} stands for {len(numbers):,} files; at most {_MOST_FILES:,} are looked for")
+        raise OptionError(f"{pattern} stands for {len(numbers):,} files; at most {_MOST_FILES:,} are allowed")
     heads = [f"{pattern[: match.start()]}{number:0{len(first)}d}" for number in numbers]
     return [head + tail for head in heads for tail in expand(pattern[match.end() :])]
 
@@ -146,7 +142,7 @@ def _is_folder(url: str) -> bool:
 
 
 def _no_folder(path: str) -> SourceError:
-    """Return the error for a local path that is no folder, with what it is."""
+    """Return the error for a local path that is not a folder, with what it is instead."""
     if not mode_of(Path(path)):
         state = "does not exist"
     elif is_tfrecord_name(path.rpartition("/")[2]):

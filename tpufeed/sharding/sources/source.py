@@ -1,4 +1,4 @@
-"""The Protocol of all kinds of source: each lists items, and says as data what its samples hold."""
+"""The Protocol of all kinds of source: each lists items, and describes as data what its samples hold."""
 
 import os
 import posixpath
@@ -14,14 +14,15 @@ from tpufeed.dataset.naming import read_classes
 from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
+from tpufeed.sharding.inputs import files_of, place_of
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.store import ObjectInfo, Store, url_scheme
 
 _MANY_SHOWN = 8
-_ROW_DIGITS = 9  # so that the order of names is that of rows
+_ROW_DIGITS = 9  # so that names sort as rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-# Folders that other programs put among images: thumbnails of a Synology or QNAP, bins, snapshots.
+# Folders that other programs put among images: thumbnails of a Synology or QNAP, recycle bins, snapshots.
 HIDDEN_FOLDERS = (
     r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
     r"system volume information|lost\+found"
@@ -31,41 +32,27 @@ _HIDDEN = re.compile(rf"(?:\A|/)(?:\.(?!\.)|(?:{HIDDEN_FOLDERS})(?:/|\Z))")
 
 @dataclass(slots=True)
 class Found:
-    """Notes that a source takes while its rows are read.
+    """Findings of a source while it is listed."""
 
-    Attributes:
-        ignored_files: files whose names are not those of images, counted by their endings.
-        notes: warnings, as sentences.
-    """
-
-    ignored_files: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
+    ignored_files: Counter[str] = field(default_factory=Counter)  # not images by their names, by their endings
+    notes: list[str] = field(default_factory=list)  # warnings, as sentences
 
 
 class Contents(NamedTuple):
-    """What the samples of a source hold besides their images, as far as it is said.
+    """Contents of a source's samples besides their images, as far as they are declared."""
 
-    Attributes:
-        class_names: in the order of their ids.
-        declared: columns of known types, with those of boxes and keypoints among them.
-        boxes: the column of boxes.
-        keypoints: the column of keypoints.
-        pairs: keypoints that are the left and the right of the same.
-        box_columns: columns with a value for each box.
-    """
-
-    class_names: tuple[str, ...] | None = None
-    declared: tuple[Declared, ...] = ()
-    boxes: str | None = None
-    keypoints: str | None = None
-    pairs: FlipPairs | None = None
-    box_columns: tuple[str, ...] = ()
+    class_names: tuple[str, ...] | None = None  # in the order of their ids
+    declared: tuple[Declared, ...] = ()  # columns of known types, including those of boxes and keypoints
+    boxes: str | None = None  # the column of boxes
+    keypoints: str | None = None  # the column of keypoints
+    pairs: FlipPairs | None = None  # keypoints that are the left and the right of the same thing
+    box_columns: tuple[str, ...] = ()  # columns with a value for each box
 
     def merge(self, options: ShardOptions) -> "Contents":
-        """Return what a source and the options of a build say together.
+        """Return the contents by a source and the options of a build together.
 
-        Columns that a source says itself cannot be given as options. A user's list of classes goes before the source's;
-        the list that an append has from its dataset does not: the source still says what its own numbers mean.
+        Columns that the source declares itself cannot be given as options. A user's list of classes overrides the
+        source's. The list that an append has from its dataset does not: the source still says what its numbers mean.
         """
         given = options.class_names
         if self.class_names is not None and (given is None or options.keeps_classes):
@@ -82,97 +69,72 @@ class Contents(NamedTuple):
 
 @dataclass(slots=True)
 class Place:
-    """Where a source is: a folder, or files in one.
+    """The place of a source: a folder, or files in one."""
 
-    Attributes:
-        store: the folder.
-        files: named by a user, or found in the folder.
-        objects: all that is in a folder of images, for one reading.
-        is_folder: the files are all that the folder has, and none was named.
-    """
-
-    store: Store
-    files: Sequence[ObjectInfo]
-    objects: Iterable[ObjectInfo] = ()
-    is_folder: bool = False
+    store: Store  # the folder
+    files: Sequence[ObjectInfo]  # that the user named, or that were found in the folder
+    objects: Iterable[ObjectInfo] = ()  # all in a folder of images; they can be read once
+    is_folder: bool = False  # the user named the folder, and `files` are all that it has
 
 
 class Source(Protocol):
-    """Raw images of one kind, at one place.
+    """Raw images of one kind, at one place."""
 
-    Attributes:
-        kind: its name.
-        suffixes: of files that may be of this kind.
-        has_values: items may have further values, which become columns.
-        labels_are_names: labels are names of folders, even those that look like numbers.
-        spells_files: an item's `path` is one of several spellings of its file.
-        numbers_rows: an item's `path` is the number of its row, which another image may have in a newer file.
-        base: the URL that the files of items are relative to.
-        splits: true if items say their splits.
-        contents: what it says itself of its samples.
-    """
-
-    kind: ClassVar[str]
-    suffixes: ClassVar[tuple[str, ...]] = ()
-    has_values: ClassVar[bool] = True
-    labels_are_names: ClassVar[bool] = False
-    spells_files: ClassVar[bool] = False
-    numbers_rows: ClassVar[bool] = False
-    base: str
-    splits: bool = False
-    contents: Contents = Contents()
+    kind: ClassVar[str]  # name of the kind
+    suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
+    has_values: ClassVar[bool] = True  # items may have further values, which become columns
+    labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
+    spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
+    numbers_rows: ClassVar[bool] = False  # an item's `path` is its row, which may hold another image in a newer file
+    base: str  # the URL that the files of items are relative to
+    splits: bool = False  # items have splits
+    contents: Contents = Contents()  # as the source itself declares them
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         """Look at a place of this kind.
 
         Raises:
-            OptionError: an option that this kind does not take; or nobody can tell what is meant.
+            OptionError: this kind does not take an option, or the place is ambiguous.
             SourceError: it cannot be read.
         """
 
     def iter_items(self, found: Found) -> Iterator[Item]:
-        """Yield all items, once; what is noticed meanwhile is added to `found`.
+        """Yield each item once, and add findings to `found`.
 
         Raises:
             SourceError, NoInputsError, OptionError: the source cannot be understood; names the place.
-            DamagedReadError: items that were given out before may be wrong: list it again.
+            DamagedReadError: earlier items may be wrong: list it again.
             UnavailableError, AccessError: a store does not answer, or refuses.
         """
 
     def iter_files(self) -> Iterator[str]:
-        """Yield where the files of all items are, as `ImageRef.place` says it. Raises as `iter_items` does."""
-        return (file.place for item in self.iter_items(Found()) for file in item.files)
+        """Yield the places of all files, as `place_of` gives them. Raises as `iter_items` does."""
+        return (place_of(file) for item in self.iter_items(Found()) for file in files_of(item))
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
-        """Yield sentences on what its samples have become that may not have been meant.
-
-        Args:
-            found: what listing it has found.
-            classes: names of the classes; None if samples have no labels.
-            columns: names of the further columns.
-        """
+        """Yield warnings if its samples may not be what the user meant; `classes` are None without labels."""
         return iter(())
 
 
 @contextmanager
 def listing(what: str = "the source cannot be listed") -> Iterator[None]:
-    """Turn what fails within it into a SourceError, unless the store does not answer or refuses."""
+    """Turn a StoreError within it into a SourceError, unless the store does not answer or refuses."""
     try:
         yield
-    except (UnavailableError, AccessError):  # no fault of the request
+    except (UnavailableError, AccessError):  # not the fault of the source
         raise
     except StoreError as error:
         raise SourceError(f"{what}: {error}") from error
 
 
 def is_image_name(name: str) -> bool:
-    """Return true for an image's name. Hidden files and folders (.ipynb_checkpoints, ._x.jpg, @eaDir) are no images."""
+    """Return true for an image's name, unless it or a folder is hidden (.ipynb_checkpoints, ._x.jpg, @eaDir)."""
     name = name.lower()
     return name.endswith(IMAGE_SUFFIXES) and _HIDDEN.search(name) is None
 
 
 def is_hidden(name: str) -> bool:
-    """Return true for the name of a file or folder, or for a path with one, that other programs hide."""
+    """Return true for a name or path with a file or folder that other programs hide."""
     return _HIDDEN.search(name.lower()) is not None
 
 
@@ -182,18 +144,18 @@ def stem_of(name: str) -> str:
 
 
 def name_of_row(file: str, row: int) -> str:
-    """Return what the image in row `row` (from 0) of a file is called, however many rows the file has."""
+    """Return the name of the image in row `row` (from 0) of a file."""
     return f"{file}/{row:0{_ROW_DIGITS}d}"
 
 
 def file_of_row(path: str) -> str:
-    """Return the file of the image that `path` names, as `name_of_row` and maybe a name behind it; empty for others."""
+    """Return the file of an image that is named by `name_of_row`, maybe followed by a name; empty for others."""
     match = _ROW.match(path)
     return match[1] if match else ""
 
 
 def identity_of(base: str, path: str) -> str:
-    """Return what a path or URL of a source at `base` is known by, however it is signed: see `errors.url_identity`."""
+    """Return the identity of a path or URL of a source at `base`, however it is signed; see `errors.url_identity`."""
     if "?" in path and "://" not in path and url_scheme(base) in ("http", "https"):
         root = "https://host/"
         return url_identity(root + path).removeprefix(root)
@@ -201,14 +163,14 @@ def identity_of(base: str, path: str) -> str:
 
 
 def resolve(base: str, path: str) -> str:
-    """Return the file that `path` in a table at `base` means: a name below `base` if it can be, else a path or URL."""
+    """Return the file that `path` in a table at `base` means: a name below `base` if possible, else a path or URL."""
     if url_scheme(path) == "file":
         path = path.partition("://")[2] if "://" in path else path
     else:
         name = path.removeprefix(base.rstrip("/") + "/")
-        is_clean = posixpath.normpath(name) == name and not name.startswith(("/", "../"))  # no URL is: it has "//"
+        is_clean = posixpath.normpath(name) == name and not name.startswith(("/", "../"))  # false for URLs, for "//"
         return name if is_clean else path
-    if path.startswith("/") and url_scheme(base) != "file":  # a file of this machine, as every other program has it
+    if path.startswith("/") and url_scheme(base) != "file":  # a local file, as in every other program
         return posixpath.normpath(path)
     if url_scheme(base) == "file":
         full = os.path.normpath(os.path.join(base, path))  # noqa: PTH118  # Path would not resolve '..'

@@ -1,4 +1,4 @@
-"""A table of images: CSV, TSV, JSON lines or Parquet with a column of paths."""
+"""Read a table of images: CSV, TSV, JSON lines or Parquet with a column of paths."""
 
 import codecs
 import csv
@@ -34,11 +34,11 @@ _SEPARATORS = {
     ".tsv": {",": "with tabs, or under a name that ends in .csv", ";": "with tabs"},
 }
 _BYTES_AT_ONCE = 1 << 20
-_LONGEST_FIELD = 16 << 20  # characters: the mask of an object as text takes up to some hundred thousand
-_BEYOND_PYTHON = (ValueError, OverflowError, LookupError)  # a year beyond 9999, a time zone that is not known here
+_LONGEST_FIELD = 16 << 20  # characters: an object's mask as text takes up to a few hundred thousand
+_BEYOND_PYTHON = (ValueError, OverflowError, LookupError)  # a year beyond 9999, a time zone that is unknown here
 ROWS_AT_ONCE = 2048
 _NO_FILE = "there is no such file"
-_MOST_FIELDS = 64  # of a column of objects, which is else taken for one whose keys are data
+_MOST_FIELDS = 64  # of a column of objects; with more its keys are taken for data
 _MOST_LEVELS = 8
 _MANY_SHOWN = 8
 
@@ -46,7 +46,7 @@ Record = Mapping[str, Any]
 
 
 class Embedded(NamedTuple):
-    """An image within a table, instead of its path: how its sample is called, and where its bytes are."""
+    """An image inside a table, instead of its path: the name of its sample, and the place of its bytes."""
 
     name: str
     ref: ImageRef
@@ -56,15 +56,15 @@ class TableColumns:
     """Columns of a table that are image, label, split and further images.
 
     Args:
-        where: the URL of the table.
-        names: of all its columns.
-        options: of the build, which may say the columns.
-        image: the column of the image, if something else than the options says it.
-        label: the same of the label.
-        expected: what a column of images holds.
+        where: URL of the table.
+        names: names of all its columns.
+        options: options of the build, which may name the columns.
+        image: the column of the image, if it is known from elsewhere.
+        label: the column of the label, if it is known from elsewhere.
+        expected: the values of an image column, for messages.
 
     Raises:
-        OptionError: they are not there, or unknown.
+        OptionError: a named column does not exist, or none can be chosen.
     """
 
     def __init__(
@@ -82,22 +82,18 @@ class TableColumns:
         if image is None:
             raise OptionError(
                 f"{where}: none of its columns ({', '.join(names)}) is called {', '.join(IMAGE_COLUMNS[:4])} or the "
-                f"like; say which one holds the paths of the images: --image COLUMN{_say_separator(names, where)}"
+                f"like; name the one that holds the paths of the images: --image COLUMN{_say_separator(names, where)}"
             )
         self.label = None
         if label != "none":
             self.label = self._guess("label", LABEL_COLUMNS) if label == "auto" else self._find("label", label)
         self.split = None if split is None else self._find("split", split)
         further = (self._find(f"image column {picture.name}", picture.column) for picture in options.pictures)
-        self.files = [image, *further]  # the columns of paths: that of the image comes first
+        self.files = [image, *further]  # all columns of paths, the image's first
         self._taken = {*self.files, self.label, self.split}
 
     def iter_items(self, chunk: Sequence[tuple[int, Record]], files: Files) -> Iterator[Item]:
-        """Yield the items of some numbered records, whose files are looked at.
-
-        Raises:
-            SourceError: a label or split is none, or a column has the name of what a loader gives itself.
-        """
+        """Yield the items of some numbered records, after looking up their files. Raises SourceError."""
         further = set[str]().union(*(record for _, record in chunk)) - self._taken
         check_others(f"{self._where}: a column is called", further, self._options, self.files[0], self.label)
         base = files.base.url
@@ -136,7 +132,7 @@ class TableColumns:
     def _to_split(self, value: Any) -> str:
         split = "nan" if value is None or value == "" else str(value)
         if split.lower() == "nan":
-            raise SourceError(f"the column {self.split!r} says no split; fill it in, or leave the row out")
+            raise SourceError(f"the column {self.split!r} has no split; fill it in, or leave the row out")
         check_split_name(split)
         return split
 
@@ -152,9 +148,9 @@ class TableColumns:
         for candidate in candidates:
             found = [name for name in self._names if name.strip().lower() == candidate]
             if len(found) > 1:
-                how = "capitals" if all(name == name.strip() for name in found) else "blanks or capitals"
+                how = "capitals" if all(name == name.strip() for name in found) else "spaces or capitals"
                 raise OptionError(
-                    f"{self._where}: the columns {', '.join(found)} differ by {how} only; say which one: --{what} "
+                    f"{self._where}: the columns {', '.join(found)} differ only in {how}; choose one: --{what} "
                     f"{shlex.quote(found[0])}"
                 )
             if found:
@@ -163,35 +159,23 @@ class TableColumns:
 
 
 def check_others(said: str, names: AbstractSet[str], options: ShardOptions, image: str, label: str | None) -> None:
-    """Check that no further column is called like an image column, or like what loaders give themselves.
+    """Raise SourceError if a further column has the name of an image column, or one that loaders use themselves.
 
-    Args:
-        said: how an error begins, up to the name of the column.
-        names: of the further columns.
-        options: of the build, which name the image columns.
-        image: what is taken for the image.
-        label: what is taken for the label; None without labels.
-
-    Raises:
-        SourceError: one of them is called so.
+    `said` begins the error, up to the name of the column; `image` and `label` are the columns taken as these.
     """
     for picture in options.pictures:
         if picture.name in names:
-            raise SourceError(
-                f"{said} {picture.name!r}, as the image column of {picture.column!r}; give that another name"
-            )
+            raise SourceError(f"{said} {picture.name!r}, like the image column of {picture.column!r}; rename that one")
     owned = {"image": image, "sample": None, "mask": None, **({} if label is None else {"label": label})}
     for name, taken in owned.items():
         if name in names:
-            as_what = "what loaders give themselves" if taken is None else f"the {name}, which {taken!r} is taken for"
-            way = ", or say --label label if it is the label" if name == "label" else ""
-            raise SourceError(
-                f"{said} {name!r}, as {as_what}; no loader could be asked for it: rename it, like {name}_column{way}"
-            )
+            why = "which loaders use themselves" if taken is None else f"but {taken!r} is taken as the {name}"
+            way = ", or pass --label label if it is the label" if name == "label" else ""
+            raise SourceError(f"{said} {name!r}, {why}; no loader could return it: rename it, like {name}_column{way}")
 
 
 class TableSource(Source):
-    """The rows of some tables: paths below their folder, elsewhere, or URLs."""
+    """The rows of one or more tables, with paths below their folder or elsewhere, or URLs."""
 
     kind, suffixes = "table", SUFFIXES
     spells_files = True
@@ -211,7 +195,7 @@ class TableSource(Source):
                     yield from columns.iter_items(chunk, files)
 
     def iter_files(self) -> Iterator[str]:
-        """Yield what the rows name; no file is looked at."""
+        """Yield the names in the rows, without looking the files up."""
         for info in self._files:
             with self._open(info.name) as (columns, records):
                 for path in (_to_path(record.get(column)) for record in records for column in columns.files):
@@ -234,19 +218,19 @@ class TableSource(Source):
 
 
 def say_unlabelled(options: ShardOptions, columns: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence on rows without labels, whose columns may have been meant."""
+    """Yield a warning of rows without labels, as one of their columns may be meant."""
     if options.label == "auto" and columns:
         more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
         yield (
-            f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; give "
-            "--label COLUMN, or --label none"
+            f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; pass "
+            "--label COLUMN or --label none"
         )
 
 
 def _look(
     path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]
 ) -> tuple[Any, ImageRef | None, str | ImageError | None]:
-    """Return a path, where its file is, and what is wrong with either; takes the file's next one of `stats`."""
+    """Return a path, the place of its file, and what is wrong with either; takes the next of `stats` for a file."""
     if isinstance(path, Embedded):
         return path.name, path.ref, None
     if not isinstance(path, str) or not path:
@@ -260,14 +244,14 @@ def _look(
 
 
 def _to_path(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value  # some writers of Parquet do so
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value  # as some Parquet writers store it
 
 
 def to_label(value: Any) -> Label | Labels:
-    """Return a label as a name or an id, or a list of them; None if there is none. pandas' floats are ids again.
+    """Return a label as a name or an id, or a tuple of these; None if it is missing. The floats of pandas become ids.
 
     Raises:
-        SourceError: an object, or a list of lists, which are no classes.
+        SourceError: it is an object or a list of lists.
     """
     if isinstance(value, list | tuple) and not any(isinstance(item, list | tuple) for item in value):
         return tuple(label for item in value if not isinstance(label := to_label(item), tuple))
@@ -275,8 +259,8 @@ def to_label(value: Any) -> Label | Labels:
         return None
     if isinstance(value, dict | list | tuple):
         raise SourceError(
-            f"{str(value)[:60]} is no label: a sample has a class, or a list of classes. To keep the values as a "
-            "further column, say --label none; or call it otherwise, and say which column is the label"
+            f"{str(value)[:60]} is not a label: a sample has a class, or a list of classes. To keep the values as a "
+            "further column, pass --label none; or rename it, and name the column of the label"
         )
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -286,7 +270,7 @@ def to_label(value: Any) -> Label | Labels:
 
 
 def iter_head(store: Store, name: str) -> Iterator[Record]:
-    """Yield the first records of the table `name`, of text those in its first MB. Raises as `iter_items`."""
+    """Yield the first records of the table `name`: of a text file those in its first MB. Raises as `iter_items`."""
     where = f"{store.url}/{name}"
     with listing(f"{where} cannot be read"), open_object(store, name) as file:
         is_parquet = name.lower().endswith(".parquet")
@@ -296,19 +280,19 @@ def iter_head(store: Store, name: str) -> Iterator[Record]:
 
 
 def has_box(names: Iterable[str]) -> bool:
-    """Return true if columns are called like the sides of one box, or like one box."""
+    """Return true if columns have the names of the sides of a box, or one has the name of a box."""
     bare = {name.lower().replace("_", "") for name in names}
     return any(sides <= {name.removeprefix("bbox") for name in bare} for sides in _SIDES) or bool(bare & _BOX_NAMES)
 
 
 def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
-    """Yield the rows of a file as named values; the fields of a column of objects are columns: `objects.bbox`.
+    """Yield the rows of a file as named values; the fields of a column of objects become columns: `objects.bbox`.
 
-    Parquet files with images inside have them so as well. A column stays as it is if it has other values, too, or if
-    its objects have so many keys that these are data.
+    Columns of Parquet files with images are named the same way. A column stays as it is if it has other values as well,
+    or if its objects have so many keys that these must be data.
 
     Raises:
-        SourceError: it cannot be read, or a field is called as another column is.
+        SourceError: it cannot be read, or a field has the name of another column.
     """
     records = _iter_rows(file, name, where)
     first = list(itertools.islice(records, ROWS_AT_ONCE))
@@ -335,7 +319,7 @@ def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
 
 
 def _iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the values of an object, of objects in it and so on, by name; of a missing one nothing."""
+    """Yield the values of an object and of nested objects by name; nothing if it is missing."""
     for key, item in (value or {}).items():
         if isinstance(item, dict) and level < _MOST_LEVELS:
             yield from _iter_fields(f"{name}.{key}", item, level + 1)
@@ -359,13 +343,13 @@ def _iter_rows(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
 
 
 def _not_utf8(file: BinaryIO, error: UnicodeDecodeError, where: str) -> SourceError:
-    """Return the error for bytes that are not UTF-8. Its line follows from how far the file was read."""
+    """Return the error for bytes that are not UTF-8; finds their line by how far the file was read."""
     left = place = file.tell() - len(error.object) + error.start
     wanted = "'CSV UTF-8'" if where.lower().endswith(".csv") else "UTF-8"
     file.seek(0)
     if not place and file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return SourceError(
-            f"{where}: not UTF-8: it looks like UTF-16, as Excel's 'Unicode text' is; save it as {wanted}"
+            f"{where}: not UTF-8: it looks like UTF-16, like Excel's 'Unicode text'; save it as {wanted}"
         )
     line = 1
     while left:
@@ -376,7 +360,7 @@ def _not_utf8(file: BinaryIO, error: UnicodeDecodeError, where: str) -> SourceEr
 
 
 def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Record]:
-    # A setting of the whole process: more than it had is no harm to others.
+    # A setting of the whole process: raising it does no harm to others.
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     header, has_blanks, begin = list[str](), False, 0  # the line before the row that is being read
@@ -386,13 +370,13 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
                 raise csv.Error("a field spans lines")
             if fields and not header:
                 if not has_blanks and any(name != name.strip() for name in fields):
-                    # Who writes `image, label` writes `a.jpg, cat`, and maybe `a.jpg, "cat, grey"`.
+                    # A header `image, label` comes with rows like `a.jpg, cat`, and maybe `a.jpg, "cat, grey"`.
                     text.seek(0)
                     reader = csv.reader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
                     has_blanks, begin = True, 0
                     continue
                 names = map(str.strip, fields) if has_blanks else fields
-                header = [name or f"column_{place}" for place, name in enumerate(names)]  # as pandas' index has none
+                header = [name or f"column_{place}" for place, name in enumerate(names)]  # the index of pandas has none
                 check_names(header, where)
             elif fields:
                 if len(fields) != len(header):
@@ -409,19 +393,19 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
         row = f"{where}, line {begin + 1}"
         if reader.line_num <= begin + 1:
             raise SourceError(f"{row}: {error}") from error
-        if delimiter == "\t":  # it would take rows in, up to the next quote
+        if delimiter == "\t":  # it would swallow rows up to the next quote
             raise SourceError(
-                f"{row}: a field begins with a quote that does not end in its line; put it in quotes and double those "
-                f'within ("""5 inch"), or save the table as .csv'
+                f"{row}: a field begins with a quote that does not end in its line; put the field in quotes and double "
+                f'the quotes inside ("""5 inch"), or save the table as .csv'
             ) from error
         raise SourceError(
-            f"{row}: a quote that opens a field of the row that begins here is not closed where it should be "
-            f"({error}, line {reader.line_num}); close it, and double quotes within the field"
+            f"{row}: a field of the row that begins here has an opening quote that is not closed properly ({error}, "
+            f"line {reader.line_num}); close it, and double quotes inside the field"
         ) from error
 
 
 def _say_separator(names: Sequence[str], where: str) -> str:
-    """Return a sentence on a single name that holds what other programs separate columns by."""
+    """Return advice if there is a single name that holds the column separator of another program."""
     suffix = where[-4:].lower()
     for separator, remedy in _SEPARATORS.get(suffix, {}).items():
         if len(names) == 1 and separator in names[0]:
@@ -446,7 +430,7 @@ def _iter_json(text: io.TextIOWrapper, where: str) -> Iterator[Record]:
             said = f"{error.msg} (column {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else error
             raise SourceError(f"{where}, line {number}: not JSON: {said}") from error
         if not isinstance(record, dict):
-            raise SourceError(f"{where}, line {number}: {line.strip()[:60]} is no object; expected one a line")
+            raise SourceError(f"{where}, line {number}: {line.strip()[:60]} is not an object; expected one per line")
         yield record
 
 
@@ -462,9 +446,9 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
 
 
 def to_python(array: Any, where: str) -> list[Any]:
-    """Return the values of an Arrow array, as text those times that no type of Python holds.
+    """Return the values of an Arrow array; times that no type of Python holds become text.
 
-    Never by way of pandas, which pyarrow itself wants for nanoseconds.
+    Does not use pandas, which pyarrow itself wants for nanoseconds.
     """
     import pyarrow
     from pyarrow import types
@@ -473,20 +457,20 @@ def to_python(array: Any, where: str) -> list[Any]:
     if "[ns" in str(kind):
         if not types.is_temporal(kind):
             raise SourceError(
-                f"{where}: a column of {kind} has nanoseconds within lists or structs; store them as microseconds"
+                f"{where}: a column of {kind} has nanoseconds inside lists or structs; store microseconds"
             )
         micro = pyarrow.timestamp("us", kind.tz) if types.is_timestamp(kind) else str(kind).replace("[ns", "[us")
-        with suppress(pyarrow.ArrowInvalid):  # not all of them are whole microseconds
+        with suppress(pyarrow.ArrowInvalid):  # not all are whole microseconds
             array = array.cast(micro)
     if "[ns" not in str(array.type):
         with suppress(*_BEYOND_PYTHON):
             return list(array.to_pylist())
         if not types.is_temporal(kind):
-            raise SourceError(f"{where}: a column of {kind} has a value that Python does not hold")
-    if types.is_timestamp(kind) and kind.tz is not None:  # without a database of time zones: as UTC
+            raise SourceError(f"{where}: a column of {kind} has a value that Python cannot hold")
+    if types.is_timestamp(kind) and kind.tz is not None:  # as UTC, without a database of time zones
         text = array.cast(pyarrow.int64()).cast(pyarrow.timestamp(array.type.unit)).cast(pyarrow.string()).to_pylist()
         return [None if value is None else f"{value}Z" for value in text]
-    if types.is_duration(kind):  # Arrow would say the number alone
+    if types.is_duration(kind):  # Arrow would give the number without its unit
         ticks = array.cast(pyarrow.int64()).to_pylist()
         return [None if tick is None else f"{tick} {array.type.unit}" for tick in ticks]
     return list(array.cast(pyarrow.string()).to_pylist())

@@ -1,4 +1,4 @@
-"""WebDataset tars: the files of a sample are neighbours and share a key, which is their name up to the first dot.
+"""Read WebDataset tars: the files of a sample are adjacent and share a key, their name up to the first dot.
 
 An image is read in place, by its offset within its tar: nothing is unpacked.
 """
@@ -17,15 +17,7 @@ from tpufeed.dataset.naming import count_ending, splits_mentioned
 from tpufeed.dataset.tfrecord_files import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources.source import (
-    HIDDEN_FOLDERS,
-    IMAGE_SUFFIXES,
-    Found,
-    Place,
-    Source,
-    listing,
-    show,
-)
+from tpufeed.sharding.sources.source import HIDDEN_FOLDERS, IMAGE_SUFFIXES, Found, Place, Source, listing, show
 from tpufeed.sharding.sources.table import check_others, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo
@@ -38,21 +30,21 @@ _BLOCK_BYTES = 512
 _ZEROS_AT_ONCE = 1 << 20
 _HIDDEN = re.compile(rf"(.*/)?({HIDDEN_FOLDERS})(/.*)?", re.IGNORECASE | re.DOTALL)
 
-_Part = tuple[int, int, bytes]  # where its bytes are: offset and size; and the bytes, of a text
+_Part = tuple[int, int, bytes]  # offset and size of its bytes, and the bytes themselves if it is a text
 
 
 class TarSource(Source):
-    """The samples of some tars.
+    """The samples of one or more tars.
 
-    Besides the image a sample may have `cls` (its label), `txt` and `json`; these become columns, the keys of the json
-    each its own. What a file and a key say under one name has to be the same.
+    Besides the image a sample may have `cls` (its label), `txt` and `json`. These become columns, as does each key of
+    the json. If a file and a key have the same name, their values must agree.
     """
 
     kind, suffixes = "tars", SUFFIXES
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by is not None:
-            raise OptionError("tars are split by shares; shard those of each split apart to keep their splits")
+            raise OptionError("tars are split by shares; shard the tars of each split separately to keep their splits")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self._image = options.image and options.image.lower().removeprefix(".")
         self._label = {"none": None, "auto": "cls"}.get(options.label, options.label)
@@ -74,7 +66,7 @@ class TarSource(Source):
                         again = str(second)
                     if again != str(error):
                         raise DamagedReadError(
-                            f"{store.url}/{info.name}: another reading did not end with the same error: {error}"
+                            f"{store.url}/{info.name}: a second reading did not end with the same error: {error}"
                         ) from error
                 raise
         if empty:
@@ -87,13 +79,13 @@ class TarSource(Source):
             elif columns:
                 way = f"give --label KEY, one of {show(columns)}"
             else:
-                way = "folders in a tar are no classes, so unpack it to have them"
-            yield f"no labels: no sample has a .cls; {way}, or say --label none"
+                way = "folders in a tar do not become classes; unpack it to use them"
+            yield f"no labels: no sample has a .cls; {way}, or pass --label none"
         mentioned = splits_mentioned(info.name for info in self._files)
         if self._options.split_shares is None and len(mentioned) > 1:
             yield (
-                f"tars are called like splits ({', '.join(sorted(mentioned))}), and all of them become train: shard "
-                "those of each split apart, like 'train-*.tar'"
+                f"tars have names of splits ({', '.join(sorted(mentioned))}), but all become train: shard the tars of "
+                "each split separately, like 'train-*.tar'"
             )
 
     def _iter_tar(self, info: ObjectInfo, found: Found) -> Iterator[Item]:
@@ -110,10 +102,10 @@ class TarSource(Source):
             if name not in self._pictures and (name == wanted if wanted else name.split(".")[-1] in _IMAGES)
         ]
         if len(images) > 1:
-            dots = "names whose first dot does not end the key are to be renamed, like im.v0.jpg to im_v0.jpg; else "
+            dots = "rename files whose first dot does not end the key, like im.v0.jpg to im_v0.jpg; else "
             raise OptionError(
                 f"{where}: the sample {key!r} has {len(images)} images ({', '.join(images)}); "
-                f"{dots if any('.' in name for name in images) else ''}say which one: --image {images[0]}"
+                f"{dots if any('.' in name for name in images) else ''}choose one: --image {images[0]}"
             )
         sample = f"{where}, sample {key!r}"
         columns = _read_columns(parts, sample, found)
@@ -171,19 +163,19 @@ def _iter_members(file: BinaryIO, where: str) -> Iterator[tarfile.TarInfo]:
                 tar.members = []  # type: ignore[attr-defined]  # it keeps every member it has seen
                 if member.issparse():
                     raise SourceError(
-                        f"{where}, byte {member.offset}: {member.name} is stored with its holes left out (sparse), so "
-                        "that it cannot be read in place; pack the tar again without tar's -S"
+                        f"{where}, byte {member.offset}: {member.name} is stored without its holes (sparse), so it "
+                        "cannot be read in place; pack the tar again without tar's -S"
                     )
                 if member.islnk():
                     raise SourceError(
-                        f"{where}, byte {member.offset}: {member.name} is stored as a link to {member.linkname} (a "
-                        "hard link), without bytes of its own; pack the tar again with tar's --hard-dereference"
+                        f"{where}, byte {member.offset}: {member.name} is stored as a hard link to {member.linkname}, "
+                        "without bytes; pack the tar again with tar's --hard-dereference"
                     )
                 if member.size < 0:
                     raise tarfile.ReadError(f"{member.name} of {member.size} bytes")
                 if member.offset_data + member.size > end:
                     raise SourceError(
-                        f"{where}, byte {member.offset}: {member.name} wants {member.size} bytes, "
+                        f"{where}, byte {member.offset}: {member.name} takes {member.size} bytes, but "
                         f"{end - member.offset_data} are left; the tar was cut short"
                     )
                 yield member
@@ -199,18 +191,18 @@ def _iter_members(file: BinaryIO, where: str) -> Iterator[tarfile.TarInfo]:
 
 
 def _check_end(file: BinaryIO, start: int, where: str) -> None:
-    """`tarfile` stops without an error at a damaged header, at the end of a file that was cut, and at the tar's end."""
+    """Check the end of a tar: `tarfile` also stops without an error at a damaged header, or where a file was cut."""
     file.seek(start)
     rest = file.read(_BLOCK_BYTES)
     if len(rest) < _BLOCK_BYTES:
         raise SourceError(f"{where}, byte {start}: the mark of a tar's end is missing; the tar was cut short")
     if rest.strip(b"\0"):
-        raise SourceError(f"{where}, byte {start}: not a sound tar: a damaged header. The file was not copied well")
+        raise SourceError(f"{where}, byte {start}: not a sound tar: a damaged header. The file was badly copied")
     while rest:
         if rest.strip(b"\0"):
             raise SourceError(
-                f"{where}, byte {start}: something follows the tar's end; of tars laid end to end only the first would "
-                "be read"
+                f"{where}, byte {start}: something follows the tar's end; of concatenated tars only the first would be "
+                "read"
             )
         start += len(rest)
         rest = file.read(_ZEROS_AT_ONCE)
@@ -231,7 +223,7 @@ def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{where}: its .{name} is not readable: {error}") from error
         if not isinstance(values, dict):
-            raise SourceError(f"{where}: its .json holds no object")
+            raise SourceError(f"{where}: its .json does not hold an object")
         for column in columns.keys() & values.keys():
             one, other = sorted(_say(both[column]) for both in (columns, values))
             if one and one != other:
@@ -239,12 +231,12 @@ def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str
                     f"{where}: its .{column} and the key {column!r} of its .json contradict each other: {one[:60]!r}, "
                     f"{other[:60]!r}; leave one of them out"
                 )
-        columns |= values | columns if name == "json" else values  # a file's text counts, whatever comes first
+        columns |= values | columns if name == "json" else values  # a file's text wins, whatever comes first
     return columns
 
 
 def _say(value: Any) -> str:
-    """A value as a file of its own would hold it; empty for none."""
+    """Return a value as a file would hold it; empty for None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return "" if value is None else str(value).strip()
