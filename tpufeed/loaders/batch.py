@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.order import Ints, Places
+from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import HEIGHT, LABEL, WIDTH, fixed_ints
@@ -43,13 +43,12 @@ from tpufeed.loaders.columns import (
     resolve_columns,
 )
 from tpufeed.loaders.joint import JointPipeline
-from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sampler import BatchRequest, SampleSource, group_rows
 from tpufeed.options import shown
 from tpufeed.tfrecord.example import decode_arrays
 
 Array: TypeAlias = npt.NDArray[Any]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _logger = logging.getLogger(__name__)
 # Chunks of fewer rows cost more to hand over than they gain; larger ones leave threads without work.
@@ -61,27 +60,6 @@ FIX_SIZE = (
     "ops=[Resize(256), CenterCrop(224)] (from tpufeed.images)"
 )
 _NO_SIZE = f"its images may differ in size and none of the ops fixes one; {FIX_SIZE}"
-
-
-def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
-    """Return (source, epoch, rows) for each pair of source and epoch that occurs, in rising order."""
-    keys = source * (1 << 40) + epoch
-    order = np.argsort(keys, kind="stable")
-    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
-    found = zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True)
-    return [(*divmod(int(keys[order[start]]), 1 << 40), order[start:stop]) for start, stop in found]
-
-
-class BatchRequest(NamedTuple):
-    """A batch to be made: the places of its samples, and their epoch; the mask is False for padding.
-
-    In a mixture `epoch` and `source` are arrays: the number of each sample's source, and the epoch of that source.
-    """
-
-    epoch: int | Ints
-    places: Places
-    mask: Mask
-    source: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
-from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, Cost, DecodedBatch
+from tpufeed.loaders.batch import BatchDecoder, BatchJob, Cost, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool
-from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sampler import BatchRequest, SampleSource
 from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers

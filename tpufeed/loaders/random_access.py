@@ -20,8 +20,9 @@ from tpufeed.loaders.batch import Decoder, warn_of_flips
 from tpufeed.loaders.columns import SAMPLE
 from tpufeed.loaders.executor import make_copies
 from tpufeed.loaders.feed import DatasetLike
-from tpufeed.loaders.mixture import Mixture, SampleSource
+from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sampler import SampleSource
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.store import open_store

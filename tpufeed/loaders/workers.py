@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -22,10 +23,11 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from tpufeed.dataset.index import Index
 from tpufeed.dataset.manifest import Manifest, pack_manifest
-from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.reader import Dataset, reopen_dataset
 from tpufeed.errors import LoaderError
-from tpufeed.loaders.batch import BatchDecoder, BatchRequest, DecodedBatch
+from tpufeed.loaders.batch import BatchDecoder, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool, MappedBuffers
 from tpufeed.loaders.executor import (
     CLOSED,
@@ -36,7 +38,8 @@ from tpufeed.loaders.executor import (
     ThreadFuture,
     WorkerConfig,
 )
-from tpufeed.loaders.mixture import JoinedClasses, SampleSource, check_sources
+from tpufeed.loaders.mixture import OPENED_AT_ONCE, JoinedClasses
+from tpufeed.loaders.sampler import BatchRequest, SampleSource
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.processes.numa import Node
 from tpufeed.storage.store import open_store
@@ -236,8 +239,8 @@ class ProcessFuture:
 
 
 def _start_server(sources: Sequence[SampleSource], config: WorkerConfig) -> ForkServer:
-    """Start the process that forks the workers. Raises ObjectChangedError as `check_sources` does."""
-    check_sources(sources)
+    """Start the process that forks the workers. Raises as `_check_unchanged` does."""
+    _check_unchanged([(source.dataset, source.split) for source in sources])
     # Pixels are copied past the cache, as another process reads them next. glibc does that above a size that suits one
     # program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster:
     # docs/decisions/2026-11-26-workers.md.
@@ -253,6 +256,24 @@ def _start_server(sources: Sequence[SampleSource], config: WorkerConfig) -> Fork
     return ForkServer(
         _ENTRY, _PREPARE, parts, descriptors=[config.file], variables=variables, patience_seconds=patience
     )
+
+
+def _check_unchanged(given: Sequence[tuple[Dataset, str]]) -> None:
+    """Raise ObjectChangedError if one of these datasets was rebuilt since it was opened; each comes with its split.
+
+    Raises ShardError or StoreError if the index of a local dataset does not fit its manifest: a forged manifest may
+    count any number of records, and their order would take memory.
+    """
+    unversioned = list[Dataset]()
+    for dataset, split in given:
+        dataset.check_current()
+        if not dataset.is_remote:
+            Index(dataset.store, dataset.split(split).variants[0]).offsets([])
+        if not dataset.version:  # `check_current` could not tell
+            unversioned.append(dataset)
+    if unversioned:
+        with ThreadPoolExecutor(OPENED_AT_ONCE, "tpufeed-open") as executor:
+            list(executor.map(lambda found: reopen_dataset(found.url, found.content_digest, found.number), unversioned))
 
 
 class _Worker(Fork):

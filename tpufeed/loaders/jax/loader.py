@@ -121,7 +121,7 @@ class _JaxTransfer(Transfer):
     def __init__(self, loader: "Loader", placement: Placement) -> None:
         self._form, self._placement = loader.form, placement
         self._x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # in the caller's thread, see `enable_x64`
-        self.batches: Any = loader.iterate_ahead(as_dict=True)
+        self.batches: Any = loader.iterate(ahead=True, as_dict=True)
         self.close = self.batches.close
         spec = loader.epoch_spec()
         self.spec = replace(spec, rank=jax.process_index(), order=f"{spec.order}, sharding {placement}")

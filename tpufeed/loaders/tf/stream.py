@@ -139,10 +139,10 @@ class StreamSource:
                 self._iterator.close()
                 if self._handed is not None and (last := int(self._handed.last())) >= 0:
                     self._iterator.continue_after(last)
-            self._iterator = self._loader.iterate_dicts()
+            self._iterator = self._loader.iterate(as_dict=True)
             if self._next not in (None, self._loader.state_dict()):
                 self._loader.load_state_dict(self._next)
-                self._iterator = self._loader.iterate_dicts()
+                self._iterator = self._loader.iterate(as_dict=True)
             self._next, self._identity = None, place_identity(self._loader)
             state = self._loader.state_dict()
             batches = ENDLESS if self._loader.options.repeat else len(self._iterator)
@@ -219,7 +219,7 @@ class StreamSource:
                 "dataset for each"
             )
         self._loader.load_state_dict(self._loader.state_at(*self._loader.place_after(epoch, start, batch)))
-        return self._loader.iterate_dicts()
+        return self._loader.iterate(as_dict=True)
 
     @contextmanager
     def _call(self) -> Iterator[None]:

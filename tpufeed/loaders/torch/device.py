@@ -75,7 +75,7 @@ class _TorchTransfer(Transfer):
         if ours is None:
             self.batches = iter(feed.loader.source)
         else:  # only our own iterators can be closed while another thread is in them
-            batches = ours.iterate_ahead()
+            batches = ours.iterate(ahead=True)
             self.batches, self.close, self.spec = map(to_torch, batches), batches.close, ours.epoch_spec()
         self._device = device
         present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

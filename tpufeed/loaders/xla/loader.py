@@ -85,7 +85,7 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
                 "or XLA takes their batches for copies of one"
             )
         if host is not None:
-            ours = host.iterate_ahead()
+            ours = host.iterate(ahead=True)
             return _XlaTransfer(ours, device, self.shardings, host.form.names, host.epoch_spec(), ours.close)
         source, together = self.loader.source, self.find_exchange() is not None
         batches = iter(source)
