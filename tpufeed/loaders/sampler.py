@@ -379,7 +379,7 @@ class Sampler:
         if not start and not len(share):
             most = share.records // world.size
             raise OptionError(
-                f"{self.label}: the {share.records} samples of split {self._split!r} make no batch of "
+                f"{self.label}: the {share.records} samples of split {self._split!r} fill no batch of "
                 f"{share.batch_size} on each of {world.size} ranks, and remainder='drop' leaves none; give "
                 f"{f'a batch_size of at most {most}, or ' if most else ''}remainder='pad' or 'repeat'"
             )

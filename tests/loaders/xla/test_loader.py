@@ -100,7 +100,7 @@ def test_a_loader_that_no_rank_made_is_refused(four):
         _, errors = found["host loaders"]
         assert list(errors) == ["launched", "made by a stranger"]
         for message in errors.values():
-            assert message.startswith("torch_xla's ranks are threads of this process, and this was made in none")
+            assert message.startswith("torch_xla's ranks are threads of this process, and this was made outside")
             assert message.endswith("make it in the function that torch_xla.launch runs, or give world=(rank, size)")
 
 
