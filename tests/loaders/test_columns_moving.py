@@ -274,7 +274,7 @@ def test_views_of_several_sizes_are_columns(scenes):
     [
         ({"views": [WHOLE], "ops": WHOLE}, "either ops.* or views"),
         ({"views": [WHOLE, WHOLE], "columns": ["image", "mask"]}, "views are crops of the image alone"),
-        ({"views": [[HorizontalFlip()], WHOLE], "columns": ["image"]}, "of views each one fixes a size"),
+        ({"views": [[HorizontalFlip()], WHOLE], "columns": ["image"]}, "each view"),
         ({"views": [(WHOLE, 0)], "columns": ["image"]}, "the number of views is a whole number, at least 1"),
         ({"columns": ["mask"]}, "differ in size"),
     ],

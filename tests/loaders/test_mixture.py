@@ -518,7 +518,7 @@ def test_what_cannot_be_mixed_is_refused_and_both_sides_are_named(urls, tmp_path
     cache.warmup(urls[1], tmp_path / "cache", ops=[CenterCrop(12)], workers=1)
     with pytest.raises(OptionError, match=r"'image' is uint8 \(16, 16, 3\) in .* and uint8 \(12, 12, 3\) in .*/cache"):
         make(Mixture({urls[2]: 1, tmp_path / "cache": 1}), ops=None)
-    with pytest.raises(OptionError, match=r"no column 'no'.*All sources of a mixture have the columns asked for"):
+    with pytest.raises(OptionError, match=r"no column 'no'.*All datasets of a mixture"):
         make(Mixture({urls[0]: 1, urls[2]: 1}), columns=["no"])
     with pytest.raises(OptionError, match="has no split 'test'"):
         make(Mixture({urls[0]: 1, urls[1]: 1}), split="test")
