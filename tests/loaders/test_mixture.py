@@ -536,7 +536,7 @@ def test_states_of_other_things_are_refused(urls, mixture):
         with pytest.raises(OptionError, match="content_digest is None"):
             single.load_state_dict(loader.state_dict())
         state = loader.state_dict()
-        with pytest.raises(OptionError, match="the state.s mixture"):
+        with pytest.raises(OptionError, match="the state's mixture"):
             loader.load_state_dict(state | {"mixture": "{"})
         with pytest.raises(OptionError, match="the state's begun is -1"):
             loader.load_state_dict(state | {"begun": -1})
@@ -559,7 +559,7 @@ def test_states_of_other_things_are_refused(urls, mixture):
         {"sources": [[*source[:3], 7, 0] for source in whole["sources"]]},
         {"sources": [[*source[:2], 3, *source[3:]] for source in whole["sources"]]},
     ):
-        with make(mixture) as loader, pytest.raises(OptionError, match="the state.s mixture"):
+        with make(mixture) as loader, pytest.raises(OptionError, match="the state's mixture"):
             loader.load_state_dict(state | {"mixture": json.dumps(whole | forged)})
 
 
