@@ -123,7 +123,7 @@ def test_a_lambda_or_a_local_function_is_refused_as_it_is_given():
 
 def test_one_of_main_is_refused(source, tmp_path):
     """Whoever goes on with the build has another `__main__`."""
-    with pytest.raises(OptionError, match=r"workers cannot import __main__:heavy, as their __main__ is another: put"):
+    with pytest.raises(OptionError, match=r"workers cannot import __main__:heavy, .*: put"):
         warmup(source, tmp_path / "c", ops=[CenterCrop(32), Custom("__main__:heavy")], workers=1)
     assert not (tmp_path / "c").exists()
 

@@ -74,8 +74,8 @@ def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int,
 
 def kind_of(data: Dataset | Mixture, split: str) -> str:
     """Return "cache" if all that is read is one, which has ops of its own, else "shards"."""
-    sources = [source.dataset for source in data.open(split)] if isinstance(data, Mixture) else [data]
-    return "cache" if all(dataset.manifest.cache is not None for dataset in sources) else "shards"
+    datasets = data.open(split) if isinstance(data, Mixture) else [data]
+    return "cache" if all(dataset.manifest.cache is not None for dataset in datasets) else "shards"
 
 
 def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
