@@ -53,7 +53,7 @@ def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
         ({"splits": "train"}, "is a dataset, whose splits and labels stand; these options are for raw images: splits"),
         ({"max_pixels": 9, "policy": {"alpha": "black"}}, "options are for raw images: max_pixels, policy"),
         ({"max_rejects": "many"}, "'many' is no budget for rejects"),
-        ({"live": [Foreign()]}, "'Foreign' is not one of the ops that this tpufeed has"),
+        ({"live": [Foreign()]}, "'Foreign' is not one of the ops"),
         ({"live": ["RandomCrop(16)"]}, "ops are tpufeed.images.RandomResizedCrop"),
         ({"size": 0}, "size is one or two numbers of pixels"),
         ({"workers": 0}, "workers is a whole number, at least 1"),

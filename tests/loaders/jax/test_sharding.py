@@ -179,7 +179,7 @@ def test_what_is_no_sharding(cache_url, sharding, message):
         (
             8,
             lambda: NamedSharding(mesh(4, 2), P("data", None, None, "model")),
-            r"the column 'image', of shape \(64, 64, 3\) a sample, cannot be split as the sharding says: .*2 times",
+            r"the column 'image', of shape \(64, 64, 3\) per sample, cannot be split as the sharding says: .*2 times",
         ),
     ],
 )

@@ -248,7 +248,7 @@ def test_feeds_and_fits_whose_place_it_cannot_tell_are_refused(cache_url, tmp_pa
     with pytest.raises(OptionError, match=r"fit takes 5 steps .* the feed has 10 batches"):
         fit(feed, place, steps_per_epoch=5)
     (loader, endless), model = make_feed(cache_url, repeat=True), make_model(7)[0]
-    with pytest.raises(OptionError, match="fit takes no known number of steps an epoch"):
+    with pytest.raises(OptionError, match="fit takes no known number of steps"):
         model.fit(endless, verbose=0, callbacks=[tpufeed.keras_state(loader, place)])
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(OptionError, match="an optimizer that counts every step"):
@@ -280,7 +280,7 @@ def test_weights_without_their_optimizer_are_refused(cache_url, tmp_path, caplog
         fit(feed, place, initial_epoch=1, epochs=2)
     fit(feed, tmp_path / "other.json", trained)
     assert (
-        "other.json is not there, so the feed begins with a whole epoch, though the optimizer has taken 20"
+        "other.json does not exist, so the feed begins with a whole epoch, though the optimizer has taken 20"
         in caplog.text
     )
     with pytest.raises(OptionError, match="this training began when the optimizer had taken 20 steps, and now it has"):

@@ -156,8 +156,10 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Make the epoch begin at its place in the feed."""
         first, count = not self._epochs, self._counted()
-        if first and not self._segments:
-            self._begin(epoch)
+        if first and not self._segments:  # a new training, in whose feed epochs have Keras' numbers if equally long
+            loader, steps = self._loader, self._taken(self.params["steps"])
+            zero = self._segment_at(0, 0, steps, loader.state_at(0, 0), len(loader))
+            self._segments = [self._segment(zero.find(epoch * steps))]
         elif first and count != self._count:  # a callback after this one has restored weights
             self._count = count
             self._resume()
@@ -176,7 +178,11 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
                 "restores weights, and let the optimizer take one step for each batch"
             )
         if first and self._segments != self._written:
-            self._write()
+            store, name = self._file()
+            data = msgspec.json.format(msgspec.json.encode(Record(1, self._segments)))
+            with suppress(ObjectExistsError):  # another process of this training has just written the same
+                store.put(name, data, store.stat(name))
+            self._written = self._segments
         self._last = None
         if place.steps_left == steps:
             self._stream.begin_at(place.state)
@@ -246,12 +252,6 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             )
         return int(keras.ops.convert_to_numpy(optimizer._iterations))
 
-    def _begin(self, epoch: int) -> None:
-        """Begin a training. Epochs of the feed are numbered like Keras' epochs if they are equally long."""
-        loader, steps = self._loader, self._taken(self.params["steps"])
-        zero = self._segment_at(0, 0, steps, loader.state_at(0, 0), len(loader))
-        self._segments = [self._segment(zero.find(epoch * steps))]
-
     def _resume(self) -> TrainingPlace:
         """Return the place that belongs to the optimizer's count. If sizes have changed, a new segment begins there."""
         begun = [segment for segment in self._written if segment.count <= self._count]
@@ -305,13 +305,6 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             raise DamageError(
                 f"{self._url} is not what keras_state wrote: {error}. To begin another training, give another path"
             ) from error
-
-    def _write(self) -> None:
-        store, name = self._file()
-        data = msgspec.json.format(msgspec.json.encode(Record(1, self._segments)))
-        with suppress(ObjectExistsError):  # another process of this training has just written the same
-            store.put(name, data, store.stat(name))
-        self._written = self._segments
 
     def _file(self) -> tuple[Store, str]:
         folder, slash, name = self._url.rpartition("/")
