@@ -154,9 +154,9 @@ def _decode_jpeg(
 
     Args:
         data: the JPEG.
-        jpeg: its header, or that of the larger JPEG of which it is a part.
+        jpeg: its header, or that of the larger JPEG that it was cut from.
         wanted: "RGB" or "GRAY"; or "", for the pixels that take the least time.
-        reduce: as in `decode`; likewise fast and buffer.
+        reduce: as in `decode`, like `fast` and `buffer`.
 
     Returns:
         None if only Pillow can decode to what is wanted: CMYK, lossless JPEGs, or rare subsamplings.

@@ -36,9 +36,9 @@ _PNG_CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 _TIFF_COLOURS = {2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples per pixel by photometric interpretation, if not 1
 _SEGMENT = struct.Struct(">HH")  # its marker and its length
 _INTERVAL = struct.Struct(">H")
-_FRAME = struct.Struct(">HHB")  # height, width, components; behind the precision
+_FRAME = struct.Struct(">HHB")  # height, width, components; after the precision
 _FILL = re.compile(rb"\xff*")
-_NEXT = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # behind a scan: no stuffed byte, no restart marker
+_NEXT = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # after a scan: no stuffed byte, no restart marker
 _MCUS = {  # by the factors of 4:4:4, 4:2:2, 4:4:0, 4:2:0 and 4:1:1
     bytes((across << 4 | down, 0x11, 0x11)): (8 * down, 8 * across)
     for across, down in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1))
@@ -54,7 +54,7 @@ LOSSLESS = 0xC3
 _HUFFMAN = frozenset({0xC0, 0xC1, 0xC2, LOSSLESS})
 _ARITHMETIC = frozenset({0xC9, 0xCA})
 _PROGRESSIVE = frozenset({0xC2, 0xCA})
-# libjpeg-turbo's own tools have this limit, too. Photographs have some 10 scans, those of mozjpeg 15 at most.
+# libjpeg-turbo's own tools have this limit, too. Photographs have about 10 scans, mozjpeg's at most 15.
 _MOST_SCANS = 500
 # A scan takes up to 50 ns for each block of 64 pixels, even if it has no bytes for the block. All scans together may
 # have this many blocks (less than a second), or this many times the blocks of the image.

@@ -121,7 +121,7 @@ class StoredImage:
 
     Attributes:
         kept: `data` is the file's own bytes, or holds the same coefficients with restart markers.
-        mended: `data` is the file's own bytes except those that were damage.
+        mended: `data` is the file's own bytes without the damaged ones.
         odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
         added_bytes: bytes that restart markers added to a kept JPEG; None if none were added.
         unmarked: why a kept JPEG could not get restart markers.

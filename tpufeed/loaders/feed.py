@@ -132,6 +132,6 @@ class Iterated:
 
 
 def loader_of(feed: Any) -> "Loader | None":
-    """Return the tpufeed loader behind a feed, or a loader itself; None for a user's own loader."""
+    """Return the tpufeed loader of a feed, or a loader itself; None for a user's own loader."""
     loader = feed.loader if isinstance(feed, StatelessFeed) and not isinstance(feed, Iterated) else feed
     return loader if isinstance(loader, Feed) else None  # type: ignore[return-value]  # the one feed without another

@@ -76,7 +76,7 @@ class LoaderStats:
         read_bytes: bytes of records.
         bad_records: different records that were skipped.
         requested_records: remote records that were read one by one, as their shard had no local copy.
-        dropped_boxes: boxes of which crops left nothing, or less than `min_visibility`.
+        dropped_boxes: boxes that crops removed, or left less of than `min_visibility`.
         processes: processes that decode; 0 if threads of this process decode.
         threads: decoding threads of all processes together.
         nodes: (NUMA node, number of processes pinned to it); empty if processes may run on all nodes.
@@ -412,8 +412,8 @@ class Loader(Feed, Iterated):
         array still follows from the sharding.
 
         Args:
-            sharding: sharding of the images: a `NamedSharding`, of which labels use only the axes that they have; or a
-                `Mesh`, over whose first axis rows are split. By default the mesh that `jax.set_mesh` has set when an
+            sharding: sharding of the images: a `NamedSharding` (labels use only the axes that they have); or a `Mesh`,
+                over whose first axis rows are split. By default the mesh that `jax.set_mesh` has set when an
                 iteration begins, else all devices of all processes in a mesh of one axis, "data".
             device_prefetch: batches on the devices ahead of the one in use; each takes device memory.
 

@@ -125,7 +125,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         self._quiet: warnings.catch_warnings[None] | None = None  # while such an epoch lasts
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Find the epoch to begin with, of which only the rest may be left."""
+        """Find the epoch to begin with, perhaps in its middle."""
         if not hasattr(self.model, "_initial_epoch"):
             raise OptionError(f"keras_state is for models of Keras 3, not of {type(self.model).__module__}")
         steps, batches = self.params["steps"], len(self._loader)
@@ -199,7 +199,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         self._epochs += 1
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Stop after the last step of an epoch of which only the rest was left.
+        """Stop after the last step of an epoch that was resumed in its middle.
 
         If the feed ended it, TensorFlow would count a step, and draw random numbers for it, before it finds no batch,
         and Keras would warn that data ran out.

@@ -248,7 +248,7 @@ class DirectGraph:
     def _read(self, epoch: Any, shard: Any, first: Any, stop: Any, real: bool = True) -> Any:
         """Return the records [first, stop) of a shard: int64 (epoch, shard, real), number within the shard, payload.
 
-        From a damaged record on, payloads are empty. No Python runs per record: that cost 70 us of a core each.
+        From a damaged record on, payloads are empty. No Python runs per record: that took 70 us each.
         """
         data, variant, url = tf.data.Dataset, epoch % self._variants, self._shard_url(epoch, shard)
         mark = first // self._stride

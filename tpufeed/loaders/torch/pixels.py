@@ -57,7 +57,7 @@ def random_shift(images: torch.Tensor, *, pixels: int, seed: Seed, fill: int = 0
     pixels = at_least(0).check("pixels", pixels)
     draws = _generator(seed, _SHIFT).integers(0, 2 * pixels, (2, len(images)), endpoint=True)
     bits = (2 * pixels).bit_length()
-    # All moves of a direction together cut off 2**bits - 1 pixels, of which draws take at most 2 * pixels.
+    # All moves of a direction together cut off 2**bits - 1 pixels; draws use at most 2 * pixels of them.
     before, after = pixels, (1 << bits) - 1 - pixels
     images = torch.nn.functional.pad(images, (0, 0, before, after, before, after), value=fill)
     moves = _send(draws[:, None] >> np.arange(bits)[:, None] & 1 == 1, images)
