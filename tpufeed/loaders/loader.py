@@ -76,7 +76,7 @@ class LoaderStats:
         read_bytes: bytes of records.
         bad_records: different records that were skipped.
         requested_records: remote records that were read one by one, as their shard had no local copy.
-        dropped_boxes: boxes that crops removed, or left less of than `min_visibility`.
+        dropped_boxes: boxes that were dropped, as a crop left nothing of them, or less than `min_visibility`.
         processes: processes that decode; 0 if threads of this process decode.
         threads: decoding threads of all processes together.
         nodes: (NUMA node, number of processes pinned to it); empty if processes may run on all nodes.
