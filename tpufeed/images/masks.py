@@ -5,19 +5,17 @@ The values of a mask with a palette are its indices: segmentation datasets use t
 
 import io
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
-from tpufeed.images.geometry import Geometry
+from tpufeed.images.geometry import Array, Geometry
 from tpufeed.images.header import read_header
 from tpufeed.images.unwritten import PNG_SCALES, check_png_rows, load_whole, one_pixel_of
 
 MaskKind: TypeAlias = Literal["mask", "depth"]
-Array: TypeAlias = npt.NDArray[Any]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MODES = {"mask": ("1", "L", "P"), "depth": ("1", "L", "P", "I;16", "I")}

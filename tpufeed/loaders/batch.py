@@ -12,11 +12,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset
@@ -34,6 +33,7 @@ from tpufeed.loaders.columns import (
     IMAGE,
     SAMPLE,
     SOURCE,
+    Array,
     Columns,
     Items,
     Picture,
@@ -47,8 +47,6 @@ from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sampler import BatchRequest, SampleSource, group_rows
 from tpufeed.options import shown
 from tpufeed.tfrecord.example import decode_arrays
-
-Array: TypeAlias = npt.NDArray[Any]
 
 _logger = logging.getLogger(__name__)
 # Smaller chunks cost more to hand over than they gain; larger chunks leave threads without work.

@@ -8,14 +8,12 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from tpufeed.loaders.columns import Array
 from tpufeed.processes.child import fill_streams
-
-Array: TypeAlias = npt.NDArray[Any]
 
 _KEPT = 8
 _FIRST_SEGMENT = 8  # buffers

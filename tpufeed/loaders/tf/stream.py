@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.loaders.batch import Array
+from tpufeed.loaders.columns import Array
 from tpufeed.loaders.feed import ENDLESS
 
 if TYPE_CHECKING:
