@@ -64,16 +64,16 @@ def stream_dataset(loader: "Loader", handed: HandedEpoch | None) -> Any:
     With `handed`, for `repeat`, elements are (batch, epoch), and an iteration continues with the epoch after that of
     the last batch that left the dataset.
     """
-    source = StreamSource(loader, handed)
+    stream = LoaderStream(loader, handed)
     # One outer element per iteration: it opens the epoch when the iteration starts, not when the graph is built.
-    opened = tf.data.Dataset.range(1).map(lambda _: tf.ensure_shape(tf.py_function(source.open, [], tf.int64), (4,)))
+    opened = tf.data.Dataset.range(1).map(lambda _: tf.ensure_shape(tf.py_function(stream.open, [], tf.int64), (4,)))
     places = opened.flat_map(lambda opened: tf.data.Dataset.from_tensors(opened).repeat(opened[2]).enumerate())
     places = _with_length(places, None if loader.options.repeat else len(loader))
     dataset = places.map(
-        lambda batch, opened: source.shaped(tf.py_function(source.next_batch, [opened, batch], source.dtypes))
+        lambda batch, opened: stream.shaped(tf.py_function(stream.next_batch, [opened, batch], stream.dtypes))
     )
-    weakref.finalize(dataset, source.close)  # also when the interpreter exits
-    loader.moved_by = weakref.ref(source)  # TensorFlow keeps it
+    weakref.finalize(dataset, stream.close)  # also when the interpreter exits
+    loader.moved_by = weakref.ref(stream)  # TensorFlow keeps it
     return dataset
 
 
@@ -100,7 +100,7 @@ def place_identity(loader: "Loader") -> int:
     return zlib.crc32(repr(order).encode())
 
 
-class StreamSource:
+class LoaderStream:
     """Hands the epochs of a loader to a graph. TensorFlow's threads call it."""
 
     def __init__(self, loader: "Loader", handed: HandedEpoch | None) -> None:
