@@ -61,7 +61,7 @@ def test_a_function_is_its_name(custom_ops, name):
         ("anonymous", r"cannot import a lambda \(custom_ops:<lambda>\)"),
         ("local", r"cannot import custom_ops:made\.<locals>\.augmentation, as it is local to a function"),
         ("instance", "Augmentations object at .* has no name by which workers could import it"),
-        ("original", "custom_ops:renamed is not <function renamed at .*, but what took its name"),
+        ("original", "custom_ops:renamed is not <function renamed at .*"),
         ("NUMBER", "7 has no name"),
         ("KEPT", "has no name"),
     ],
@@ -85,7 +85,7 @@ def test_what_is_in_main_runs_as_it_was_defined_last(monkeypatch):
         op = Custom(function)
         assert op == Custom("__main__:of_main")
         np.testing.assert_array_equal(op.apply(IMAGE, DRAWS, None), function(IMAGE, None))
-    assert re.match(r"Custom: .* __main__:of_main, as their __main__ is another: put it, .* a module", op.obstacle)
+    assert re.match(r"Custom: .* __main__:of_main, as they have another __main__: put it, .* a module", op.obstacle)
 
 
 @pytest.mark.parametrize(

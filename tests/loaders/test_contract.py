@@ -21,8 +21,8 @@ from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.loaders.batch import Decoder
-from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sampler import SampleSource
 
 SAMPLES, BATCH, SEED = 70, OPTIONS["batch_size"], OPTIONS["seed"]
 SAVERS = [name for name, feed in FEEDS.items() if feed.saves]

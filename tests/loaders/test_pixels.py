@@ -251,10 +251,10 @@ ZEROS = jnp.zeros((2, 4, 4, 3), jnp.uint8)
 @pytest.mark.parametrize(
     ("images", "options", "message"),
     [
-        (ZEROS, {"mean": 0.5}, r"mean and std have a number for each channel, those of std above 0; not 0\.5, "),
-        (ZEROS, {"std": (1, 0, 1)}, r"those of std above 0; not .*, \(1, 0, 1\)"),
+        (ZEROS, {"mean": 0.5}, r"mean and std have a number for each channel"),
+        (ZEROS, {"std": (1, 0, 1)}, r"above 0; not .*, \(1, 0, 1\)"),
         (ZEROS, {"mean": (0.5,)}, r"uint8 with as many channels as mean \(1\) and std \(3\) have values"),
-        (ZEROS, {"dtype": np.int32}, "dtype is a float's, like the framework's bfloat16, not .*int32"),
+        (ZEROS, {"dtype": np.int32}, "bfloat16, not .*int32"),
         (ZEROS, {"layout": "CHW"}, "layout is 'NCHW' or 'NHWC', not 'CHW'"),
         (
             np.zeros((2, 4, 4, 3), np.uint8),

@@ -1,18 +1,18 @@
 """Pixels: decoding, resizing, encoding and the augmentation ops. No I/O.
 
-Ops are in `images/ops.py`, which is imported when the first op is asked for: a worker that only stores images does
-without.
+Ops are in `images/ops.py`, which is imported when the first op is asked for: a worker that only stores images never
+imports it.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpufeed.images.ops import *  # noqa: F403  # what it names in `__all__`, so that the list stands once
+    from tpufeed.images.ops import *  # noqa: F403  # its `__all__`, so that there is only one list
     from tpufeed.loaders.pixels import cutmix as cutmix
     from tpufeed.loaders.pixels import mixup as mixup
 
-_BETWEEN_IMAGES = ("cutmix", "mixup")  # on a device, by the framework of the batch: no work of this room
+_BETWEEN_IMAGES = ("cutmix", "mixup")  # these run on a device, by the batch's framework, so they are not in this folder
 
 
 def __getattr__(name: str) -> Any:

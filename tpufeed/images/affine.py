@@ -28,10 +28,10 @@ def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -
 
     Args:
         image: uint8 RGB of any strides.
-        rows: from the place (x, y, 1) of a new pixel's middle to its place in the image, in pixels; the middle of the
-            first pixel is (0, 0).
-        fill: what lies beyond the image.
-        out: C-contiguous memory of the image's shape, maybe the image itself; it is what is returned.
+        rows: map from the centre (x, y, 1) of a new pixel to its place in the image, in pixels; the centre of the first
+            pixel is (0, 0).
+        fill: the colour beyond the image.
+        out: C-contiguous memory of the image's shape, maybe the image itself; it is returned.
 
     Raises:
         ImageError: too_large; the map's numbers have 16 bits.
@@ -61,24 +61,24 @@ def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -
 
 
 def rotation(height: int, width: int, degrees: float) -> tuple[Row, Row]:
-    """Rotate counter-clockwise about the middle, as Pillow's Image.rotate does. Rows as in `warp`, like all below."""
+    """Return the rows for `warp` that rotate counter-clockwise about the middle, like Pillow's Image.rotate."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = (height - 1) / 2, (width - 1) / 2
     return (cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y)
 
 
 def shear_x(shear: float) -> tuple[Row, Row]:
-    """Move each row left by `shear` pixels for each pixel that it lies below the upper edge."""
+    """Return the rows for `warp` that move pixels left by `shear` for each pixel below the upper edge."""
     return (1, shear, shear / 2), (0, 1, 0)
 
 
 def shear_y(shear: float) -> tuple[Row, Row]:
-    """Move each column up by `shear` pixels for each pixel that it lies right of the left edge."""
+    """Return the rows for `warp` that move pixels up by `shear` for each pixel right of the left edge."""
     return (1, 0, 0), (shear, 1, shear / 2)
 
 
 def as_affine(rows: tuple[Row, Row]) -> Affine:
-    """Return rows of `warp`, whose places are middles of pixels, as a map of places."""
+    """Return the map of places for rows of `warp`, which count from the centre of the first pixel."""
     (a, b, c), (d, e, f) = rows
     return a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2
 
@@ -97,8 +97,8 @@ class Rotate(SameSizeOp):
     """A rotation about the middle with probability `p`: bilinear, at the same size.
 
     Attributes:
-        degrees: counter-clockwise; d is uniform in [-d, d], or in (low, high). Held as (low, high).
-        fill: the corners that the image leaves.
+        degrees: counter-clockwise angle, uniform in [-d, d] for a number d, or in (low, high). Stored as (low, high).
+        fill: the colour of the corners that the image no longer covers.
         p: the probability.
     """
 
@@ -162,5 +162,5 @@ class VerticalFlip(RandomlyApplied):
 
 
 def may_mirror(op: object) -> bool:
-    """Return true for an op that mirrors images. What a function of the user's does is not known."""
+    """Return True for an op that mirrors images. Of a user's function it is not known."""
     return isinstance(op, HorizontalFlip | VerticalFlip) and op.p > 0

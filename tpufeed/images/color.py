@@ -1,9 +1,9 @@
 """Brightness and colour: the ops `ColorJitter`, `Grayscale` and `GaussianBlur`, and the functions they are made of.
 
 All functions take uint8 RGB of any strides and write to `out` (C-contiguous, maybe the image itself) if given, else to
-new memory: the result may be written to. A factor is that of Pillow's ImageEnhance: 1 leaves the image unchanged, 0
-takes the quality away, above 1 there is more of it; results are rounded, Pillow cuts them off. A table maps one level
-to another: it is exact on every machine, and OpenCV looks it up without the GIL.
+new memory: the result may be written to. Factors are those of Pillow's ImageEnhance: 1 leaves the image unchanged, 0
+removes the quality, above 1 increases it; but results are rounded, which Pillow truncates. Levels are mapped by tables:
+these are exact on every machine, and OpenCV looks them up without the GIL.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,8 +59,8 @@ def shift_hue(image: Pixels, steps: int, out: Pixels | None) -> Pixels:
     """Turn the colour wheel by steps of 360 / 256 degrees; a pixel's largest and smallest level stay.
 
     The hue is that of OpenCV's HSV in 8 bits, and R, G, B = V - (V - min) * clip(min(k, 4 - k), 0, 1) with
-    k = (n + hue / 60 degrees) mod 6 for n = 5, 3, 1, the usual way back. OpenCV's own rounds otherwise from version to
-    version; here nothing ever lies in the middle between two levels.
+    k = (n + hue / 60 degrees) mod 6 for n = 5, 3, 1, the usual way back. OpenCV's own rounds differently from version
+    to version; here no value is ever halfway between two levels.
     """
     hue = cv2.extractChannel(cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL), 0)
     start = steps % 256
@@ -125,13 +125,13 @@ def equalize(image: Pixels, out: Pixels | None) -> Pixels:
 
 @cache
 def _hue_shares() -> list[Pixels]:
-    """Return the shares of red, green and blue for each hue and twice around: the missing spread, in 1/255."""
+    """Return for red, green and blue the share of the spread that each hue subtracts, in 1/255, for two turns."""
     places = [(offset + np.arange(512) * (6 / 256)) % 6 for offset in (5, 3, 1)]
     return [np.rint(255 * np.minimum(place, 4 - place).clip(0, 1)).astype(np.uint8) for place in places]
 
 
 def _look_up(image: Any, table: npt.NDArray[Any], out: Pixels | None) -> Pixels:
-    """Map levels by `table`: 256 numbers, or (256, 3) for one column per channel; rounded and cut off at 0 and 255."""
+    """Map levels by `table`: 256 numbers, or (256, 3) for one column per channel; rounded and clipped to 0 to 255."""
     levels = np.maximum(np.minimum(np.rint(table), 255), 0).astype(np.uint8)  # np.clip takes five times as long
     return _written(cv2.LUT(image, levels if levels.ndim == 1 else levels[None], dst=out), out)
 
@@ -169,9 +169,9 @@ class ColorJitter(SameSizeOp):
         brightness: the factor is uniform in [max(0, 1 - b), 1 + b], or in (low, high); 1 changes nothing.
         contrast: see `brightness`.
         saturation: see `brightness`.
-        hue: of the colour wheel's turn, uniform in [-h, h] with h of at most 0.5, or in (low, high); 0 changes nothing.
+        hue: turn of the colour wheel, uniform in [-h, h] with h up to 0.5, or in (low, high); 1 is a full turn.
 
-    All four are held as (low, high).
+    All four are stored as (low, high).
     """
 
     brightness: _Factor = 0.0
@@ -192,7 +192,7 @@ class ColorJitter(SameSizeOp):
         return image if changed else keep(image, out)
 
     def _changes(self, draws: Draws) -> Iterator[tuple[int, float]]:
-        """Yield number and amount of each change in the order that was drawn, without those that change nothing."""
+        """Yield number and amount of each change in the drawn order, without those that change nothing."""
         spreads = (self.brightness, self.contrast, self.saturation, self.hue)
         for number in _ORDERS[int(draws[4] * len(_ORDERS))]:
             amount = draw_between(spreads[number], draws[number])

@@ -1,4 +1,4 @@
-"""The op that calls a function of the user's."""
+"""The op that calls a user's function."""
 
 import importlib
 import operator
@@ -30,22 +30,22 @@ def _is_version(value: object) -> bool:
 class Custom(SameSizeOp):
     """Any function of (uint8 RGB array, numpy Generator) that returns a uint8 array of the same shape.
 
-    With `sample=True` it is a function of (dict, Generator) that returns a dict: `image`, and with it whatever else of
-    the sample moves and is asked for, under the names of its columns: masks (height, width), boxes float32 (n, 4) in
-    pixels of the image, keypoints, and what belongs to boxes. It may return other boxes, and another number of them.
+    With `sample=True` it is a function of (dict, Generator) that returns a dict: `image`, and all columns asked for
+    that move with the image, by their names: masks (height, width), boxes float32 (n, 4) in pixels of the image,
+    keypoints, and what belongs to boxes. It may return other boxes, in any number.
 
     The function gets a copy of the image, which it may change and return. All its random numbers must come from the
     Generator; then any number of threads and processes gives the same pixels. It is imported when the op first runs,
-    once a process; pickles and descriptions hold names alone. Threads call it at the same time. One of `__main__` runs
-    in this process alone: in loaders with `processes=0`, in no build.
+    once per process; pickles and descriptions hold only its name. Threads call it at the same time. A function of
+    `__main__` runs in this process only: in loaders with `processes=0`, and in no build.
 
     Attributes:
-        target: "module:function", or "module:Class.method"; a function is taken, too, and held as such a text.
-        version: of the function, by the user's own count: another version means other pixels.
-        sample: the function takes and gives a dict.
+        target: "module:function", or "module:Class.method"; a function is accepted, too, and stored as such a text.
+        version: the user's own version of the function: another version means other pixels.
+        sample: True if the function takes and returns a dict.
 
     Raises:
-        OptionError: the function has no name that workers could import; or it runs, and the import fails.
+        OptionError: the function has no name that workers could import; or its import fails when it first runs.
         OpError: the function raised, or returned something else.
     """
 
@@ -68,14 +68,14 @@ class Custom(SameSizeOp):
 
     @property
     def obstacle(self) -> str:
-        """The reason why other processes cannot import the function; empty if none is known."""
+        """The reason why other processes cannot import the function; "" if none is known."""
         if not str(self.target).startswith("__main__:"):
             return ""
-        return f"Custom: workers cannot import {self.target}, as their __main__ is another: {_WAY_OUT}"
+        return f"Custom: workers cannot import {self.target}, as they have another __main__: {_WAY_OUT}"
 
     def load(self) -> Augmentation:
         """Return the function. Raises OptionError if it cannot be imported."""
-        # A notebook defines the functions of its __main__ again, under the same names.
+        # Notebooks redefine functions of their __main__ under the same names.
         return _find(str(self.target)) if self.obstacle else _load(str(self.target))
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
@@ -85,17 +85,17 @@ class Custom(SameSizeOp):
         result = self._call(given, draws)
         pixels = self._check(result, image.shape)
         if out is None:
-            # Its own array may be one that the function keeps and fills again for the next image.
+            # The function may reuse its own array for the next image.
             return pixels if pixels is given else pixels.copy()
         np.copyto(out, pixels)
         return out
 
     def apply_sample(self, sample: dict[str, Any], draws: Draws) -> dict[str, Any]:
-        """Return what the function makes of a sample, in new arrays. Raises OpError if it gives others.
+        """Return the function's result for a sample, in new arrays. Raises OpError if it does not fit.
 
         Args:
             sample: arrays by name, which the function may change; `image` is uint8 RGB.
-            draws: for its Generator.
+            draws: seed its Generator.
         """
         given = {name: np.array(values, order="C") for name, values in sample.items()}
         result = self._call(dict(given), draws)
@@ -118,7 +118,7 @@ class Custom(SameSizeOp):
             if kinds <= {"i", "u"} and after.dtype != before.dtype and not np.array_equal(changed[name], after):
                 raise OpError(
                     f"{self} returned {name!r} with values from {after.min()} to {after.max()}, which {before.dtype} "
-                    "does not hold: return what fits"
+                    "does not hold: return values that fit"
                 )
         return changed
 
@@ -134,7 +134,7 @@ class Custom(SameSizeOp):
             found = type(result).__name__
             raise OpError(f"{self} returned {found}, not a numpy array: return np.asarray(...) of the pixels")
         if result.dtype != np.uint8:
-            way_out = "return image.clip(0, 255).astype(np.uint8), scaled to 255 where it ends at 1"
+            way_out = "return image.clip(0, 255).astype(np.uint8), scaled by 255 if it ends at 1"
             raise OpError(f"{self} returned pixels of {result.dtype}, not uint8: {way_out}")
         if result.shape != shape:
             way_out = "leave the size to tpufeed's own ops, before or after it, and return (height, width, 3)"
@@ -163,12 +163,12 @@ def _name_of(value: object) -> str:
     if "<locals>" in name:
         raise OptionError(f"Custom: workers cannot import {what}, as it is local to a function: {_WAY_OUT}")
     if _find(_check_target(what)) != value:
-        raise OptionError(f"Custom: {what} is not {shown(value)}, but what took its name: {_WAY_OUT}")
+        raise OptionError(f"Custom: {what} is not {shown(value)}, but another object of that name: {_WAY_OUT}")
     return what
 
 
 def _holds(module: object, name: str) -> bool:
-    """Return true if a module has `name` already: then one that is being imported must not be waited for."""
+    """Return True if a module has `name` already: then a running import of it need not be waited for."""
     try:
         operator.attrgetter(name)(module)
     except AttributeError:
@@ -180,7 +180,7 @@ def _find(target: str) -> Augmentation:
     module, _, name = target.partition(":")
     found: Any = sys.modules.get(module)
     try:
-        if not _holds(found, name):  # not imported, or another thread is at it: waits for that one
+        if not _holds(found, name):  # not imported, or not completely: this waits for another thread's import
             found = importlib.import_module(module)
     except Exception as error:
         raise OptionError(

@@ -33,9 +33,9 @@ Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least this size, fr
 def make_scratch(size: int) -> Pixels:
     """Return memory to decode into, from which a crop is resized right away.
 
-    Its address is 16 beyond a multiple of 32: into rows that begin at one libjpeg-turbo's AVX2 code writes past the
-    cache (jdcolext-avx2.asm), and `resize` would read all of them from memory. Decoding and cropping photographs of 256
-    pixels took 5 % longer so.
+    Its address is 16 past a multiple of 32: libjpeg-turbo's AVX2 code writes rows that begin at a multiple past the
+    cache (jdcolext-avx2.asm), and `resize` then reads all of them from memory. That made decoding and cropping of
+    photographs of 256 pixels 5 % slower.
     """
     memory = np.empty(size + 2 * _LINE_BYTES, np.uint8)
     start = (_LINE_BYTES // 2 - memory.ctypes.data) % _LINE_BYTES
@@ -56,10 +56,10 @@ def decode(
         reduce: 1, 2, 4 or 8: a JPEG comes out at 1/reduce of its size (each side rounded up), averaged in the DCT
             domain, which is both faster and free of aliasing. Other formats, CMYK and lossless JPEGs come out at full
             size.
-        buffer: gives memory to decode into, to spare page faults; the pixels are then a view of it.
+        buffer: gives memory to decode into, to avoid page faults; the pixels are then a view of it.
         fast: repeat a JPEG's colour samples instead of interpolating between them: 4 % faster, 0.4 levels off on
             average once a crop is resized. TensorFlow's default, the fast inverse transform, is 1.3 levels off for
-            2 % (benchmarks/decode.py).
+            a gain of 2 % (benchmarks/decode.py).
         jpeg: the header of a JPEG that has been read already.
 
     Raises:
@@ -71,7 +71,7 @@ def decode(
         pixels = _decode_jpeg(data, jpeg, "RGB", reduce, fast, buffer)
         if pixels is not None:
             return pixels
-        _check_jpeg(data, jpeg, must=False)  # Pillow fills what it cannot decode with grey; this raises
+        _check_jpeg(data, jpeg, must=False)  # raises, as Pillow would leave grey what it cannot decode
     return decode_by_pillow(data, "RGB")
 
 
@@ -80,7 +80,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
 
     Args:
         data: an encoded image.
-        header: what `read_header` makes of it.
+        header: its header, from `read_header`.
         reduce: as in `decode`.
         backdrop: 255 for white, 0 for black.
 
@@ -94,7 +94,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
         found = _decode_jpeg(data, header.jpeg, "GRAY" if header.channels == 1 else "RGB", reduce)
         if found is not None:
             return found
-        _check_jpeg(data, header.jpeg)  # Pillow fills what it cannot decode with grey
+        _check_jpeg(data, header.jpeg)  # raises, as Pillow would leave grey what it cannot decode
     mode = "L" if header.channels == 1 else "RGB"
     pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
@@ -106,8 +106,8 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
 def check_pixels(data: bytes, header: ImageHeader) -> None:
     """Refuse what `decode` refuses, in less time: of a JPEG only the entropy code is decoded.
 
-    That is all that can fail in a JPEG. Of 9,100 damaged files, and 2,400 in CMYK, decoding at 1/8 refused those that
-    full decoding did and no others, in two thirds of the time (tests/images/test_decoding_checks.py, with fewer files).
+    Nothing else can fail in a JPEG. Of 9,100 damaged files, and 2,400 in CMYK, decoding at 1/8 refused exactly those
+    that full decoding refused, in two thirds of the time (tests/images/test_decoding_checks.py, with fewer files).
 
     Raises:
         ImageError: unreadable, truncated, unsupported or too_large.
@@ -121,7 +121,7 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Turn stored `pixels` (height, width, channels) as they are to be seen; 1 to 8 as in Exif 2.32, table 6."""
+    """Turn stored `pixels` (height, width, channels) upright; orientations 1 to 8 are those of Exif 2.32, table 6."""
     if orientation == 1:
         return pixels
     height, width, channels = pixels.shape
@@ -154,12 +154,12 @@ def _decode_jpeg(
 
     Args:
         data: the JPEG.
-        jpeg: its header, or that of a larger one of which it is a part.
+        jpeg: its header, or that of the larger JPEG that it was cut from.
         wanted: "RGB" or "GRAY"; or "", for the pixels that take the least time.
-        reduce: as in `decode`; likewise fast and buffer.
+        reduce: as in `decode`, like `fast` and `buffer`.
 
     Returns:
-        None if only Pillow can make what is wanted: of CMYK, lossless JPEGs, or rare subsamplings.
+        None if only Pillow can decode to what is wanted: CMYK, lossless JPEGs, or rare subsamplings.
 
     Raises:
         ImageError: unreadable, truncated or unsupported.
@@ -194,7 +194,7 @@ def _decode_jpeg(
 
 
 def _check_jpeg(data: bytes | memoryview, jpeg: JpegHeader, must: bool = True) -> bool:
-    """Follow all codes of a JPEG, in the way that takes the least time. Raises ImageError if one is wrong.
+    """Follow all codes of a JPEG in the fastest way. Raises ImageError if one is wrong.
 
     Returns:
         False for a rare subsampling, which only Pillow decodes. Its codes are not followed without the C extension:
@@ -216,7 +216,7 @@ def _check_jpeg(data: bytes | memoryview, jpeg: JpegHeader, must: bool = True) -
 
 
 def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
-    """Decode to pixels in `mode`, "RGB" or "L". Errors of our own scaling are not errors of the image."""
+    """Decode to pixels in `mode`, "RGB" or "L". Errors in our own scaling are not taken for errors of the image."""
     image = _open_by_pillow(data, lambda image, data: flatten(_load(image, data), mode, backdrop))
     return np.asarray(image if image.mode == mode else to_8_bits(image, backdrop).convert(mode))
 
@@ -236,19 +236,18 @@ def _open_by_pillow(
     except Image.DecompressionBombError as error:
         raise ImageError("too_large", f"too many pixels: {error}") from error
     except MemoryError as error:
-        if image_format != "tiff":  # says nothing of the image: another machine would take it
+        if image_format != "tiff":  # not the image's fault: another machine may have enough
             raise
         raise ImageError("unreadable", "the tags of the TIFF ask for more memory than there is") from error
-    except Exception as error:  # its plugins raise what they come across: struct.error, KeyError, SyntaxError, ...
+    except Exception as error:  # its plugins raise all kinds of errors: struct.error, KeyError, SyntaxError, ...
         reason = "truncated" if "truncated" in str(error) or isinstance(error, EOFError) else "unreadable"
-        error.__traceback__ = (
-            None  # holds the image, and errors that `mend` raises again live until garbage is collected
-        )
+        # It holds the image, and an error that `mend` raises again lives until the next garbage collection.
+        error.__traceback__ = None
         raise ImageError(reason, f"Pillow does not decode the file: {error}") from error
 
 
 def _load(image: Image.Image, data: bytes | memoryview) -> Image.Image:
-    """Load an image that has all of its rows, with the transparent level in the samples that Pillow gives."""
+    """Load an image that has all of its rows; the transparent level is scaled like Pillow's samples."""
     samples = image.tile[0][3] if image.format == "PNG" and image.tile else None  # type: ignore[attr-defined]
     if image.format == "TIFF":
         tags, whole = image.tag_v2, bytes(data)  # type: ignore[attr-defined]  # of TiffImageFile
@@ -298,8 +297,8 @@ def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:
 def to_8_bits(image: Image.Image, backdrop: int) -> Image.Image:
     """Scale a grey image of integers of 16 or 32 bits, or of floats, to 8 bits; transparent pixels are `backdrop`.
 
-    Integers of 32 bits are taken for 0 to 65,535. What floats mean is no part of a file: their range is [0, 1],
-    [0, 255] or [0, 65535], the first that holds every pixel, and NaN is black.
+    Integers of 32 bits are taken for 0 to 65,535. Files do not say what floats mean: their range is [0, 1], [0, 255] or
+    [0, 65535], the first that holds every pixel, and NaN is black.
     """
     values: npt.NDArray[Any] = np.asarray(image)
     if image.mode == "F":

@@ -16,12 +16,12 @@ _TOP, _LEFT, _NOISE = 21, 22, 23
 class RandomErasing(RandomlyApplied):
     """A random rectangle erased with probability `p` (torchvision's rule).
 
-    Ten tries for one that is smaller than the image in both directions; then nothing is erased.
+    Ten tries for a rectangle that is smaller than the image on both sides; if all fail, nothing is erased.
 
     Attributes:
         p: the probability.
         scale: (low, high) of the rectangle's share of the area.
-        ratio: (low, high) of its height to its width.
+        ratio: (low, high) of its height divided by its width.
         value: a level, (red, green, blue), or "random" for independent uniform levels.
     """
 
@@ -43,7 +43,7 @@ class RandomErasing(RandomlyApplied):
         return pixels
 
     def _rectangle(self, height: int, width: int, draws: Draws) -> tuple[int, int, int, int]:
-        """Draw `(top, left, height, width)` of what is erased."""
+        """Draw `(top, left, height, width)` of the rectangle."""
         log_ratio = math.log(self.ratio[0]), math.log(self.ratio[1])
         for attempt in _TRIES:
             area = height * width * draw_between(self.scale, draws[attempt])

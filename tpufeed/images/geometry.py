@@ -24,7 +24,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 _IDENTITY: Affine = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 _SLACK = 1e-6  # pixels, of rounding
 _NO_AREA = 1e-9
-# Places in the stored image of what EXIF says is to be turned: as x and y of the result in shares of its size.
+# For each EXIF orientation the place in the stored image, from x and y of the result in shares of its size.
 _TURNED: dict[int, Affine] = {
     1: (1, 0, 0, 0, 1, 0),
     2: (-1, 0, 1, 0, 1, 0),
@@ -45,8 +45,8 @@ class Geometry:
         source: (height, width) of the image in pixels.
         size: (height, width) of the result.
         to_source: from a place in the result to the place in the image.
-        visible: the part of the image that the result shows, in places of the image. Beyond it is fill, also
-            if a later step looks at what an earlier one had cut off.
+        visible: the part of the image that the result shows, in places of the image. All beyond it is fill, even if a
+            later step reaches what an earlier one had cut off.
     """
 
     source: tuple[int, int]
@@ -60,7 +60,7 @@ class Geometry:
         return cls((height, width), (height, width), _IDENTITY, _rectangle(0.0, 0.0, float(width), float(height)))
 
     def window(self, window: Window) -> "Geometry":
-        """Return the map after a window was cut out of the result and resized."""
+        """Return the map after a window is cut out of the result and resized."""
         x_scale, y_scale = window.width / window.out_width, window.height / window.out_height
         step = (x_scale, 0.0, float(window.left), 0.0, y_scale, float(window.top))
         return self._then(step, (window.out_height, window.out_width))
@@ -70,7 +70,7 @@ class Geometry:
         return self._then(to_before, self.size)
 
     def turned(self, orientation: int) -> "Geometry":
-        """Return the map after an EXIF orientation, 1 to 8, was applied."""
+        """Return the map after an EXIF orientation, 1 to 8, is applied."""
         height, width = self.size
         a, b, c, d, e, f = _TURNED[orientation]
         size = (height, width) if orientation < 5 else (width, height)
@@ -91,8 +91,8 @@ class Geometry:
 
         Args:
             image: integers of shape `source`.
-            fill: what stands beyond `visible`.
-            out: memory of shape `size` and the image's dtype; it is what is returned.
+            fill: the value beyond `visible`.
+            out: memory of shape `size` and the image's dtype; it is returned.
         """
         height, width = self.size
         a, b, c, d, e, f = self.to_source
@@ -121,7 +121,7 @@ class Geometry:
         return out
 
     def _iter_outside(self, across: Array, down: Array) -> Iterator[Bools]:
-        """Yield the pixels of the result beyond each side of `visible`, but for sides that all of them lie within."""
+        """Yield the result's pixels beyond each side of `visible`, except for sides that no pixel is beyond."""
         a, b, c, d, e, f = self.to_source
         height, width = self.size
         for (x, y), (along_x, along_y) in _sides(self.visible):
@@ -132,11 +132,11 @@ class Geometry:
                 yield across * np.float32(by_x) + (down * np.float32(by_y) + np.float32(start)) < 0
 
     def move_boxes(self, boxes: Array, min_visibility: float = 0.0) -> tuple[Boxes, Bools]:
-        """Return boxes in pixels of the result, the smallest that hold all that is visible of each; and which are kept.
+        """Return boxes in pixels of the result, each the smallest around its visible part; and which boxes are kept.
 
         Args:
             boxes: (n, 4): left, top, right, bottom in pixels of the image.
-            min_visibility: the least share of a box's area that must be visible, 0 to 1. One of no area never is.
+            min_visibility: the least visible share of a box's area, 0 to 1. A box without area is never kept.
         """
         given = np.asarray(boxes, np.float64).reshape(-1, 4)
         kept = np.zeros(len(given), np.bool_)
@@ -168,8 +168,8 @@ class Geometry:
         """Return points in pixels of the result, and which of them it shows.
 
         Args:
-            points: (n, 2) or (n, 3): x, y and a visibility, of which 0 means that a point is not there at all. That
-                becomes 0 for points that the result does not show.
+            points: (n, 2) or (n, 3): x, y and a visibility; 0 means that a point is absent. It becomes 0 for points
+                that the result does not show.
         """
         given = np.asarray(points, np.float32)
         moved = given.copy()
@@ -191,7 +191,7 @@ class Geometry:
 
     @property
     def is_mirrored(self) -> bool:
-        """True if the result shows a mirror image, held in any way: what was a left hand looks like a right one."""
+        """True if the result is a mirror image, in any orientation: a left hand looks like a right one."""
         a, b, _, d, e, _ = self.to_source
         return a * e - b * d < 0
 
@@ -285,11 +285,11 @@ def _signed_area(polygon: Polygon) -> float:
 
 
 def _sides(polygon: Polygon) -> Iterator[tuple[Point, Point]]:
-    """Yield where each side begins and where it goes to, clockwise: what lies within is to its right."""
+    """Yield start and direction of each side, clockwise: the inside is to the right."""
     corners = polygon if _signed_area(polygon) > 0 else polygon[::-1]
     for number, (x, y) in enumerate(corners):
         along_x, along_y = corners[(number + 1) % len(corners)][0] - x, corners[(number + 1) % len(corners)][1] - y
-        # Cutting leaves corners that are equal but for rounding: where such a side goes to says nothing.
+        # Cutting leaves corners that are equal except for rounding: the direction of such a side means nothing.
         if abs(along_x) + abs(along_y) > _SLACK:
             yield (x, y), (along_x, along_y)
 

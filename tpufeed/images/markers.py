@@ -1,15 +1,14 @@
-"""Restart markers: put into the JPEGs that are stored, so that a window can be cut out of the bytes of such a JPEG.
+"""Restart markers: put into stored JPEGs, so that windows can be cut out of their bytes.
 
-A restart interval begins on a byte border, with its predictors reset (ITU-T T.81, E.1.4). So any rectangle of whole
-intervals, behind a header with its height and width, is a JPEG with the pixels of the whole image, and a decoder sees
-only that.
+A restart interval begins at a byte, with its predictors reset (ITU-T T.81, E.1.4). So any rectangle of whole intervals,
+after a header with its height and width, is a JPEG with the same pixels, and a decoder needs only that.
 
 A marker costs 3.3 to 3.9 bytes: its own two, the rest of a byte, and DC levels instead of differences. The
 shorter the intervals, the fewer pixels around a window are decoded. So an image has as many markers as fit into a share
-of its bytes: 1 % if the file is kept, 3 % if it is encoded, which mostly makes it smaller.
+of its bytes: 1 % if the file is kept, 3 % if it is encoded, which usually makes it smaller.
 
 The markers are found by a search. numpy takes 11 us for 30 KB and 18 us for 80 KB. An index in the file would have to
-be checked against the bytes, which takes about as long, and would cost 2 bytes a segment: see
+be checked against the bytes, which takes about as long, and would cost 2 bytes per segment: see
 docs/decisions/2026-11-26-jpeg.md.
 """
 
@@ -31,25 +30,25 @@ _TELL_COLOURS = (0xFFE0, 0xFFEE)  # JFIF, Adobe
 _MOST_SEGMENTS = 1 << 16
 _CODES = ((np.arange(_MOST_SEGMENTS) & 7) + 0xD0).astype(np.uint8)
 _END = b"\xd9"
-_LEAST_SPARED_PX = 12_000  # they take the decoder as long as cutting takes, some 50 us
+_LEAST_SPARED_PX = 12_000  # decoding them takes as long as cutting, about 50 us
 _MARKER_BYTES = 4.0
 _GROWTH_KEPT, _GROWTH_ENCODED = 0.01, 0.03
 _TOO_SMALL = "too small to gain by it"
 _MOST_SIDE_PX = 65_500  # that libjpeg-turbo decodes
-_LEAST_PX = 128 * 128  # of smaller images no window is cut
-_BYTES_A_PIXEL = ((95, 0.7), (85, 0.3), (70, 0.18), (0, 0.1))  # of photographs, by the quality from which on
+_LEAST_PX = 128 * 128  # smaller images are decoded whole
+_BYTES_A_PIXEL = ((95, 0.7), (85, 0.3), (70, 0.18), (0, 0.1))  # of photographs, by the least quality
 
 
 def choose_interval(mcus: tuple[int, int], size_bytes: int, growth: float, marker_bytes: float = _MARKER_BYTES) -> int:
-    """Return the MCUs of a restart interval; 0 if an image is better without.
+    """Return the MCUs of a restart interval; 0 if the image is better off without markers.
 
     It divides a row: a segment that continues in the next row is not part of a rectangle.
 
     Args:
-        mcus: rows and columns of them in the image.
-        size_bytes: of the JPEG without markers.
+        mcus: rows and columns of MCUs in the image.
+        size_bytes: size of the JPEG without markers.
         growth: the share of its bytes that markers may add.
-        marker_bytes: that each adds.
+        marker_bytes: bytes that each marker adds.
     """
     rows, columns = mcus
     most = size_bytes * growth / marker_bytes
@@ -77,20 +76,20 @@ def encode_jpeg(image: Pixels, quality: int) -> bytes:
     interval = choose_interval(mcus, int(height * width * share), _GROWTH_ENCODED)
     data = encode(interval)
     fitting = choose_interval(mcus, len(data), _GROWTH_ENCODED)
-    # An image with less in it than photographs have is encoded once more, with the intervals that it has room for.
+    # An image with less detail than photographs is encoded once more, with the intervals that it has room for.
     return data if interval == 0 or 0 < fitting <= interval else encode(fitting)
 
 
 def mark_jpeg(data: bytes, header: JpegHeader, baseline: bool = False) -> bytes:
-    """Return a JPEG with the same coefficients and metadata, and restart markers that serve.
+    """Return a JPEG with the same coefficients and metadata, and useful restart markers.
 
     Args:
         data: a JPEG; it is returned unchanged if it has such markers already.
-        header: what it says before its first scan.
+        header: its header.
         baseline: make a baseline JPEG of a progressive one, though it may be too small for markers.
 
     Raises:
-        CannotRewrite: with the reason. The file is as good as before.
+        CannotRewrite: with the reason. Nothing is wrong with the file.
     """
     mcu = header.mcu
     if mcu is None and baseline:
@@ -100,7 +99,7 @@ def mark_jpeg(data: bytes, header: JpegHeader, baseline: bool = False) -> bytes:
         except CannotRewrite:
             return data
     if mcu is None:
-        add_markers(data, 1)  # says what is in the way
+        add_markers(data, 1)  # raises with the reason
         raise CannotRewrite("unusual subsampling")
     if header.interval and find_segments(memoryview(data), header) is not None:
         return data
@@ -110,7 +109,7 @@ def mark_jpeg(data: bytes, header: JpegHeader, baseline: bool = False) -> bytes:
         raise CannotRewrite(_TOO_SMALL)
     marked = add_markers(data, interval)
     added = len(marked) - len(data)
-    if added > len(data) * _GROWTH_KEPT:  # large DC levels, as of 4:4:4; what markers cost is known now
+    if added > len(data) * _GROWTH_KEPT:  # large DC levels, as with 4:4:4; now the cost of markers is known
         segments = mcus[0] * mcus[1] // interval
         interval = choose_interval(mcus, len(data), _GROWTH_KEPT, 1.05 * added / segments)
         if not interval:
@@ -120,11 +119,11 @@ def mark_jpeg(data: bytes, header: JpegHeader, baseline: bool = False) -> bytes:
 
 
 def is_sound(marked: bytes, header: ImageHeader) -> bool:
-    """Return true if `marked`, made by `mark_jpeg` of a file with this header, surely decodes strictly.
+    """Return True if `marked`, made by `mark_jpeg` from a file with this header, is sure to decode strictly.
 
-    False says nothing. Rewriting has followed every code of a baseline file. So what can still be wrong lies in its
-    header, and shows in the first row of segments. Of 380,000 damaged files, none that passed here failed
-    `check_pixels`; 3 % failed here alone. A progressive file is decoded by other means: it always gets the whole check.
+    False means nothing. Rewriting has followed every code of a baseline file. So only its header can still be wrong,
+    which shows in the first row of segments. Of 380,000 damaged files, none that passed here failed `check_pixels`;
+    3 % failed only here. A progressive file is decoded in another way: it always gets the full check.
     """
     assert header.jpeg is not None
     if header.jpeg.mcu is None or header.height > _MOST_SIDE_PX:
@@ -150,7 +149,7 @@ class Box(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A JPEG of a part of another one, and the row and column of that one at which it begins."""
+    """A JPEG of a part of another JPEG, and the row and column there at which it begins."""
 
     data: bytearray
     top: int
@@ -167,10 +166,10 @@ class Segments:
         size: (height, width) of the image in pixels.
         mcu: (height, width) of an MCU in pixels.
         tall: height of a rectangle in pixels; the last ones may reach beyond the image.
-        wide: and width.
-        code: where the entropy code begins.
-        header: what a decoder needs of the bytes before that.
-        size_at: where the height stands in it, before the width.
+        wide: width of a rectangle in pixels.
+        code: offset of the entropy code.
+        header: the bytes before it that a decoder needs.
+        size_at: offset of height and width in the header.
     """
 
     data: memoryview
@@ -215,12 +214,12 @@ class Segments:
         """Return where each of `count` segments begins, and where the last one ends, its marker included.
 
         Returns:
-            None unless there are as many markers as that takes, numbered in turn: libjpeg, too, counts on both.
+            None unless there are as many markers as needed, numbered in turn: libjpeg relies on both, too.
         """
         code = np.frombuffer(self.data, np.uint8, offset=self.code)
         marked = code[:-1] == 0xFF
         marked &= code[1:] >= 0xD0
-        markers = np.flatnonzero(marked)[:count]  # some cameras put another picture behind the end marker
+        markers = np.flatnonzero(marked)[:count]  # some cameras put another picture after the end marker
         if code[markers + 1].tobytes() != _CODES[: count - 1].tobytes() + _END:
             return None
         borders = np.empty(count + 1, np.int64)

@@ -1,23 +1,21 @@
-"""Masks and depth: one channel of integers, stored as PNG without loss, and never taken for colours.
+"""Masks and depth: one channel of integers, stored as lossless PNG, and never taken for colours.
 
-A palette's indices are the values of its mask: datasets of segmentation give classes their colours so.
+The values of a mask with a palette are its indices: segmentation datasets use the palette to colour classes.
 """
 
 import io
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
-from tpufeed.images.geometry import Geometry
+from tpufeed.images.geometry import Array, Geometry
 from tpufeed.images.header import read_header
 from tpufeed.images.unwritten import PNG_SCALES, check_png_rows, load_whole, one_pixel_of
 
 MaskKind: TypeAlias = Literal["mask", "depth"]
-Array: TypeAlias = npt.NDArray[Any]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MODES = {"mask": ("1", "L", "P"), "depth": ("1", "L", "P", "I;16", "I")}
@@ -26,7 +24,7 @@ _NO_CHANGE: dict[str, tuple[str, ...]] = {"mask": ("L", "P"), "depth": ("I;16", 
 
 @dataclass(frozen=True, slots=True)
 class StoredMask:
-    """A mask as its record holds it: a PNG of this size."""
+    """A mask as its record holds it: a PNG, with its size in pixels."""
 
     data: bytes
     height: int
@@ -38,8 +36,8 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
 
     Args:
         data: all of the file: a PNG of one channel, or of a palette; of 8 bits for a mask, of up to 16 for depth.
-        kind: which of the two.
-        moved: what storing does to the image that it belongs to, from the size that a person sees it in.
+        kind: mask or depth.
+        moved: how storing moves the upright image that it belongs to.
 
     Raises:
         ImageError: bad_mask.
@@ -51,7 +49,7 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
             "bad_mask", f"the {kind} has {width}x{height} pixels; its image has {moved.source[1]}x{moved.source[0]}"
         )
     try:
-        # Pillow checks neither the CRCs of pixels nor zlib's checksum: it gives wrong values, or other decoders stop.
+        # Pillow checks neither CRCs of pixels nor zlib's checksum: it would give wrong values, or other decoders fail.
         header = read_header(data)
         check_png_rows(data)
     except ImageError as error:
@@ -78,13 +76,13 @@ def decode_mask(data: bytes | memoryview, kind: MaskKind) -> Array:
 def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
     """Open a mask without decoding its pixels. Raises ImageError."""
     if bytes(data[:8]) != _PNG:
-        found = "a JPEG, which does not keep its values" if bytes(data[:2]) == b"\xff\xd8" else "no PNG"
+        found = "a JPEG, which does not keep its values" if bytes(data[:2]) == b"\xff\xd8" else "not a PNG"
         raise ImageError("bad_mask", f"the {kind} is {found}; expected a PNG of one channel")
     try:
         image = Image.open(io.BytesIO(data), formats=("PNG",))
-    except UnidentifiedImageError as error:  # whose text has an address, which is another each time
-        raise ImageError("bad_mask", f"the {kind} is no PNG that Pillow knows") from error
-    except Exception as error:  # Pillow raises what it comes across
+    except UnidentifiedImageError as error:  # its text has an address that differs each time
+        raise ImageError("bad_mask", f"the {kind} is not a PNG that Pillow knows") from error
+    except Exception as error:  # Pillow raises all kinds of errors
         raise ImageError("bad_mask", f"the {kind} does not decode: {error}") from error
     if image.mode not in _MODES[kind]:
         deep = kind == "mask" and image.mode.startswith("I")
@@ -94,7 +92,7 @@ def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
 
 
 def _scale(image: Image.Image) -> int:
-    """Return what Pillow multiplies the samples of an image by that is not loaded yet."""
+    """Return the factor by which Pillow will multiply the samples of an image that is not loaded yet."""
     return PNG_SCALES.get(str(image.tile[0][3]), 1) if image.tile else 1  # type: ignore[attr-defined]  # of ImageFile
 
 
@@ -110,7 +108,7 @@ def _pixels(image: Image.Image, kind: MaskKind, data: bytes | memoryview | None 
         raise ImageError("bad_mask", f"the {kind} is damaged: {error}") from error
     except MemoryError:
         raise
-    except Exception as error:  # Pillow raises what it comes across
+    except Exception as error:  # Pillow raises all kinds of errors
         raise ImageError("bad_mask", f"the {kind} does not decode: {error}") from error
     values = np.asarray(image) // scale if scale > 1 else np.asarray(image)
     return values.astype(np.uint8 if kind == "mask" else np.uint16)

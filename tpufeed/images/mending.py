@@ -1,4 +1,4 @@
-"""Mend JPEGs whose pixels are all there, though bytes between their segments are not in order; read their headers."""
+"""Mend JPEGs that have all of their pixels, but damage between their segments; read their headers."""
 
 import re
 
@@ -15,25 +15,25 @@ from tpufeed.images.header import (
     sniff,
 )
 
-# The last byte of a run of 0xFF, and what follows it. With the whole run in the pattern, the search went from each of
-# its bytes to its end: a photograph with 1 MB of erased flash behind it took hours.
+# The last byte of a run of 0xFF, and the byte after it. With the whole run in the pattern, the search ran from each of
+# its bytes to its end: a photograph followed by 1 MB of erased flash took hours.
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _END_OF_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _START_OF_FRAME = frozenset({0xC0, 0xC1, 0xC2})
 _START, _END, _SCAN = 0xD8, 0xD9, 0xDA
 _NO_PIXELS = frozenset({*range(0xE0, 0xEE), 0xEF, 0xFE})  # application data and comments; 0xEE tells the colour space
-_LEAST_FILLING = 4  # decoders read up to three bytes ahead and say nothing of them
+_LEAST_PADDING = 4  # decoders read up to three bytes ahead without a complaint
 
 
 def mend(data: bytes | memoryview, error: ImageError) -> bytes:
     """Return a copy of a JPEG that decodes strictly, to the pixels that tolerant decoders see in `data`.
 
-    Left out are bytes behind segments that tell no pixels (EXIF, comments), bytes of one value that fill the end of a
-    scan, an ICC profile with misnumbered or missing parts, and what follows the end marker. A JFIF version, an Adobe
-    transform and a range of coefficients that libjpeg does not know become what it takes them for. A missing end marker
-    is added if no part of a scan is missing. Bytes behind a table may be its end, and other bytes behind a scan the
-    rest of it: a damaged bit makes decoders lose step, and they end early. Such a file stays refused.
+    The copy leaves out bytes after segments that do not affect pixels (EXIF, comments), bytes of one value that pad the
+    end of a scan, an ICC profile with misnumbered or missing parts, and everything after the end marker. A JFIF
+    version, an Adobe transform and a range of coefficients that libjpeg does not know become what libjpeg assumes. A
+    missing end marker is added if no part of a scan is missing. Bytes after a table may belong to it, and other bytes
+    after a scan may be its rest, as a damaged bit makes decoders lose step and end early. Such a file is still refused.
 
     Args:
         data: all of the file.
@@ -52,9 +52,9 @@ def mend(data: bytes | memoryview, error: ImageError) -> bytes:
 
 
 def orientation_of(data: bytes | memoryview) -> int:
-    """Return the EXIF orientation, 1 to 8, that `decode` leaves to be applied.
+    """Return the EXIF orientation, 1 to 8, that pixels from `decode` still need.
 
-    It is that of the mended copy if only that can be read, as its pixels are those that are shown; 1 if none can.
+    If only the mended copy can be read, it is that of the copy, whose pixels are used; if nothing can be read, 1.
     """
     try:
         try:
@@ -82,14 +82,14 @@ def seen_size(data: bytes | memoryview, upright: bool) -> tuple[int, int]:
 def _is_sound(copy: bytes, whole: bytes) -> bool:
     try:
         check_pixels(copy, read_header(copy))
-        # Pillow passes over stray bytes, but wants an end marker; a second one is not read.
+        # Pillow skips stray bytes, but needs an end marker; it does not read a second one.
         return np.array_equal(decode_by_pillow(copy, "RGB"), decode_by_pillow(whole + b"\xff\xd9", "RGB"))
     except ImageError:
         return False
 
 
 def _copy_segments(data: bytes, trim: bool) -> bytes | None:
-    """Copy segments and scans as libjpeg finds them; None if bytes between may matter, or a scan is missing.
+    """Copy segments and scans as libjpeg finds them; None if bytes between them may matter, or a scan is missing.
 
     `trim` leaves out bytes of one value at the ends of scans.
     """
@@ -101,7 +101,7 @@ def _copy_segments(data: bytes, trim: bool) -> bytes | None:
         if in_scan:
             copy += _trimmed(between) if trim else between
         elif between and marker not in _NO_PIXELS and marker != _START:
-            return None  # maybe the end of a table that is longer than it says
+            return None  # maybe the end of a table that is longer than its length says
         elif between and (len(set(between)) > 1 if scanned else _is_segment(between)):
             return None
         marker, offset = data[found.end() - 1], found.end()
@@ -121,7 +121,7 @@ def _copy_segments(data: bytes, trim: bool) -> bytes | None:
         _note(marker, body, missing)
         if len(body) > 2:
             copy += bytes((0xFF, marker)) + body
-        elif marker not in _NO_PIXELS:  # of what tells pixels, none is empty
+        elif marker not in _NO_PIXELS:  # no segment that affects pixels is empty
             return None
     if found is None and in_scan:
         scan = data[offset:].rstrip(b"\xff")  # half of an end marker
@@ -132,7 +132,7 @@ def _copy_segments(data: bytes, trim: bool) -> bytes | None:
 
 
 def _repaired(copy: bytearray) -> bytes | None:
-    """Write what libjpeg assumes of a JFIF version, a transform of colours and an ICC profile that it warns of."""
+    """Replace a JFIF version, a colour transform and an ICC profile that libjpeg warns about by what it assumes."""
     try:
         header = read_jpeg_header(bytes(copy))
     except ImageError:
@@ -149,7 +149,7 @@ def _repaired(copy: bytearray) -> bytes | None:
 
 
 def _note(marker: int, body: bytes, missing: dict[int, set[int]]) -> None:
-    """Keep in `missing` which coefficients of each component have not come with their last bit yet."""
+    """Keep in `missing` the coefficients of each component whose last bit has not come yet."""
     if marker in _START_OF_FRAME:
         missing.update({component: set(range(64)) for component in body[8::3]})
     elif marker == _SCAN:
@@ -160,13 +160,13 @@ def _note(marker: int, body: bytes, missing: dict[int, set[int]]) -> None:
 
 
 def _trimmed(scan: bytes) -> bytes:
-    """Return a scan without the bytes of one value that end it: all of them, so that none is taken for its own."""
+    """Return a scan without the bytes of one value at its end: without all of them, as none may be part of it."""
     kept = scan.rstrip(scan[-1:])
     if kept.endswith(b"\xff"):
-        kept += scan[len(kept) : len(kept) + 1]  # the zero that makes a byte of 0xFF no marker
-    return kept if len(scan) - len(kept) >= _LEAST_FILLING else scan
+        kept += scan[len(kept) : len(kept) + 1]  # the stuffed zero after a byte of 0xFF
+    return kept if len(scan) - len(kept) >= _LEAST_PADDING else scan
 
 
 def _is_segment(stray: bytes) -> bool:
-    """Return true for a segment whose marker is damaged: a table or colour space that decoders would miss."""
+    """Return True for a segment whose marker is damaged: a table or colour space that decoders would miss."""
     return len(stray) >= 4 and int.from_bytes(stray[2:4], "big") == len(stray) - 2 and stray[4:8] != b"Exif"

@@ -47,22 +47,22 @@ _CUSTOM = re.compile(r"(?P<target>[^\s()@'\"]*:[^\s()@'\"]*)(?:@(?P<version>.*))
 def to_dict(op: Op) -> dict[str, Any]:
     """Return the op as plain data for a manifest: name, version, parameters. Equal ops have equal descriptions."""
     parameters = {field.name: getattr(op, field.name) for field in fields(op)}  # type: ignore[arg-type]  # a dataclass
-    if parameters.get("sample") is False:  # the default is not said
+    if parameters.get("sample") is False:  # left out, as it is the default
         del parameters["sample"]
     return {"op": type(op).__name__, "version": op.version, **parameters}
 
 
 def from_dict(data: Mapping[str, Any]) -> Op:
-    """Return the op that `to_dict` has described; nothing is imported for it.
+    """Return the op that `to_dict` described. Nothing is imported.
 
     Raises:
-        OptionError: this tpufeed does not have the op, or has another version of it, or it has no such parameters.
+        OptionError: this tpufeed does not have the op, or has another version of it, or the op has no such parameters.
     """
     parameters = dict(data)
     name = parameters.pop("op", None)
     found = OPS.get(str(name))
     if found is None:
-        raise OptionError(f"{shown(name)} is none of the ops that this tpufeed has: {', '.join(OPS)}")
+        raise OptionError(f"{shown(name)} is not one of the ops of this tpufeed: {', '.join(OPS)}")
     names = [field.name for field in fields(found)]
     if "version" not in names:
         version = parameters.pop("version", None)
@@ -96,12 +96,12 @@ def _short(value: object) -> str:
 def parse_op(text: str) -> Op:
     """Return the op that `text` describes; `parse_op(repr(op)) == op`.
 
-    Either a call, of literals alone and with or without names ("Resize(256)", "RandomResizedCrop(scale=(0.3, 1.0))"),
-    a name ("HorizontalFlip"), or a function of the user's ("my.augment:heavy", "my.augment:heavy@2" for version "2").
-    Nothing is evaluated and nothing imported.
+    The text is a call with literal arguments, by name or position ("Resize(256)", "RandomResizedCrop(scale=(0.3,
+    1.0))"), a name ("HorizontalFlip"), or a user's function ("my.augment:heavy", "my.augment:heavy@2" for version "2").
+    Nothing is evaluated or imported.
 
     Raises:
-        OptionError: names the text, the place in it, and what could stand there.
+        OptionError: with the text, the place in it, and what is allowed there.
     """
     if len(text) > _MOST_CHARACTERS:
         raise OptionError(f"op {_shorten(text)!r} has {len(text)} characters; {_MOST_CHARACTERS} are the most")
@@ -110,7 +110,7 @@ def parse_op(text: str) -> Op:
     try:
         if custom is not None:
             op = Custom(custom["target"], "1" if custom["version"] is None else custom["version"])
-            if op.obstacle:  # a text is for a command, whose __main__ is its own
+            if op.obstacle:  # a text comes from a command, which has its own __main__
                 raise OptionError(op.obstacle)
             return op
         return _parse_call(text)
@@ -142,13 +142,13 @@ def _parse_call(text: str) -> Op:
     for keyword in tree.keywords:
         key = keyword.arg
         if key is None:
-            raise _Misfit(f"'**'{_place(text, keyword.value)} cannot stand here; write each parameter by its name")
+            raise _Misfit(f"'**'{_place(text, keyword.value)} is not allowed here; write each parameter by its name")
         if key not in names:
             near = get_close_matches(key, names, 1)
             hint = f"Did you mean {near[0]}? " if near else ""
             raise _Misfit(f"{name} has no parameter {key!r}{_place(text, keyword)}. {hint}It is {signature(OPS[name])}")
         if key in parameters:
-            raise _Misfit(f"{key!r}{_place(text, keyword)} is there twice")
+            raise _Misfit(f"{key!r}{_place(text, keyword)} is given twice")
         parameters[key] = _literal(text, keyword.value)
     return _make(name, parameters)
 
@@ -156,7 +156,7 @@ def _parse_call(text: str) -> Op:
 def _parse(text: str) -> ast.expr:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a literal's odd escapes: it is an error below, or a fine text
+            warnings.simplefilter("ignore")  # about odd escapes in a literal, which is an error below, or fine
             return ast.parse(text, mode="eval").body
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset else ""
@@ -185,7 +185,7 @@ def _literal(text: str, node: ast.expr) -> Any:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         written = _shorten(ast.get_source_segment(text, node) or "it")
         raise _Misfit(
-            f"{written}{_place(text, node)} is no number, text or tuple of them; nothing else can stand there"
+            f"{written}{_place(text, node)} is not a number, text or tuple of these; nothing else is allowed there"
         ) from None
 
 
@@ -202,7 +202,7 @@ def _refuse_name(name: str) -> NoReturn:
 
 
 def _place(text: str, node: ast.expr | ast.keyword) -> str:
-    """Say where a node stands: its column is in bytes of UTF-8, and a person counts characters from 1."""
+    """Return the place of a node in words: its column counts bytes of UTF-8, and people count characters from 1."""
     line = re.split(r"\r\n|\r|\n", text)[node.lineno - 1]
     column = len(line.encode()[: node.col_offset].decode(errors="replace")) + 1
     return f" at character {column}" + (f" of line {node.lineno}" if node.lineno > 1 else "")

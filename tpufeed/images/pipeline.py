@@ -1,4 +1,4 @@
-"""Ops in a row, from encoded bytes or pixels into a batch's memory."""
+"""Run a sequence of ops, from encoded bytes or pixels into a batch's memory."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -25,7 +25,7 @@ from tpufeed.images.windows import (
 )
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
-_Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two; what lies beyond the image
+_Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two ops; the colour beyond the image
 
 
 class Pipeline:
@@ -42,14 +42,14 @@ class Pipeline:
         for op in ops:
             if not isinstance(op, WindowOp | PixelOp) or isinstance(op, type):
                 raise OptionError(
-                    "ops are tpufeed.images.RandomResizedCrop(size=224) and its like, and for a function of your own "
+                    "ops are tpufeed.images.RandomResizedCrop(size=224) and the like, or for a function of your own "
                     f"Custom('module:function'), not {op!r}"
                 )
         self.ops = tuple(ops)
         self.seed = seed
         self.fast = fast
         self.upright = upright
-        # Asked once: isinstance of a Protocol takes 13 us on Python 3.11, all of them with the GIL held.
+        # Checked once: `isinstance` with a Protocol takes 13 us on Python 3.11, with the GIL held.
         self._steps: list[_Step] = [
             (op, None, op.fill) if isinstance(op, WindowOp) else (None, op if isinstance(op, PixelOp) else None, 0)
             for op in ops
@@ -71,10 +71,10 @@ class Pipeline:
         ]
 
     def geometry(self, height: int, width: int, draws: Sequence[Draws]) -> Geometry:
-        """Return where the pixels of the result lie in an image of this size: no pixel is needed for it.
+        """Return where the pixels of the result lie in an image of this size. No pixels are needed.
 
         Args:
-            height: of the image as ops see it; likewise width.
+            height: height of the image as ops see it; `width` likewise.
             draws: one entry per op.
 
         Raises:
@@ -103,9 +103,9 @@ class Pipeline:
 
         Args:
             data: an encoded image, or its uint8 pixels in C order.
-            shape: of the pixels; None or () if `data` is encoded.
+            shape: shape of the pixels; None or () if `data` is encoded.
             draws: one entry per op.
-            out: uint8 C-contiguous memory of the result's shape; it is what is returned.
+            out: uint8 C-contiguous memory of the result's shape; it is returned.
             buffer: memory to decode into, see `decode`.
 
         Raises:
@@ -142,18 +142,18 @@ class Pipeline:
 
         `pixels` begin at the row and column `origin` of that image.
 
-        What comes behind the last change of size happens in `out` itself: memory in between would be fresh each time,
-        and its page faults cost more than the op.
+        After the last change of size, ops work in `out` itself: other memory would be fresh each time, and its page
+        faults would cost more than the op.
         """
         start = 0 if window is None else 1
-        # Ops that skip this image are left out first: the last one that changes the size must be known beforehand.
+        # Leave out ops that skip this image: the last op that changes the size must be known beforehand.
         live = [
             (step, drawn)
             for step, drawn in zip(self._steps[start:], draws[start:], strict=True)
             if step[1] is None or not step[1].skips(drawn)
         ]
         sized = max((number for number, (step, _) in enumerate(live) if step[0] is not None), default=-1)
-        size: tuple[int, int] | None = None  # that pixels are still to be brought to, see `_cut`
+        size: tuple[int, int] | None = None  # to which pixels still have to be resized, see `_cut`
         if window is not None:
             memory = out if sized < 0 else None
             if reduced > 1:
@@ -165,7 +165,7 @@ class Pipeline:
             if out is not None and out.shape != pixels.shape:  # OpenCV would write elsewhere, without an error
                 found, expected = (f"{shape[1]}x{shape[0]}" for shape in (pixels.shape, out.shape))
                 raise ImageError(
-                    "unsupported", f"the image has {found} pixels where {expected} were promised, and no op resizes"
+                    "unsupported", f"the image has {found} pixels, not the promised {expected}, and no op resizes it"
                 )
             if not live:
                 return keep(pixels, out)
@@ -179,7 +179,7 @@ class Pipeline:
                 if size is not None:
                     break
                 pixels = pixel_op.apply(pixels, drawn, memory)
-        if size is not None:  # all of an image that would be too large is needed
+        if size is not None:  # the image would be too large, and is needed whole
             raise refuse_too_long(size, (pixels.shape[0], pixels.shape[1]))
         return pixels
 
@@ -191,7 +191,7 @@ def run_views(
     outs: Sequence[Pixels | None],
     buffer: Buffer | None = None,
 ) -> list[Pixels]:
-    """Run each pipeline over one encoded image, unmended; all share one decoding, as small as they allow.
+    """Run each pipeline over one encoded image, without mending. All share one decoding, as small as they allow.
 
     The pipelines are equal in `fast` and `upright`.
     """
@@ -209,7 +209,7 @@ def run_views(
     windows = [first.window(height, width, drawn[0]) for first, drawn in zip(firsts, draws, strict=True)]
     reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
     while orientation > 1 and (size[0] % reduce or size[1] % reduce):
-        reduce //= 2  # a last pixel that stands for less than the others must not become the first
+        reduce //= 2  # a last pixel that covers less than the others must not become the first
     origin, cut = (0, 0), None
     if jpeg is not None and jpeg.interval and orientation == 1 and (segments := find_segments(data, jpeg)) is not None:
         # Interpolation looks at neighbours: the decoder's between colour samples, `resize_reduced` between pixels.
@@ -242,13 +242,13 @@ def _cut(
 
     Args:
         pixels: the image.
-        window: in pixels of the image once it has `size`.
-        fill: what lies beyond the image.
+        window: the window, in pixels of the image once it has `size`.
+        fill: the colour beyond the image.
         out: memory of the result, or None.
-        size: that an op before has given to the image.
+        size: size that the op before has left to be given to the image.
 
     Returns:
-        The result and None, or `pixels` and the size that they are to have.
+        The result and None, or `pixels` and the size that they still have to be given.
     """
     height, width = pixels.shape[:2]
     box, wanted = window[:4], (window.out_height, window.out_width)
@@ -267,10 +267,10 @@ def _cut(
 
 
 def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draws]) -> None:
-    """Run each op twice, on copies of the pixels that the op before it made, and compare.
+    """Run each op twice, on copies of the pixels from the op before it, and compare.
 
     Args:
-        pipeline: its ops are run.
+        pipeline: the pipeline whose ops are checked.
         pixels: uint8 RGB of any size; not changed.
         draws: one entry per op.
 
@@ -282,13 +282,13 @@ def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draw
         alone = Pipeline((op,), pipeline.seed)
         try:
             first, second = (alone.run(pixels.copy(), [drawn]) for _ in range(2))
-        except ImageError:  # thin, see `_cut`: alone, the op would need memory for all of the result
+        except ImageError:  # a thin image, see `_cut`: alone, the op would need memory for the whole result
             return
         if not np.array_equal(first, second):
             difference = (
                 f"it gave {second.shape} after {first.shape}"
                 if first.shape != second.shape
-                else f"{int((first != second).sum())} of {first.size} values were others"
+                else f"{int((first != second).sum())} of {first.size} values differed"
             )
             raise OpError(
                 f"{op}, number {number} of {len(pipeline.ops)} ops, is not deterministic: {difference} "

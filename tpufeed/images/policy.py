@@ -1,9 +1,9 @@
-"""Store an image file by a policy: checked, and kept, or shrunk and encoded again.
+"""Store an image file by a policy: check it, and keep it, or shrink and encode it again.
 
-Images are shrunk apart from `resizing`, which serves training and prefers speed. A JPEG is decoded at 1/2, 1/4 or 1/8
-as long as 1.9 times the wanted size is left: below that the DCT's own filter shows. The rest is a Lanczos filter, whose
-taps are those that Pillow would take at a pixel's centre, and cubic interpolation of what it leaves: within some 50 dB
-of Pillow's Lanczos and three times as fast, because OpenCV runs both in SIMD.
+Images are shrunk in another way than by `windows.resize`, which serves training and prefers speed. A JPEG is decoded at
+1/2, 1/4 or 1/8 if 1.9 times the wanted size is left: below that the DCT's own filter shows. The rest is done by a
+Lanczos filter, with Pillow's taps at a pixel's centre, and cubic interpolation: within about 50 dB of Pillow's Lanczos
+and three times as fast, because OpenCV runs both in SIMD.
 """
 
 import io
@@ -49,32 +49,33 @@ class ImagePolicy:
         check: "full" decodes every image strictly, so that none can stop a training; "header" trusts what follows a
             sound header.
         encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change; JPEG and WebP that do become
-            JPEG, all else PNG. A format stores that one alone. "exact" is "keep" without `restart_markers` and without
-            mending: what needs no change is stored byte for byte.
-        quality: of JPEG and WebP that are encoded again.
+            JPEG, all else PNG. The name of a format stores only that format. "exact" is "keep" without
+            `restart_markers` and without mending: files that need no change are stored byte for byte.
+        quality: quality of JPEGs and WebPs that are encoded again.
         presize_px: shrink images to this side, never enlarge; None keeps sizes.
-        presize_mode: which side that is: the shorter one, the longer one, or the shorter one and then the middle square
-            is cut out ("fit": all images are presize_px x presize_px, but those that are smaller, which are only cut).
+        presize_mode: the side that is meant: the shorter one, the longer one, or the shorter one before the middle
+            square is cut out ("fit": all images become presize_px x presize_px, except smaller ones, which are only
+            cut).
         max_pixels: images with more pixels are refused, without decoding them (reason too_large).
         min_side_px: images with a shorter side below it are refused (reason too_small).
-        exif: an orientation is applied, or ignored: the pixels are taken as stored, and no tag is left that would turn
+        exif: apply an orientation, or ignore it: then pixels are taken as stored, and no tag is left that would turn
             them in other decoders. A JPEG or WebP that may be kept loses nothing by that: the tag's value becomes 1
-            in a copy of the bytes. Orientations in XMP are not looked at.
-        cmyk: becomes RGB as Pillow converts it, without its ICC profile.
-        alpha: transparent pixels lie over white or black.
-        deep: 16 bits a channel, 32-bit integers and floats (see `flattening.to_8_bits`) are scaled to 8 bits.
-        greyscale: one channel stays one, or becomes three. WebP knows no grey and always has three.
-        animated: the first frame, or page, is taken.
-        bands: of a TIFF with more bands than colours and alpha, like near infrared, those are left out.
-        extension: the name says another format than the bytes do, which are believed. Names without a suffix of an
-            image say nothing.
-        damaged: a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, loses the bytes that strict
-            decoders stumble over. With check="header" damage behind the first scan's header is not looked for, but for
+            in a copy of the bytes. Orientations in XMP are not read.
+        cmyk: convert to RGB as Pillow does, without the ICC profile.
+        alpha: put transparent pixels over white or black.
+        deep: scale 16 bits per channel, 32-bit integers and floats (see `decoding.to_8_bits`) to 8 bits.
+        greyscale: keep one channel, or make three. WebP has no grey and always has three.
+        animated: take the first frame or page.
+        bands: leave out the bands of a TIFF beyond its colours and alpha, like near infrared.
+        extension: if the name says another format than the bytes, believe the bytes. Names without an image's suffix
+            say nothing.
+        damaged: from a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, remove the bytes that
+            strict decoders refuse. With check="header", damage after the first scan's header is not looked for, except
             a missing end marker. With encode="exact" such a file is stored unchanged, and loaders mend it each time.
-        progressive: a JPEG that is kept stays progressive, or becomes "baseline" without loss, which decodes two to
-            three times as fast and can have restart markers.
-        restart_markers: JPEGs that are kept get some without loss, so that loaders decode only the window they need,
-            see `markers`. None is true if tpufeed has its C extension and `encode` is "keep" or "jpeg".
+        progressive: keep a progressive JPEG, or make it "baseline" without loss, which decodes two to three times as
+            fast and can have restart markers.
+        restart_markers: add restart markers to kept JPEGs, without loss, so that loaders decode only the window they
+            need, see `markers`. None means True if tpufeed has its C extension and `encode` is "keep" or "jpeg".
     """
 
     check: Check = "full"
@@ -98,7 +99,7 @@ class ImagePolicy:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.restart_markers is None:  # the plan of a build says which, so that all of its hosts do the same
+        if self.restart_markers is None:  # decided once, for the plan: all hosts of a build do the same
             object.__setattr__(self, "restart_markers", self.encode in ("keep", "jpeg") and CAN_REWRITE)
         if self.progressive == "baseline" and not self.restart_markers:
             raise OptionError(
@@ -107,9 +108,9 @@ class ImagePolicy:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by their names, as plain JSON data for plan and manifest.
+        """Return the fields by name, as plain JSON data for plan and manifest.
 
-        `bands` came later than others: it is there only if it is not the default, so that older datasets can grow.
+        `bands` is left out if it is the default, so that datasets from before it can grow.
         """
         return {name: value for name, value in asdict(self).items() if (name, value) != ("bands", "drop")}
 
@@ -120,12 +121,12 @@ class StoredImage:
 
     Attributes:
         kept: `data` is the file's own bytes, or holds the same coefficients with restart markers.
-        mended: or all of them but those that were damage.
+        mended: `data` is the file's own bytes without the damaged ones.
         odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
-        added_bytes: by restart markers to a JPEG that is kept; None if it is stored without new ones.
-        unmarked: why such a JPEG could not get any.
+        added_bytes: bytes that restart markers added to a kept JPEG; None if none were added.
+        unmarked: why a kept JPEG could not get restart markers.
         source: height and width of the file's image, turned as `ImagePolicy.exif` says, before presizing.
-        orientation: of the file by EXIF, 1 to 8, whether it was applied or not.
+        orientation: EXIF orientation of the file, 1 to 8, whether it was applied or not.
     """
 
     data: bytes
@@ -147,12 +148,12 @@ def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage
 
     Args:
         data: all of the file.
-        policy: how.
-        name: the file's name or path, for `policy.extension` alone.
+        policy: the policy.
+        name: the file's name or path, only for `policy.extension`.
 
     Raises:
-        ImageError: with its reason code; nothing else, whatever the bytes, but MemoryError on a machine that is too
-            small: that is no property of the image.
+        ImageError: with its reason code. No bytes raise anything else, except MemoryError on a machine that is too
+            small, which is not the image's fault.
     """
     try:
         return _store(data, policy, name)
@@ -166,7 +167,7 @@ def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage
 def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
     size = (header.height, header.width)
-    # An orientation that is ignored goes from a JPEG or WebP without a change to the rest; a PNG's chunk has a CRC.
+    # An ignored orientation can be removed from a JPEG or WebP without other changes; a PNG's chunk has a CRC.
     turns = header.orientation != 1 and (policy.exif == "apply" or header.format == "png")
     fits = policy.presize_px is None or (
         scaled_size(*size, policy.presize_px, policy.presize_mode) == size
@@ -187,9 +188,9 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
 def _keep(
     data: bytes, header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy, stored_format: StoredFormat
 ) -> StoredImage:
-    """Store the file's own bytes, checked, with restart markers if they can have any and decode with them."""
+    """Check the file's own bytes and store them, with restart markers if that is possible and they still decode."""
     stored = data
-    if header.orientation != 1 and policy.encode != "exact":  # ignored, and left in for no decoder to apply
+    if header.orientation != 1 and policy.encode != "exact":  # ignored, and removed so that no decoder applies it
         stored = data[: header.orientation_at] + b"\1" + data[header.orientation_at + 1 :]
     marked, unmarked = stored, ""
     if policy.restart_markers and header.jpeg is not None:
@@ -216,7 +217,7 @@ def _keep(
 def _encode_anew(
     data: bytes, header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy, stored_format: StoredFormat
 ) -> StoredImage:
-    """Store the image turned, presized and in the channels that `policy` wants."""
+    """Store the image upright, presized and with the channels that `policy` wants."""
     orientation = header.orientation if policy.exif == "apply" else 1
     backdrop = 0 if policy.alpha == "black" else 255
     size = wanted = (header.height, header.width)
@@ -228,7 +229,7 @@ def _encode_anew(
     pixels = turn(decode_stored(data, header, reduce, backdrop), orientation)
     if policy.presize_px is not None:
         height, width = wanted if orientation < 5 else wanted[::-1]
-        if policy.presize_mode == "fit":  # cut first: to a pixel of the source, not one of the result
+        if policy.presize_mode == "fit":  # cut first: at a pixel of the source, not of the result
             height = width = min(height, width)
             tall, wide = pixels.shape[:2]
             side = min(tall, wide)
@@ -256,8 +257,8 @@ def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> G
 
     Args:
         image: the stored image.
-        policy: it was stored by this one.
-        turn: an EXIF orientation; the places are of the image that becomes this one when it is turned so.
+        policy: the policy that stored it.
+        turn: an EXIF orientation: places are then in the file's image before this orientation is applied.
     """
     height, width = image.source
     if turn == 1:
@@ -276,11 +277,11 @@ def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> G
 def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
     """Return the image of a file for ops to run over, and the odd cases that were met.
 
-    An image that shows nothing odd stays the file's own bytes, which `decode` makes upright RGB of. Any other becomes
+    An image without odd cases stays the file's own bytes, which `decode` decodes to upright RGB. Any other becomes
     uint8 RGB pixels of shape (height, width, 3) as `policy` wants them. Nothing is presized or encoded.
 
     Raises:
-        ImageError: with its reason code; the bytes that are returned may still not decode.
+        ImageError: with its reason code; the bytes that are returned may still fail to decode.
     """
     try:
         return _load(data, policy, name)
@@ -331,7 +332,7 @@ def scaled_size(height: int, width: int, side_px: int, mode: PresizeMode) -> tup
 
 
 def shrink(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Shrink `pixels` (h, w, channels) to height x width, neither of which is larger. Raises MemoryError."""
+    """Shrink `pixels` (h, w, channels) to a smaller or equal height x width. Raises MemoryError."""
     if pixels.shape[:2] == (height, width):
         return pixels
     image: Any = pixels  # OpenCV's stubs do not know that uint8 stays uint8
@@ -361,9 +362,9 @@ def encode(image: Pixels, image_format: StoredFormat, quality: int) -> bytes:
     """Encode `image` (uint8, height x width x 1 or 3) as JPEG, PNG or WebP.
 
     Args:
-        image: grey or RGB; WebP knows no grey and holds it as RGB.
+        image: grey or RGB; WebP has no grey and stores RGB.
         image_format: the format.
-        quality: of JPEG (4:2:0 below 95, else 4:4:4) and of WebP, which is lossy; 1 to 100.
+        quality: quality of JPEG (4:2:0 below 95, else 4:4:4) and of WebP, which is lossy; 1 to 100.
 
     Raises:
         ImageError: too_large for the format.

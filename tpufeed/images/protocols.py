@@ -1,7 +1,7 @@
-"""The contract of ops: their protocols, of which there are two kinds, their parameters, and the memory `out`.
+"""The contract of ops: protocols for the two kinds of ops, their parameters, and the memory `out`.
 
-Parameters are annotations that are checked. Each gives a value its one form, so that equal ops have equal descriptions:
-lists become tuples and numpy's numbers Python's; if a float is meant, an int becomes one.
+Parameters are checked by their annotations. Each value gets one form, so that equal ops have equal descriptions: lists
+become tuples, numpy's numbers Python's, and an int a float if a float is meant.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from tpufeed.options import Rule, a_list, as_float, between, check_fields, is_nu
 
 _LONGEST_SIDE_PX = 16384
 Draws = Sequence[float]
-# From the place (x, y) in a result to the place (a x + b y + c, d x + e y + f) in the image, both in pixels; the middle
+# From the place (x, y) in a result to the place (a x + b y + c, d x + e y + f) in the image, both in pixels; the centre
 # of the first pixel is (0.5, 0.5).
 Affine: TypeAlias = tuple[float, float, float, float, float, float]
 
@@ -22,7 +22,7 @@ Affine: TypeAlias = tuple[float, float, float, float, float, float]
 class Window(NamedTuple):
     """Rows `[top, top + height)` and columns `[left, left + width)`, to be resized to `out_height` x `out_width`.
 
-    It may reach beyond the image, or lie beside it.
+    It may reach beyond the image, or lie outside it.
     """
 
     top: int
@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 
 def positive_range(limit: float, or_one: bool = False) -> Rule:
-    """`(low, high)` with 0 < low <= high <= limit; with `or_one` a number is both."""
+    """Allow `(low, high)` with 0 < low <= high <= limit; with `or_one` also a number, which is both."""
     return Rule(
         f"(low, high) with 0 < low <= high <= {limit:g}",
         lambda value: (
@@ -47,7 +47,7 @@ def positive_range(limit: float, or_one: bool = False) -> Rule:
 
 
 def spread(center: float, low: float, high: float) -> Rule:
-    """`(low, high)`, or a number for as much to either side of `center`, cut off at `low`."""
+    """Allow `(low, high)`, or a number for that much to either side of `center`, cut off at `low`."""
     return Rule(
         f"a number between 0 and {high - center:g}, or (low, high) with {low:g} <= low <= high <= {high:g}",
         lambda value: (
@@ -64,7 +64,7 @@ def spread(center: float, low: float, high: float) -> Rule:
 
 
 def _whole(said: str, count: int, low: int, high: int) -> Rule:
-    """A whole number of `[low, high]`, or `count` of them."""
+    """Allow a whole number of `[low, high]`, or `count` of them."""
     return Rule(
         said,
         lambda value: is_whole(value, low, high) or _are(lambda each: is_whole(each, low, high), value, count),
@@ -73,7 +73,7 @@ def _whole(said: str, count: int, low: int, high: int) -> Rule:
 
 
 def _are(fits: Callable[[Any], bool], value: Any, count: int) -> bool:
-    """Return whether `value` is a sequence of `count` items, each of which fits. The items of bytes are no numbers."""
+    """Return True if `value` is a sequence of `count` items that fit. Bytes are no sequence of numbers here."""
     is_row = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
     return is_row and len(value) == count and all(map(fits, value))
 
@@ -108,11 +108,11 @@ Ops: TypeAlias = Annotated[Sequence[Op], a_list("ops, like [RandomResizedCrop(si
 
 @runtime_checkable
 class WindowOp(Op, Protocol):
-    """An op that is a window and a size."""
+    """An op that cuts out a window and resizes it."""
 
     @property
     def fill(self) -> Fill:
-        """The pixels beyond the image, for windows that reach there."""
+        """The colour beyond the image, for windows that reach there."""
 
     def window(self, height: int, width: int, draws: Draws) -> Window:
         """Return the window for an image of this size."""
@@ -123,7 +123,7 @@ class PixelOp(Op, Protocol):
     """An op that maps pixels at an unchanged size."""
 
     def skips(self, draws: Draws) -> bool:
-        """Return true if these draws leave the image unchanged."""
+        """Return True if these draws leave the image unchanged."""
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         """Return the new pixels: in `out` (C-contiguous, of the image's shape, maybe the image itself) if given.
@@ -137,11 +137,11 @@ class MovingOp(PixelOp, Protocol):
     """A pixel op that moves pixels: masks, boxes and points go with them."""
 
     def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
-        """Return the steps for an image of this size: from places after a step to those before it; none if skipped."""
+        """Return the maps for an image of this size, from places after a step to places before it; none if skipped."""
 
 
 class CheckedOp:
-    """Base of ops: whoever makes one has its fields checked by their annotations. OptionErrors name the op."""
+    """Base of ops: fields are checked by their annotations when an op is made. OptionErrors name the op."""
 
     __slots__ = ()
 
@@ -169,7 +169,7 @@ class RandomlyApplied(SameSizeOp):
 
 
 def keep(image: Pixels, out: Pixels | None) -> Pixels:
-    """Return the image unchanged: copied to `out`, or itself without one."""
+    """Return the image unchanged: copied to `out`, or itself without `out`."""
     if out is None or out is image:
         return image
     np.copyto(out, image)

@@ -1,4 +1,4 @@
-"""RandAugment: a few transforms drawn from a fixed list, all of one magnitude."""
+"""RandAugment: a few transforms drawn from a fixed list, all with the same magnitude."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from tpufeed.images.protocols import Affine, Draws, Fill, SameSizeOp, keep
 from tpufeed.images.windows import cut_padded
 from tpufeed.options import between
 
-# Each takes the magnitude with its sign, -30 to 30; some have no use for the sign. Those
-# that move pixels give the rows of `warp` for an image of (height, width), or whole pixels (down, right) of a shift.
+# Each takes the signed magnitude, -30 to 30; some ignore the sign. For an image of (height, width), transforms that
+# move pixels give the rows for `warp`, or a shift by whole pixels (down, right).
 _Recolour: TypeAlias = Callable[[Pixels, int, Pixels | None], Pixels]
 _Warp: TypeAlias = Callable[[int, int, int], tuple[Row, Row]]
 _Shift: TypeAlias = Callable[[int, int, int], tuple[int, int]]
@@ -34,7 +34,7 @@ class _Transform:
     shift: _Shift | None = None
 
     def map(self, height: int, width: int, signed: int) -> Affine | None:
-        """Return where pixels come from; None if none is moved."""
+        """Return where pixels come from; None if no pixel moves."""
         if self.warp is not None:
             return as_affine(self.warp(height, width, signed))
         if self.shift is None:
@@ -59,12 +59,12 @@ class RandAugment(SameSizeOp):
     """`num_ops` transforms one after another, each drawn from 14 (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719).
 
     Transforms and magnitudes are those of torchvision's RandAugment (torchvision/transforms/autoaugment.py) with
-    num_magnitude_bins=31; pixels between pixels are bilinear.
+    num_magnitude_bins=31; interpolation is bilinear.
 
     Attributes:
-        num_ops: how many.
-        magnitude: of all of them, 0 to 30.
-        fill: what lies beyond the image after a shear, a translation or a rotation.
+        num_ops: number of transforms.
+        magnitude: magnitude of all of them, 0 to 30.
+        fill: the colour beyond the image after a shear, a translation or a rotation.
     """
 
     num_ops: Annotated[int, between(0, 100)] = 2
@@ -74,7 +74,7 @@ class RandAugment(SameSizeOp):
 
     @property
     def draws(self) -> int:
-        """Number of draws of an image: for each transform which it is, and its sign."""
+        """Number of draws per image: for each transform its index, and its sign."""
         return 2 * self.num_ops
 
     def skips(self, draws: Draws) -> bool:
@@ -99,7 +99,7 @@ class RandAugment(SameSizeOp):
 
 
 def _shift_px(side_px: int, signed: int) -> int:
-    """Return 150 / 331 of the side at full magnitude, cut off to whole pixels."""
+    """Return 150 / 331 of the side at full magnitude, truncated to whole pixels."""
     pixels = 150 * side_px * abs(signed) // (331 * 30)
     return pixels if signed > 0 else -pixels
 

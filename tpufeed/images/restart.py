@@ -14,22 +14,22 @@ except ImportError:  # an sdist that was installed without a C compiler
 class CannotRewrite(Exception):
     """A JPEG cannot be rewritten. Nothing is wrong with it: it is stored unchanged.
 
-    Its text is the reason, in a few words that stay the same, to be counted.
+    Its text is the reason in a few fixed words, so that reasons can be counted.
     """
 
 
 def add_markers(data: bytes, mcus: int) -> bytes:
     """Return a JPEG with a restart marker after each `mcus` MCUs.
 
-    Coefficients, quantization tables, metadata and what follows the end marker stay as they are, Huffman tables but for
-    DC categories that are appended. Releases the GIL.
+    Coefficients, quantization tables, metadata and everything after the end marker stay unchanged; Huffman tables may
+    get more DC categories. Releases the GIL.
 
     Args:
         data: a baseline JPEG of one scan; it may have other restart markers.
         mcus: a divisor of the MCUs of a row, or a multiple of them; 1 to 65,535.
 
     Raises:
-        CannotRewrite: `data` is another JPEG, damaged, or none.
+        CannotRewrite: `data` is another kind of JPEG, damaged, or not a JPEG.
     """
     if not 1 <= mcus <= 65535:
         raise ValueError(f"a restart interval has 1 to 65,535 MCUs, not {mcus}")
@@ -44,11 +44,11 @@ def add_markers(data: bytes, mcus: int) -> bytes:
 def to_baseline(data: bytes) -> bytes:
     """Return a progressive JPEG, or one of several scans, as a baseline JPEG of one scan with the same coefficients.
 
-    Its Huffman tables are the best for it. Quantization tables, metadata and what follows the end marker stay. Takes
-    3 bytes of memory a pixel, and 2 more if all chroma is kept. Releases the GIL.
+    Its Huffman tables are optimal. Quantization tables, metadata and everything after the end marker stay unchanged.
+    Takes 3 bytes of memory per pixel, and 2 more if all chroma is kept. Releases the GIL.
 
     Raises:
-        CannotRewrite: `data` is another JPEG, damaged, or none; or its scans leave out bits of coefficients.
+        CannotRewrite: `data` is another kind of JPEG, damaged, or not a JPEG; or its scans leave out bits.
     """
     if not CAN_REWRITE:
         raise CannotRewrite("no C extension")

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of who asks: no state, so thread count and order never change a pixel."""
+"""Random numbers as pure functions without state, so that thread count and order never change a pixel."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def uniforms(seed: int, round_: int, samples: npt.NDArray[np.int64], op: int, co
     """Draw uniform numbers in [0, 1) of shape (len(samples), count), for a whole batch at once.
 
     Args:
-        seed: of the run.
+        seed: seed of the run.
         round_: the epoch for live ops, the variant in a cache.
         samples: ids within the split.
         op: the op's position among the ops.
@@ -29,14 +29,14 @@ def uniforms(seed: int, round_: int, samples: npt.NDArray[np.int64], op: int, co
 
 
 def noise(draw: float, count: int) -> npt.NDArray[np.uint8]:
-    """Make `count` independent uniform levels of one uniform number: splitmix64's stream, little-endian."""
+    """Make `count` independent uniform levels from one uniform number: splitmix64's stream, little-endian."""
     start = np.uint64(_mix_int(int(draw * 2.0**53)))
     words = _mix(np.arange(1, count // 8 + 2, dtype=np.uint64) * np.uint64(_GOLDEN) + start)
     return words.astype("<u8").view(np.uint8)[:count]
 
 
 def draw_between(bounds: float | tuple[float, float], draw: float) -> float:
-    """Map a uniform number of `[0, 1)` to `[low, high)`; an op holds its bounds as a pair, whatever was given."""
+    """Map a uniform number in `[0, 1)` to `[low, high)`; ops store their bounds as pairs, whatever was given."""
     assert isinstance(bounds, tuple)
     return bounds[0] + draw * (bounds[1] - bounds[0])
 
@@ -44,10 +44,10 @@ def draw_between(bounds: float | tuple[float, float], draw: float) -> float:
 def generator(draws: Sequence[float]) -> np.random.Generator:
     """Make a Philox generator (Salmon et al. 2011); its 128-bit key is the first 32 bits of four uniform numbers.
 
-    NumPy keeps Philox's bits from version to version; how its distributions make numbers of them may change.
+    NumPy keeps Philox's bits from version to version; its distributions may change.
     """
     first, second, third, fourth = (int(draw * 2.0**32) for draw in draws)
-    key = np.array([first << 32 | second, third << 32 | fourth], np.uint64)  # a list of both would become float64
+    key = np.array([first << 32 | second, third << 32 | fourth], np.uint64)  # a list of these would become float64
     return np.random.Generator(np.random.Philox(key=key))
 
 
@@ -58,7 +58,7 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _mix_int(z: int) -> int:
-    # In Python's own integers: 0.3 us. An array of one takes 5, which tells if samples come one by one.
+    # With Python's integers: 0.3 us. An array of one number takes 5 us, which counts if samples come one by one.
     z = (z + _GOLDEN) & _MASK
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK

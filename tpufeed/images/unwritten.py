@@ -1,7 +1,7 @@
-"""Load an image through Pillow, and refuse one that does not hold all of its rows.
+"""Load an image through Pillow, and refuse it if rows are missing.
 
-Pillow and libtiff say nothing of some files that end early. The rows that they do not write are black in a PNG, of the
-transparent colour in a GIF, and whatever the memory held before in a TIFF.
+Pillow and libtiff accept some files that end early. Rows that they do not write are black in a PNG, transparent in a
+GIF, and whatever the memory held before in a TIFF.
 """
 
 import io
@@ -23,7 +23,7 @@ _ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), 
 _MOST_TILE_BYTES = 1 << 26
 _CCITT = (2, 3, 4)
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-# Codes of ITU-T T.4 and T.6, as many as rows of one colour need: by the pixels of a run.
+# The codes of ITU-T T.4 and T.6 that rows of one colour need, by the pixels of a run.
 _WHITE = {0: "00110101", 1: "000111", 2: "0111", 4: "1011", 8: "10011", 16: "101010", 32: "00011011", 64: "11011"}
 _BLACK = {0: "0000110111", 1: "010", 2: "11", 4: "011", 8: "000101", 16: "0000010111", 32: "000001101010"}
 _BLACK[64] = "0000001111"
@@ -33,7 +33,7 @@ _END_OF_LINE, _HORIZONTAL, _AS_ABOVE = "000000000001", "001", "1"
 def load_whole(image: Image.Image, data: bytes | memoryview) -> None:
     """Load an image that Pillow has opened from `data`. Raises ImageError if rows are missing, and what Pillow does.
 
-    Good files cost no more than `load` does: the rows are only counted if one looks as if it had not been written.
+    Good files cost no more than `load` does: rows are only counted if one looks unwritten.
     """
     if image.format == "TIFF":
         check_segments(image.tag_v2, len(data))  # type: ignore[attr-defined]  # of TiffImageFile
@@ -53,9 +53,9 @@ def load_whole(image: Image.Image, data: bytes | memoryview) -> None:
 
 
 def check_png_rows(data: bytes | memoryview) -> None:
-    """Inflate the pixels of a PNG without decoding them, in half of the time, and count their bytes.
+    """Inflate the pixels of a PNG without decoding them, in half the time, and count their bytes.
 
-    What can be wrong in them is their length, zlib's checksum, and the number of a row's filter.
+    Only their length, zlib's checksum, and the filters of rows can be wrong.
 
     Raises:
         ImageError: truncated, unreadable.
@@ -74,7 +74,7 @@ def check_png_rows(data: bytes | memoryview) -> None:
                 part = inflate.decompress(left, _PART_BYTES)
                 left = inflate.unconsumed_tail
                 if not interlace and max(part[-found % stride :: stride], default=0) > 4:
-                    raise ImageError("unreadable", "a row of the PNG has a filter that there is not")
+                    raise ImageError("unreadable", "a row of the PNG has an undefined filter")
                 found += len(part)
     except zlib.error as error:
         raise ImageError("unreadable", f"the PNG's pixels do not inflate: {error}") from error
@@ -83,7 +83,7 @@ def check_png_rows(data: bytes | memoryview) -> None:
 
 
 def one_pixel_of(data: bytes) -> bytes:
-    """Return a copy of a PNG with one pixel, so that all else in the file is parsed in no time."""
+    """Return a copy of a PNG with a single pixel, to parse everything else in the file quickly."""
     depth, colour = data[24:26]
     header = _png_chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, depth, colour, 0, 0, 0))
     pixel = _png_chunk(b"IDAT", zlib.compress(bytes(1 + (depth * _PNG_CHANNELS[colour] + 7) // 8), 0))
@@ -97,7 +97,7 @@ def _png_chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def _iter_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the chunks of a PNG, of which the CRCs are checked elsewhere: kind, start and stop."""
+    """Yield kind, start and stop of each chunk of a PNG, without checking CRCs."""
     offset = 8
     while offset + 8 <= len(view):
         length, kind = struct.unpack_from(">I4s", view, offset)
@@ -106,7 +106,7 @@ def _iter_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _iter_pixels(data: bytes | memoryview) -> Iterator[memoryview]:
-    """Yield the IDAT chunks of a PNG that follow each other: decoders read no others."""
+    """Yield the contents of a PNG's first consecutive IDAT chunks: decoders read no others."""
     view, seen = memoryview(data), False
     for kind, start, stop in _iter_chunks(view):
         if kind == b"IDAT":
@@ -117,7 +117,7 @@ def _iter_pixels(data: bytes | memoryview) -> Iterator[memoryview]:
 
 
 def _check_gif_rows(data: bytes, place: tuple[slice, slice]) -> None:
-    """Decode twice over different colours. Raises ImageError if they are seen at `place`, the frame's own."""
+    """Decode over two different colours. Raises ImageError if they show at `place`, the frame's rectangle."""
     offset = 13 + (3 * 2 ** ((data[10] & 7) + 1) if data[10] & 0x80 else 0)
     while data[offset] != 0x2C:  # extensions, up to the first frame
         offset += 2
@@ -141,7 +141,7 @@ def check_segments(tags: Any, size: int) -> None:
     """
     width, height, across, down, _, starts, lengths = _layout(tags)
     extra = tags.get(338, ())
-    unread = len(extra) if tags.get(284, 1) == 2 and not any(extra) else 0  # planes of which nothing is known
+    unread = len(extra) if tags.get(284, 1) == 2 and not any(extra) else 0  # planes of unknown meaning
     planes = _samples(tags) if tags.get(284, 1) == 2 else 1
     expected = (planes - unread) * -(-width // across) * -(-height // down)
     if len(starts) < expected or (lengths and len(lengths) < expected):
@@ -156,9 +156,9 @@ def check_segments(tags: Any, size: int) -> None:
 
 
 def check_ccitt(data: bytes, tags: Any) -> None:
-    """Refuse a fax TIFF some of whose rows libtiff does not write: damaged codes only make it skip rows.
+    """Refuse a fax TIFF if libtiff leaves rows unwritten: damaged codes only make it skip rows.
 
-    A strip is decoded into the memory of the one before it. Here that is a white one once, and once a black one.
+    A strip is decoded into the memory of the strip before it: here once a white strip, and once a black one.
     """
     if tags.get(259) not in _CCITT:
         return
@@ -178,7 +178,7 @@ def check_ccitt(data: bytes, tags: Any) -> None:
 
 
 def _interleaved(tags: Any, segments: list[bytes], width: int, rows: tuple[int, int], is_black: bool) -> bytes:
-    """Return a TIFF with a strip of one colour before each of `segments`, the last of which has `rows[1]` rows."""
+    """Return a TIFF with a strip of one colour before each of `segments`; the last one has `rows[1]` rows."""
     line = _row_of_runs(width, is_black, _HORIZONTAL if tags[259] == 4 else "")
     if tags[259] == 4:
         bits = (line if is_black else _AS_ABOVE) * rows[0] + 2 * _END_OF_LINE
@@ -240,7 +240,7 @@ def iter_jpegs(data: bytes, tags: Any) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _layout(tags: Any) -> tuple[int, int, int, int, bool, tuple[int, ...], tuple[int, ...]]:
-    """Return width and height of a TIFF, those of a strip or tile, if it has tiles, their offsets and lengths."""
+    """Return a TIFF's width and height, those of its strips or tiles, if it has tiles, and offsets and lengths."""
     width, height = int(tags[256]), int(tags[257])
     tiled = 273 not in tags and 324 in tags
     across, down = (tags[322], tags[323]) if tiled else (width, min(tags.get(278) or height, height))

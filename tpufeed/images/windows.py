@@ -1,4 +1,4 @@
-"""Windows: cut out of images and brought to a size with the filter that the ratio asks for, and the ops that do so."""
+"""Cut windows out of images and resize them, with a filter that suits the ratio; and the ops that do so."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tpufeed.options import between
 
 MOST_ENLARGED_PIXELS = 1 << 26
 _MOST_ASPECT = 16
-_LONGEST_SIDE_PX = 32766  # of what OpenCV remaps
+_LONGEST_SIDE_PX = 32766  # that OpenCV remaps
 
 
 def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) -> Pixels:
@@ -23,7 +23,7 @@ def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) ->
 
     Args:
         image: uint8 of shape (h, w, channels); any strides.
-        out: C-contiguous uint8 memory of the result's shape to write into; it is what is returned.
+        out: C-contiguous uint8 memory of the result's shape to write into; it is returned.
     """
     assert out is None or out.shape[:2] == (height, width), f"{out.shape} is no memory for {height} x {width} pixels"
     if out is not None and image.shape == out.shape:
@@ -42,8 +42,8 @@ def resize_reduced(
 ) -> Pixels:
     """Cut and resize a window of an image that the decoder has made smaller by `factor`, as `resize` would.
 
-    A window seldom begins at a whole reduced pixel: rounded to one, the result was more than 2 levels off on average
-    (docs/pixels.md). Maps of whole numbers, in 1/32 pixel, give the same in all releases of OpenCV.
+    A window seldom begins at a whole reduced pixel: if rounded to one, the result was more than 2 levels off on average
+    (docs/pixels.md). Maps of whole numbers, in 1/32 pixel, give the same result in all releases of OpenCV.
 
     Args:
         reduced: uint8 of shape (h, w, channels): all of the image, or a part with `factor` pixels around the window.
@@ -52,7 +52,7 @@ def resize_reduced(
         out: as in `resize`.
         origin: the row and column of the image at which `reduced` begins, multiples of `factor`.
     """
-    # Places are computed in the whole image and moved then: rounding must not depend on where a part begins.
+    # Places are computed in the whole image and then moved: rounding must not depend on where a part begins.
     above, before = origin[0] // factor, origin[1] // factor
     if window.height >= 2 * factor * window.out_height and window.width >= 2 * factor * window.out_width:
         top, bottom = (round(side / factor) for side in (window.top, window.top + window.height))
@@ -73,7 +73,7 @@ def resize_reduced(
 def _reduced_places(
     start: int, length: int, out_length: int, factor: int, skipped: int, most: int
 ) -> npt.NDArray[np.int32]:
-    """Return the middles of an axis' new pixels among `most` reduced ones behind `skipped` others, in 1/32 pixel."""
+    """Return the centres of an axis's new pixels among `most` reduced pixels after `skipped` others, in 1/32 pixel."""
     middles = (start + (np.arange(out_length) + 0.5) * (length / out_length)) / factor - 0.5
     places: npt.NDArray[np.int32] = np.clip(np.rint(middles * 32) - skipped * 32, 0, (most - 1) * 32).astype(np.int32)
     return places
@@ -86,9 +86,9 @@ def short_side_size(height: int, width: int, short_side_px: int) -> tuple[int, i
 
 
 def is_too_long(size: tuple[int, int], image: tuple[int, int]) -> bool:
-    """Return true for a `size`, (height, width), that is too much to make of a thin image of few pixels.
+    """Return True for a `size`, (height, width), that is too large for a thin image of few pixels.
 
-    With the shorter side brought to 256, one of 1x60000 pixels has four billion.
+    With its shorter side resized to 256, an image of 1x60000 pixels would have four billion.
     """
     pixels = size[0] * size[1]
     enlarged = pixels > max(MOST_ENLARGED_PIXELS, image[0] * image[1])
@@ -96,21 +96,21 @@ def is_too_long(size: tuple[int, int], image: tuple[int, int]) -> bool:
 
 
 def refuse_too_long(size: tuple[int, int], image: tuple[int, int]) -> ImageError:
-    """Return the error of an image that `is_too_long`."""
+    """Return the error for a size that `is_too_long`."""
     return ImageError(
         "too_large",
         f"resized, the image of {image[1]}x{image[0]} pixels would have {size[1]}x{size[0]}, more than "
-        f"{MOST_ENLARGED_PIXELS}; put an op that crops right behind Resize, or leave the image out",
+        f"{MOST_ENLARGED_PIXELS}; put an op that crops right after Resize, or leave the image out",
     )
 
 
 def cut_resized(image: Pixels, size: tuple[int, int], box: tuple[int, int, int, int], fill: Fill) -> Pixels:
-    """Cut a box out of an enlarged image of which the rest is not made: bilinear, within a level of `resize`.
+    """Cut a box out of an enlarged image without making the rest: bilinear, within a level of `resize`.
 
     Args:
         image: uint8 RGB.
-        size: (height, width) that all of it would have.
-        box: (top, left, height, width) in pixels of that; it may reach beyond.
+        size: (height, width) of the whole enlarged image.
+        box: (top, left, height, width) in pixels of that image; it may reach beyond.
         fill: as in `cut_padded`.
 
     Raises:
@@ -148,9 +148,9 @@ def cut_padded(image: Pixels, box: tuple[int, int, int, int], fill: Fill, out: P
 
     Args:
         image: uint8 RGB of any strides.
-        box: (top, left, height, width); it may lie beside the image altogether.
+        box: (top, left, height, width); it may lie entirely outside the image.
         fill: the level, or (red, green, blue).
-        out: C-contiguous memory of (height, width, 3), maybe the image itself; it is what is returned.
+        out: C-contiguous memory of (height, width, 3), maybe the image itself; it is returned.
     """
     top, left, height, width = box
     view = image[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
@@ -196,7 +196,7 @@ class Resize(CheckedOp):
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop(CheckedOp):
-    """The middle of an image; one that is too small for that is enlarged first.
+    """The middle of an image; a smaller image is enlarged first.
 
     Attributes:
         size: in pixels: an int for `size` x `size`, or (height, width).
@@ -223,12 +223,12 @@ class CenterCrop(CheckedOp):
 class RandomResizedCrop(CheckedOp):
     """A random window of `scale` of the area and `ratio` of width to height, resized to `size` (torchvision's rule).
 
-    Ten tries for a window that fits; then the largest central one within `ratio`.
+    Ten tries for a window that fits; if all fail, the largest central window within `ratio`.
 
     Attributes:
-        size: of the result in pixels: an int for `size` x `size`, or (height, width).
+        size: size of the result in pixels: an int for `size` x `size`, or (height, width).
         scale: (low, high) of the window's share of the area.
-        ratio: (low, high) of its width to its height.
+        ratio: (low, high) of its width divided by its height.
     """
 
     size: SizePx = 224
@@ -284,7 +284,7 @@ class RandomCrop(CheckedOp):
         return Window(top, self._start(width, cut_width, draws[1]), cut_height, cut_width, cut_height, cut_width)
 
     def _start(self, side: int, cut: int, draw: float) -> int:
-        """Draw the window's start between the edges of the padding; a short side lies anywhere within the window."""
+        """Draw the window's start within the padding; a side that is too short lies anywhere within the window."""
         low, high = sorted((-self.padding, side + self.padding - cut))
         return low + int(draw * (high - low + 1))
 

@@ -1,6 +1,6 @@
 """Decode records into the rows of a batch, in any number of threads.
 
-A thread holds the GIL for some 20 us per JPEG and 10 us per raw image; the rest of the work runs in parallel.
+A thread holds the GIL for about 20 us per JPEG and 10 us per raw image; the rest of the work runs in parallel.
 """
 
 import hashlib
@@ -12,13 +12,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from tpufeed.dataset.order import Ints, Places
+from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import HEIGHT, LABEL, WIDTH, fixed_ints
@@ -34,6 +33,7 @@ from tpufeed.loaders.columns import (
     IMAGE,
     SAMPLE,
     SOURCE,
+    Array,
     Columns,
     Items,
     Picture,
@@ -43,64 +43,33 @@ from tpufeed.loaders.columns import (
     resolve_columns,
 )
 from tpufeed.loaders.joint import JointPipeline
-from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sampler import BatchRequest, SampleSource, group_rows
 from tpufeed.options import shown
 from tpufeed.tfrecord.example import decode_arrays
 
-Array: TypeAlias = npt.NDArray[Any]
-Mask: TypeAlias = npt.NDArray[np.bool_]
-
 _logger = logging.getLogger(__name__)
-# Chunks of fewer rows cost more to hand over than they gain; larger ones leave threads without work.
+# Smaller chunks cost more to hand over than they gain; larger chunks leave threads without work.
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
-_thread = threading.local()  # holds scratch memory for all decoders
+_thread = threading.local()  # with scratch memory for all decoders
 _ADVICE = "To skip some, give max_bad_records=N; tpufeed verify lists all damage"
 FIX_SIZE = (
     "pass for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation "
     "ops=[Resize(256), CenterCrop(224)] (from tpufeed.images)"
 )
-_NO_SIZE = f"its images may differ in size and none of the ops fixes one; {FIX_SIZE}"
-
-
-def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
-    """Return (source, epoch, rows) for each pair of source and epoch that occurs, in rising order."""
-    keys = source * (1 << 40) + epoch
-    order = np.argsort(keys, kind="stable")
-    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
-    found = zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True)
-    return [(*divmod(int(keys[order[start]]), 1 << 40), order[start:stop]) for start, stop in found]
-
-
-class BatchRequest(NamedTuple):
-    """A batch to be made: the places of its samples, and their epoch; the mask is False for padding.
-
-    In a mixture `epoch` and `source` are arrays: the number of each sample's source, and the epoch of that source.
-    """
-
-    epoch: int | Ints
-    places: Places
-    mask: Mask
-    source: Ints | None = None
+_NO_SIZE = f"its images may differ in size and no op fixes the size; {FIX_SIZE}"
 
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was skipped: `where` is its source, variant, shard and number; `message` says what is wrong."""
+    """A record that was skipped: `where` is its dataset, variant, shard and number; `message` says what is wrong."""
 
     where: tuple[int, int, int, int]
     message: str
 
 
 class Cost(NamedTuple):
-    """Time and bytes that some rows took in all threads together, and the boxes that were dropped.
-
-    Attributes:
-        read_seconds: time to read records, verify their CRCs, and copy raw images.
-        decode_seconds: time of decoding and ops.
-        read_bytes: bytes of records.
-        dropped_boxes: boxes of which crops have left too little.
-    """
+    """Time and bytes that some rows took, and the boxes that were dropped; fields as in `LoaderStats`."""
 
     read_seconds: float
     decode_seconds: float
@@ -110,13 +79,13 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """A batch, and what it took.
+    """A batch, and what it cost.
 
     Attributes:
-        arrays: its columns by name, also sample and mask if the loader was not asked for them.
+        arrays: its columns by name, always with sample and mask.
         bad: records that were skipped.
         cost: sum over its rows.
-        requested_records: records of remote shards that were read by requests, as their shards were not staged.
+        requested_records: remote records that were read one by one, as their shard had no local copy.
     """
 
     arrays: dict[str, Array]
@@ -127,7 +96,7 @@ class DecodedBatch:
 
 @dataclass(slots=True)
 class JobPart:
-    """The samples of a batch from one source and epoch, their rows in rising order, and their draws."""
+    """The samples of a batch from one dataset and epoch, their rows in rising order, and their draws."""
 
     source: int
     epoch: int
@@ -141,7 +110,7 @@ class JobPart:
 
 @dataclass(slots=True)
 class BatchJob:
-    """A batch that is being decoded: its parts, its memory, its bad rows by number, and pages that are to be made."""
+    """A batch that is being decoded: its parts, its arrays, its bad records by row, and memory still without pages."""
 
     parts: list[JobPart]
     arrays: dict[str, Array]
@@ -150,16 +119,16 @@ class BatchJob:
 
 
 class BatchDecoder:
-    """Decodes batches; shared by all threads, each of which takes one of `chunks` at a time.
+    """Decodes batches. All threads share it; each takes one of `chunks` at a time.
 
     Attributes:
-        decoders: the decoder of each source; all of them make the same columns.
+        decoders: the decoder of each dataset; all make the same columns.
         columns: the columns of a batch.
-        layout: places of the columns of pixels in a buffer of the loader's pool.
+        layout: places of the pixel columns in a buffer of the loader's pool.
         chunks: the rows of a batch as ranges `(start, stop)`.
 
     Raises:
-        OptionError: a source does not fit the options, or sources differ in the names or types of their columns.
+        OptionError: a dataset does not fit the options, or datasets differ in the names or types of their columns.
     """
 
     def __init__(self, sources: Sequence[SampleSource], options: LoaderOptions, threads: int) -> None:
@@ -178,7 +147,7 @@ class BatchDecoder:
     ) -> BatchJob:
         """Return the job of a batch, whose pixels go to the arrays `pixels` of a buffer.
 
-        `open_reader` returns the variant that an epoch of a source reads, and its reader.
+        `open_reader` takes a dataset's number and epoch, and returns the variant to read and its reader.
         """
         places, size = request.places, len(request.mask)
         arrays: dict[str, Array] = {each.name: np.empty((size, *each.shape), each.dtype) for each in self._others}
@@ -215,14 +184,14 @@ class BatchDecoder:
             except RecordError as error:
                 if not self._skips:
                     raise RecordError(f"{error}. {_ADVICE}") from error
-                if len(rows) > 1:  # this loop then takes them one by one: it finds the bad ones, and decodes the others
+                if len(rows) > 1:  # this loop then takes the rows one by one, and so finds the bad ones
                     spans += [(part, at, at + 1) for at in range(first, last)]
                 else:
                     job.bad[rows[0]] = BadRecord((part.source, part.variant, *places[0]), str(error))
         return costs
 
     def finish(self, job: BatchJob, costs: Iterable[Iterable[Cost]]) -> DecodedBatch:
-        """Return the batch when all rows are done. A bad row repeats the good one before it, masked.
+        """Return the batch once all rows are done. A bad row repeats the good row before it, masked.
 
         Raises RecordError if no row is good.
         """
@@ -241,22 +210,22 @@ class BatchDecoder:
 
 
 class Decoder:
-    """Decodes samples of one source and applies the ops. Thread-safe.
+    """Decodes samples of one dataset and applies the ops. Thread-safe.
 
     Args:
-        source: the dataset of the samples.
-        options: `ops` or `views`, `seed`, `columns` and how these are batched.
-        batched: True if rows are arrays, so that images need one size.
-        encoded: True to leave images as their encoded bytes.
+        source: the dataset, and its classes and salt in a mixture.
+        options: `ops` or `views`, `seed`, `columns`, and the options for batching columns.
+        batched: True if rows are arrays, so that all images need the same size.
+        encoded: True to give images as their encoded bytes.
 
     Attributes:
-        pipelines: the ops of each view of an image, with its seed; a single pipeline without views.
+        pipelines: the ops of each view of an image, with their seed; a single pipeline without views.
         sizes: (height, width) of each view's images; None if they differ from sample to sample.
-        columns: what samples are decoded to.
+        columns: the columns that samples are decoded to.
         specs: the features of the dataset by name.
 
     Raises:
-        OptionError: something is no op; an op that the manifest names is not allowed; columns do not fit.
+        OptionError: something is not an op; an op that the manifest names is not allowed; columns do not fit.
     """
 
     def __init__(
@@ -270,7 +239,9 @@ class Decoder:
                     "decode=False gives images as they are stored, and ops change pixels: give one of the two"
                 )
             if manifest.tensor_shape is not None:
-                raise OptionError(f"{self._url} holds pixels, and nothing to be decoded later: leave out decode=False")
+                raise OptionError(
+                    f"{self._url} holds pixels, so nothing is left to decode later: leave out decode=False"
+                )
             options = replace(options, ops=())
         if self._classes is not None:
             manifest = msgspec.structs.replace(manifest, class_names=self._classes.names)
@@ -285,7 +256,7 @@ class Decoder:
         stored_size = None if manifest.cache is None else manifest.cache.shape[:2]
         self.sizes = [pipeline.output_size(stored_size) for pipeline in self.pipelines]
         if options.views is not None and None in self.sizes:
-            raise OptionError(f"{self._url}: {_NO_SIZE}; of views each one fixes a size")
+            raise OptionError(f"{self._url}: {_NO_SIZE}; each view needs an op that fixes the size")
         self.columns: Columns = resolve_columns(manifest, options, self.sizes, self._classes is not None)
         if batched and None in self.sizes and self.columns.pooled:
             raise OptionError(f"{self._url}: {_NO_SIZE}")
@@ -294,28 +265,30 @@ class Decoder:
         self._min_visibility = float(options.min_visibility)
         self.specs = {spec.name: spec for spec in manifest.features}
         ints = fixed_ints(manifest.features)
-        # Another tool's height and width may be those of another image, or of this one as people see it.
+        # Height and width written by another tool may belong to another image, or to this one after EXIF turned it.
         is_adopted = manifest.options.get("command") == "adopt"
         has_size = not is_adopted and {HEIGHT, WIDTH} <= set(ints)
         self._size_at = (ints.index(HEIGHT), ints.index(WIDTH)) if has_size else None
         self._pictures = [each for each in self.columns.fields if isinstance(each, Picture)]
         self._fields = [each for each in self.columns.fields if not isinstance(each, Picture)]
         one_view, images = len(self.pipelines) == 1, self.columns.images
-        # The column of images if there is one view of each, and nothing else to decode: nearly always.
+        # The image column if there is one view and nothing else to decode: nearly always.
         self._alone = images[0].name if images and one_view and not self.columns.fields and not encoded else None
         self._is_copied = bool(self._shape and images and one_view and not self.pipelines[0].ops)
         custom = next((op for op in self.pipelines[0].ops if isinstance(op, Custom) and op.sample), None)
         self._joint = None if custom is None else self._cut_at(custom)
 
     def _cut_at(self, custom: Custom) -> JointPipeline | None:
-        """Return the pipeline for a user's ops that change whole samples; None if no column moves with the pixels."""
+        """Return the pipeline for user ops that change whole samples; None if no column moves with the pixels."""
         moving = {each.columns[0].name: each.spec for each in self._fields if each.moves and each.spec is not None}
         moving = {spec.of: self.specs[spec.of] for spec in moving.values() if isinstance(spec.of, str)} | moving
         if not moving:
             return None
         if self._pictures:
             (column,) = self._pictures[0].columns
-            raise OptionError(f"{custom} changes a sample's image, masks and boxes, not {column.name!r}: leave it out")
+            raise OptionError(
+                f"{custom} cannot change {column.name!r} with the image, masks and boxes: leave that column out"
+            )
         return JointPipeline(self.pipelines[0], moving, self._fields)
 
     def decode(
@@ -326,7 +299,7 @@ class Decoder:
         rows: Rows,
         at: Sequence[int],
     ) -> Cost:
-        """Decode the samples at `places`, (shard, record), into a row of every column.
+        """Decode the samples at `places`, (shard, record), into one row of every column each.
 
         Args:
             reader: the reader of the variant.
@@ -339,7 +312,7 @@ class Decoder:
             RecordError: a record is damaged, or its image does not decode; names shard and record, and the byte if the
                 framing is damaged.
             OpError: an op failed; names shard and record.
-            ShardError: a shard is not the manifest's.
+            ShardError: a shard does not match the manifest.
         """
         begun, columns, layout, dropped = perf_counter(), self.columns, reader.layout, 0
         copy = self._copier(layout.image_offset, rows, at) if self._is_copied else None
@@ -406,7 +379,7 @@ class Decoder:
         Raises ImageError, RecordError or OpError if the sample is damaged, or does not fit its row.
         """
         if self._joint is not None:
-            # A copy: the first ops may fix no size, and then they leave a view of scratch.
+            # A copy: if the first ops fix no size, they leave a view of scratch memory.
             pixels, sample = self._joint.run(
                 lambda ops, drawn: ops.run_stored(image, self._shape, drawn, None, _scratch).copy(), sample, draws
             )
@@ -441,7 +414,7 @@ class Decoder:
             made = [ops.run_stored(image, self._shape, drawn, out, _scratch) for ops, drawn, out in each]
         for (name, place), pixels in zip(self.columns.views, made, strict=True):
             target = rows[name]
-            if isinstance(target, list):  # a copy, as pixels may be a view of the shard, or of scratch
+            if isinstance(target, list):  # a copy: pixels may be a view of the shard, or of scratch memory
                 if place is None:
                     target[row] = pixels.copy()
                 else:
@@ -450,12 +423,12 @@ class Decoder:
     def _copier(self, start: int, rows: Rows, at: Sequence[int]) -> Callable[[int, memoryview], None] | None:
         """Return a function that copies pixels from byte `start` of a payload to a row; None if rows are lists.
 
-        The reader calls it before it verifies the payload's CRC, which then finds the bytes in the processor's cache.
+        The reader calls it before it verifies the payload's CRC, so that the CRC finds the bytes in the CPU's cache.
         """
         images, size = rows[self.columns.images[0].name], self._tensor_bytes
         if isinstance(images, list):
             return None
-        assert images.flags.c_contiguous, "each row is memory of the batch"
+        assert images.flags.c_contiguous, "rows are written in place"
         flat = images.reshape(len(images), size)
         targets = [flat[row] for row in at]
 
@@ -467,7 +440,7 @@ class Decoder:
 
 
 def _scratch(size: int) -> Pixels:
-    """Return memory of this thread to decode into: fresh memory would cost page faults per image."""
+    """Return memory of this thread to decode into: fresh memory would cost page faults for every image."""
     scratch: Pixels | None = getattr(_thread, "scratch", None)
     if scratch is None or size > len(scratch):
         scratch = _thread.scratch = make_scratch(size)
@@ -475,7 +448,7 @@ def _scratch(size: int) -> Pixels:
 
 
 def warn_of_flips(decoders: Iterable[Decoder]) -> None:
-    """Log a warning for each column of keypoints that would not keep their names."""
+    """Log a warning for each column of keypoints whose names would no longer fit after a flip."""
     for decoder in decoders:
         specs = [each.spec for each in decoder.columns.fields]
         for warning in iter_flip_warnings(specs, decoder.pipelines[0].ops):
@@ -483,7 +456,7 @@ def warn_of_flips(decoders: Iterable[Decoder]) -> None:
 
 
 def _make_alike(sources: Sequence[SampleSource], options: LoaderOptions) -> list[Decoder]:
-    """Return a decoder of each source of a mixture: lists that differ in length have room for the longest of all."""
+    """Return a decoder for each dataset of a mixture: lists have room for the longest list of all datasets."""
     labelled = all(source.dataset.manifest.labelled for source in sources)
     if options.columns is None or options.columns == "default":
         own = [IMAGE, *(["label"] if labelled else []), *([SAMPLE] if options.columns is None else [])]
@@ -495,12 +468,12 @@ def _make_alike(sources: Sequence[SampleSource], options: LoaderOptions) -> list
                 yield Decoder(source, options, batched=True)
             except OptionError as error:
                 where = "" if source.dataset.url in str(error) else f"{source.label}: "
-                raise OptionError(f"{where}{error}. All sources of a mixture have the columns asked for") from error
+                raise OptionError(f"{where}{error}. All datasets of a mixture need the columns asked for") from error
 
     decoders, lists = list(make(options)), list[dict[str, Items]]()
     for decoder in decoders:
         items = (each for each in decoder.columns.fields if isinstance(each, Items))
-        # Lists by what the dataset says, even if all of its own are of one length.
+        # Lists as the dataset declares them, even if all of its own have one length.
         lists.append({each.columns[0].name: each for each in items if decoder.specs[each.spec.name].shape is None})
     padded = {
         name: max(found[name].columns[0].shape[0] for found in lists)
@@ -516,7 +489,7 @@ def _make_alike(sources: Sequence[SampleSource], options: LoaderOptions) -> list
             here, there = first.get(name), found.get(name)
             if here != there:
                 said = ["missing" if each is None else f"{each.dtype} {each.shape}" for each in (here, there)]
-                ops = "give ops that end in one size, or " if here is not None and here.dtype == "uint8" else ""
+                ops = "give ops that fix one size, or " if here is not None and here.dtype == "uint8" else ""
                 raise OptionError(
                     f"the column {name!r} is {said[0]} in {sources[0].label} and {said[1]} in {source.label}; a batch "
                     f"needs one shape and type: {ops}leave the column out of columns="
@@ -531,8 +504,8 @@ def _own_ops(dataset: Dataset) -> Sequence[Op]:
     for op in ops:
         if isinstance(op, Custom):  # the author of a manifest must not choose what is imported here
             raise OptionError(
-                f"{dataset.url}: its manifest names {shown(op.target)} among the live ops, and no loader "
-                "imports what a manifest names. If you want it to run, pass all of them: "
+                f"{dataset.url}: its manifest names {shown(op.target)} among the live ops, and loaders import "
+                "nothing that a manifest names. If you want it to run, pass all live ops yourself: "
                 f"ops=[..., Custom({shown(op.target)})]"
             )
     return ops

@@ -1,4 +1,4 @@
-"""Memory of batches, used again when its last user is gone."""
+"""Memory of batches, reused when its last user is gone."""
 
 import ctypes
 import math
@@ -8,14 +8,12 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from tpufeed.loaders.columns import Array
 from tpufeed.processes.child import fill_streams
-
-Array: TypeAlias = npt.NDArray[Any]
 
 _KEPT = 8
 _FIRST_SEGMENT = 8  # buffers
@@ -25,13 +23,13 @@ _AT_ONCE_BYTES = 4 << 20  # 2 ms, for which Python's `madvise` holds the GIL
 
 
 class BufferLayout:
-    """Places of the arrays of pixels in a buffer, each at a page: frameworks share only memory that begins at one.
+    """Layout of the pixel arrays in a buffer. Each begins at a memory page: frameworks cannot share other memory.
 
     Args:
         arrays: (name, dtype, shape with the rows) of each.
 
     Attributes:
-        stride: bytes from one buffer of a pool to the next; a batch without pixels takes one page, too.
+        stride: bytes from one buffer of a pool to the next; at least one page, even for a batch without pixels.
     """
 
     def __init__(self, arrays: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
@@ -53,7 +51,7 @@ class Memory(NamedTuple):
         number: its place in the pool's file, counted in buffers; 0 without a file.
         map: the mapping.
         start: its first byte in the mapping.
-        stop: the byte behind its last one.
+        stop: the byte after its last one.
     """
 
     number: int
@@ -62,15 +60,15 @@ class Memory(NamedTuple):
     stop: int
 
     def make_pages(self, part: int = 0, parts: int = 1) -> Iterator[None]:
-        """Make and map the pages of part number `part` of `parts` equal ones, 4 MB per step; contents stay.
+        """Make and map the pages of part `part` of `parts` equal parts, 4 MB per step. Contents are kept.
 
-        A store faults at each page, even if another process has made it. A read maps 16 of these per fault: a batch of
-        154 MB takes 12 ms instead of 60. Pages that nobody has made take 60 ms either way. (Written through the file
-        they take 45, but the kernel lets only one process at a time write to a file.)
+        A write faults at every page, even if another process has made the page already. A read maps 16 such pages per
+        fault: a batch of 154 MB takes 12 ms instead of 60. Pages that do not exist yet take 60 ms either way. (Written
+        through the file they take 45 ms, but the kernel lets only one process at a time write to a file.)
         """
         pages = (self.stop - self.start) // mmap.PAGESIZE
         start, stop = (self.start + pages * edge // parts * mmap.PAGESIZE for edge in (part, part + 1))
-        with suppress(OSError):  # an older kernel: stores fault
+        with suppress(OSError):  # an older kernel: then writes fault
             for at in range(start, stop, _AT_ONCE_BYTES):
                 self.map.madvise(_MADV_POPULATE_READ, at, min(_AT_ONCE_BYTES, stop - at))
                 yield
@@ -87,12 +85,12 @@ class BufferPool:
     """Buffers for the pixels of batches. Fresh memory costs a page fault for every 4 kB, more than the copy.
 
     A buffer comes back when nothing refers to it any more: no view, no tensor that shares it. A finalizer on the root
-    owner says so exactly (a weak reference to the array would not: frameworks keep only the root). A consumer that
-    keeps batches makes the pool allocate; `take` never waits.
+    owner tells exactly when (a weak reference to the array would not: frameworks keep only the root). If a consumer
+    keeps batches, the pool allocates more; `take` never waits.
 
     Args:
         layout: the arrays of a batch.
-        kept: unused buffers whose memory is kept.
+        kept: number of unused buffers whose memory is kept.
         shared: True for memory that other processes can map; `file` is its descriptor.
     """
 
@@ -111,7 +109,7 @@ class BufferPool:
 
     def take(self, node: int = 0) -> Buffer:
         """Return a buffer with arbitrary contents, for a worker on this NUMA node. One thread at a time."""
-        # Not `if self._free`: a finalizer or `close` may come by between the check and the pop.
+        # Not `if self._free`: a finalizer or `close` may run between the check and the pop.
         for take_unused in (self._free[node].pop, self._empty.popleft):
             with suppress(IndexError):
                 memory = take_unused()
@@ -122,7 +120,7 @@ class BufferPool:
                 if hasattr(mmap, "MADV_HUGEPAGE"):
                     mapping.madvise(mmap.MADV_HUGEPAGE)
                 memory = Memory(0, mapping, 0, self._stride)
-            else:  # several buffers at once, of which the others are free
+            else:  # several buffers at once; the others are free
                 segment = segment_of(self._made)
                 os.ftruncate(self.file, segment.stop * self._stride)
                 memory, *others = map_segment(self.file, segment, self._stride)
@@ -133,7 +131,7 @@ class BufferPool:
         return Buffer(memory, self._layout.views(owner))
 
     def close(self) -> None:
-        """Close the file; arrays that are in use stay."""
+        """Close the file; arrays that are in use stay valid."""
         if self.file is not None:
             os.close(self.file)
             self.file, self._kept = None, 0
@@ -160,7 +158,7 @@ class MappedBuffers:
         self._met: set[int] = set()  # buffers whose pages this process has mapped
 
     def take(self, number: int) -> tuple[Buffer, bool]:
-        """Return the buffer at this place, and whether this process has mapped its pages."""
+        """Return buffer `number`, and whether this process has mapped its pages."""
         segment, stride = segment_of(number), self._layout.stride
         if segment.start not in self._segments:
             self._segments[segment.start] = map_segment(self._file, segment, stride)
@@ -173,9 +171,9 @@ class MappedBuffers:
 
 
 def segment_of(number: int) -> range:
-    """Return the buffers that are mapped together with this one: the first 8; later as many again as there are.
+    """Return the buffers that are mapped together with this one: the first 8; later as many as there are so far.
 
-    Each mapping holds a descriptor, and a process that keeps a thousand batches may have no more than that.
+    Each mapping holds a descriptor, and the limit of descriptors may be lower than the number of batches kept.
     """
     if number < _FIRST_SEGMENT:
         return range(_FIRST_SEGMENT)

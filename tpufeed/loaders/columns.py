@@ -1,4 +1,4 @@
-"""Columns of a batch: the ones that a loader was asked for, their shapes, and how a record fills a row of them."""
+"""Columns of a batch: which ones a loader was asked for, their shapes, and how a record is decoded into a row."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,15 +54,15 @@ class Column(msgspec.Struct, frozen=True):
 
 @dataclass
 class Sample:
-    """A parsed record, while a row is filled from it. `geometry` is found when a column first asks for it.
+    """A parsed record that is decoded into a row. `geometry` is computed when a column first asks for it.
 
     Attributes:
         features: the features of the record by their keys; numbers as arrays.
         where: the record's name, for errors.
         specs: the dataset's features by name.
-        find_geometry: tells what the ops do to the image.
-        min_visibility: share of a box's area below which it is dropped.
-        classes: the classes of a mixture, into whose ids labels are turned.
+        find_geometry: computes how the ops move the image.
+        min_visibility: a box is dropped if less than this share of its area is left.
+        classes: the classes of a mixture, which give labels their ids.
         upright: True if the image is turned by its EXIF orientation before the ops see it.
         dropped: number of boxes that were dropped.
     """
@@ -80,18 +80,18 @@ class Sample:
     _boxes: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = field(default_factory=dict)
 
     def behind(self, find_geometry: Callable[[], Geometry], whole: Geometry, arrays: Mapping[str, Array]) -> "Sample":
-        """Return the sample as some of the ops have left it, for the ops behind them.
+        """Return the sample as it is after some of the ops, for the next ops.
 
         Args:
-            find_geometry: tells what the next ops do to the image.
-            whole: what all ops do.
-            arrays: moving columns by the names of features, in pixels of the image; the others are as they are stored.
+            find_geometry: computes how the next ops move the image.
+            whole: how all ops together move it.
+            arrays: moving columns by feature name, in pixels of the image; other columns are as stored.
         """
         return replace(self, find_geometry=find_geometry, _whole=whole, _arrays=arrays, _boxes={})
 
     @cached_property
     def geometry(self) -> Geometry:
-        """Place of each pixel of the result in the stored image."""
+        """Map from the result to the stored image."""
         return self.find_geometry()
 
     @property
@@ -111,7 +111,7 @@ class Sample:
     def items(self, spec: FeatureSpec) -> Array:
         """Return the numbers of a list or tensor, of shape (items, *shape of an item).
 
-        Items of boxes that the crop drops are left out; labels are ids of the mixture's classes. Raises RecordError.
+        Items of dropped boxes are left out; labels are ids of the mixture's classes. Raises RecordError.
         """
         if spec.name in self._arrays:
             items = self._arrays[spec.name]
@@ -126,18 +126,20 @@ class Sample:
             data = b"" if not len(found) else found[0]
             dtype = np.dtype(spec.dtype).newbyteorder("<")
             if len(found) > 1 or len(data) % dtype.itemsize:
-                raise RecordError(f"{self.where}: {spec.key} is no array of {spec.dtype}: {len(data)} bytes")
+                raise RecordError(f"{self.where}: {spec.key} is not an array of {spec.dtype}: {len(data)} bytes")
             found = np.frombuffer(data, dtype)
         size = int(np.prod(each))
         if len(found) % size:
-            raise RecordError(f"{self.where}: {spec.key} has {len(found)} values, which are no items of shape {each}")
+            raise RecordError(
+                f"{self.where}: {spec.key} has {len(found)} values, which do not make items of shape {each}"
+            )
         items = np.asarray(found).reshape(-1, *each)
         if spec.name == schema.LABEL and self.classes is not None:
             items = self.classes.join(items, self.where)
         return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
 
     def boxes(self, spec: FeatureSpec) -> npt.NDArray[np.float32]:
-        """Return the boxes that are left, in pixels of the result."""
+        """Return the boxes that are kept, in pixels of the result."""
         return self._move(spec)[0]
 
     def points(self, spec: FeatureSpec) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
@@ -168,14 +170,14 @@ class Sample:
         return geometry.warp(stored, fill, out)
 
     def texts(self, spec: FeatureSpec) -> list[bytes]:
-        """Return the texts of a list, without those of boxes that the crop drops."""
+        """Return the texts of a list, without those of dropped boxes."""
         found = [bytes(value) for value in self.values(spec)]
         if not isinstance(spec.of, str):
             return found
         return [value for value, kept in zip(found, self._kept(spec, len(found)), strict=True) if kept]
 
     def _kept(self, spec: FeatureSpec, items: int) -> npt.NDArray[np.bool_]:
-        """Return which items belong to boxes that are left. Raises RecordError."""
+        """Return which items belong to boxes that are kept. Raises RecordError."""
         kept = self._move(self.specs[str(spec.of)])[1]
         if len(kept) != items:
             raise RecordError(f"{self.where}: {spec.key} has {items} items for {len(kept)} boxes in {spec.of}")
@@ -204,31 +206,31 @@ class Sample:
             return np.frombuffer(data, dtype).reshape(spec.shape)
         if spec.kind == "mask":
             return decode_mask(data, "mask")
-        return decode_mask(data, "depth").astype(np.int32)  # so that it holds each fill, like -1
+        return decode_mask(data, "depth").astype(np.int32)  # which holds every `fill`, such as -1
 
 
 def iter_flip_warnings(specs: Iterable[FeatureSpec | None], ops: Sequence[Op]) -> Iterator[str]:
-    """Yield a sentence for each column of keypoints whose left and right points ops may mirror and cannot swap."""
+    """Yield a warning for each column of keypoints that the ops may mirror without swapping left and right."""
     points = [spec for spec in specs if spec is not None and spec.kind == "keypoints"]
     for spec in points:
         mirrors = next((type(op).__name__ for op in ops if may_mirror(op)), None)
         if mirrors and isinstance(spec.flip_pairs, msgspec.UnsetType):
             yield (
-                f"{mirrors} mirrors pictures, and the dataset does not say which points of {spec.name!r} are left "
-                "or right: a mirrored left eye looks like a right one, and stays in the place of left ones. Build the "
-                "dataset with their pairs: tpufeed shard --flip-pairs 1:2,3:4, or --flip-pairs none"
+                f"{mirrors} mirrors images, and the dataset does not say which points of {spec.name!r} are left or "
+                "right: a mirrored left eye looks like a right eye, but keeps the place of left eyes. Build the "
+                "dataset with the pairs of its points: tpufeed shard --flip-pairs 1:2,3:4, or --flip-pairs none"
             )
 
 
 class Field(Protocol):
-    """Writes the values of a sample to one column that a loader was asked for, or to several."""
+    """Writes the values of a sample to one or several of the columns that a loader was asked for."""
 
     columns: tuple[Column, ...]
-    moves: bool  # True if it needs to know where the pixels went
+    moves: bool  # True if its values depend on how the ops move pixels
 
     @property
     def spec(self) -> FeatureSpec | None:
-        """The feature that fills it."""
+        """The feature that it is read from."""
 
     def put(self, sample: Sample, rows: Rows, row: int) -> None:
         """Write a sample's values to a row of the field's columns. Raises RecordError."""
@@ -238,7 +240,7 @@ class Scalar:
     """One value per sample.
 
     Attributes:
-        position: its place among the integers of the fixed layout; None if the record must be parsed.
+        position: its index among the integers of the fixed layout; None if the record must be parsed.
     """
 
     moves = False
@@ -269,15 +271,15 @@ class Scalar:
 class Items:
     """A tensor, or a list that is padded to a static length, with its own length in the next column.
 
-    Boxes and points are in pixels of the result: boxes clipped, and dropped with what belongs to them if nothing is
-    left of them; a column of points is followed by one that says which of them the result shows.
+    Boxes and points are in pixels of the result. Boxes are clipped, and dropped with everything that belongs to them if
+    nothing is left; a column of points is followed by one that says which points the result shows.
 
     Args:
         name: name of the column.
         spec: the feature.
         most: the static length of a list; None for a tensor of a fixed shape.
-        truncate: True to cut longer lists; else they are an error.
-        padding: the value behind a list's items.
+        truncate: True to cut longer lists; otherwise they are an error.
+        padding: the value after a list's items.
         counted: True for a column of the list's lengths.
     """
 
@@ -320,7 +322,7 @@ class Items:
 
 
 class MultiHot:
-    """The labels of a sample as a float per class, 1 for its own classes."""
+    """The labels of a sample as one float per class, 1 for its classes."""
 
     def __init__(self, spec: FeatureSpec, classes: int) -> None:
         self.spec, self.moves = spec, isinstance(spec.of, str)
@@ -336,7 +338,7 @@ class MultiHot:
 
 
 class Mask:
-    """A mask or depth: the pixels of the nearest places, never mixed."""
+    """A mask or depth image: each pixel is the nearest one, never a mix."""
 
     moves = True
 
@@ -353,7 +355,7 @@ class Mask:
 
 
 class Picture:
-    """A further image of a sample, which the ops change as they change the main one."""
+    """Another image of a sample, which the ops change exactly as they change the main image."""
 
     moves = False
 
@@ -374,7 +376,7 @@ class WindowField:
 
 @dataclass(frozen=True, slots=True)
 class BatchForm:
-    """Form in which a batch is handed over: a dict or tuple of columns, or an array alone if there is only one."""
+    """Form in which a batch is handed over: a dict or tuple of columns, or a single array if there is one column."""
 
     names: tuple[str, ...]
     as_dict: bool
@@ -392,11 +394,11 @@ class Columns:
 
     Attributes:
         every: all columns but `sample` and the mask.
-        images: the columns of the views of the image, in the order of the views' sizes; empty if not asked for.
-        views: for each view of the image its column, and its place there; None for the place of a single view.
-        scalars: fields at fixed places: a record need not be parsed for them.
+        images: the image columns, one per size of the views; empty if not asked for.
+        views: for each view of the image its column, and its index there; None as the index of a single view.
+        scalars: fields at fixed places, for which a record need not be parsed.
         fields: all other fields, without images and `sample`.
-        pooled: the columns of pixels, which take most of a batch's memory.
+        pooled: the pixel columns, which take most of a batch's memory.
         names: the names of all columns, in the order in which they are handed over.
         mask: the name of the column that is False for padding.
     """
@@ -414,11 +416,11 @@ class Columns:
 def resolve_columns(
     manifest: Manifest, options: "LoaderOptions", sizes: Sequence[tuple[int, int] | None], mixed: bool = False
 ) -> Columns:
-    """Return the columns of a loader, or of one source of a mixture.
+    """Return the columns of a loader, or of one dataset of a mixture.
 
     Args:
         manifest: the dataset's manifest.
-        options: `columns` and how they are batched.
+        options: `columns`, and the options for batching them.
         sizes: (height, width) of each view's images; None if they differ from sample to sample.
         mixed: True if the dataset is one of several.
 
@@ -457,11 +459,11 @@ def resolve_columns(
     for name in options.pad or ():
         lists = (field for field in fields if isinstance(field, Items) and field.most is not None)
         if not any(field.columns[0].name == name for field in lists):
-            raise OptionError(f"pad is for lists, and {name!r} is none: leave it out of pad=")
+            raise OptionError(f"pad is for lists, and {name!r} is not a list: leave it out of pad=")
     if len(sizes) > 1 and any(field.moves or isinstance(field, Picture) for field in fields):
         raise OptionError(
-            "views are crops of the image alone: masks, boxes, keypoints, further images and the window of one sample "
-            "would be another for each view; leave them out of columns=, or the views"
+            "views are crops of the image alone: masks, boxes, keypoints, other images and the window of a sample "
+            "would differ from view to view; leave them out of columns=, or leave out views="
         )
     mask = "sample_mask" if any(feature.name == "mask" for feature in manifest.features) else "mask"
     own = (Column(SOURCE, "int32"),) if mixed and SOURCE in names else ()
@@ -486,7 +488,7 @@ def _lay_out_views(sizes: Sequence[tuple[int, int] | None]) -> tuple[list[Column
 
 
 def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
-    """Raise OptionError for a value that the column's type does not hold."""
+    """Raise OptionError if the column's type cannot hold a value of `fill=`."""
     # In a cache of JPEGs or PNGs the manifest calls masks and depth bytes.
     held = {"mask": "uint8", "depth": "int32"}.get(str(spec.kind), spec.dtype)
     dtype = np.dtype("O" if held in _TEXTS else held)
@@ -513,7 +515,7 @@ class _Finder:
     features: Mapping[str, FeatureSpec]
 
     def find(self, name: str) -> Field | Picture:
-        """Return the field: a feature of this very name, except for labels, else what the name is short for.
+        """Return the field: a feature of exactly this name, except for labels, or what the name is short for.
 
         Raises OptionError.
         """
@@ -526,7 +528,7 @@ class _Finder:
             shorts = [short for short, feature in _FEATURE_OF_NAME.items() if feature in features]
             known = dict.fromkeys((IMAGE, SAMPLE, *shorts, *sorted(features.keys() - _OWN_NAMES), WINDOW))
             renamed = [feature.name for feature in features.values() if feature.key == name]
-            hint = f". What the records call {name!r} is {renamed[0]}" if renamed else ""
+            hint = f". In the records {name!r} is the key of {renamed[0]}" if renamed else ""
             raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
         spec = features[wanted]
         fill = (options.fill or {}).get(name)
@@ -553,14 +555,16 @@ class _Finder:
         is_adopted = self.manifest.options.get("command") == "adopt"
         owner = spec.of if isinstance(spec.of, str) else None
         pad, counted_by, counting = options.pad or {}, name, spec
-        if owner is not None and owner in self.asked:  # `boxes_length` counts these items, so they have the boxes' room
+        if (
+            owner is not None and owner in self.asked
+        ):  # `boxes_length` counts these items, too, so they get the boxes' room
             counted_by, counting = owner, self.features[owner]
         lengths = None if isinstance(counting.lengths, msgspec.UnsetType) else counting.lengths
         given = pad.get(counted_by)
         room = lengths[1] if given is None and lengths else given
         if pad.get(name, room) != room:
             raise OptionError(
-                f"pad gives {name!r} room for {pad[name]} items, and there is one for each box in {counted_by!r}: give "
+                f"pad gives {name!r} room for {pad[name]} items, but there is one for each box in {counted_by!r}: give "
                 f"pad={{{counted_by!r}: {pad[name]}}} alone"
             )
         # A list of at most one value is a value that may be missing, except for labels and what belongs to boxes.
@@ -568,8 +572,8 @@ class _Finder:
             lacks = lengths is not None and lengths[1] <= 1 and lengths[0] == 0  # some samples lack the value
             if lacks and fill is None and not is_adopted:
                 raise OptionError(
-                    f"the column {name!r} cannot be batched: some samples have no value in it; give what stands for "
-                    f"it, like fill={{{name!r}: {0 if spec.dtype not in _TEXTS else ''!r}}}, or leave it out of "
+                    f"the column {name!r} cannot be batched: some samples have no value in it; give a value to use "
+                    f"instead, like fill={{{name!r}: {0 if spec.dtype not in _TEXTS else ''!r}}}, or leave it out of "
                     "columns="
                 )
             if lacks or (is_adopted and lengths is None):  # an adopted record without its value may be skipped
@@ -577,14 +581,14 @@ class _Finder:
         if spec.dtype in _TEXTS:
             raise OptionError(
                 f"the column {name!r} cannot be batched: it holds lists of text (`tpufeed info` says {spec.name} "
-                f"{spec.dtype}[]). Leave it out of columns=, or store one text a sample"
+                f"{spec.dtype}[]). Leave it out of columns=, or store one text per sample"
             )
         truncate = options.truncate if isinstance(options.truncate, bool) else counted_by in options.truncate
         most = given if spec.shape is None else None
         if spec.shape is None and given is None:
             if lengths is None:
                 raise OptionError(
-                    f"the dataset does not say how long the lists of {name!r} are; give the length of a batch's, like "
+                    f"the dataset does not say how long the lists of {name!r} are; give a length for batches, like "
                     f"pad={{{counted_by!r}: 64}}"
                 )
             if lengths[0] == lengths[1] > 0 and not owner and not is_boxes:  # all are equal
@@ -592,7 +596,7 @@ class _Finder:
             else:
                 most = max(1, lengths[1])
         padding: float = _NO_CLASS if spec.name == schema.LABEL else 0
-        if fill is not None and not isinstance(fill, str):  # numpy's numbers, too
+        if fill is not None and not isinstance(fill, str):  # a number, maybe numpy's
             padding = fill
         counted = most is not None and counted_by == name
         return Items(name, spec, most, truncate, padding, counted)

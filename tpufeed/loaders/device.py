@@ -1,4 +1,4 @@
-"""The base of feeds that put batches on a device ahead of need: how ranks meet, batches are prefetched, and all ends.
+"""Base of feeds that put batches on a device ahead of need: how ranks meet, how batches are prefetched, how it ends.
 
 A framework adds a folder with a feed that derives from `DeviceFeed` and opens `Transfer`s.
 """
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from tpufeed.loaders.loader import Loader
 
 _LOGGER = logging.getLogger(__name__)
-_CLOSE_SECONDS = 10.0  # that closing waits for a source; one that is not ours may never return
+_CLOSE_SECONDS = 10.0  # to wait for a loader when closing; a user's own loader may never return
 
 Exchange = Callable[[EpochSpec], Sequence[EpochSpec]]
 
 
 @dataclass(slots=True)
 class DeviceStats:
-    """Counts of a feed since it was made; take the difference of two for a part of a run.
+    """Metrics of a feed since it was made. Subtract two of them for a part of a run.
 
     Attributes:
         batches: batches handed out.
         wait_seconds: seconds that the training loop waited for batches, without torch_xla's tracing and compiling
             within `next`.
-        transfer_seconds: seconds of a host thread that sending batches took.
+        transfer_seconds: seconds that a host thread spent sending batches.
         transfer_bytes: bytes sent by this process.
-        host: the host loader's `stats()`, whose waits are those of that thread; None if it has none.
+        host: the host loader's `stats()`, which count that thread's waits; None if it has none.
     """
 
     batches: int = 0
@@ -52,7 +52,7 @@ class Transfer(ABC):
 
     Attributes:
         batches: the loader's batches.
-        close: gives up a batch that another thread waits for; None if the source cannot.
+        close: cancels a batch that another thread waits for; None if the loader cannot do that.
         spec: what ranks compare before they begin; None if they do not.
         thread: the thread that prefetches.
     """
@@ -75,10 +75,10 @@ class Transfer(ABC):
         """Do what the framework does between two steps, before the next batch is waited for."""
 
     def fetch(self, feed: "DeviceFeed") -> tuple[Any, Any] | None:
-        """Return the next batch, sent, and the loader's place behind it; None at the end, and after an exception."""
+        """Send the next batch; return it with the loader's place after it. None at the end, and after an exception."""
         if self._ended:
             return None
-        # Until the batch is sent: fetches that were queued before an exception then find the end, not a broken source.
+        # Until the batch is sent: fetches that were queued before an exception then find the end, not a broken loader.
         self._ended = True
         try:
             batch = next(self.batches)
@@ -93,7 +93,7 @@ class Transfer(ABC):
         return sent, place
 
     def fetch_ahead(self, feed: "DeviceFeed") -> tuple[Any, Any] | None:
-        """Return the same in the thread that prefetches."""
+        """Do the same in the thread that prefetches."""
         self.thread = threading.get_ident()
         return self.fetch(feed)
 
@@ -101,8 +101,8 @@ class Transfer(ABC):
 class DeviceFeed(StatelessFeed, ABC):
     """A feed whose batches are on a device ahead of need. One thread at a time iterates.
 
-    The loader is ahead of the training loop by what is prefetched, with `repeat` maybe by an epoch or more. So the feed
-    tells it the place of each batch that is handed out.
+    Prefetching keeps the loader ahead of the training loop, with `repeat` maybe by an epoch or more. So the feed tells
+    it the place of each batch that is handed out.
 
     Args:
         loader: gives batches on the host: a `Loader`, or a `ForeignLoader`.
@@ -124,7 +124,7 @@ class DeviceFeed(StatelessFeed, ABC):
         """Open the loader's next epoch, in the thread of the training loop: processes may be forked here."""
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return how ranks exchange specs, and the number of this one; None if they do not compare."""
+        """Return how ranks exchange specs, and this rank's number; None if they do not compare."""
         return None
 
     @property
@@ -133,15 +133,15 @@ class DeviceFeed(StatelessFeed, ABC):
         return loader_of(self)
 
     def __iter__(self) -> "DeviceIterator":
-        """Return the next epoch, and with `repeat` all that follow.
+        """Return the next epoch, and with `repeat` all later ones.
 
-        The epoch begins with its first batch, and an earlier iteration ends then: frameworks call `iter` only to see
+        The epoch begins with its first batch, which ends an earlier iteration: some frameworks call `iter` only to see
         whether they can.
         """
         return DeviceIterator(self)
 
     def stats(self) -> DeviceStats:
-        """Return what the way to the device has taken so far, and what the training loop waited for."""
+        """Return what sending batches has taken so far, and how long the training loop waited."""
         return replace(self.counts, host=self.loader.stats())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class DeviceIterator(Iterator[Any]):
     """One iteration of a `DeviceFeed`. Leaving it early needs no `close`, which any thread may call.
 
     The first batch is fetched and sent in the thread of the training loop: there ranks meet, processes are forked and
-    frameworks start. The others come from a thread of the iteration, `device_prefetch` of them ahead.
+    frameworks start. A thread of the iteration fetches the others, `device_prefetch` batches ahead.
     """
 
     def __init__(self, feed: DeviceFeed) -> None:
@@ -192,11 +192,11 @@ class DeviceIterator(Iterator[Any]):
             raise
 
     def __del__(self) -> None:
-        if threading is not None:  # at the interpreter's end modules are gone, and so are threads
+        if threading is not None:  # when the interpreter exits, modules are gone, and so are threads
             self.close()
 
     def close(self, why: str = "") -> None:
-        """End the thread, after the batch that it is at, and drop batches ahead. The next `next` raises `why`."""
+        """End the thread after its current batch, and drop batches taken ahead. The next `next` raises `why`."""
         if self._closed:
             return
         # Before the transfer is closed: that wakes a loop in another thread, which looks here for what to raise.
@@ -214,7 +214,7 @@ class DeviceIterator(Iterator[Any]):
         running = wait_for_futures([future for future in ahead if not future.cancelled()], _CLOSE_SECONDS).not_done
         if running:
             _LOGGER.warning(
-                "the source is still busy with a batch after %g s; its thread is left to it", _CLOSE_SECONDS
+                "the loader is still busy with a batch after %g s; its thread is left running", _CLOSE_SECONDS
             )
         else:
             executor.shutdown()
@@ -228,7 +228,7 @@ class DeviceIterator(Iterator[Any]):
         def begin() -> tuple[EpochSpec, tuple[Any, Any] | None]:
             transfer = self._transfer = feed.open_transfer()
             transfer.before_step()
-            # The first batch as well: what keeps a rank from its first batch shows on all ranks before the first step.
+            # With the first batch: if a rank fails to make it, all ranks learn of that before their first step.
             fetched = transfer.fetch(feed)
             return transfer.spec or EpochSpec(0, 0), fetched
 

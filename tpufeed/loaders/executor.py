@@ -1,4 +1,4 @@
-"""Decode batches in threads of this process, several at a time; and plan how many threads and processes a loader takes.
+"""Decode batches in threads of this process, several at a time; and plan how many threads and processes a loader uses.
 
 One thread submits and takes results; any thread may close an executor. `workers` does the same in worker processes,
 each of which has a `ThreadExecutor`.
@@ -20,10 +20,10 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
-from tpufeed.loaders.batch import BatchDecoder, BatchJob, BatchRequest, Cost, DecodedBatch
+from tpufeed.loaders.batch import BatchDecoder, BatchJob, Cost, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool
-from tpufeed.loaders.mixture import SampleSource
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sampler import BatchRequest, SampleSource
 from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers
@@ -35,15 +35,15 @@ from tpufeed.storage.store import url_scheme
 _logger = logging.getLogger(__name__)
 
 CLOSED = "the loader was closed, or its last batch failed; iterate it again for the next epoch, or load a state"
-CLOSED_MEANWHILE = "the loader was closed while a batch was waited for"
-_FEWEST_COPIED = 32  # shards that may be open
-_MOST_OPEN = 4096  # of all sources of a mixture together
+CLOSED_MEANWHILE = "the loader was closed while it waited for a batch"
+_FEWEST_COPIED = 32  # shards that may be open if they are copied
+_MOST_OPEN = 4096  # shards of all datasets of a mixture together
 _ENVIRONMENT = "TPUFEED_PROCESSES"
-# Threads of one process meet at the GIL; processes cost memory: 10 MB each, 45 if they read from object storage.
+# Threads of one process compete for the GIL; processes cost memory: 10 MB each, 45 if they read from object storage.
 _CORES_PER_PROCESS = 4
-# Beside other programs the system gives a core to each thread in turn, and two threads per core get twice as much of
-# it: at a load of 6 on 2 cores 1.6 times the images. Alone they cost nothing if decoding, which holds no GIL, is long;
-# with small images they cost 3 to 8 % (docs/decisions/2026-11-26-workers.md).
+# Next to other programs, the system gives cores to all threads in turn, so two threads per core get more of them: at a
+# load of 6 on 2 cores 1.6 times the images. Alone they cost nothing if decoding, which holds no GIL, takes long; with
+# small images they cost 3 to 8 % (docs/decisions/2026-11-26-workers.md).
 _THREADS_PER_CORE, _LONG_DECODE_BYTES = 2, 48 << 10
 
 # (source, variant, numbers of shards), the first ones due first.
@@ -51,7 +51,7 @@ DueShards: TypeAlias = Sequence[tuple[int, int, Sequence[int]]]
 
 
 class BatchTimeout(Exception):  # internal: loaders raise LoaderError
-    """A batch is not there in time."""
+    """A batch is not ready in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class WorkerConfig:
     """Configuration of the workers that decode batches.
 
     Attributes:
-        shares: the share of the samples that each source gives.
+        shares: the share of the samples that each dataset gives.
         options: the loader's options.
         threads: threads that decode.
-        lanes: lanes of the order that are read at a time.
-        file: descriptor of the batches' memory if that is shared.
-        cores: cores of the NUMA node that a worker process keeps to; empty if it may run on all.
+        lanes: lanes of the order that this rank reads.
+        file: descriptor of the batches' memory if it is shared.
+        cores: cores of the NUMA node that a worker process is pinned to; empty if it may run on all.
     """
 
     shares: tuple[float, ...]
@@ -78,7 +78,7 @@ class WorkerConfig:
 class ThreadExecutor:
     """Decodes batches in threads of this process, which start with the first batch.
 
-    Epoch e of a source reads variant e modulo their number. The pool has memory for pixels if `submit` is given none.
+    Epoch e of a dataset reads variant e modulo the number of variants. Without a `pool`, `submit` needs a buffer.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class ThreadExecutor:
         self._closed, self._owner = False, os.getpid()
         self._sources, self._decoder, self._pool = sources, decoder, pool
         self._variants = [len(source.entry.variants) for source in sources]
-        self._readers: dict[tuple[int, int], Reader] = {}  # by source and variant
+        self._readers: dict[tuple[int, int], Reader] = {}  # by dataset and variant
         self._requests = ThreadPoolExecutor(AT_ONCE, "tpufeed-read") if len(sources) > 1 else None
-        self._newest = [0] * len(sources)  # epoch that each source has come to in the batches taken
+        self._newest = [0] * len(sources)  # newest epoch of each dataset in the batches taken
         self._remote = {number: each.dataset for number, each in enumerate(sources) if each.dataset.is_remote}
         self._copies = make_copies([*self._remote.values()], config.options) if self._remote else None
         self._copied = frozenset[int]()
         if self._copies is not None:
             self._copied = pick_copied(sources, config.shares, config.lanes, self._copies.budget_bytes)
-        # Twice the lanes: for each lane the shard that is read now, and the one that batches ahead have come to.
+        # Twice the lanes: for each lane the shard that is read now, and the one that batches ahead have reached.
         wanted = max(OPEN_SHARDS if self._copies is None else _FEWEST_COPIED, 2 * config.lanes)
         self._open_shards = wanted if len(sources) == 1 else max(1, min(wanted, _MOST_OPEN // len(sources)))
         self._name = f"tpufeed-decode-{id(self):x}"
@@ -107,11 +107,11 @@ class ThreadExecutor:
 
     @property
     def closed(self) -> bool:
-        """True if it decodes nothing any more, also in a fork of its process, which has none of the threads."""
+        """True if it was closed; also in a fork of its process, where its threads do not run."""
         return self._closed or os.getpid() != self._owner
 
     def submit(self, request: BatchRequest, given: Buffer | None = None, mapped: bool = True) -> "ThreadFuture":
-        """Begin a batch. If its memory is not `mapped` yet, the threads that decode it make the pages.
+        """Begin a batch, in the buffer `given` or one of the pool. If it is not `mapped`, the threads make its pages.
 
         Raises LoaderError if the executor was closed.
         """
@@ -132,7 +132,7 @@ class ThreadExecutor:
             raise
 
     def fetch(self, due: DueShards) -> None:
-        """Have these shards staged. Returns at once."""
+        """Start to copy these shards. Returns at once."""
         if self._copies is not None:
             shards = dict[RemoteShard, None]()
             for source, variant, numbers in due:
@@ -154,7 +154,7 @@ class ThreadExecutor:
             self._copies.close()
 
     def _open_reader(self, number: int, epoch: int) -> tuple[int, Reader]:
-        """Return the variant that an epoch of a source reads, and its reader."""
+        """Return the variant that an epoch of a dataset reads, and its reader."""
         variant = epoch % self._variants[number]
         if (number, variant) not in self._readers:
             source = self._sources[number]
@@ -164,9 +164,9 @@ class ThreadExecutor:
         return variant, self._readers[number, variant]
 
     def _release_older(self, number: int, epoch: int) -> None:
-        """Let go of the remote shards of other variants, now that a source has come to another epoch.
+        """Release the remote shards of other variants when a dataset reaches another epoch.
 
-        The lanes of a mixture do not come to it at the same time: it keeps the epoch before, too.
+        The lanes of a mixture do not reach it at the same time: so the epoch before is kept, too.
         """
         if len(self._sources) > 1 and epoch < self._newest[number]:
             return
@@ -179,7 +179,7 @@ class ThreadExecutor:
 
 
 def make_copies(remote: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> LocalCopies | None:
-    """Return the stage that remote datasets share; None if the options want none. `connections` as in `LocalCopies`."""
+    """Return the local copies of remote datasets; None if the options want none. `connections` as in `LocalCopies`."""
     folder, budget = options.local_dir, options.local_bytes
     if budget == 0:
         return None
@@ -191,11 +191,11 @@ def make_copies(remote: Sequence[Dataset], options: LoaderOptions, connections: 
 def pick_copied(
     sources: Sequence[SampleSource], shares: Sequence[float], lanes: int, budget_bytes: int
 ) -> frozenset[int]:
-    """Return the sources of a mixture whose shards are fetched whole; records of the others come by ranges.
+    """Return the numbers of the datasets whose shards are copied whole; records of the others are read by ranges.
 
-    A rank reads one shard of each source in each of its `lanes` at a time, and shards of a source that is rarely due
-    would fill the stage for hours. If the stage has no room for all sources, those come first that give the most
-    samples for the bytes they hold, until they hold half of it: the other half is for the shards that are due next.
+    In each of its `lanes` a rank reads one shard of each dataset at a time, and shards of a dataset with few samples
+    would take up room for hours. If there is no room for all datasets, those that give the most samples for the bytes
+    they hold come first, until they hold half of the room: the other half is for the shards that are due next.
     """
     sizes = [sum(shard.bytes for shard in source.entry.variants[0].shards) for source in sources]
     if sum(sizes) <= budget_bytes:
@@ -221,11 +221,11 @@ class ThreadFuture:
     chunks: Sequence[Future[list[Cost]]]
 
     def done(self) -> bool:
-        """Return True if the batch is there, or has failed."""
+        """Return True if the batch is ready, or has failed."""
         return all(chunk.done() for chunk in self.chunks)
 
     def cancel(self) -> None:
-        """Give the batch up."""
+        """Cancel the batch."""
         for chunk in self.chunks:
             chunk.cancel()
 
@@ -233,7 +233,7 @@ class ThreadFuture:
         """Return the batch.
 
         Raises:
-            BatchTimeout: it is not there in time.
+            BatchTimeout: it is not ready in time.
             LoaderError: the executor was closed, or a worker process died.
             TpufeedError: what the batch failed with.
         """
@@ -242,8 +242,8 @@ class ThreadFuture:
         error: BaseException | None
         failed: BaseException | None = None
         try:
-            # All chunks, also after a failure: until each is done, memory of the batch is written to. (`futures.wait`
-            # would never hear of chunks that are cancelled.)
+            # All chunks, even after a failure: until each is done, it may write to the batch's memory. (`futures.wait`
+            # would never return for chunks that are cancelled.)
             for chunk in self.chunks:
                 try:
                     error = chunk.exception(min(threading.TIMEOUT_MAX, max(0.0, deadline - time.monotonic())))
@@ -258,8 +258,8 @@ class ThreadFuture:
                 raise failed
             costs = [*map(Future.result, self.chunks)]
         finally:
-            # Cycles: an exception's traceback holds this frame, and the future the exception. They would keep the
-            # loader's threads until the garbage collector comes by.
+            # Break cycles: an exception's traceback holds this frame, and the future holds the exception. They would
+            # keep the loader's threads until the next garbage collection.
             self.chunks, chunk, error, failed = (), None, None, None
         executor = self.executor
         batch = executor._decoder.finish(self.job, costs)
@@ -272,7 +272,7 @@ class ThreadFuture:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """`threads` in each of `processes` worker processes; 0 processes stands for threads of this process.
+    """Number of worker processes, and of threads in each; 0 processes means threads of this process.
 
     `nodes` has the NUMA node of each process; it is empty if they may run on all nodes.
     """
@@ -283,11 +283,11 @@ class Workers:
 
 
 def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers:
-    """Return the numbers from the options, or those that fit the cores of this rank.
+    """Return the numbers from the options, or numbers that fit the cores of this rank.
 
-    Raises OptionError if the options ask for processes, and these cannot have one of the datasets or an op.
+    Raises OptionError if the options ask for processes, and these could not read a dataset or run an op.
     """
-    # The ranks of this host, as torchrun and others say, or `torch_xla.launch`.
+    # The ranks of this host, as torchrun and others or `torch_xla.launch` say.
     environment = os.environ.get
     count = environment("LOCAL_WORLD_SIZE") or environment("PJRT_LOCAL_PROCESS_COUNT", "")
     rank = environment("LOCAL_RANK") or environment("PJRT_LOCAL_PROCESS_RANK", "")
@@ -302,7 +302,7 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
     processes = min(cores, max(_CORES_PER_PROCESS, cores // _CORES_PER_PROCESS)) if wanted is None else int(wanted)
     obstacle = _obstacle(datasets, options) if processes else ""
     if obstacle and options.processes:
-        raise OptionError(f"{obstacle}. Worker processes cannot have that; give processes=0 instead of {processes}")
+        raise OptionError(f"{obstacle}. Worker processes cannot use it; give processes=0 instead of {processes}")
     if obstacle:
         _logger.info("%s: threads of this process decode", obstacle)
         processes = 0
@@ -324,7 +324,7 @@ def _decodes_long(dataset: Dataset) -> bool:
 
 
 def _obstacle(datasets: Sequence[Dataset], options: LoaderOptions) -> str:
-    """Return why worker processes cannot have a dataset or an op; "" if they can."""
+    """Return why worker processes could not read a dataset or run an op; "" if they can."""
     for url in (url for dataset in datasets for url in (dataset.url, dataset.shards.url)):
         if url_scheme(url) == "memory":
             return f"{url} is memory of this process"
@@ -336,5 +336,5 @@ def _obstacle(datasets: Sequence[Dataset], options: LoaderOptions) -> str:
         except Exception:  # noqa: BLE001  # an op's class may raise anything here
             crosses = False
         if not crosses:
-            return f"{type(op).__name__} is of __main__, or cannot be pickled"
+            return f"{type(op).__name__} is defined in __main__, or cannot be pickled"
     return "" if hasattr(os, "memfd_create") else "this system has no memfd_create"

@@ -1,4 +1,4 @@
-"""The base of all feeds: a loader's place, epochs, classes, statistics and end, whatever the framework."""
+"""Base of all feeds: place, epochs, classes, statistics and end of a loader, whatever the framework."""
 
 import weakref
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 DatasetLike: TypeAlias = str | Path | Dataset | Mixture
 
-ENDLESS = 1 << 62  # batches, for frameworks that take no iteration without an end
+ENDLESS = 1 << 62  # batches: for frameworks that need every iteration to end
 REPLACED = "another iteration was begun"
 SUPERSEDED = (
-    "set_epoch or load_state_dict was called in the middle of this epoch, which cannot go on; call them between two "
+    "set_epoch or load_state_dict was called in the middle of this epoch, which cannot continue; call them between two "
     "iterations"
 )
 
@@ -25,7 +25,7 @@ SUPERSEDED = (
 class StatelessFeed:
     """Epochs of batches from a loader, without states: a user's own loader may keep none.
 
-    Pickles and copies are feeds of a loader of their own, at the same place and without what is prefetched.
+    Pickles and copies have their own loader, at the same place and without prefetched batches.
 
     Attributes:
         loader: has the place, the workers and the counts. All feeds of one loader share them.
@@ -38,33 +38,33 @@ class StatelessFeed:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; those of a mixture are joined. A label is a place among them."""
+        """Names of the classes, joined for a mixture. A label is an index into them."""
         names: tuple[str, ...] = self.loader.class_names
         return names
 
     @property
     def batch_size(self) -> Any:
-        """Samples in a batch of one rank; None if a user's own loader does not say."""
+        """Samples per batch on one rank; None if a user's own loader does not say."""
         return self.loader.batch_size
 
     def __len__(self) -> int:
-        """Return the batches of an epoch, the same number on every rank."""
+        """Return the number of batches of an epoch, which is the same on every rank."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch number `epoch`, from its start. One that is under way cannot continue.
+        """Make the next iteration read `epoch` from its start. An iteration that is under way cannot continue.
 
-        If that epoch is next anyway, a loaded state's place in it stays: training loops name each epoch before they
-        iterate it, also one that they continue.
+        If that epoch comes next anyway, the place in it that a state has set is kept: training loops set each epoch
+        before they iterate it, even one that they resume.
         """
         self.loader.set_epoch(epoch)
 
     def stats(self) -> Any:
-        """Return what the loader has done so far, and what its consumer waited for."""
+        """Return what the loader has done so far, and how long its consumer waited."""
         return self.loader.stats()
 
     def close(self) -> None:
-        """Stop the workers, from any thread. A feed that is iterated again starts new ones."""
+        """Stop the workers; any thread may call it. A feed that is iterated again starts new ones."""
         self.loader.close()
 
     def __enter__(self) -> Self:
@@ -84,18 +84,19 @@ class Feed(StatelessFeed):
     """Epochs of batches from a loader, in the form of one framework, or of numpy."""
 
     def state_dict(self) -> Any:
-        """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data.
+        """Return the place of the training loop as plain data. It counts batches handed out, not batches prefetched.
 
-        Any feed of any loader made alike continues from it. It is empty if a user's own loader keeps no state.
+        Any feed of a loader with the same arguments can continue from it. It is empty if a user's own loader keeps no
+        state.
         """
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` says, also with another world size, if its lanes can be dealt to that.
+        """Continue where `state` says. The number of ranks may be any that divides the state's lanes.
 
         Raises:
-            OptionError: the state is of another dataset, split, seed, order or version, its lanes cannot be dealt, or
-                one of its numbers cannot be. The loader is as it was before.
+            OptionError: the state is of another dataset, split, seed, order or version, its lanes cannot be dealt to
+                the ranks, or one of its numbers is impossible. The loader is unchanged then.
         """
         self.loader.load_state_dict(state)
 
@@ -104,17 +105,17 @@ class Iteration(Protocol):
     """An iteration that takes batches ahead of its loop."""
 
     def close(self, why: str = "") -> None:
-        """End it; its loop is told why."""
+        """End it, and tell its loop why."""
 
 
 class Iterated:
-    """A loader that feeds take batches from, one iteration at a time: the newest leads."""
+    """A loader that feeds take batches from, one iteration at a time: the newest one leads."""
 
     _ahead_of_loop: "weakref.ref[Iteration] | None" = None  # weak, so that a dropped iteration ends itself
-    _handed: Any = None  # place of its loop; None if nothing is taken ahead of it
+    _handed: Any = None  # place of its loop; None if no batch is taken ahead of it
 
     def end_iteration(self, why: str) -> None:
-        """End the iteration that takes batches ahead of its loop, if there is one; its loop is told why."""
+        """End the iteration that takes batches ahead of its loop, if there is one, and tell its loop why."""
         ahead, self._ahead_of_loop = self._ahead_of_loop, None
         iteration = None if ahead is None else ahead()
         if iteration is not None:
@@ -122,15 +123,15 @@ class Iterated:
 
     @property
     def is_led(self) -> bool:
-        """True while an iteration takes batches ahead of its loop, whose thread may be at work."""
+        """True while an iteration takes batches ahead of its loop, perhaps in a thread."""
         return self._ahead_of_loop is not None and self._ahead_of_loop() is not None
 
     def hand_out(self, place: Any) -> None:
-        """Move the place of the training loop behind a batch that was taken: `place` is what `taken` returned then."""
+        """Move the training loop's place past a batch: `place` is what `taken` returned for that batch."""
         self._handed = place
 
 
 def loader_of(feed: Any) -> "Loader | None":
-    """Return the tpufeed loader behind a feed, or a loader itself; None for a user's own loader."""
+    """Return the tpufeed loader of a feed, or a loader itself; None for a user's own loader."""
     loader = feed.loader if isinstance(feed, StatelessFeed) and not isinstance(feed, Iterated) else feed
     return loader if isinstance(loader, Feed) else None  # type: ignore[return-value]  # the one feed without another

@@ -1,7 +1,6 @@
-"""A user's ops that change a whole sample: image, masks, boxes and points in one call.
+"""User ops that change a whole sample: image, masks, boxes and points in one call.
 
-Around such an op a sample is held as arrays: those that the ops before it made, and those that it returned for the ops
-behind it.
+Around such an op a sample is held as arrays: what the ops before it made, and what it returned for the ops after it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ class JointPipeline:
         pipeline: all of the ops.
         specs: the moving columns that were asked for, by the names that functions use: masks, boxes, keypoints, and
             what belongs to boxes.
-        fields: all fields that were asked for; those of masks have the fill beyond the image.
+        fields: all fields that were asked for; a mask's field has the value beyond the image.
     """
 
     def __init__(self, pipeline: Pipeline, specs: Mapping[str, FeatureSpec], fields: Sequence[Field]) -> None:
@@ -42,7 +41,7 @@ class JointPipeline:
     def run(
         self, run_first: Callable[[Pipeline, Sequence[Draws]], Pixels], sample: Sample, draws: Sequence[Draws]
     ) -> tuple[Pixels, Sample]:
-        """Return the image after all ops, and the sample as the ops behind the last whole-sample op move it.
+        """Return the image after all ops, and the sample as the ops after the last whole-sample op move it.
 
         Args:
             run_first: decodes the image and runs the first part over it.
@@ -62,7 +61,7 @@ class JointPipeline:
                 break
             moved = {name: self._materialise(name, spec, sample) for name, spec in self._specs.items()}
             changed = custom.apply_sample({IMAGE: np.ascontiguousarray(pixels), **moved}, draws[at.stop])
-            for name, spec in self._specs.items():  # the record is not at fault
+            for name, spec in self._specs.items():  # an OpError: the record is not at fault
                 if isinstance(spec.of, str) and len(changed[name]) != len(changed[spec.of]):
                     raise OpError(
                         f"{custom} returned {len(changed[name])} items of {name!r} for {len(changed[spec.of])} boxes "
@@ -70,7 +69,7 @@ class JointPipeline:
                     )
             pixels, size = changed.pop(IMAGE), pixels.shape[:2]
             arrays = {self._specs[name].name: values for name, values in changed.items()}
-        assert pixels is not None, "there is a part at least"
+        assert pixels is not None, "there is at least one part"
         return pixels, sample
 
     def _materialise(self, name: str, spec: FeatureSpec, sample: Sample) -> Any:

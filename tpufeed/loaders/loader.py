@@ -1,4 +1,4 @@
-"""The loader: numpy batches in an exact order, decoded straight into their memory. Adapters give them to frameworks."""
+"""The loader: numpy batches in an exact order, decoded straight into their memory. Adapters hand them to frameworks."""
 
 import logging
 import weakref
@@ -23,10 +23,10 @@ from tpufeed.loaders.buffers import BufferPool
 from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.feed import REPLACED, SUPERSEDED, DatasetLike, Feed, Iterated, Iteration
-from tpufeed.loaders.mixture import Mixture, SampleSource
+from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa
 from tpufeed.loaders.rank_check import EpochSpec
-from tpufeed.loaders.sampler import Cursor, Sampler
+from tpufeed.loaders.sampler import Cursor, Sampler, SampleSource
 from tpufeed.loaders.training import LAST, Training
 from tpufeed.loaders.workers import BatchFuture, Executor, ProcessExecutor
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_READING = dict.fromkeys(LoaderOptions.__slots__, "give it to tpufeed.Loader")  # options that adapters do not take
+_READING = dict.fromkeys(LoaderOptions.__slots__, "give it to tpufeed.Loader")  # adapters do not take these options
 _ADAPTING = {
     "device": "give it to to_device() or to_xla()",
     "sharding": "give it to to_jax(), to_xla() or to_tf()",
@@ -56,32 +56,31 @@ _ADAPTING = {
 }
 
 _FEWEST_AHEAD, _AHEAD_PER_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
-_FIRST_AHEAD = 4  # batches of an epoch whose shards may have to be fetched first
+_FIRST_AHEAD = 4  # batches at the start of an epoch, whose shards may not have been copied yet
 
 
 @dataclass(slots=True, kw_only=True)
 class LoaderStats:
-    """Metrics of a loader since it was made; take the difference of two for a part of a run.
+    """Metrics of a loader since it was made. Subtract two of them for a part of a run.
 
     Attributes:
-        seconds: from the request of the first batch until the last one was handed out.
-        wait_seconds: part of them that the consumer waited for batches; `wait_seconds / seconds` is its idle share.
+        seconds: time from the request for the first batch until the last batch was handed out.
+        wait_seconds: time in which the consumer waited for batches; `wait_seconds / seconds` is its idle share.
         waits: batches that were not ready when they were asked for.
         batches: batches handed out.
-        samples: samples in them, with padding.
+        samples: samples in these batches, including padding.
         ready: mean number of batches that were ready when one was asked for: `prefetch` or more if the loader never
             holds up its consumer, 0 if it always does.
-        read_seconds: time of all decoding threads together for reading records and verifying their CRCs, and for
-            copying raw images.
-        decode_seconds: time of all decoding threads together for decoding and ops.
+        read_seconds: time in which all decoding threads together read records, verified CRCs and copied raw images.
+        decode_seconds: time in which all decoding threads together decoded and ran ops.
         read_bytes: bytes of records.
         bad_records: different records that were skipped.
-        requested_records: remote records that were read by requests of their own, as their shards were not staged.
-        dropped_boxes: boxes of which crops have left nothing, or less than `min_visibility`.
-        processes: processes that decode; 0 if threads of this process do.
+        requested_records: remote records that were read one by one, as their shard had no local copy.
+        dropped_boxes: boxes that were dropped, as a crop left nothing of them, or less than `min_visibility`.
+        processes: processes that decode; 0 if threads of this process decode.
         threads: decoding threads of all processes together.
-        nodes: (NUMA node, processes that keep to it); empty if they may run on all nodes.
-        prefetch: most batches that are prepared ahead.
+        nodes: (NUMA node, number of processes pinned to it); empty if processes may run on all nodes.
+        prefetch: number of batches prepared ahead at most.
         buffer_bytes: memory of these batches.
     """
 
@@ -111,75 +110,79 @@ class Loader(Feed, Iterated):
     of shape (batch,). The next `for` is the next epoch, with another order, other crops and, in a cache, the next
     variant. You own a batch: its memory is reused only after the last reference is gone.
 
-    All options of reading are here. `to_torch`, `to_device`, `to_xla`, `to_jax`, `to_tf` and `to_keras` give the same
-    batches to a framework. They share this loader's place, so each continues from any other. One iteration runs at a
-    time: when another begins, an earlier one of this loader or of its feeds raises LoaderError. One thread at a time
-    iterates; any thread may close. Pickles and copies are loaders at the same place, without the workers.
+    All options for reading are here. `to_torch`, `to_device`, `to_xla`, `to_jax`, `to_tf` and `to_keras` give the same
+    batches to a framework. They share this loader's place, so each continues where any other stopped. Only one
+    iteration runs at a time: when a new one begins, earlier iterations of this loader and its feeds raise LoaderError.
+    One thread at a time iterates; any thread may close. Pickles and copies are loaders at the same place, without
+    workers.
 
     Each rank reads its own samples. Before the first batch of an iteration for torch, XLA or JAX all ranks compare what
-    they are about to iterate: if they differ, or one cannot begin, all raise the same LoaderError. A `world` given by
-    hand is not compared.
+    they are about to iterate: if they differ, or one cannot begin, all raise the same LoaderError. If `world` is given
+    by hand, they do not compare.
 
     Args:
         url: a dataset's path or URL, an open dataset, or a `tpufeed.Mixture` of several.
-        split: the part of the dataset to read.
-        batch_size: samples in a batch of one rank.
+        split: the name of the split to read.
+        batch_size: samples per batch on one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
-            come out equal in size. None: the live ops of a cache, or no op.
+            end up the same size. None: the live ops of a cache, or no op.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
-            width, filename, text, or the name of a feature; of a mixture also source, the number of the sample's
-            dataset in it. By default ("image", "label"), or images alone if the dataset has no labels. None: a dict of
-            image, label and sample. Without image no image is decoded, and no op is needed.
+            width, filename, text, or the name of a feature; for a mixture also source, the number of the sample's
+            dataset. By default ("image", "label"), or images alone if the dataset has no labels. None: a dict of image,
+            label and sample. Without image, no image is decoded and no op is needed.
         shuffle: False reads in the dataset's own order.
         seed: seed of the order and of the ops.
-        remainder: what happens to a last batch that is not full on every rank: "drop" drops it, "pad" fills it up and
-            adds a bool mask as the last column, "repeat" fills it with other samples.
-        world: (rank, size), or a `tf.distribute.InputContext`; by default what the framework that takes the batches
-            says when the first one is asked for.
+        remainder: what happens to a last batch that is not full on every rank: "drop" drops it, "pad" pads it and adds
+            a bool mask as the last column, "repeat" completes it with other samples.
+        world: (rank, size), or a `tf.distribute.InputContext`; by default what the receiving framework says when the
+            first batch is asked for.
         lanes: lanes of the order (docs/order.md), a multiple of the world's size.
         processes: worker processes that decode, so that decoding and the training loop do not share a GIL. 0 decodes
             in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one per core up to 4
             cores, 4 up to 16 cores, and beyond that one per 4 cores. A `memory://` dataset, and ops that `__main__`
             defines, need 0.
-        threads: decoding threads of each process; by default one per core of this rank over all processes, and two per
-            core if images are encoded and larger than 48 KB on average.
-        prefetch: batches prepared ahead on the host, also of the next epoch; by default 2 per process and at least 4,
+        threads: decoding threads per process; by default the cores of this rank divided by the processes, and twice
+            that if images are encoded and larger than 48 KB on average.
+        prefetch: batches to prepare ahead on the host, also of the next epoch; by default 2 per process and at least 4,
             but at most 4 GB.
-        repeat: True makes one iteration endless: epoch follows epoch. `len` stays that of an epoch.
+        repeat: True makes one iteration endless: epoch follows epoch. `len` is still that of one epoch.
         max_bad_records: number of different damaged or undecodable records to skip, each with a warning: a good sample
             of the batch takes its place, and a bool mask in the last column is False there. One more raises
             RecordError.
         timeout_seconds: seconds to wait for a batch before LoaderError says that a drive or an op hangs. Hanging worker
-            processes are killed; a hanging thread of `processes=0` cannot be, and keeps the program from ending.
-        numa: on a host with several NUMA nodes "auto" keeps each worker process, and the memory of its batches, to one
-            node: of all nodes, or if the host has several ranks, of the nodes of this rank's TPU chips. "off" leaves
-            that to the system.
+            processes are killed; a hanging thread (`processes=0`) cannot be, and keeps the program from ending.
+        numa: on a host with several NUMA nodes, "auto" pins each worker process, and the memory of its batches, to one
+            node: to any node, or if the host has several ranks, to a node of this rank's TPU chips. "off" leaves this
+            to the system.
         local_dir: folder for verified copies of remote shards, shared by all processes of this host; by default the
             environment variable TPUFEED_LOCAL_DIR, else /dev/shm if it has room, else the user's cache folder.
-        local_bytes: size of all copies there, as "64GB" or a number; by default half of the free space. 0 reads remote
-            records by ranges only. A dataset that fits is read from the store in its first epoch only.
-        pad: static lengths of columns with lists of several lengths, like {"boxes": 64}; by default the longest of the
-            dataset. `<name>_length`, int32 (batch,), is the next column. docs/samples.md shows every kind of column.
-        truncate: True, or the columns whose longer lists are cut to that length; other longer lists are an error.
-        fill: by column the value that replaces a missing one, pads a list (0, and -1 for labels), or fills a mask
-            beyond the image (0).
-        label_format: form of lists of labels: "ids" as they are, or "multi_hot" for float32 (batch, classes).
-        min_visibility: share of a box's area below which a crop drops the box, with what belongs to it; `stats()`
-            counts them. Boxes with no area left are always dropped.
+        local_bytes: total size of the copies, as "64GB" or a number; by default half of the free space. 0 makes no
+            copies and reads remote records by ranges. A dataset that fits is read from the store in its first epoch
+            only.
+        pad: static lengths for columns whose lists vary in length, like {"boxes": 64}; by default the longest list of
+            the dataset. `<name>_length`, int32 (batch,), is the next column. docs/samples.md shows every kind of
+            column.
+        truncate: True to cut all lists that are longer than that, or the names of the columns to cut; a longer list in
+            any other column is an error.
+        fill: for a column, the value that replaces a missing one (no default), pads a list (0, or -1 for labels), or
+            fills a mask beyond the image (0).
+        label_format: form of label lists: "ids" as stored, or "multi_hot" for float32 (batch, classes).
+        min_visibility: a crop drops a box, with everything that belongs to it, if less than this share of its area is
+            left; `stats()` counts dropped boxes. Boxes with no area left are always dropped.
         views: multi-crop: several lists of ops instead of `ops`; each makes its own crop of every image, and `(ops, 2)`
             makes two. image is then (batch, views, height, width, 3), or one column per size, like image_224 and
             image_96.
 
     Attributes:
         options: the options, checked.
-        form: the names of a batch's columns, and how they are handed over.
-        columns: what fills them.
+        form: the names of a batch's columns, and whether it is a dict or a tuple.
+        columns: how records are decoded into these columns.
         pipeline: the ops of the image, or of its first view, with their seed.
-        pixels: the names of the columns of pixels, whose arrays begin at a page of memory.
+        pixels: the names of the pixel columns, whose arrays begin at a memory page.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: options that do not fit it.
+        OptionError: an option does not fit the dataset.
     """
 
     @checked(_ADAPTING)
@@ -243,15 +246,15 @@ class Loader(Feed, Iterated):
         self._find_world: Callable[[], World] = find_world
         self.moved_by: weakref.ref[Any] | None = None  # the newest feed for Keras, which `keras_state` moves
         self._next = 0, 0  # epoch and samples at which the next iteration begins
-        self.began = 0, 0  # those at which the newest one began
-        self.uncounted = ""  # why there is no place and no count: TensorFlow's own graph reads
-        self._current: EpochPrefetch | None = None  # that of the iteration that was opened or begun last
-        self._opened = WeakSet[EpochPrefetch]()  # those of all iterations in use
-        self._ahead: EpochPrefetch | None = None  # that of the next epoch, if its batches are prepared already
+        self.began = 0, 0  # epoch and samples at which the newest iteration began
+        self.uncounted = ""  # why nothing counts and no place is known: TensorFlow's own graph reads
+        self._current: EpochPrefetch | None = None  # of the iteration that was opened or begun last
+        self._opened = WeakSet[EpochPrefetch]()  # of all iterations in use
+        self._ahead: EpochPrefetch | None = None  # of the next epoch, if its batches are being prepared already
 
     @property
     def label(self) -> str:
-        """The dataset's URL without secrets, or the mixture in words, for messages."""
+        """The dataset's URL without secrets, or the mixture's description, for messages."""
         return self._sampler.label
 
     @property
@@ -268,7 +271,7 @@ class Loader(Feed, Iterated):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of the samples that each source gives."""
+        """The share of the samples that each dataset gives."""
         return self._sampler.shares
 
     @property
@@ -280,27 +283,27 @@ class Loader(Feed, Iterated):
         return self.options.batch_size
 
     def column(self, name: str) -> Column:
-        """Return dtype and shape of a column; the shape is that of one sample."""
+        """Return the dtype of a column, and the shape of one sample."""
         return self._columns[name]
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """(height, width, channels) of every image, or (views, height, width, channels); () without images."""
+        """Shape of every image: (height, width, channels), or (views, height, width, channels); () without images."""
         return next((column.shape for column in self.columns.images), ())
 
     @property
     def world(self) -> World:
-        """World of this loader and its rank, looked up at the first use."""
+        """Rank and size of the world of this loader, looked up at the first use."""
         if self._world is None:
             self._world = self._find_world()
         return self._world
 
     def find_world_by(self, find: Callable[[], World]) -> None:
-        """Have a framework say what the world is, unless it was given or looked up before."""
+        """Look up the world by `find`, unless it was given or looked up before."""
         self._find_world = find
 
     def check_world(self, find: Callable[[], World], whose: str, advice: str = "") -> None:
-        """Find the world; raise OptionError if another one was found before. A world given by hand stays."""
+        """Look up the world by `find`. Raises OptionError if another one was found before; one given by hand stays."""
         if self.options.world is not None:
             return
         if self._world is None:
@@ -308,9 +311,9 @@ class Loader(Feed, Iterated):
         world = find()
         if self.world != world:
             raise OptionError(
-                f"by {whose} this is rank {world.rank} of {world.size}, and the loader was told before that it is "
-                f"{self.world.rank} of {self.world.size}: {advice}make a loader for each, or give world=({world.rank}, "
-                f"{world.size})"
+                f"{whose} says that this is rank {world.rank} of {world.size}, and the loader was told before that it "
+                f"is {self.world.rank} of {self.world.size}: {advice}make a loader for each, or give "
+                f"world=({world.rank}, {world.size})"
             )
 
     @property
@@ -322,13 +325,13 @@ class Loader(Feed, Iterated):
         return self.batches_from(0)
 
     def batches_from(self, samples: int) -> int:
-        """Return the batches that are left of an epoch after `samples` samples of the whole world."""
+        """Return the number of batches left in an epoch after `samples` samples of the whole world."""
         return len(self._sampler.share(self.world, samples))
 
     def __iter__(self) -> "EpochIterator":
-        """Return the next epoch, from its start or a state's place, and with `repeat` all that follow.
+        """Return the next epoch, from its start or a state's place, and with `repeat` all later ones, too.
 
-        An epoch that is not begun stays the next one.
+        The epoch begins with its first batch; until then it stays the next one.
         """
         return EpochIterator(self)
 
@@ -339,8 +342,8 @@ class Loader(Feed, Iterated):
         image is uint8 of shape (batch, height, width, 3), contiguous, label int64 of shape (batch,); strings stay numpy
         arrays. `to_device` puts batches on a device ahead of need.
 
-        Each rank of torch.distributed, torch_xla or JAX reads its own samples: neither you nor Lightning or Accelerate
-        wrap anything in a DistributedSampler. The ranks of torch.distributed compare before the first batch.
+        Each rank of torch.distributed, torch_xla or JAX reads its own samples, so no DistributedSampler is needed;
+        Lightning and Accelerate add none. The ranks of torch.distributed compare before the first batch.
 
         Raises MissingExtraError if torch is not installed.
         """
@@ -352,18 +355,18 @@ class Loader(Feed, Iterated):
     def to_device(self, device: Any = None, *, device_prefetch: Count = 2) -> "TorchDeviceFeed":
         """Return the batches on a torch device, the next few already there while a step runs. Needs torch 2.7 or later.
 
-        They are the batches of `to_torch`. `stats()` is a `DeviceStats`. The first batch is fetched in the caller's
-        thread, where frameworks may be started and processes forked; the others in a thread that ends with the loop.
+        They are the batches of `to_torch`. `stats()` returns a `DeviceStats`. The first batch is fetched in the
+        caller's thread, where frameworks may start and processes may be forked; the others in a thread that ends with
+        the loop.
 
         Args:
-            device: torch's name of the device, "tpu" with TorchTPU; by default the accelerator, if there is one, else
+            device: torch's name of the device, "tpu" with TorchTPU; by default the accelerator if there is one, else
                 the CPU. XLA devices are for `to_xla`.
             device_prefetch: batches on the device ahead of the one in use; each takes device memory.
 
         Raises:
             MissingExtraError: torch is not installed, or torch_tpu for "tpu".
-            OptionError: device_prefetch is not at least 1; or for "tpu" torch_tpu finds no TPU, or is not Google's
-                package.
+            OptionError: device_prefetch is below 1; or for "tpu", torch_tpu finds no TPU or is not Google's package.
         """
         from tpufeed.loaders.torch.device import TorchDeviceFeed
 
@@ -375,22 +378,22 @@ class Loader(Feed, Iterated):
     ) -> "XlaFeed":
         """Return the batches on an XLA device of torch_xla, the next few already there while a step runs.
 
-        image is uint8 (batch, height, width, 3), label int64 (batch,), on the device; see `to_device_float` for what a
-        model needs. Strings stay on the host. `stats()` is a `DeviceStats`.
+        image is uint8 (batch, height, width, 3), label int64 (batch,), on the device; `to_device_float` converts images
+        for a model. Strings stay on the host. `stats()` returns a `DeviceStats`.
 
         Inside `torch_xla.launch` the world is torch_xla's.
 
         Args:
             device: device of the batches; by default `torch_xla.device()` of the thread that iterates.
             sharding: under SPMD, a `ShardingSpec` for each column by name, None for a column that every device holds
-                whole; or one spec for all, fitted to the rank of each tensor.
+                whole; or one spec for all columns, fitted to the axes of each tensor.
             device_prefetch: batches on the device ahead of the one in use; each takes device memory.
-            check_ranks: False for a feed that only some of the ranks iterate: they do not compare.
+            check_ranks: False if only some of the ranks iterate this feed: then ranks do not compare.
 
         Raises:
             MissingExtraError: torch_xla is not installed.
             UsageError: tensorflow was imported before torch_xla.
-            OptionError: options that do not fit; with the first batch if that depends on the ranks.
+            OptionError: an option does not fit; raised with the first batch if that depends on the ranks.
         """
         from tpufeed.loaders.xla.loader import XlaFeed
 
@@ -400,23 +403,23 @@ class Loader(Feed, Iterated):
     def to_jax(self, sharding: Any = None, *, device_prefetch: Count = 2) -> "JaxFeed":
         """Return the batches as global `jax.Array`s, the next few already on the devices while a step runs.
 
-        image is uint8 (rows, height, width, 3), label int32 (rows,), or int64 if JAX is told to use that; strings stay
-        numpy arrays of this process' rows. `rows` is `batch_size` times the ranks. See `to_device_float` for what a
-        model needs. `stats()` is a `DeviceStats`.
+        image is uint8 (rows, height, width, 3), label int32 (rows,), or int64 if JAX is told to use it; strings stay
+        numpy arrays of this process's rows. `rows` is `batch_size` times the number of ranks. `to_device_float`
+        converts images for a model. `stats()` returns a `DeviceStats`.
 
         Each process reads the rows that its devices hold; processes that hold the same rows, as along a model axis, are
-        one rank and read the same samples. A `world` given by hand says which samples are read; the shape of an array
-        still follows from the sharding.
+        one rank and read the same samples. A `world` given by hand decides which samples are read; the shape of an
+        array still follows from the sharding.
 
         Args:
-            sharding: sharding of the images: a `NamedSharding`, of which labels take the part that they have axes for;
-                or a `Mesh`, over whose first axis rows are split. By default the mesh that `jax.set_mesh` has set when
-                an iteration begins, else all devices of all processes in a mesh of one axis, "data".
+            sharding: sharding of the images: a `NamedSharding` (labels use only the axes that they have); or a `Mesh`,
+                over whose first axis rows are split. By default the mesh that `jax.set_mesh` has set when an
+                iteration begins, else all devices of all processes in a mesh of one axis, "data".
             device_prefetch: batches on the devices ahead of the one in use; each takes device memory.
 
         Raises:
             MissingExtraError: JAX is not installed.
-            OptionError: it is no sharding; or with the first batch, it does not fit that.
+            OptionError: `sharding` is something else; or, with the first batch, it does not fit the batch.
         """
         from tpufeed.loaders.jax.loader import JaxFeed
 
@@ -433,34 +436,34 @@ class Loader(Feed, Iterated):
     ) -> "tf.data.Dataset":
         """Return the batches as a `tf.data.Dataset` of static shapes. Place, counts and class names stay the loader's.
 
-        Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,); `columns` gives others. Every
-        new iteration is the next epoch, so Keras' `fit` sees other crops, and in a cache the next variant, each epoch;
-        with `repeat` one iteration never ends. It begins at the place that `load_state_dict` was given.
+        Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,), or the `columns` asked for.
+        Every new iteration is the next epoch, so each epoch of Keras' `fit` sees new crops and, in a cache, the next
+        variant; with `repeat` one iteration never ends. It begins at the place that `load_state_dict` was given.
 
         By default tpufeed's own workers read and decode, and TensorFlow gets their batches without a copy: the order is
         the loader's, remote shards are read once and checked, and `tf.train.Checkpoint` saves and restores an
         iterator's place. TensorFlow takes batches ahead of the loop, so `state_dict(batches=n)` is the loop's place
         after `n` batches of the newest iteration. For Keras' `fit` see `keras_state`.
 
-        With `direct` TensorFlow reads the shards, gs:// by its own client, in an order that differs in each run, for a
-        tf.data service and for hosts without room for a stage. It has the ops that TensorFlow has, with draws of the
-        same distributions, which repeat by seed, epoch and sample. Nothing is counted, so `state_dict()` and `stats()`
-        raise OptionError. TensorFlow takes settings for gs:// when it is imported: let tpufeed do that, or heed the
-        warning that it logs. docs/tfdata.md compares the ways.
+        With `direct` TensorFlow itself reads the shards, gs:// by its own client, in an order that differs in each run:
+        for a tf.data service, and for hosts without room for local copies. It supports the ops that TensorFlow has,
+        with draws of the same distributions, which repeat by seed, epoch and sample. Nothing is counted, so
+        `state_dict()` and `stats()` raise OptionError. TensorFlow reads its settings for gs:// when it is imported: let
+        tpufeed import it, or heed the warning that it logs. docs/tfdata.md compares the ways.
 
         Args:
-            direct: True has TensorFlow read, decode and augment, in a graph without Python.
+            direct: True lets TensorFlow read, decode and augment, in a graph without Python.
             deterministic: True gives the order and pixels of the loader, and takes no batch ahead of the training loop:
                 `state_dict()` is the loop's place.
             service: address of a tf.data service's dispatcher, "grpc://host:port". Implies `direct`. Processes that
-                train together name a job, "grpc://host:port/run-1", and each sample comes to one of them.
-            sharding: what each worker of the service reads: parts of shards as it has time ("dynamic", the default: a
-                sample comes once an epoch, or never if a worker dies), a fixed share of the parts ("file": the
+                train together name a job, "grpc://host:port/run-1", and each sample goes to one of them.
+            sharding: what each worker of the service reads: parts of shards as it has time ("dynamic", the default:
+                each sample comes once per epoch, or never if a worker dies), a fixed share of the parts ("file": the
                 dispatcher has to know the workers' addresses), or everything ("off").
 
         Raises:
             MissingExtraError: TensorFlow is not installed.
-            OptionError: options that do not fit the loader's.
+            OptionError: an option does not fit the loader's.
             UnavailableError: there is no service at that address.
         """
         from tpufeed.loaders.tf.dataset import tf_feed
@@ -477,9 +480,9 @@ class Loader(Feed, Iterated):
         and `max_bad_records` add, float32 sample weights of shape (batch,) come third: 0 for padding, else 1, so that
         padding counts in no loss and in no weighted metric.
 
-        Each epoch of `fit` is the next one of the dataset; so is each call of `evaluate` and `predict`, even if it
-        takes only some steps. The batch that Keras takes to build a model comes once more. With `repeat=True` give
-        `steps_per_epoch` to `fit`. `keras_state` keeps the place of a `fit`.
+        Each epoch of `fit` is the next epoch of the dataset; so is each call of `evaluate` and `predict`, even if it
+        takes only some steps. The batch from which Keras builds a model comes again. With `repeat=True`, give `fit` its
+        `steps_per_epoch`. `keras_state` keeps the place of a `fit`.
 
         Args:
             class_weight: the weight of each class by its id; other classes have 1, and padding stays at 0. Keras' own
@@ -487,7 +490,7 @@ class Loader(Feed, Iterated):
 
         Raises:
             MissingExtraError: Keras is not installed.
-            OptionError: options that do not fit the loader's; Keras 2; Keras' backend is not installed.
+            OptionError: an option does not fit the loader's; Keras 2; Keras' backend is not installed.
         """
         from tpufeed.loaders.keras.dataset import keras_feed
 
@@ -495,7 +498,7 @@ class Loader(Feed, Iterated):
 
     def set_epoch(self, epoch: int) -> None:
         if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < LAST:
-            raise OptionError(f"epochs are numbered 0, 1, 2 ...; {shown(epoch)} is none of them")
+            raise OptionError(f"epochs are numbered 0, 1, 2 ..., and {shown(epoch)} is not an epoch")
         self.end_iteration(SUPERSEDED)
         if epoch != self._next[0]:
             self._sampler = self._sampler.restarted(int(epoch))
@@ -503,16 +506,12 @@ class Loader(Feed, Iterated):
         else:
             self._supersede([opened for opened in self._opened if opened.begun])
 
-    def iterate_ahead(self, *, as_dict: bool = False) -> "EpochIterator":
-        """Return the next epoch for an iteration that leads, and says itself what it has handed out."""
-        return EpochIterator(self, ahead=True, as_dict=as_dict)
-
-    def iterate_dicts(self) -> "EpochIterator":
-        """Return the next epoch as dicts of columns, whatever the loader's form."""
-        return EpochIterator(self, as_dict=True)
+    def iterate(self, *, ahead: bool = False, as_dict: bool = False) -> "EpochIterator":
+        """Return the next epoch as adapters want it, see `EpochIterator`."""
+        return EpochIterator(self, ahead=ahead, as_dict=as_dict)
 
     def lead(self, iteration: Iteration | None) -> None:
-        """Make an iteration the newest, and end earlier ones. None: it takes nothing ahead of its loop."""
+        """Make an iteration the newest, and end earlier ones. Pass None if it takes nothing ahead of its loop."""
         self.end_iteration(REPLACED)
         for opened in self._opened:
             if opened.begun:
@@ -523,7 +522,7 @@ class Loader(Feed, Iterated):
         self._ahead_of_loop = None if iteration is None else weakref.ref(iteration)
 
     def taken(self) -> "EpochPlace":
-        """Return the place behind the batch that the newest iteration has taken, for a later `hand_out`."""
+        """Return the place after the batch that the newest iteration took last, for a later `hand_out`."""
         current = self._current
         assert current is not None, "one was opened"
         return EpochPlace(current.cursor.epoch, current.samples, current.left)
@@ -537,11 +536,11 @@ class Loader(Feed, Iterated):
             raise
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Return the place of the training loop: what it has been handed, not what is prefetched. Plain data.
+        """Return the place of the training loop as plain data. It counts batches handed out, not batches prefetched.
 
         Args:
-            batches: number of batches that it has had of the newest iteration, if a framework prefetches by itself, as
-                TensorFlow does without `to_tf(deterministic=True)`.
+            batches: number of batches that the loop has had of the newest iteration. Give it if a framework prefetches
+                by itself, as TensorFlow does without `to_tf(deterministic=True)`.
         """
         if self.uncounted:
             raise OptionError(self.uncounted)
@@ -566,7 +565,7 @@ class Loader(Feed, Iterated):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):
-            raise OptionError(f"a state is what state_dict() gives, a dict, not {shown(state)}")
+            raise OptionError(f"a state is a dict from state_dict(), not {shown(state)}")
         sampler = self._sampler.resumed(state, self.world)
         self.end_iteration(SUPERSEDED)
         self._take(sampler)
@@ -590,9 +589,9 @@ class Loader(Feed, Iterated):
         return replace(stats, ready=stats.ready / max(1, stats.batches), bad_records=len(self._bad))
 
     def close(self) -> None:
-        """Stop the workers, from any thread. A loader that is iterated again starts new ones.
+        """Stop the workers; any thread may call it. A loader that is iterated again starts new ones.
 
-        Workers that another thread is starting at this moment are not stopped.
+        Workers that another thread is just starting are not stopped.
         """
         self.end_iteration(CLOSED)
         executor, self._executor = self._executor, None
@@ -640,7 +639,7 @@ class Loader(Feed, Iterated):
         self.pixels = frozenset(column.name for column in columns.pooled)
 
     def _take(self, sampler: Sampler) -> None:
-        """Take the samples of `sampler` from now on: a mixture has the classes and draws of its training."""
+        """Read the samples of `sampler` from now on: a state may bring a mixture other classes and salts."""
         if sampler.sources is not self.sources:
             self._make_decoder(sampler.sources)
             executor, self._executor = self._executor, None
@@ -663,7 +662,7 @@ class Loader(Feed, Iterated):
         self._handed = None
 
     def _count(self, batch: DecodedBatch, asked: float, ready: int) -> None:
-        """Count a batch that is handed out now; it was asked for at `asked`, when `ready` batches were there.
+        """Count a batch that is handed out now. It was asked for at `asked`, when `ready` batches were ready.
 
         Raises RecordError if it has one bad record too many.
         """
@@ -718,7 +717,7 @@ class Loader(Feed, Iterated):
         return self._executor
 
     def _open_next(self, executor: Executor, ahead: bool = False) -> "EpochPrefetch":
-        """Return the next epoch: for one iterator, or `ahead` of all, to prepare batches of it."""
+        """Return the next epoch for an iterator; or, with `ahead`, for preparing its batches before any iterator."""
         found = self._ahead
         if found is None or found.executor is not executor or found.cursor.epoch != self._next[0]:
             found = EpochPrefetch(self._sampler.cursor(self.world, *self._next), executor)
@@ -730,7 +729,7 @@ class Loader(Feed, Iterated):
 
 @dataclass(frozen=True, slots=True)
 class EpochPlace:
-    """The place behind a batch: epoch, samples of the whole world, and batches left of the epoch."""
+    """The place after a batch: epoch, samples of the whole world, and batches left in the epoch."""
 
     epoch: int
     samples: int
@@ -738,11 +737,16 @@ class EpochPlace:
 
 
 class EpochIterator(Iterator[Batch]):
-    """The batches of one epoch, or with `repeat` of all that follow. Any thread may close it.
+    """The batches of one epoch, and with `repeat` of all later ones. Any thread may close it.
 
-    Leaving it early needs no `close`. The loader moves on to the next epoch when this one begins: with its first batch.
-    Then an earlier iteration ends. An iteration `ahead` of its loop has ended it already with `lead`, and says itself
-    what it hands out. With `as_dict` batches are dicts of columns, whatever the loader's form.
+    Leaving it early needs no `close`. The epoch begins with its first batch: then the loader moves on to the next
+    epoch, and an earlier iteration ends.
+
+    Args:
+        loader: the loader.
+        ahead: True if batches are taken ahead of the training loop. The caller then ends earlier iterations with
+            `lead`, and says what reaches the loop with `hand_out`.
+        as_dict: True for batches as dicts of columns, whatever the loader's form.
     """
 
     _begun = False
@@ -765,14 +769,14 @@ class EpochIterator(Iterator[Batch]):
 
     @property
     def was_moved(self) -> bool:
-        """True once the loader was moved, or another iteration was begun, and this one cannot continue."""
+        """True if this iteration cannot continue because the loader was moved, or another iteration has begun."""
         return self._prefetch.closed in (SUPERSEDED, REPLACED)
 
     def continue_after(self, epoch: int) -> None:
-        """Make the loader's next iteration the one after `epoch`, the epoch of the last batch that was used.
+        """Make the epoch after `epoch`, that of the last batch used, the loader's next one.
 
-        With `repeat` the batches taken since may be of later epochs. They do not count, unless the loader was moved
-        meanwhile, or another iteration was begun.
+        With `repeat`, batches taken since may be of later epochs. They do not count, unless the loader was moved
+        meanwhile, or another iteration has begun.
         """
         loader = self._loader
         if loader.options.repeat and loader._current is self._prefetch and self.epoch != epoch:
@@ -790,26 +794,25 @@ class EpochIterator(Iterator[Batch]):
             prefetch = self._begin()
         asked = perf_counter()
         try:
-            # Until shards are staged each record is a request: only a few batches at first.
+            # Until shards are copied each record is a request: only a few batches at first.
             ahead = loader._prefetch
             if loader._copies_shards:
                 ahead = min(ahead, _FIRST_AHEAD + 2 * prefetch.returned)
             room = prefetch.submit(ahead + 1)
             if room > 0 and loader._next == (prefetch.cursor.epoch + 1, 0):
-                # With the same workers: another thread may just have closed the loader, and new ones would stay.
-                with suppress(OptionError):  # a mixture cannot read that epoch any more, and says so in its turn
+                # With the same workers: another thread may just have closed the loader, and nobody would stop new ones.
+                with suppress(OptionError):  # a mixture that cannot read that epoch says so when its turn comes
                     loader._open_next(prefetch.executor, ahead=True).submit(room)
             futures = prefetch.futures
-            # Batches that can be handed out at once.
             ready = next((number for number, future in enumerate(futures) if not future.done()), len(futures))
             batch = futures.popleft().result(loader.options.timeout_seconds)
             loader._count(batch, asked, ready)
         except BatchTimeout:
             prefetch.close()
-            prefetch.executor.close(wait=False)  # with all that was prepared
+            prefetch.executor.close(wait=False)  # drops everything prepared
             raise LoaderError(
-                f"no batch for {loader.options.timeout_seconds:g} s. Does a drive or the network not answer, or an op "
-                "of yours not return? Where a batch takes so long, give timeout_seconds"
+                f"no batch for {loader.options.timeout_seconds:g} s. A disk, the network or one of your ops may be "
+                "hanging. If a batch takes that long, give a larger timeout_seconds"
             ) from None
         except BaseException:
             prefetch.close()
@@ -818,7 +821,7 @@ class EpochIterator(Iterator[Batch]):
         prefetch.returned += 1
         prefetch.left -= 1
         if loader._copies_shards and prefetch.returned % prefetch.cursor.due_every == 1 % prefetch.cursor.due_every:
-            # Not earlier: whole shards would take the network from the records of the first batch.
+            # Not earlier: copying whole shards would slow down the records of the first batch.
             prefetch.executor.fetch(prefetch.cursor.due_shards(prefetch.returned - 1))
         packaged: Batch = self._form.package(batch.arrays)
         return packaged
@@ -829,7 +832,7 @@ class EpochIterator(Iterator[Batch]):
         if not self._leads:
             loader.lead(None)
             loader._handed = None
-        if loader._next[0] != prefetch.cursor.epoch:  # another iteration, opened as early as this one, has begun it
+        if loader._next[0] != prefetch.cursor.epoch:  # another iteration, opened just as early, has begun that epoch
             prefetch.close()
             prefetch = self._prefetch = loader._open_next(prefetch.executor)
         loader._current = prefetch
@@ -847,7 +850,7 @@ class EpochIterator(Iterator[Batch]):
             self._loader.close()
 
     def close(self, why: str = CLOSED) -> None:
-        """Give up what is being prepared. Asking for more raises LoaderError(`why`)."""
+        """Cancel the batches in work. Asking for more raises LoaderError(`why`)."""
         self._prefetch.close(why)
 
     def __del__(self) -> None:
@@ -856,9 +859,9 @@ class EpochIterator(Iterator[Batch]):
 
 
 class EpochPrefetch:
-    """Batches of an epoch that are in work, in their order.
+    """Batches of an epoch that workers are preparing, in order.
 
-    It refers to an executor, but not to the loader, which refers to it: with a cycle, a dropped loader would keep its
+    It refers to an executor, but not to the loader, which refers to it: in a cycle, a dropped loader would keep its
     workers until the next garbage collection.
     """
 
@@ -866,23 +869,23 @@ class EpochPrefetch:
         self.cursor, self.executor = cursor, executor
         self.futures: deque[BatchFuture] = deque()
         self.begun = False
-        self.returned, self.left = 0, len(cursor.share)  # batches that the training loop has, and those to come
-        self.closed = ""  # or why
+        self.returned, self.left = 0, len(cursor.share)  # batches handed out, and batches still to come
+        self.closed = ""  # or the reason
         self._requests = cursor.requests()
 
     @property
     def samples(self) -> int:
-        """Number of samples of the epoch that the whole world has had."""
+        """Samples of the epoch that the whole world has been given."""
         return self.cursor.share.samples_after(self.returned)
 
     def submit(self, batches: int) -> int:
-        """Have `batches` batches in work; return how many of these the epoch does not have."""
+        """Keep `batches` batches in work. Return how many of them are missing because the epoch ends."""
         while len(self.futures) < batches and (request := next(self._requests, None)) is not None:
             self.futures.append(self.executor.submit(request))
         return batches - len(self.futures)
 
     def close(self, why: str = CLOSED) -> None:
-        """Give up the batches in work."""
+        """Cancel the batches in work."""
         self.closed = self.closed or why
         for future in tuple(self.futures):
             future.cancel()

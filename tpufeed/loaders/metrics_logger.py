@@ -1,4 +1,4 @@
-"""Report while a training runs how it is fed: to TensorBoard, Weights & Biases, MLflow, Prometheus or any function."""
+"""Report how a running training is fed: to TensorBoard, Weights & Biases, MLflow, Prometheus or any function."""
 
 import logging
 import weakref
@@ -18,34 +18,37 @@ _logger = logging.getLogger(__name__)
 
 _Send: TypeAlias = Callable[[dict[str, float], int], object]
 _STEP = "step"
-# Counters of Prometheus: name, field of LoaderStats, help.
+# Prometheus counters: name, field of LoaderStats, help text.
 _COUNTERS = (
     ("tpufeed_batches", "batches", "Batches handed to the training loop."),
-    ("tpufeed_samples", "samples", "Samples in these batches, with padding."),
+    ("tpufeed_samples", "samples", "Samples in these batches, including padding."),
     ("tpufeed_wait_seconds", "wait_seconds", "Seconds that the training loop waited for batches."),
     ("tpufeed_read_bytes", "read_bytes", "Bytes of records that were read."),
-    ("tpufeed_requested_records", "requested_records", "Records read by requests, as their shards were not staged."),
+    (
+        "tpufeed_requested_records",
+        "requested_records",
+        "Remote records read one by one, as their shard had no local copy.",
+    ),
     ("tpufeed_bad_records", "bad_records", "Different damaged records that were skipped."),
-    ("tpufeed_read_thread_seconds", "read_seconds", "Seconds of all threads together that reading records took."),
-    ("tpufeed_decode_thread_seconds", "decode_seconds", "Seconds of all threads together that decoding took."),
+    ("tpufeed_read_thread_seconds", "read_seconds", "Seconds that all threads together spent reading records."),
+    ("tpufeed_decode_thread_seconds", "decode_seconds", "Seconds that all threads together spent decoding."),
 )
 
 
 class MetricsLogger:
-    """Logs figures of a loader every few steps of a training.
+    """Logs metrics of a loader every few training steps.
 
     Call `step()` after each step of your own loop; `keras()`, `lightning()` and `hugging_face()` return callbacks that
-    do. Figures are for the steps since the last report, and for this process:
+    do so. Metrics are for the steps since the last report, and for this process:
 
     - `images_per_second`: samples handed to the training loop per second;
-    - `wait_ms`: milliseconds that a step waited for its batch;
+    - `wait_ms`: milliseconds that each step waited for its batch;
     - `idle_percent`: share of the time in which the training loop waited for batches;
     - `read_mb_per_second`: megabytes of records read per second;
-    - `local_percent`: share of the records that came from the stage, and not by requests of their own; for remote
-      datasets only;
+    - `local_percent`: share of the records that came from local copies instead of requests, for remote datasets only;
     - `bad_records`: different damaged records that were skipped since the loader was made.
 
-    A loader with a `tf.data.Dataset` waits in TensorFlow's threads, which take batches ahead: there `wait_ms` and
+    A `tf.data.Dataset` of a loader waits in TensorFlow's threads, which take batches ahead: there `wait_ms` and
     `idle_percent` may be higher than what the training waits.
 
     Args:
@@ -53,15 +56,15 @@ class MetricsLogger:
         to: the target: a `SummaryWriter` of torch or tensorboardX, one of `tf.summary`, a run of Weights & Biases,
             `mlflow` or another object with `log_metrics(metrics, step=)`, a `CollectorRegistry` of prometheus_client,
             or a function `to(metrics, step)`; or a list of these. A failure is logged once as a warning, and the
-            training continues. A registry gets counters at once, which are read whenever it is scraped.
+            training continues. A registry gets its counters at once, and reads them whenever it is scraped.
         every_steps: steps between two reports; 50 if `every_seconds` is not given either.
         every_seconds: seconds between two reports, instead of steps.
-        prefix: prefix of the figures' names; names for Prometheus begin with `tpufeed_` instead.
-        all_ranks: True to have every process report; by default only rank 0 does. A registry belongs to its process,
-            has the counters of one loader at a time, and does not keep that loader alive.
+        prefix: prefix of the metrics' names; names for Prometheus begin with `tpufeed_` instead.
+        all_ranks: True for reports from every process; by default only rank 0 reports. A registry belongs to its
+            process, has the counters of one loader at a time, and does not keep that loader alive.
 
     Raises:
-        OptionError: the loader has no `stats()`, a target is none of these, or a registry has the counters of another
+        OptionError: the loader has no `stats()`, a target is something else, or a registry has the counters of another
             loader.
     """
 
@@ -79,7 +82,7 @@ class MetricsLogger:
         if not callable(getattr(loader, "stats", None)):
             raise OptionError(
                 f"MetricsLogger takes a loader with stats(), such as tpufeed.Loader, not {type(loader).__name__}. "
-                "tpufeed.device_loader counts for a DataLoader how long its batches are waited for"
+                "Wrap a DataLoader in tpufeed.device_loader, which measures the wait for its batches"
             )
         if every_seconds is None:
             every_steps = every_steps or 50
@@ -87,8 +90,8 @@ class MetricsLogger:
             raise OptionError(f"give either every_seconds={every_seconds:g} or every_steps={every_steps}, not both")
         self._loader, self._prefix, self._all_ranks = loader, prefix, all_ranks
         self._every, self._seconds = every_steps or 1, every_seconds or 0.0
-        self._host = loader_of(loader) or loader_of(getattr(loader, "_loader", None))  # also that of a StepClock
-        self._read()  # a loader that counts nothing says so here, and not in the middle of a training
+        self._host = loader_of(loader) or loader_of(getattr(loader, "_loader", None))  # a StepClock has it there
+        self._read()  # a loader without counts raises here, not in the middle of a training
         targets = to if isinstance(to, list | tuple) else [to]
         self._targets = [send for each in targets for send in self._open(each)]
         self._failed = set[int]()
@@ -96,11 +99,11 @@ class MetricsLogger:
         self._last: _Point | None = None
 
     def step(self, number: int | None = None) -> None:
-        """Count a step of the training, and report if it is time to.
+        """Count a training step, and report if it is time to.
 
         Args:
-            number: number of the step, if the training has its own numbers; it may skip some. If numbers go back, as
-                after a checkpoint was restored, the figures begin again there.
+            number: number of the step, if the training numbers its steps; it may skip some. If numbers go back, as
+                after a checkpoint was restored, counting begins again there.
         """
         self._step = self._step + 1 if number is None else number
         if self._last is None or self._step < self._reported:
@@ -111,7 +114,7 @@ class MetricsLogger:
             self.report()
 
     def report(self) -> dict[str, float]:
-        """Report now, and return the figures by name; none before the second step."""
+        """Report now, and return the metrics by name; empty before the second step."""
         last, steps = self._last, self._step - self._reported
         if last is None or steps < 1:
             return {}
@@ -125,7 +128,7 @@ class MetricsLogger:
                 except Exception as error:  # noqa: BLE001  # no tracker may end a training
                     if number not in self._failed:
                         self._failed.add(number)
-                        _logger.warning("figures of the loader could not be logged, which is said once: %r", error)
+                        _logger.warning("the loader's metrics could not be logged; this is said once: %r", error)
         return figures
 
     def keras(self) -> Any:
@@ -137,19 +140,19 @@ class MetricsLogger:
         logger = self
 
         class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-            # Not `on_train_batch_end`: for its logs Keras waits for the device after each step.
+            # Not `on_train_batch_end`: Keras waits for the device after each step to get its logs.
 
             def on_train_begin(self, logs: Any = None) -> None:
                 self.begun: int | None = None  # step at which the epoch begins
 
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                if self.begun is None:  # only now: later callbacks may have restored the optimizer
+                if self.begun is None:  # not earlier: later callbacks may restore the optimizer
                     optimizer = self.model.optimizer
                     self.begun = 0 if optimizer is None else int(keras.ops.convert_to_numpy(optimizer.iterations))
                 self.done = 0
 
             def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-                # Keras gives the first of the steps that it executes together, which may go past the epoch's end.
+                # Keras gives the first of the steps that it executes together; these may go past the epoch's end.
                 self.advance(batch)
                 self.done = min(batch + self.model.steps_per_execution, self.params["steps"] or 1 << 62)
 
@@ -203,12 +206,12 @@ class MetricsLogger:
 
     @cached_property
     def _rank(self) -> int:
-        """Number of this process, also if the loader of each process has its own world."""
+        """Rank of this process, even if every process has a loader with a world of one."""
         world = None if self._host is None else self._host.world
         return find_world().rank if world is None or world.size == 1 else world.rank
 
     def _open(self, to: Any) -> Iterator[_Send]:
-        """Yield the function that sends figures to a target; none if the target asks for them."""
+        """Yield the function that sends metrics to a target; nothing if the target asks for them itself."""
         module = type(to).__module__.partition(".")[0]
         if hasattr(to, "register") and hasattr(to, "collect"):
             _register(to, _Collector(weakref.ref(self._loader)))
@@ -225,12 +228,12 @@ class MetricsLogger:
 
             yield write
         elif hasattr(to, "define_metric") and hasattr(to, "log"):
-            # With their own steps: the run's other figures may come at other steps, and its step never goes back.
+            # With their own steps: the run's other metrics may come at other steps, and its step never goes back.
             own_step, is_defined = self._prefix + _STEP, False
 
             def log(figures: Mapping[str, float], step: int) -> None:
                 nonlocal is_defined
-                if not is_defined:  # not earlier: the module wandb can do it only after its init()
+                if not is_defined:  # not earlier: the module wandb allows it only after init()
                     to.define_metric(f"{self._prefix}*", step_metric=own_step)
                     is_defined = True
                 to.log({**figures, own_step: step})
@@ -276,7 +279,7 @@ class _Collector:
         self.loader = loader
 
     def describe(self) -> Iterable[Any]:
-        """Return the counters without values: a registry asks for their names at once."""
+        """Return the counters with zeros: a registry asks for their names when it registers them."""
         return self._counters(dict.fromkeys((field for _, field, _ in _COUNTERS), 0.0))
 
     def collect(self) -> Iterable[Any]:
@@ -297,8 +300,8 @@ class _Collector:
 
 
 def _register(registry: Any, collector: _Collector) -> None:
-    """Register, and replace a collector whose loader is gone. Raises OptionError if there is another loader."""
-    # Not when the loader goes: that may be during a call of the registry, whose lock is not reentrant.
+    """Register; replace a collector whose loader is gone. Raises OptionError if another loader is in use."""
+    # Not when the loader is collected: that may be during a call of the registry, whose lock is not reentrant.
     older = getattr(registry, "_names_to_collectors", {}).get(_COUNTERS[0][0])
     if isinstance(older, _Collector) and older.loader() is None:
         registry.unregister(older)
@@ -306,8 +309,8 @@ def _register(registry: Any, collector: _Collector) -> None:
         registry.register(collector)
     except ValueError as error:
         raise OptionError(
-            "this registry has the counters of a loader that is in use: give each loader a CollectorRegistry of its "
-            "own, or drop the other loader and its MetricsLogger first"
+            "this registry has the counters of a loader that is in use: give each loader its own "
+            "CollectorRegistry, or drop the other loader and its MetricsLogger first"
         ) from error
 
 

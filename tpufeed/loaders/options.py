@@ -12,12 +12,12 @@ from tpufeed.options import Count, Names, Number, Whole, above, at_least, betwee
 
 LabelFormat = Literal["ids", "multi_hot"]
 Numa = Literal["auto", "off"]
-_VIEWS_FORM = "lists of ops, each for a crop of its own, like [[RandomResizedCrop(224)], ([RandomResizedCrop(96)], 8)]"
+_VIEWS_FORM = "lists of ops, one for each crop, like [[RandomResizedCrop(224)], ([RandomResizedCrop(96)], 8)]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """The options of `Loader`, which explains them, checked."""
+    """The checked options of `Loader`, which explains them."""
 
     batch_size: Count = 128
     ops: Ops | None = None

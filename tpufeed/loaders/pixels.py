@@ -33,21 +33,21 @@ def to_device_float(
     Args:
         images: uint8 of shape (batch, height, width, channels): a tensor of torch or TensorFlow, or an array of JAX.
         mean: mean of each channel, for values in [0, 1].
-        std: standard deviation of each channel, likewise.
+        std: standard deviation of each channel, for values in [0, 1].
         dtype: the framework's dtype of the result; by default its bfloat16.
-        layout: layout of the result; by default "NCHW" in torch, "NHWC" in the others, as their models take it.
+        layout: layout of the result; by default what models expect: "NCHW" in torch, "NHWC" in the other frameworks.
 
     Raises:
-        OptionError: images, or parameters, of another kind.
+        OptionError: images or parameters of another kind.
     """
     try:
         means, stds = [float(value) for value in mean], [float(value) for value in std]
     except TypeError:
         means, stds = [], []
     if not means or not all(value > 0 for value in stds):
-        raise OptionError(f"mean and std have a number for each channel, those of std above 0; not {mean!r}, {std!r}")
+        raise OptionError(f"mean and std have a number for each channel, in std above 0; not {mean!r}, {std!r}")
     if dtype is not None and "float" not in str(dtype):
-        raise OptionError(f"dtype is a float's, like the framework's bfloat16, not {dtype!r}")
+        raise OptionError(f"dtype is a float type, like the framework's bfloat16, not {dtype!r}")
     file = _file_of("images", images)
     if len(images.shape) != 4:
         raise OptionError(f"images have the shape (batch, height, width, channels), not {tuple(images.shape)}")
@@ -64,7 +64,7 @@ def to_device_float(
 
 
 def mixup(images: Any, labels: Any, *, seed: Any, alpha: float = 1.0, classes: int | None = None) -> tuple[Any, Any]:
-    """Blend each image with the one before it in the batch, and their labels by the same share, on their device.
+    """Blend each image with the one before it in the batch, and their labels by the same share, on the device.
 
     MixUp as in torchvision's v2.MixUp (Zhang et al. 2018, https://arxiv.org/abs/1710.09412): `share` is drawn from
     Beta(alpha, alpha) once per batch; images become `share * images + (1 - share) * rolled`, and so do one-hot labels.
@@ -75,11 +75,11 @@ def mixup(images: Any, labels: Any, *, seed: Any, alpha: float = 1.0, classes: i
         images: images of shape (batch, height, width, channels), or channels first: a tensor of torch or TensorFlow, or
             an array of JAX, which stays sharded. uint8 stays uint8, rounded; floats keep their type.
         labels: labels of the same framework: ids (batch,), or floats (batch, classes) as `label_format="multi_hot"`
-            gives them. An id that is no class becomes a row of zeros.
-        seed: equal seeds give equal draws in every framework, so include what should change them, like `(7, step)`: the
-            same in all processes that share a global array of JAX, but with the rank, like `(7, rank, step)`, in ranks
-            of torch. In a step that is compiled with its seed as a parameter: a key of `jax.random`, or an int tensor
-            (2,) of TensorFlow, which have other draws.
+            gives them. An id that is not a class becomes a row of zeros.
+        seed: equal seeds give equal draws in every framework, so include what should change them, like `(7, step)`.
+            Processes that share a global array of JAX need the same seed; ranks of torch include their rank, like
+            `(7, rank, step)`. In a compiled step that takes its seed as a parameter, give a key of `jax.random`, or an
+            int tensor (2,) of TensorFlow; these have other draws.
         alpha: above 0; 0.2 is usual for ImageNet, and 1 is uniform.
         classes: number of classes, if labels are ids.
 
@@ -93,11 +93,12 @@ def mixup(images: Any, labels: Any, *, seed: Any, alpha: float = 1.0, classes: i
 
 
 def cutmix(images: Any, labels: Any, *, seed: Any, alpha: float = 1.0, classes: int | None = None) -> tuple[Any, Any]:
-    """Put a box of the image before it in the batch into each image, and mix their labels by its area, on their device.
+    """Paste a box of the image before it in the batch into each image, and mix labels by the box's area, on the device.
 
     CutMix as in torchvision's v2.CutMix (Yun et al. 2019, https://arxiv.org/abs/1905.04899): the box has `1 - share` of
-    the area, with `share` from Beta(alpha, alpha), around a uniform centre; its part beyond the image is cut off, and
-    the labels' share follows. See `mixup` for the parameters; images are channels last, of known height and width.
+    the area, with `share` from Beta(alpha, alpha), around a uniform centre. The part of it beyond the image is cut off,
+    and the labels' share is that of what remains. See `mixup` for the parameters; images are channels last, of known
+    height and width.
     """
     return _mix(images, labels, seed, alpha, classes, cut=True)
 
@@ -122,12 +123,12 @@ def _mix(images: Any, labels: Any, seed: Any, alpha: float, classes: int | None,
     if _is_host_seed(seed, file):
         if file.is_traced(images):
             raise OptionError(
-                "the draws of a number or numbers are made on the host, and would be constants of a compiled step: "
+                "draws for a seed of numbers are made on the host, and would be constants of a compiled step: "
                 f"call it before the step{file.OR_KEY}"
             )
         draws = np.random.default_rng([purpose, *([seed] if isinstance(seed, int | np.integer) else seed)])
         share, box = _plan(np, (draws.beta(alpha, alpha), *draws.random(2)), shape if cut else None)
-        # As data: constants would have a step compiled again for each batch.
+        # As data: with constants the step would be compiled again for each batch.
         share, *box = file.send(np.array([share, *box], np.float32), images)
     else:
         share, box = _plan(file.ARRAYS, file.draw(seed, float(alpha), purpose), shape if cut else None)
@@ -142,7 +143,7 @@ def _mix(images: Any, labels: Any, seed: Any, alpha: float, classes: int | None,
 
 
 def _plan(arrays: Any, drawn: Sequence[Any], shape: tuple[Any, ...] | None) -> tuple[Any, list[Any]]:
-    """Return the share that an image keeps of itself; for images of `shape` also the box: top, bottom, left, right."""
+    """Return the share that an image keeps; if `shape` is given, also the box: top, bottom, left, right."""
     share, x, y = drawn
     if shape is None:
         return share, []
@@ -164,7 +165,7 @@ def _file_of(name: str, value: Any) -> ModuleType:
 
 
 def _shape_of(value: Any) -> tuple[Any, ...]:
-    """Return the sides, None for a side that `tf.function` does not know; () if it does not even know their number."""
+    """Return the shape, None for sides that `tf.function` does not know; () if it does not even know their number."""
     try:
         return tuple(value.shape)
     except ValueError:
@@ -179,8 +180,8 @@ def _is_host_seed(seed: Any, file: Any) -> bool:
         return True
     if not hasattr(seed, "dtype") or isinstance(seed, np.ndarray | np.generic):
         raise OptionError(
-            f"seed is a number of at least 0, or several like (7, step), not {seed!r}; call it before a step that is "
-            f"compiled{file.OR_KEY}"
+            f"seed is a number of at least 0, or several like (7, step), not {seed!r}; call it before a compiled "
+            f"step{file.OR_KEY}"
         )
     return False
 
@@ -190,7 +191,7 @@ def _check_labels(labels: Any, batch: int | None, classes: int | None) -> None:
     if len(shape) not in (1, 2) or (None not in (shape[0], batch) and shape[0] != batch):
         raise OptionError(f"labels have the shape ({batch},) or ({batch}, classes), not {shape}")
     if len(shape) == 1 and "int" not in kind:
-        raise OptionError(f"labels of one number a sample are ids, not {kind}")
+        raise OptionError(f"labels with one number per sample are ids, not {kind}")
     if len(shape) == 1 and (isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1):
         raise OptionError(f"labels are ids, so say how many classes there are: classes=1000, not {classes!r}")
     if len(shape) == 2 and None not in (classes, shape[1]) and classes != shape[1]:

@@ -1,4 +1,4 @@
-"""Read samples by their numbers, in any order, in any process."""
+"""Read samples by number, in any order, in any process."""
 
 import logging
 import os
@@ -20,8 +20,9 @@ from tpufeed.loaders.batch import Decoder, warn_of_flips
 from tpufeed.loaders.columns import SAMPLE
 from tpufeed.loaders.executor import make_copies
 from tpufeed.loaders.feed import DatasetLike
-from tpufeed.loaders.mixture import Mixture, SampleSource
+from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LoaderOptions
+from tpufeed.loaders.sampler import SampleSource
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.store import open_store
@@ -31,21 +32,21 @@ _logger = logging.getLogger(__name__)
 _FIRST_SHARDS = 32  # twice the lanes of a host
 _FEWEST_OPEN = 4
 _STALE_TOUCHES = 64
-_JUDGED_RECORDS = 256  # refused records before a warning judges the order
-_CONNECTIONS = 16  # of all workers of a rank together; each has 8 MiB
+_JUDGED_RECORDS = 256  # records read by requests before a warning about the order
+_CONNECTIONS = 16  # for all workers of a rank together; each needs 8 MiB
 
 
 class PortableSamples:
-    """The samples of a split by number, for a process and all processes that get a copy of this.
+    """The samples of a split by number, for this process and all processes that get a copy.
 
-    A pickle holds neither the manifest nor the index: a process that unpickles it opens the dataset itself, and refuses
-    another dataset at that URL. A forked process opens it as well, and shares no connection, lock or thread with its
-    parent. Thread-safe. For the arguments see `SplitSamples`.
+    A pickle holds neither manifest nor index: a process that unpickles it opens the dataset itself, and refuses another
+    dataset at that URL. A forked process opens it as well, and shares no connection, lock or thread with its parent.
+    Thread-safe. For the arguments see `SplitSamples`.
 
     Attributes:
         url: the dataset's URL.
         split: the name of the split.
-        options: the options as given.
+        options: the options.
         records: number of samples.
 
     Raises:
@@ -55,7 +56,7 @@ class PortableSamples:
 
     def __init__(self, url: DatasetLike, split: str, options: LoaderOptions, decode: bool = True) -> None:
         if isinstance(url, Mixture):
-            raise OptionError("a mixture has an order and no samples by number; give it to tpufeed.Loader")
+            raise OptionError("a mixture has no numbered samples, only an order; give it to tpufeed.Loader")
         self._dataset: Dataset | None = url if isinstance(url, Dataset) else open_dataset(url)
         self.url, self.split = self._dataset.url, split
         self.records = self._dataset.split(split).records
@@ -71,10 +72,10 @@ class PortableSamples:
         return self._digest if self._dataset is None else self._dataset.content_digest
 
     def open(self, workers: int = 1) -> "SplitSamples":
-        """Return the samples for this process. `workers` processes share its stage and samples.
+        """Return the samples for this process. `workers` processes share its local copies and samples.
 
         Raises:
-            ObjectChangedError: there is another dataset now.
+            ObjectChangedError: the URL has another dataset now.
             DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         """
         # The process first: after a fork another thread may be about to replace the parent's.
@@ -85,32 +86,32 @@ class PortableSamples:
         with self._opening:
             if self._opened is None:
                 if self._dataset is None:
-                    # Not while unpickling: a worker that fails there dies without saying why.
+                    # Not while unpickling: a worker that fails there dies without a message.
                     self._dataset = reopen_dataset(self.url, self._digest, self._version)
-                else:  # forked: the manifest stays in memory that both share
+                else:  # forked: the manifest stays in memory that both processes share
                     self._dataset = replace(self._dataset, store=open_store(self.url, follow=False))
                 self._opened = SplitSamples(self._dataset, self.split, self.options, self._decode, workers)
             return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without what each process must open itself."""
+        """Return the state without what each process must open for itself."""
         own = {"_dataset": None, "_opened": None, "_process": 0, "_opening": None}
         return self.__dict__ | own | {"_digest": self.content_digest}
 
 
 class SplitSamples:
-    """Samples of a split by number, for one process: it must not be carried across a fork.
+    """Samples of a split by number, for one process: a fork must not use it.
 
     Args:
         dataset: the dataset to read.
-        split: the part to read.
-        options: a loader's options; those of an order and of batches are ignored.
-        decode: False leaves images as their encoded bytes.
-        workers: number of processes that share this one's stage and samples.
+        split: the name of the split.
+        options: a loader's options; options of order and batches are ignored.
+        decode: False gives images as their encoded bytes.
+        workers: number of processes that share the local copies and the samples.
 
     Attributes:
         draws: True if ops draw random numbers for a sample.
-        changes_by_epoch: True if a sample differs in the next epoch.
+        changes_by_epoch: True if a sample differs from epoch to epoch.
 
     Raises:
         OptionError: the options do not fit the dataset.
@@ -127,7 +128,7 @@ class SplitSamples:
         self._starts = np.cumsum([0, *(shard.records for shard in self._variants[0].shards)])
         self._readers: dict[int, Reader] = {}
         self._admission: ShardAdmission | None = None
-        self._opening = threading.Lock()  # several threads that begin together make one stage
+        self._opening = threading.Lock()  # threads that begin together open a variant once
         ops = (op for pipeline in self.decoder.pipelines for op in pipeline.ops)
         moves = bool(self.columns.images) or any(field.moves for field in self.columns.fields)
         self.draws = moves and any(op.draws for op in ops)
@@ -136,16 +137,16 @@ class SplitSamples:
     def read(
         self, samples: npt.NDArray[np.int64], epoch: int, numbers: npt.NDArray[np.int64] | int = 0
     ) -> dict[str, Sequence[Any]]:
-        """Return the columns of these samples in `epoch`, a value for each sample: arrays, ints, floats and texts.
+        """Return the columns of these samples in `epoch`, one value per sample: arrays, ints, floats and texts.
 
-        An image is uint8 (height, width, 3), with several views of one size (views, height, width, 3), or its bytes
-        with `decode=False`. Thread-safe.
+        An image is uint8 (height, width, 3); or (views, height, width, 3) for several views of one size; or its encoded
+        bytes with `decode=False`. Thread-safe.
 
         Args:
-            samples: their ids within the split.
+            samples: ids of the samples within the split.
             epoch: number of the epoch, which decides random numbers and the variant.
-            numbers: for each sample 0 for the random numbers that all loaders draw for it; each higher number gives it
-                other ones.
+            numbers: for each sample 0 for the random numbers that all loaders draw for it, or a higher number for
+                others.
 
         Raises:
             RecordError: a record is damaged, or its image does not decode.
@@ -158,7 +159,7 @@ class SplitSamples:
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
         rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns.every}
-        drawn = samples + numbers * self._starts[-1]  # ids that no other sample has
+        drawn = samples + numbers * self._starts[-1]  # ids of no other sample
         draws = [pipeline.draw(epoch, drawn) for pipeline in self.decoder.pipelines]
         self.decoder.decode(reader, places, draws, rows, range(len(samples)))
         if self._admission is not None:
@@ -169,8 +170,8 @@ class SplitSamples:
         return rows | {SAMPLE: samples.tolist()}
 
     def _open(self, variant: int) -> Reader:
-        """Open the reader of a variant; the others let go of what they hold in the stage."""
-        copies, most_open = None, len(self._starts)  # to open one again costs as much as reading twenty raw records
+        """Open the reader of a variant; the other readers release their local copies."""
+        copies, most_open = None, len(self._starts)  # reopening a shard costs as much as reading twenty raw records
         if self.dataset.is_remote:
             for reader in self._readers.values():
                 reader.release()
@@ -185,15 +186,15 @@ class SplitSamples:
 
 
 class ShardAdmission:
-    """Fetches the shards of a split that samples are read from into the stage, if that pays. Thread-safe.
+    """Decides which remote shards to copy if the order of reading is not known in advance. Thread-safe.
 
-    If a variant fits into the stage, each of its shards is fetched once. If not, a shard fetched for a sample in a
-    random order would push out another one, and be pushed out before it has served a second sample. So fetching has to
-    pay for itself: beyond the first few shards no more bytes are fetched than twice what the copies have served. Orders
-    that read shard by shard earn that; others continue by ranges, and a warning says so once.
+    If all shards of a variant fit, each is copied once. If not, with a random order a copied shard would push out
+    another one, and be pushed out before it has served a second sample. So copying has to pay for itself: beyond the
+    first few shards, at most twice the bytes that the copies have served are copied. Orders that read shard by shard
+    earn that; for others records are read by ranges, and a warning says so once.
 
     Args:
-        stage: stage of the store that holds the shards.
+        copies: the local copies.
         variants: variants of the split.
         where: name of the split in the warning.
     """
@@ -203,22 +204,22 @@ class ShardAdmission:
         self._total_bytes = max(sum(shard.bytes for shard in variant.shards) for variant in variants)
         self._mean_bytes = max(1, self._total_bytes // max(1, len(variants[0].shards)))
         self._variant = self._touches = 0
-        self._wanted: dict[RemoteShard, int] = {}  # and when they were last touched
+        self._wanted: dict[RemoteShard, int] = {}  # the touch at which each was last wanted
         self._served_bytes = self._served = self._refused = 0
         self._warned, self._lock = False, threading.Lock()
 
     @property
     def most_open(self) -> int:
-        """Number of shards that a reader may keep open: open ones cannot make room for others."""
+        """Number of shards that a reader may keep open: open shards cannot make room for others."""
         held = len(self._variants[0].shards) if self._fits else self.copies.budget_bytes // self._mean_bytes // 2
         return max(_FEWEST_OPEN, held)
 
     @property
-    def _fits(self) -> bool:  # no longer, if the stage finds its disk full
+    def _fits(self) -> bool:  # may change: the budget shrinks when the disk is full
         return self._total_bytes <= self.copies.budget_bytes
 
     def touch(self, reader: Reader, variant: int, numbers: Iterable[int]) -> None:
-        """Note that `reader` has read records of these shards of a variant; each shard is named once per record."""
+        """Note that `reader` has read records from these shards; each shard is named once per record."""
         with self._lock:
             if variant != self._variant:
                 self._variant = variant
@@ -228,7 +229,7 @@ class ShardAdmission:
             for number, records in Counter(numbers).items():
                 entry, shard = self._variants[variant].shards[number], reader.to_copy(number)
                 copied = False
-                with suppress(ShardError):  # a shard that is damaged at its source never will be
+                with suppress(ShardError):  # a shard that is damaged in the store is never copied
                     copied = self.copies.open(shard) is not None
                 if copied:
                     self._wanted.pop(shard, None)
@@ -246,21 +247,21 @@ class ShardAdmission:
                 requests = sum(shard.records for shard in shards) * self._refused // read
                 budget, total = self.copies.budget_bytes, self._total_bytes
                 _logger.warning(
-                    f"{mask_secrets(self._where)}: its samples are asked for in an order that the stage cannot follow. "
-                    f"{self._refused} of {read} came by requests of their own, as the stage holds "
+                    f"{mask_secrets(self._where)}: samples are read in an order that local copies cannot follow. "
+                    f"{self._refused} of {read} came by requests of their own, as the copies hold "
                     f"{100 * budget // max(1, total)} % of the shards ({budget:,} of {total:,} bytes); so an epoch "
-                    f"takes about {requests:,} requests, where {len(shards):,} shards could be fetched whole. Give the "
+                    f"takes about {requests:,} requests, though {len(shards):,} shards could be copied whole. Give the "
                     f"DataLoader sampler=tpufeed.LaneSampler(dataset), or local_bytes of {total:,} or more"
                 )
 
     def _ask(self, reader: Reader, missing: dict[RemoteShard, int]) -> None:
-        """Fetch the missing shards that pay."""
+        """Copy those of the missing shards that pay."""
         before, credit = set(self._wanted), None
         if not self._fits:
-            # A copy that others have read to its end must not be kept for this process.
+            # Copies that other processes have read to the end must not be kept for this one.
             fresh = self._touches - _STALE_TOUCHES
             self._wanted = {shard: touched for shard, touched in self._wanted.items() if touched > fresh}
-            # Copies that other processes have fetched cost nothing.
+            # Copies that other processes have made cost nothing.
             statistics = self.copies.statistics()
             first = min(_FIRST_SHARDS * self._mean_bytes, max(self._mean_bytes, statistics.budget_bytes // 2))
             asked = sum(shard.size_bytes for shard in self._wanted)

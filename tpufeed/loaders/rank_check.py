@@ -1,4 +1,4 @@
-"""Check that all ranks iterate the same epoch: a pod whose ranks disagree would hang."""
+"""Check that all ranks are about to iterate the same epoch: a pod whose ranks disagree would hang."""
 
 import json
 import threading
@@ -18,11 +18,11 @@ _PATIENCE_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EpochSpec:
-    """Epoch that a rank is about to iterate; picklable, and exchanged between all ranks.
+    """The epoch that a rank is about to iterate, as all ranks exchange it.
 
     Attributes:
         rank: number of the rank.
-        batches: batches of the epoch.
+        batches: number of batches.
         batch_size: samples in a batch, or None if unknown.
         order: what must be equal on all ranks for their shares to fit together, as text; "" if unknown.
         error: why this rank cannot begin, or "".
@@ -54,7 +54,7 @@ class EpochSpec:
 def begin_together(
     exchange: Callable[[EpochSpec], Sequence[EpochSpec]], rank: int, begin: Callable[[], tuple[EpochSpec, Begun]]
 ) -> Begun:
-    """Return what `begin` gives with its spec, once all ranks have begun and agree.
+    """Return what `begin` returns beside its spec, once all ranks have begun and agree.
 
     `exchange` returns the specs of all ranks; each rank calls it as often as the others. Raises the same LoaderError on
     every rank if they would not take the same steps, or one cannot begin.
@@ -83,7 +83,7 @@ def check_specs(specs: Sequence[EpochSpec]) -> None:
     _check(
         "batches",
         [(spec.rank, str(spec.batches)) for spec in specs],
-        "all would wait for ever for the one with fewest. Give every rank's sampler the same number of samples, "
+        "they would wait forever for the rank with the fewest. Give every rank's sampler the same number of samples, "
         "as DistributedSampler does, and drop_last=True",
     )
 
@@ -110,20 +110,20 @@ def _check(what: str, values: Sequence[tuple[int, str]], advice: str) -> None:
 
 
 class Rendezvous:
-    """Place where ranks that are threads of one process meet: collectives of torch_xla's CPU devices cannot do that.
+    """Exchange between ranks that are threads of one process: collectives of torch_xla's CPU devices fail there.
 
-    They exchange payloads in turn, as in a collective: the first call of each meets the first calls of the others.
-    `patience_seconds` is how long a rank waits for the others.
+    As in a collective, the first call of each rank meets the first calls of the others, and so on. A rank waits for the
+    others for `patience_seconds`.
     """
 
     def __init__(self, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
-        self._gate = threading.Barrier(1)  # of the open exchange
+        self._gate = threading.Barrier(1)  # of the exchange under way
         self._payloads: dict[int, bytes] = {}  # of that exchange, by rank
 
     def exchange(self, payload: bytes, rank: int, size: int) -> list[bytes]:
-        """Return what every rank brought, by rank. Raises LoaderError if one does not come."""
+        """Return the payloads of all ranks, by rank. Raises LoaderError if a rank does not come."""
         with self._lock:
             if self._gate.broken or self._gate.parties != size or len(self._payloads) == size:
                 self._gate, self._payloads = threading.Barrier(size), {}
@@ -134,6 +134,6 @@ class Rendezvous:
         except threading.BrokenBarrierError:
             raise LoaderError(
                 f"of {size} ranks only {sorted(payloads)} came to iterate within {self._patience_seconds:g} s; "
-                "iterate the loader on every rank, or give check_ranks=False to one that only some iterate"
+                "iterate the loader on every rank, or give check_ranks=False to a loader that only some ranks iterate"
             ) from None
         return [payloads[other] for other in range(size)]

@@ -1,22 +1,29 @@
-"""The samples that a loader gives, and their order: the part of a loader that reads nothing."""
+"""Which samples a loader gives, and in which order: the part of a loader that reads no record.
 
+A stream has all samples of a training: `DatasetStream` for one dataset, `MixtureStream` for several. A `Cursor` plans
+the batches of an epoch from it. The `Sampler` knows datasets and training, and makes both.
+"""
+
+import hashlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from tpufeed.dataset.order import Ints, Places, Share, World, check_lanes, default_lanes
+from tpufeed.dataset.manifest import Split
+from tpufeed.dataset.mixture import SHARES, MixtureOrder, Phase
+from tpufeed.dataset.order import EpochOrder, Ints, Places, Share, World, check_lanes, default_lanes
 from tpufeed.dataset.reader import Dataset
-from tpufeed.errors import OptionError
-from tpufeed.loaders.batch import BatchRequest
-from tpufeed.loaders.mixture import ClassList, Mixture, SampleSource, join_classes, salt_of
+from tpufeed.errors import OptionError, mask_secrets
+from tpufeed.loaders.mixture import ClassList, JoinedClasses, Mixture, join_classes
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.training import (
     LAST,
-    MixtureStream,
     Training,
     begin_training,
     check_identity,
@@ -28,20 +35,81 @@ from tpufeed.loaders.training import (
 
 _logger = logging.getLogger(__name__)
 _MOST_LANES = 1 << 16  # or one per sample, or the default of a larger world: each takes memory
+_KEPT_ORDERS = 3  # epochs of a dataset that lanes read at the same time
+
+
+class BatchRequest(NamedTuple):
+    """The samples of a batch that is to be decoded.
+
+    Attributes:
+        epoch: their epoch; in a mixture the epoch of each sample's dataset, int64 (batch,).
+        places: their places.
+        mask: False for padding.
+        source: in a mixture the number of each sample's dataset, int64 (batch,); else None.
+    """
+
+    epoch: int | Ints
+    places: Places
+    mask: npt.NDArray[np.bool_]
+    source: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSource:
+    """A split of a dataset that a loader draws samples from.
+
+    Attributes:
+        dataset: the dataset.
+        split: the name of the split.
+        classes: its classes in a mixture; None outside of one.
+        salt: makes its random numbers differ from those of a mixture's other datasets, see `salt_of`.
+    """
+
+    dataset: Dataset
+    split: str
+    classes: JoinedClasses | None = None
+    salt: int = 0
+
+    @property
+    def entry(self) -> Split:
+        """The split in the manifest."""
+        return self.dataset.split(self.split)
+
+    def epoch_orders(self, options: "LoaderOptions", lanes: int) -> Callable[[int], EpochOrder]:
+        """Return a function that gives the order of an epoch, and keeps the last few orders."""
+        seed, shuffle = options.seed ^ self.salt, options.shuffle
+        records = [[shard.records for shard in variant.shards] for variant in self.entry.variants]
+        return lru_cache(_KEPT_ORDERS)(
+            lambda epoch: EpochOrder(records[epoch % len(records)], seed, epoch, lanes, shuffle)
+        )
+
+    @property
+    def label(self) -> str:
+        """The dataset's URL without secrets, for messages."""
+        return mask_secrets(self.dataset.url)
+
+
+def salt_of(root: int) -> int:
+    """Return the salt for the order and ops of a dataset, by its number in the training; later versions keep it.
+
+    Without salts, datasets of equal shards would have the same order, and equal ids the same crops. The first dataset
+    has the random numbers that it has alone.
+    """
+    return int.from_bytes(hashlib.blake2b(b"source %d" % root, digest_size=7).digest(), "little") if root else 0
 
 
 class DatasetStream:
-    """The endless sequence of a training's samples, the same for every number of ranks. For one thread.
+    """The endless sequence of a training's samples, the same for any number of ranks. For one thread.
 
-    These are the epochs of one dataset, end to end: each has all of its samples, in its own order. `MixtureStream` has
+    It consists of the epochs of one dataset, end to end: each has all samples, in its own order. `MixtureStream` has
     the samples of several datasets, and the same attributes and methods.
 
     Attributes:
         lanes: lanes of the order.
         records: samples of an epoch.
-        first: the position from which on all samples are of sources that are still there.
+        first: the position from which all samples belong to datasets that are still there.
         at_once: number of samples to draw at once.
-        due_again: number of samples after which shards are due that `due_shards` did not name before.
+        due_again: number of samples after which `due_shards` names new shards.
     """
 
     first, at_once = 0, 1024
@@ -52,31 +120,136 @@ class DatasetStream:
         self._order = source.epoch_orders(options, lanes)
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[None, int, Places]:
-        """Return source, its epoch and place of the sample at each position of an epoch, which begins at `begun`.
+        """Return source, epoch and place of the sample at each position of an epoch, which begins at `begun`.
 
-        As in `BatchRequest`, source None and a single epoch are those of all positions.
+        As in `BatchRequest`, source is None and epoch a single number if there is only one dataset.
         """
         return None, epoch, self._order(epoch).places_at(positions)
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
-        """Return (source, variant, shards) that lanes read next, to the end of each source's next epoch.
+        """Return (source, variant, shards) that lanes read next, to the end of each dataset's next epoch.
 
-        Shards that are due first come first. A mixture leaves out those that are due `horizon` samples from here or
-        later.
+        Shards that are due first come first. A mixture leaves out shards that are due in `horizon` samples or later.
         """
         epoch, done = divmod(position, self.records)
         now, following = self._order(epoch).due_shards(lanes, done), self._order(epoch + 1).due_shards(lanes)
         return [(0, epoch % self._variants, now), (0, (epoch + 1) % self._variants, following)]
 
 
+class MixtureStream:
+    """The samples of several datasets, drawn in exact shares. See `DatasetStream`.
+
+    Args:
+        training: its datasets and phases.
+        sources: the datasets of the training that are still there.
+        options: the loader's options.
+        lanes: lanes of the order.
+        longest: True to end an epoch when every dataset was read once, False when the first one is used up.
+
+    Raises:
+        OptionError: a dataset has fewer samples than there are lanes.
+    """
+
+    at_once = 8192  # each dataset and epoch among them costs a look-up in its order
+
+    def __init__(
+        self, training: Training, sources: Sequence[SampleSource], options: LoaderOptions, lanes: int, longest: bool
+    ) -> None:
+        for source in sources:
+            records = source.entry.records
+            if records < lanes:
+                raise OptionError(
+                    f"{source.label}: split {source.split!r} has {records} samples, fewer than the {lanes} lanes of "
+                    f"the mixture, and each lane needs some; give lanes={2 ** (records.bit_length() - 1)} or fewer (a "
+                    "multiple of the number of ranks), or leave this dataset out"
+                )
+        self.lanes, self._training = lanes, training
+        self._draws = MixtureOrder(training.phases, lanes, training.seed)
+        self._variants = [len(source.entry.variants) for source in sources]
+        self._orders = [source.epoch_orders(options, lanes) for source in sources]
+        # The number of each present dataset in the training, and the reverse: -1 for a dataset that is not there.
+        digests = [each.digest for each in training.sources]
+        self._numbers = [digests.index(source.dataset.content_digest) for source in sources]
+        self._members = np.full(len(digests), -1)
+        self._members[self._numbers] = range(len(sources))
+        self._records = np.asarray([each.records for each in training.sources], np.int64)
+        self._epochs = np.asarray([each.epoch for each in training.sources], np.int64)
+        *past, (_, shares) = training.phases
+        ends = (number for number, phase in enumerate(past, 1) if np.any(phase.shares, where=self._members < 0))
+        self.first = training.phases[max(ends, default=0)].first
+        self.records = self._epoch_samples(longest)
+        self.due_again = min(int(training.sources[each].records * SHARES / shares[each]) for each in self._numbers)
+
+    def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints, Ints, Places]:
+        at, lane = np.divmod(positions + begun, self.lanes)
+        drawn, number = np.empty_like(positions), np.empty_like(positions)
+        for each in np.unique(lane).tolist():
+            rows = np.flatnonzero(lane == each)
+            rows = rows[np.argsort(at[rows], kind="stable")]
+            drawn[rows], number[rows] = self._draws.draw(each, at[rows])
+        records = self._records[drawn]
+        length = records // self.lanes + (lane < records % self.lanes)
+        epochs, place = self._epochs[drawn] + number // length, (number % length) * self.lanes + lane
+        source = self._members[drawn]
+        found = Places(*(np.empty(len(positions), np.int64) for _ in Places._fields))
+        for each, its_epoch, rows in group_rows(source, epochs):
+            for column, values in zip(found, self._orders[each](its_epoch).places_at(place[rows]), strict=True):
+                column[rows] = values
+        return source, epochs, found
+
+    def _epoch_samples(self, longest: bool) -> int:
+        """Count the samples of an epoch as if the training had begun with the present shares."""
+        training, ends, near = self._training, list[int](), 0
+        order = MixtureOrder([Phase(0, training.phases[-1].shares)], self.lanes, training.seed)
+        for lane in range(self.lanes):
+            wholes = np.full(len(self._records), 0 if longest else LAST)
+            wholes[self._numbers] = [training.sources[each].lane_length(lane, self.lanes) for each in self._numbers]
+            near = order.first_where(lane, partial(_is_through, wholes, longest), near)
+            ends.append(near)
+        return self.lanes * (max(ends) if longest else min(ends) - 1)
+
+    def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
+        due = list[tuple[float, int, int, int]]()
+        given = {lane: self._draws.counts(lane, self._draws.number_at(lane, position)) for lane in lanes}
+        now = [phase for phase in self._training.phases if phase.first <= position][-1]
+        for source, number in enumerate(self._numbers):
+            trained, share = self._training.sources[number], now.shares[number] / SHARES
+            if not share:
+                continue
+            counts = {lane: int(given[lane][number]) for lane in lanes}
+            lengths = {lane: trained.lane_length(lane, self.lanes) for lane in lanes}
+            first, start = min(counts[lane] // lengths[lane] for lane in lanes), min(counts.values())
+            for epoch in (first, first + 1):
+                read = {lane: max(0, counts[lane] - epoch * lengths[lane]) for lane in lanes}
+                for shard, place in self._orders[source](trained.epoch + epoch).due_positions(read).items():
+                    when = (epoch * trained.records + place - start * self.lanes) / share
+                    if when < horizon:
+                        due.append((when, source, (trained.epoch + epoch) % self._variants[source], shard))
+        return [(source, variant, [shard]) for _, source, variant, shard in sorted(due)]
+
+
+def _is_through(wholes: Ints, longest: bool, counts: Ints) -> bool:
+    """Return True if every dataset was read once (`longest`), or else if one has begun its next epoch."""
+    return bool((counts >= wholes).all() if longest else (counts > wholes).any())
+
+
+def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
+    """Return (source, epoch, rows) for each pair of source and epoch that occurs, in rising order."""
+    keys = source * (1 << 40) + epoch
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    found = zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True)
+    return [(*divmod(int(keys[order[start]]), 1 << 40), order[start:stop]) for start, stop in found]
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in an epoch, from which a rank's batches continue. For one thread.
+    """A place in an epoch from which a rank's batches continue. For one thread.
 
     Attributes:
         stream: all samples of the training.
         begun: position of the epoch's first sample in the stream.
-        share: this rank's batches of the epoch from the place on.
+        share: this rank's batches of the epoch from that place on.
         epoch: the number of the epoch.
     """
 
@@ -87,13 +260,13 @@ class Cursor:
 
     @property
     def due_every(self) -> int:
-        """Number of batches after which shards are due that were not named before."""
+        """Number of batches after which `due_shards` names new shards."""
         return -(-self.stream.due_again // self.share.global_batch)
 
     def requests(self) -> Iterator[BatchRequest]:
         """Plan the batches from this place to the end of the epoch, a few at a time.
 
-        For one dataset a few take some 0.1 ms; the first request of an epoch also makes the epoch's order.
+        For one dataset a few take about 0.1 ms; the first request of an epoch also makes the epoch's order.
         """
         share = self.share
         numbers, size = range(len(share)), share.batch_size
@@ -111,34 +284,34 @@ class Cursor:
                 )
 
     def due_shards(self, batches: int = 0) -> list[tuple[int, int, list[int]]]:
-        """Return (source, variant, shards) that this rank reads after `batches` batches, to the next epoch's end."""
+        """Return (source, variant, shards) that this rank reads from batch `batches` to the end of the next epoch."""
         world, done = self.share.world, self.share.samples_after(batches)
         lanes = range(world.rank, self.stream.lanes, world.size)
         return self.stream.due_shards(lanes, self.begun + done, max(0, 2 * self.share.records - done))
 
 
 class Sampler:
-    """The order of a training's samples, and its states. A dataset is a mixture of one.
+    """The order of a training's samples, and its states. A dataset is treated as a mixture of one.
 
-    A single dataset differs in its stream, whose epochs each have all of its samples, and in its state, which names it;
-    a mixture's state names all sources of the training. Every rank has the same sampler, and gives its world with each
-    question. To continue a training, make another sampler. For one thread.
+    A single dataset differs in its stream, in which each epoch has all of its samples, and in its state, which names
+    it; a mixture's state names all datasets of the training. All ranks have equal samplers, and pass their world to
+    each method. To continue a training, make another sampler. For one thread.
 
     Args:
-        given: what to read.
-        split: the part to read.
+        given: the dataset or mixture to read.
+        split: the name of the split.
         options: the loader's options.
         training: the training to continue; by default a new one.
-        sources: sources of a mixture if they are open already.
+        sources: datasets of a mixture if they are open already.
 
     Attributes:
         sources: the datasets with their classes, in the order of the mixture's weights.
-        shares: the share of the samples that each source gives.
-        training: what is drawn from, and since when. It has the lanes once they are known.
+        shares: the share of the samples that each dataset gives.
+        training: the datasets drawn from since the training began. It has the lanes once they are known.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: the split is empty; two sources are the same; the classes cannot be joined.
+        OptionError: the split is empty; two datasets are the same; the classes cannot be joined.
     """
 
     sources: tuple[SampleSource, ...]
@@ -155,13 +328,13 @@ class Sampler:
         self._given, self._split, self._options = given, split, options
         self._stream: DatasetStream | MixtureStream | None = None
         if isinstance(given, Mixture):
-            found = sources or given.open(split)
-            training = training or begin_training(found, given, options)
+            datasets = [source.dataset for source in sources] or given.open(split)
+            training = training or begin_training(datasets, split, given, options)
             numbers = {each.digest: each.root for each in training.sources}
-            roots = [numbers[source.dataset.content_digest] for source in found]
-            classes, tables = join_classes([source.dataset for source in found], given.classes, roots, training.classes)
-            joined = zip(found, tables, map(salt_of, roots), strict=True)
-            self.sources = tuple(replace(source, classes=table, salt=salt) for source, table, salt in joined)
+            roots = [numbers[dataset.content_digest] for dataset in datasets]
+            classes, tables = join_classes(datasets, given.classes, roots, training.classes)
+            joined = zip(datasets, tables, map(salt_of, roots), strict=True)
+            self.sources = tuple(SampleSource(dataset, split, table, salt) for dataset, table, salt in joined)
             total = math.fsum(given.weights.values())
             self.shares = tuple(weight / total for weight in given.weights.values())
         else:
@@ -174,13 +347,13 @@ class Sampler:
 
     @property
     def label(self) -> str:
-        """The dataset's URL without secrets, or the mixture in words, for messages."""
+        """The dataset's URL without secrets, or the mixture's description, for messages."""
         return repr(self._given) if isinstance(self._given, Mixture) else self.sources[0].label
 
     def stream(self, world: World) -> DatasetStream | MixtureStream:
-        """Return all samples: in lanes that were given or loaded, else the default for the world that asks first.
+        """Return the stream of all samples. Lanes that were neither given nor loaded are the default of this world.
 
-        Raises OptionError if the lanes are too many, or cannot be dealt to the ranks.
+        Raises OptionError if there are too many lanes, or they cannot be dealt to the ranks.
         """
         if self._stream is None:
             options, lanes = self._options, self.training.lanes
@@ -199,7 +372,7 @@ class Sampler:
         return self._stream
 
     def share(self, world: World, start: int = 0) -> Share:
-        """Return the batches of a rank from place `start` of an epoch on. Raises OptionError if an epoch has none."""
+        """Return the batches of a rank from sample `start` of an epoch on. Raises OptionError if an epoch has none."""
         records, options = self.stream(world).records, self._options
         wraps = isinstance(self._given, Dataset)
         share = Share(records, options.batch_size, world, options.remainder, start, wraps=wraps)
@@ -216,15 +389,15 @@ class Sampler:
         """Return the place in `epoch` after `samples` samples of the whole world.
 
         Raises:
-            OptionError: it is not known where the epoch begins, or it has samples of a source that is no longer there.
+            OptionError: the start of the epoch is unknown, or the epoch has samples of a dataset that is gone.
         """
         stream, share = self.stream(world), self.share(world)
         is_one = isinstance(self._given, Dataset)
         begun = epoch * stream.records if is_one else self.training.begin_of(epoch, share)
         if begun + samples < stream.first:
             raise OptionError(
-                f"epoch {epoch} has samples of a source that was left out later, at sample {stream.first} of the "
-                f"training: give the mixture that source again, or set an epoch from {self.training.epoch + 1} on"
+                f"epoch {epoch} has samples of a dataset that was left out later, at sample {stream.first} of the "
+                f"training: put it back into the mixture, or set an epoch from {self.training.epoch + 1} on"
             )
         return Cursor(stream, begun, replace(share, start=samples), epoch)
 
@@ -239,17 +412,18 @@ class Sampler:
         return {**state, "mixture": self.training.text, "begun": begun, "epoch_samples": share.end}
 
     def resumed(self, state: Mapping[str, Any], world: World) -> "Sampler":
-        """Return the sampler that continues from `state`: at `samples` of `epoch` of its training.
+        """Return the sampler that continues from `state`: from `samples` of `epoch` of its training.
 
-        Raises OptionError if the state is of something else; or of an older version of a dataset, or of other weights
-        or sources, and `grown` or `reweight` do not allow that; or one of its numbers is impossible.
+        Raises OptionError if the state does not belong to this dataset or mixture; if it has an older version of a
+        dataset, or other weights or datasets, and `grown` or `reweight` do not allow that; or if one of its numbers is
+        impossible.
         """
         given = self._given
         if isinstance(given, Dataset):
             state = grow_state(state, given)
         elif "mixture" not in state and "content_digest" in state:
             raise OptionError(
-                f"the state is of one dataset, and {self.label} is a mixture; load it into a loader of that"
+                f"the state is of one dataset, and {self.label} is a mixture; load it into a loader of that dataset"
             )
         check_identity(state, self._identity, "loader", self.label)
         lanes = state_number(state, "lanes", 1, self._most_lanes(world))
@@ -258,7 +432,8 @@ class Sampler:
             samples = state_number(state, "samples", 0, self.sources[0].entry.records)
             training = Training(lanes=lanes, epoch=epoch, samples=samples)
         else:
-            training = decode_training(state, lanes).drawing(self.sources, given, self.training)
+            datasets = [source.dataset for source in self.sources]
+            training = decode_training(state, lanes).drawing(datasets, self._split, given, self.training)
         check_lanes(lanes, world, of_state=True)
         sampler = self.continued(training)
         share = sampler.share(world, training.samples)
@@ -271,17 +446,19 @@ class Sampler:
             _logger.warning(
                 "%s: the training that continues has %d classes, of which these datasets hold %d. `class_names` has "
                 "all of them: give the model as many outputs",
-                *(self.label, there, here),
+                self.label,
+                there,
+                here,
             )
         return sampler
 
     def restarted(self, epoch: int) -> "Sampler":
-        """Return the sampler to read an epoch from its start, also if the training was continued in its middle."""
+        """Return the sampler that reads an epoch from its start, even if the training continued in the middle of it."""
         training = self.training
         return self.continued(replace(training, samples=0)) if epoch == training.epoch and training.samples else self
 
     def continued(self, training: Training) -> "Sampler":
-        """Return the sampler that continues a training. It has this one's `sources` if nothing changes in them."""
+        """Return the sampler that continues a training. It keeps this one's `sources` if nothing changes in them."""
         found = Sampler(self._given, self._split, self._options, training, self.sources)
         salts = [[source.salt for source in sampler.sources] for sampler in (self, found)]
         if found.training.classes == self.training.classes and salts[0] == salts[1]:

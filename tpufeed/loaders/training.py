@@ -1,21 +1,19 @@
-"""The training that a state continues: what it has drawn from since it began, and a mixture's stream of samples."""
+"""States: what they have in common with a loader, and the training that they continue."""
 
 import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from tpufeed.dataset.mixture import LEAST_SHARE, SHARES, MixtureOrder, Phase, whole_shares
-from tpufeed.dataset.order import Ints, Places, Share
+from tpufeed.dataset.order import Share
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import DatasetNotFoundError, OptionError, mask_secrets
-from tpufeed.loaders.batch import group_rows
-from tpufeed.loaders.mixture import ClassList, JoinBy, Mixture, SampleSource
+from tpufeed.loaders.mixture import ClassList, JoinBy, Mixture
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.options import shown
 
@@ -24,9 +22,9 @@ LAST = 1 << 62  # highest number of an epoch, or of a sample in a stream
 
 
 def identity_of(dataset: Dataset | None, split: str, seed: int, shuffle: bool) -> dict[str, Any]:
-    """Return what a state and the loader that takes it must have in common.
+    """Return what a state and the loader that loads it must have in common.
 
-    The dataset is None for a mixture, whose states name its sources elsewhere.
+    The dataset is None for a mixture, whose states name its datasets elsewhere.
     """
     content = {} if dataset is None else {"content_digest": dataset.content_digest}
     number = {} if dataset is None or dataset.number == 1 else {"dataset_version": dataset.number}
@@ -38,7 +36,7 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner:
 
     Args:
         state: the state to load.
-        identity: the identity of what takes it.
+        identity: the identity of the loader or sampler that loads it.
         owner: "loader" or "sampler", for messages.
         url: the URL of its dataset.
     """
@@ -46,25 +44,25 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner:
     if version != VERSION:
         found = f"the state's version is {shown(version)}, this {owner}'s {VERSION}"
         if version is None or "epoch" not in state:
-            raise OptionError(f"{found}: it is not what state_dict() gives")
+            raise OptionError(f"{found}: it does not come from state_dict()")
         epoch = shown(state["epoch"])
         raise OptionError(
-            f"{found}: it is of another tpufeed, which has the samples of an epoch in another order, so the rest of "
-            f"epoch {epoch} is unknown here. Begin it again, with set_epoch({epoch}), or go on with the tpufeed that "
-            "gave the state"
+            f"{found}: it was saved by another tpufeed, which has another order of samples, so the rest of epoch "
+            f"{epoch} is unknown here. Begin that epoch again with set_epoch({epoch}), or continue with the tpufeed "
+            "that saved the state"
         )
     for name, value in identity.items():
         if state.get(name) != value:
             raise OptionError(
                 f"the state's {name} is {state.get(name)!r}, this {owner}'s {value!r}: it is of another dataset, split "
-                f"or order than {url} here. Load it into a {owner} made as the one that gave it"
+                f"or order than {url} here. Load it into a {owner} with the same arguments as the one that saved it"
             )
 
 
 def grow_state(state: Mapping[str, Any], dataset: Dataset) -> Mapping[str, Any]:
-    """Return a state for this version of its dataset: a state of an older version moves to its next epoch.
+    """Return a state for this version of its dataset: a state of an older version moves on to its next epoch.
 
-    An epoch of which no sample was given is still to come. Raises OptionError if the state is of an older version, and
+    An epoch that has given no sample yet is still to come. Raises OptionError if the state is of an older version, and
     the dataset was not opened with `grown`.
     """
     digest, past = state.get("content_digest"), dataset.manifest.past_digests
@@ -93,7 +91,7 @@ def has_grown_since(dataset: Dataset, number: int) -> OptionError:
 
 
 def state_number(state: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    """Return a number of a state; checkpoints may give it back as an array's element. Raises OptionError."""
+    """Return a number from a state; checkpoints may have made it an element of an array. Raises OptionError."""
     value = state.get(name)
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # anything but a whole number raises
@@ -111,8 +109,8 @@ class TrainedSource(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         digest: digest of its content.
         url: its URL without secrets, for messages.
         records: samples of its split.
-        root: number of the training's source that it is a version of; its own number if there is none.
-        epoch: the epoch with which it began: after an older version the next one, else 0.
+        root: number of the training's first version of this dataset; its own number if this is the first.
+        epoch: the epoch with which it began: the next one after an older version, else 0.
     """
 
     digest: str
@@ -128,19 +126,19 @@ class TrainedSource(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 @dataclass(frozen=True)
 class Training:
-    """A training: what it has drawn from since it began, and where in its stream an epoch begins.
+    """The datasets that a training has drawn from since it began, and where one of its epochs begins in its stream.
 
     Attributes:
-        sources: all sources that a mixture has had. Those that it has no more keep their numbers.
-        phases: shares of these, from a position of the stream on. In the last phase only present sources have shares
-            above 0.
-        seed: seed of the draws of sources.
+        sources: all datasets that a mixture has had. Datasets that it no longer has keep their numbers.
+        phases: their shares, each phase from a position of the stream on. In the last phase only present datasets have
+            shares above 0.
+        seed: seed that decides which dataset gives each sample.
         join: how classes are joined.
-        classes: classes of all sources.
+        classes: classes of all datasets.
         lanes: lanes of the order; None until they are asked for.
         epoch: the epoch that begins at position `begun`.
         begun: that position; for a single dataset it follows from the epoch.
-        samples: number of the first sample of that epoch that is read, if a state said so.
+        samples: number of the first sample to read in that epoch, if a state gave one.
     """
 
     sources: tuple[TrainedSource, ...] = ()
@@ -153,11 +151,12 @@ class Training:
     begun: int = 0
     samples: int = 0
 
-    def drawing(self, present: Sequence[SampleSource], mixture: Mixture, other: "Training") -> "Training":
-        """Return the training that continues from its place with the present sources and their weights in `mixture`.
+    def drawing(self, present: Sequence[Dataset], split: str, mixture: Mixture, other: "Training") -> "Training":
+        """Return the training that continues from its place with the present datasets and their weights in `mixture`.
 
-        It replaces `other`, which began with the mixture. Raises OptionError if it is of other weights or sources, and
-        `reweight` does not allow that; or of other draws; or a dataset has grown, and was not opened with `grown`.
+        It replaces `other`, which began with the mixture. Raises OptionError if it has other weights or datasets, and
+        `reweight` does not allow that; if it has another seed or way to join classes; or if a dataset has grown, and
+        was not opened with `grown`.
         """
         for name, there, here in (("seed", self.seed, other.seed), ("classes", self.join, other.join)):
             if there != here:
@@ -167,14 +166,11 @@ class Training:
         assert self.lanes is not None, "a state has them"
         last, position = self.phases[-1], self.begun + self.samples
         numbers = {each.digest: number for number, each in enumerate(self.sources)}
-        weights = dict(
-            zip((source.dataset.content_digest for source in present), mixture.weights.values(), strict=True)
-        )
+        weights = dict(zip((each.content_digest for each in present), mixture.weights.values(), strict=True))
         gone = {each.digest for each, share in zip(self.sources, last.shares, strict=True) if share} - weights.keys()
         sources, expected = list(self.sources), list(last.shares)
         order, has_grown = MixtureOrder(self.phases, self.lanes, self.seed), False
-        for source in present:
-            dataset = source.dataset
+        for dataset in present:
             if dataset.content_digest in numbers:
                 continue
             root, epoch, share = len(sources), 0, 0
@@ -187,7 +183,7 @@ class Training:
                 has_grown, number = True, numbers[older]
                 root, epoch = sources[number].root, _next_epoch(order, number, sources[number], position)
                 share, expected[number] = expected[number], 0  # the newer version takes its place
-            sources.append(_trained(source, root, epoch))
+            sources.append(_trained(dataset, split, root, epoch))
             expected.append(share)
         shares = whole_shares([weights.get(each.digest, 0.0) for each in sources])
         # Equal weights may differ in the last bit: 0.7 and 0.3, or 7 and 3.
@@ -195,30 +191,30 @@ class Training:
         if is_same and not has_grown:
             return self
         if not is_same and not mixture.reweight:
-            raise self._other_weights(dict(zip((source.label for source in present), weights.items(), strict=True)))
+            raise self._other_weights({mask_secrets(each.url): each.content_digest for each in present}, weights)
         new = Phase(position, tuple(expected) if is_same else shares)
         more = (0,) * (len(sources) - len(self.sources))
         past_phases = (Phase(phase.first, phase.shares + more) for phase in self.phases if phase.first < position)
         return replace(self, sources=tuple(sources), phases=(*past_phases, new))
 
-    def _other_weights(self, present: Mapping[str, tuple[str, float]]) -> OptionError:
-        """Return the error; `present` has digest and weight of each source by its label."""
+    def _other_weights(self, digests: Mapping[str, str], weights: Mapping[str, float]) -> OptionError:
+        """Return the error; `digests` are those of the present datasets by their URLs, `weights` go by digest."""
         there = [(each, share) for each, share in zip(self.sources, self.phases[-1].shares, strict=True) if share]
-        changed = [each.url for each, _ in there if each.url in present and each.digest != present[each.url][0]]
-        total = math.fsum(weight for _, weight in present.values())
+        changed = [each.url for each, _ in there if digests.get(each.url, each.digest) != each.digest]
+        total = math.fsum(weights.values())
         return OptionError(
             f"the state is of other weights or datasets: there "
             f"{', '.join(f'{each.url}={share / SHARES:.6g}' for each, share in there)}, here "
-            f"{', '.join(f'{label}={weight / total:.6g}' for label, (_, weight) in present.items())}. "
+            f"{', '.join(f'{url}={weights[digest] / total:.6g}' for url, digest in digests.items())}. "
             + (f"{changed[0]} holds other samples now. " if changed else "")
-            + "Give the mixture of the state, or Mixture(..., reweight=True) to continue from its place with this one"
+            + "Give the state's mixture, or Mixture(..., reweight=True) to continue from its place with this one"
         )
 
     def begin_of(self, epoch: int, share: Share) -> int:
-        """Return the position at which an epoch of a mixture begins: behind the last sample of the one before it.
+        """Return the position at which an epoch of a mixture begins: after the last sample of the epoch before it.
 
-        `share` has a rank's batches of a whole epoch. Raises OptionError if the epoch is before the one that the
-        training continued with, whose length was another; or too late.
+        `share` has a rank's batches of a whole epoch. Raises OptionError for epochs before the one that the training
+        continued with, if their length was another; and for epochs whose samples cannot be numbered.
         """
         if epoch == self.epoch:
             return self.begun
@@ -229,7 +225,7 @@ class Training:
             begin = epoch * share.end
         else:
             raise OptionError(
-                f"where epoch {epoch} of this training began is not known, as epochs had another length before epoch "
+                f"the start of epoch {epoch} of this training is not known, as epochs had another length before epoch "
                 f"{self.epoch}: other weights, batch size or ranks. Set epoch 0, or one from {self.epoch} on"
             )
         if begin > LAST:
@@ -238,7 +234,7 @@ class Training:
 
     @cached_property
     def text(self) -> str:
-        """The training as states hold it, without its place: text, which every checkpointer takes."""
+        """The training as states hold it, without its place: as text, which every checkpointer can save."""
         phases = [
             (phase.first, [(number, share) for number, share in enumerate(phase.shares) if share])
             for phase in self.phases
@@ -246,20 +242,20 @@ class Training:
         return msgspec.json.encode(_Stored(self.sources, phases, self.classes, self.join, self.seed)).decode()
 
 
-def begin_training(present: Sequence[SampleSource], mixture: Mixture, options: LoaderOptions) -> Training:
-    """Return the training that begins with a mixture, whose sources are `present`."""
-    sources = tuple(_trained(source, root, 0) for root, source in enumerate(present))
+def begin_training(present: Sequence[Dataset], split: str, mixture: Mixture, options: LoaderOptions) -> Training:
+    """Return the training that begins with a mixture of the datasets `present`."""
+    sources = tuple(_trained(dataset, split, root, 0) for root, dataset in enumerate(present))
     phase = Phase(0, whole_shares(list(mixture.weights.values())))
     seed = options.seed if mixture.seed is None else mixture.seed
     return Training(sources, (phase,), seed, mixture.classes, lanes=options.lanes)
 
 
-def _trained(source: SampleSource, root: int, epoch: int) -> TrainedSource:
-    return TrainedSource(source.dataset.content_digest, source.label, source.entry.records, root, epoch)
+def _trained(dataset: Dataset, split: str, root: int, epoch: int) -> TrainedSource:
+    return TrainedSource(dataset.content_digest, mask_secrets(dataset.url), dataset.split(split).records, root, epoch)
 
 
 def _next_epoch(order: MixtureOrder, number: int, source: TrainedSource, position: int) -> int:
-    """Return the first epoch of a source of which no lane has read a sample before this position of the mixture."""
+    """Return the first epoch of a dataset from which no lane has read a sample before this position of the mixture."""
     counts = (int(order.counts(lane, order.number_at(lane, position))[number]) for lane in range(order.lanes))
     return source.epoch + max(-(-count // source.lane_length(lane, order.lanes)) for lane, count in enumerate(counts))
 
@@ -276,7 +272,7 @@ _STORED = msgspec.json.Decoder(_Stored)
 
 
 def decode_training(state: Mapping[str, Any], lanes: int) -> Training:
-    """Return the training that a mixture's state holds as `Training.text`, at its place.
+    """Return the training that a mixture's state holds as `Training.text`, at the state's place.
 
     Raises OptionError if it is impossible.
     """
@@ -293,106 +289,9 @@ def decode_training(state: Mapping[str, Any], lanes: int) -> Training:
         if not firsts or firsts[0] or firsts != sorted(set(firsts)):
             raise ValueError("its phases do not follow one another")
         if any(each.records < lanes or each.epoch < 0 or not 0 <= each.root < count for each in found.sources):
-            raise ValueError("its sources do not fit its lanes")
+            raise ValueError("its datasets do not fit its lanes")
         return Training(
             found.sources, tuple(phases), found.seed, found.join, found.classes, lanes, epoch, begun, samples
         )
     except (TypeError, ValueError) as error:  # of msgspec as well
-        raise OptionError(f"the state's mixture is not what state_dict() gives: {error}") from error
-
-
-class MixtureStream:
-    """The samples of several datasets, drawn in exact shares. See `DatasetStream`.
-
-    Args:
-        training: its sources and phases.
-        sources: those of its sources that are there.
-        options: the loader's options.
-        lanes: lanes of the order.
-        longest: True to end an epoch when each source was read once, False when the first one is used up.
-
-    Raises:
-        OptionError: a source has fewer samples than there are lanes.
-    """
-
-    at_once = 8192  # each source and epoch that they meet costs a look-up in its order
-
-    def __init__(
-        self, training: Training, sources: Sequence[SampleSource], options: LoaderOptions, lanes: int, longest: bool
-    ) -> None:
-        for source in sources:
-            records = source.entry.records
-            if records < lanes:
-                raise OptionError(
-                    f"{source.label}: split {source.split!r} has {records} samples, fewer than the {lanes} lanes of "
-                    f"the mixture, and each lane needs some; give lanes={2 ** (records.bit_length() - 1)} or fewer (a "
-                    "multiple of the number of ranks), or leave this source out"
-                )
-        self.lanes, self._training = lanes, training
-        self._draws = MixtureOrder(training.phases, lanes, training.seed)
-        self._variants = [len(source.entry.variants) for source in sources]
-        self._orders = [source.epoch_orders(options, lanes) for source in sources]
-        # The number of each present source among all of the training; and the other way round, -1 if it is not there.
-        digests = [each.digest for each in training.sources]
-        self._numbers = [digests.index(source.dataset.content_digest) for source in sources]
-        self._members = np.full(len(digests), -1)
-        self._members[self._numbers] = range(len(sources))
-        self._records = np.asarray([each.records for each in training.sources], np.int64)
-        self._epochs = np.asarray([each.epoch for each in training.sources], np.int64)
-        *past, (_, shares) = training.phases
-        ends = (number for number, phase in enumerate(past, 1) if np.any(phase.shares, where=self._members < 0))
-        self.first = training.phases[max(ends, default=0)].first
-        self.records = self._epoch_samples(longest)
-        self.due_again = min(int(training.sources[each].records * SHARES / shares[each]) for each in self._numbers)
-
-    def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints, Ints, Places]:
-        at, lane = np.divmod(positions + begun, self.lanes)
-        drawn, number = np.empty_like(positions), np.empty_like(positions)
-        for each in np.unique(lane).tolist():
-            rows = np.flatnonzero(lane == each)
-            rows = rows[np.argsort(at[rows], kind="stable")]
-            drawn[rows], number[rows] = self._draws.draw(each, at[rows])
-        records = self._records[drawn]
-        length = records // self.lanes + (lane < records % self.lanes)
-        epochs, place = self._epochs[drawn] + number // length, (number % length) * self.lanes + lane
-        source = self._members[drawn]
-        found = Places(*(np.empty(len(positions), np.int64) for _ in Places._fields))
-        for each, its_epoch, rows in group_rows(source, epochs):
-            for column, values in zip(found, self._orders[each](its_epoch).places_at(place[rows]), strict=True):
-                column[rows] = values
-        return source, epochs, found
-
-    def _epoch_samples(self, longest: bool) -> int:
-        """Count the samples of an epoch, from the beginning of a training with the present shares."""
-        training, ends, near = self._training, list[int](), 0
-        order = MixtureOrder([Phase(0, training.phases[-1].shares)], self.lanes, training.seed)
-        for lane in range(self.lanes):
-            wholes = np.full(len(self._records), 0 if longest else LAST)
-            wholes[self._numbers] = [training.sources[each].lane_length(lane, self.lanes) for each in self._numbers]
-            near = order.first_where(lane, partial(_is_through, wholes, longest), near)
-            ends.append(near)
-        return self.lanes * (max(ends) if longest else min(ends) - 1)
-
-    def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
-        due = list[tuple[float, int, int, int]]()
-        given = {lane: self._draws.counts(lane, self._draws.number_at(lane, position)) for lane in lanes}
-        now = [phase for phase in self._training.phases if phase.first <= position][-1]
-        for source, number in enumerate(self._numbers):
-            trained, share = self._training.sources[number], now.shares[number] / SHARES
-            if not share:
-                continue
-            counts = {lane: int(given[lane][number]) for lane in lanes}
-            lengths = {lane: trained.lane_length(lane, self.lanes) for lane in lanes}
-            first, start = min(counts[lane] // lengths[lane] for lane in lanes), min(counts.values())
-            for epoch in (first, first + 1):
-                read = {lane: max(0, counts[lane] - epoch * lengths[lane]) for lane in lanes}
-                for shard, place in self._orders[source](trained.epoch + epoch).due_positions(read).items():
-                    when = (epoch * trained.records + place - start * self.lanes) / share
-                    if when < horizon:
-                        due.append((when, source, (trained.epoch + epoch) % self._variants[source], shard))
-        return [(source, variant, [shard]) for _, source, variant, shard in sorted(due)]
-
-
-def _is_through(wholes: Ints, longest: bool, counts: Ints) -> bool:
-    """Return True if each source was read once, or for the shortest if one has begun its next epoch."""
-    return bool((counts >= wholes).all() if longest else (counts > wholes).any())
+        raise OptionError(f"the state's mixture does not come from state_dict(): {error}") from error

@@ -1,7 +1,7 @@
 """Decode batches in worker processes, each with its own threads: they and the training loop share no GIL.
 
 Pixels are decoded into shared memory without a name, which is freed with the last process that maps it; the places of
-samples and all other columns cross sockets. The loader's end comes first, then the workers' (`prepare` and `serve`).
+samples and all other columns cross sockets. The loader's side comes first, then the workers' (`prepare` and `serve`).
 """
 
 import math
@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -22,10 +23,11 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from tpufeed.dataset.index import Index
 from tpufeed.dataset.manifest import Manifest, pack_manifest
-from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.reader import Dataset, reopen_dataset
 from tpufeed.errors import LoaderError
-from tpufeed.loaders.batch import BatchDecoder, BatchRequest, DecodedBatch
+from tpufeed.loaders.batch import BatchDecoder, DecodedBatch
 from tpufeed.loaders.buffers import Buffer, BufferPool, MappedBuffers
 from tpufeed.loaders.executor import (
     CLOSED,
@@ -36,7 +38,8 @@ from tpufeed.loaders.executor import (
     ThreadFuture,
     WorkerConfig,
 )
-from tpufeed.loaders.mixture import JoinedClasses, SampleSource, check_sources
+from tpufeed.loaders.mixture import OPENED_AT_ONCE, JoinedClasses
+from tpufeed.loaders.sampler import BatchRequest, SampleSource
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.processes.numa import Node
 from tpufeed.storage.store import open_store
@@ -47,43 +50,43 @@ _LONGEST_WAIT_SECONDS = 1e6  # the system's calls take no more
 _TUNABLES, _PAST_THE_CACHE = "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold"
 _BUG = "a worker process failed: "
 _CRASHED, _ENDED = "Did native code of an op of yours crash?", "Did an op of yours end it?"
-# Advice by a worker's exit code; None if it lives on, as one that waits for an NFS server.
+# Advice by a worker's exit code; None if it is still alive, as when it waits for an NFS server.
 _ADVICE: dict[int | None, str] = {
     -signal.SIGKILL: "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0",
-    -signal.SIGBUS: "A file that it had mapped was cut, or its disk or mount (NFS, FUSE) is gone",
+    -signal.SIGBUS: "A file that it had mapped was truncated, or its disk or mount (NFS, FUSE) is gone",
     **dict.fromkeys((-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE), _CRASHED),
     None: "Does its disk or mount (NFS, FUSE) hang, or has an op of yours closed its socket?",
 }
 
 _Begun: TypeAlias = queue.SimpleQueue[tuple[int, ThreadFuture | Exception] | None]
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
-# Of each source manifest, URL of the dataset, version of the manifest's file, split, classes and salt. `prepare`
-# leaves them to the forks, each of which opens its own store.
+# For each dataset: manifest, URL, version of the manifest's file, split, classes and salt. `prepare` leaves them to the
+# forks, each of which opens its own store.
 _sources: list[tuple[Manifest, str, str, str, JoinedClasses | None, int]] = []
 
 
-class Decode(NamedTuple):
-    """Order to a worker: decode a batch into buffer number `buffer`."""
+class BatchTask(NamedTuple):
+    """Task of a worker: decode a batch into buffer number `buffer`."""
 
     number: int
     buffer: int
     request: BatchRequest
 
 
-class Cancel(NamedTuple):
-    """Order to a worker: give a batch up."""
+class CancelTask(NamedTuple):
+    """Task of a worker: cancel a batch."""
 
     number: int
 
 
-class Fetch(NamedTuple):
-    """Order to a worker: see `ThreadExecutor.fetch`."""
+class FetchTask(NamedTuple):
+    """Task of a worker: see `ThreadExecutor.fetch`."""
 
     due: DueShards
 
 
 class Reply(NamedTuple):
-    """Result of a `Decode`; the pixels are in its buffer."""
+    """Result of a `BatchTask`; the pixels are in its buffer."""
 
     number: int
     result: DecodedBatch | Failure
@@ -93,11 +96,11 @@ class ProcessExecutor:
     """Decodes batches in worker processes; its methods are those of `ThreadExecutor`.
 
     Args:
-        sources: what to read.
+        sources: the datasets to read.
         config: how each worker decodes batches.
         processes: number of processes that decode.
         pool: shared memory for the pixels; the executor closes it.
-        copies_shards: True to have one more process stage remote shards.
+        copies_shards: True for one more process, which copies remote shards.
         nodes: the NUMA node of each process that decodes; empty if they may run on all nodes.
     """
 
@@ -112,13 +115,13 @@ class ProcessExecutor:
     ) -> None:
         self._closed, self._owner, self._pool = False, os.getpid(), pool
         self._hung_up = threading.Event()  # by us
-        # Held while replies are waited for, so that no thread closes a socket meanwhile. Reentrant, as `listen` runs
-        # the finalizer, which takes it again.
+        # Held while waiting for replies, so that no thread closes a socket meanwhile. Reentrant, as `listen` runs the
+        # finalizer, which takes it again.
         self._lock = threading.RLock()
         children: list[Child] = []  # the fork server first
         self._finalizer = weakref.finalize(self, _stop, children, pool, self._owner, self._hung_up, self._lock)
         self._workers: list[_Worker] = []
-        # No `selectors`: each is a reference cycle, and would keep the workers' buffers after this has gone.
+        # No `selectors`: each is a reference cycle, and would keep the workers' buffers when this object is gone.
         self._poll = select.poll()
         placed: list[Node | None] = [*nodes] or [None] * processes
         try:
@@ -139,11 +142,11 @@ class ProcessExecutor:
 
     @property
     def closed(self) -> bool:
-        """True if it decodes nothing any more, also in a fork: sockets and buffers are its parent's."""
+        """True if it was closed; also in a fork, as sockets and buffers belong to the parent."""
         return self._closed or os.getpid() != self._owner
 
     def submit(self, request: BatchRequest) -> "ProcessFuture":
-        """Begin a batch in the worker that has the fewest batches."""
+        """Begin a batch in the worker with the fewest batches."""
         if self.closed:
             raise LoaderError(CLOSED)
         worker = min(self._decoding, key=lambda worker: len(worker.futures))
@@ -153,9 +156,9 @@ class ProcessExecutor:
         return worker.submit(request, buffer, self)
 
     def fetch(self, due: DueShards) -> None:
-        """Have the last worker stage these shards if one does that; the others open what is staged."""
+        """Have the last worker copy these shards if it is the one for that; the others open the copies."""
         with suppress(TimeoutError):  # the worker reads nothing: its socket is closed now, as `listen` will find
-            self._workers[-1].send(Fetch(due))
+            self._workers[-1].send(FetchTask(due))
 
     def close(self, wait: bool = True) -> None:
         """Stop; batches in work fail. Processes that hang are killed, also with `wait=False`."""
@@ -163,13 +166,13 @@ class ProcessExecutor:
             self._closed = True
             self._hung_up.set()
             for worker in self._workers:
-                # Not under the lock: this wakes the thread that listens, which holds it.
+                # Without the lock: this wakes the thread that listens, which holds it.
                 worker.hang_up()
             with self._lock:
                 self._finalizer()
 
     def listen(self, timeout_seconds: float) -> None:
-        """Take in replies, waiting for the first one. After an error the executor is closed.
+        """Receive replies, waiting for the first one. After an error the executor is closed.
 
         Raises:
             LoaderError: a worker has died, or the executor was closed.
@@ -181,11 +184,11 @@ class ProcessExecutor:
                 while self._pages and timeout_seconds and not self._poll.poll(0):
                     if next(self._pages[0], self) is self:  # that buffer has all of its pages
                         self._pages.popleft()
-                # `poll` takes whole milliseconds. Rounded down, the last part of one would be spent in a busy loop.
+                # `poll` takes whole milliseconds. Rounded down, the last fraction would be spent in a busy loop.
                 for descriptor, _ in self._poll.poll(math.ceil(min(timeout_seconds, _LONGEST_WAIT_SECONDS) * 1e3)):
                     self._by_descriptor[descriptor].take_reply()
                     self._pages = None
-            except BaseException as error:  # a Ctrl-C may have come within a message
+            except BaseException as error:  # Ctrl-C may come in the middle of a message
                 by_us = self._hung_up.is_set() and isinstance(error, LoaderError)
                 self._closed = True
                 self._finalizer()
@@ -198,7 +201,7 @@ class ProcessFuture:
     """A batch that a worker process decodes; its methods are those of `ThreadFuture`.
 
     The worker refers to it until there is a reply, wanted or not: until then the worker owns the buffer. So it refers
-    to the executor weakly: with a cycle a dropped loader would keep its workers.
+    to the executor weakly: in a cycle, a dropped loader would keep its workers.
     """
 
     def __init__(self, number: int, buffer: Buffer, unwanted: deque[int], executor: ProcessExecutor) -> None:
@@ -213,7 +216,7 @@ class ProcessFuture:
         return self.reply is not None
 
     def cancel(self) -> None:
-        """Give the batch up, with the next order to its worker: any thread may call this, and must not write."""
+        """Cancel the batch with the next task: any thread may call this, and only one may write to the worker."""
         self._unwanted.append(self._number)
 
     def result(self, timeout_seconds: float) -> DecodedBatch:
@@ -231,15 +234,15 @@ class ProcessFuture:
 
     def _listen(self, timeout_seconds: float) -> None:
         executor = self._executor()
-        assert executor is not None, "the iterator that waits holds it"
+        assert executor is not None, "the waiting iterator holds it"
         executor.listen(timeout_seconds)
 
 
 def _start_server(sources: Sequence[SampleSource], config: WorkerConfig) -> ForkServer:
-    """Start the process that forks the workers. Raises ObjectChangedError as `check_sources` does."""
-    check_sources(sources)
-    # Pixels are copied past the cache, as another process reads them next. glibc does that above a size that suits one
-    # program on the machine. From 64 KB on, raw images of 224 pixels come a quarter faster:
+    """Start the process that forks the workers. Raises as `_check_unchanged` does."""
+    _check_unchanged([(source.dataset, source.split) for source in sources])
+    # Pixels are copied past the cache, as another process reads them next. glibc does that only above a size that suits
+    # a program alone on its machine. From 64 KB on, raw images of 224 pixels come a quarter faster:
     # docs/decisions/2026-11-26-workers.md.
     given, variables = os.environ.get(_TUNABLES, ""), dict[str, str]()
     if platform.machine() in ("x86_64", "AMD64") and _PAST_THE_CACHE not in given:
@@ -255,38 +258,56 @@ def _start_server(sources: Sequence[SampleSource], config: WorkerConfig) -> Fork
     )
 
 
+def _check_unchanged(given: Sequence[tuple[Dataset, str]]) -> None:
+    """Raise ObjectChangedError if one of these datasets was rebuilt since it was opened; each comes with its split.
+
+    Raises ShardError or StoreError if the index of a local dataset does not fit its manifest: a forged manifest may
+    count any number of records, and their order would take memory.
+    """
+    unversioned = list[Dataset]()
+    for dataset, split in given:
+        dataset.check_current()
+        if not dataset.is_remote:
+            Index(dataset.store, dataset.split(split).variants[0]).offsets([])
+        if not dataset.version:  # `check_current` could not tell
+            unversioned.append(dataset)
+    if unversioned:
+        with ThreadPoolExecutor(OPENED_AT_ONCE, "tpufeed-open") as executor:
+            list(executor.map(lambda found: reopen_dataset(found.url, found.content_digest, found.number), unversioned))
+
+
 class _Worker(Fork):
-    """A worker process and the batches that it owes. One thread gives orders."""
+    """A worker process and the batches that it owes. One thread sends tasks."""
 
     def __init__(self, server: ForkServer, config: WorkerConfig, node: Node | None) -> None:
         super().__init__(server, config.options.timeout_seconds)
         self.futures: dict[int, ProcessFuture] = {}
-        # Any thread appends, the one that gives orders pops: both are atomic in a deque, so this needs no lock.
+        # Any thread appends, the one that sends tasks pops: both are atomic in a deque, so this needs no lock.
         self._unwanted: deque[int] = deque()
         self._last = 0
         self.node = 0 if node is None else node.number
         self.begin(_ENTRY, config if node is None else replace(config, cores=node.cores))
 
     def submit(self, request: BatchRequest, buffer: Buffer, executor: ProcessExecutor) -> ProcessFuture:
-        """Ask for a batch."""
+        """Send the task for a batch."""
         self._last += 1
         self.futures[self._last] = future = ProcessFuture(self._last, buffer, self._unwanted, executor)
         try:
             while self._unwanted:
-                self.send(Cancel(self._unwanted.popleft()))
-            self.send(Decode(self._last, buffer.memory.number, request))
+                self.send(CancelTask(self._unwanted.popleft()))
+            self.send(BatchTask(self._last, buffer.memory.number, request))
         except TimeoutError:
             raise BatchTimeout from None
         return future
 
     def take_reply(self) -> None:
-        """Take in a reply. Raises LoaderError if the worker has died, or the error that kept it from beginning."""
+        """Receive a reply. Raises LoaderError if the worker died, or the error that kept it from starting."""
         try:
             reply: Reply = self.receive()
         except ChildDiedError:
             code, how = self.ending(_LEAVE_SECONDS)
             pid = self.process.pid
-            advice = _ADVICE.get(code, _ENDED) if pid else "What it has printed says why"
+            advice = _ADVICE.get(code, _ENDED) if pid else "Its output says why"
             raise LoaderError(
                 f"{f'a worker process of the loader (pid {pid})' if pid else 'the process that forks workers'} "
                 f"{'was killed' if code and code < 0 else 'ended'} {how}; iterate the loader again to start new ones. "
@@ -298,7 +319,7 @@ class _Worker(Fork):
 def _stop(
     children: Sequence[Child], pool: BufferPool, owner: int, hung_up: threading.Event, lock: threading.RLock
 ) -> None:
-    """End the workers. At the interpreter's end a thread may still wait for a reply: closing would not wake it."""
+    """End the workers. When the interpreter exits, a thread may wait for a reply, and closing would not wake it."""
     server, workers = children[:1], children[1:]
     if os.getpid() != owner:  # a fork, which does not own these workers
         pool.close()
@@ -321,12 +342,12 @@ BatchFuture: TypeAlias = ThreadFuture | ProcessFuture
 
 
 def prepare(sources: Sequence[tuple[bytes, str, str, str, JoinedClasses | None, int]]) -> None:
-    """Decode the manifests of all sources in the fork server, once for all workers."""
+    """Decode the manifests of all datasets in the fork server, once for all workers."""
     _sources[:] = [(pack_manifest(_MANIFEST.decode(source[0])), *source[1:]) for source in sources]
 
 
 def serve(config: WorkerConfig, connection: Connection) -> None:
-    """Obey the loader's orders until its end of the socket closes."""
+    """Carry out the loader's tasks until its end of the socket closes."""
     assert config.file is not None, "the loader shares its batches' memory"
     if config.cores:
         with suppress(OSError):  # cores may have been taken from this host, or its container, since they were counted
@@ -347,33 +368,33 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
         return
     try:
         while True:
-            order: Decode | Cancel | Fetch = connection.recv()
-            if isinstance(order, Fetch):
-                executor.fetch(order.due)
-            elif isinstance(order, Cancel):
-                future = pending.get(order.number)
+            task: BatchTask | CancelTask | FetchTask = connection.recv()
+            if isinstance(task, FetchTask):
+                executor.fetch(task.due)
+            elif isinstance(task, CancelTask):
+                future = pending.get(task.number)
                 if future is not None:
                     future.cancel()
             else:
                 try:
-                    pending[order.number] = executor.submit(order.request, *buffers.take(order.buffer))
-                    begun.put((order.number, pending[order.number]))
+                    pending[task.number] = executor.submit(task.request, *buffers.take(task.buffer))
+                    begun.put((task.number, pending[task.number]))
                 except Exception as error:  # noqa: BLE001  # the loader raises it
-                    begun.put((order.number, error))
+                    begun.put((task.number, error))
     except (EOFError, ConnectionError):
         return
     finally:
-        # Leave also when an op of the user's, or a drive, does not return.
+        # Exit even if a user's op or a disk does not return.
         timer = threading.Timer(_LEAVE_ANYWAY_SECONDS, os._exit, (1,))
         timer.daemon = True
-        with suppress(RuntimeError):  # no thread is to be had
+        with suppress(RuntimeError):  # no thread can be started
             timer.start()
         begun.put(None)
         executor.close()
 
 
 def _reply(connection: Connection, begun: _Begun, pending: dict[int, ThreadFuture], decoder: BatchDecoder) -> None:
-    """Send batches in the order of their requests, without pixels, which the loader has in shared memory."""
+    """Send batches in the order of their tasks, without pixels, which the loader has in shared memory."""
     pooled = {column.name for column in decoder.columns.pooled}
     try:
         for number, future in iter(begun.get, None):

@@ -1,7 +1,7 @@
 """Find this process among the ranks that share an epoch, and count the cores that share a batch.
 
-That is done at the first batch, never at import, and imports or starts nothing: only a framework that the program has
-loaded can have made several ranks of it.
+This runs at the first batch, never at import. It imports and starts nothing: only a framework that the program has
+loaded can have split it into ranks.
 """
 
 import json
@@ -24,7 +24,7 @@ _RANKS_THREAD = "torch_xla._internal.pjrt", "_thread_fn"  # the function in whic
 
 
 def to_world(world: Any) -> World:
-    """Return a world given by hand, perhaps as (rank, size) or TensorFlow's InputContext. Raises OptionError."""
+    """Return a world that was given by hand, maybe as (rank, size) or TensorFlow's InputContext. Raises OptionError."""
     if isinstance(world, World):
         return world
     if hasattr(world, "num_input_pipelines"):
@@ -40,25 +40,25 @@ def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
     """Return the world of torch_xla, torch.distributed or JAX if it has several ranks; else the world of one rank.
 
     Args:
-        by_hand: how a caller gives the world instead, for messages.
+        by_hand: how to give the world by hand, for messages.
         in_rank: True if this thread is known to be one of torch_xla's ranks.
 
     Raises:
         OptionError: frameworks have different numbers of ranks; or this process was launched as one of several ranks,
-            and the framework does not know it yet; or ranks are threads, and this thread is none of them.
+            and the framework does not know it yet; or ranks are threads, and this thread is not a rank.
     """
     xla = _started_xla()
     if xla is not None and not in_rank and _ranks_are_threads(xla):
         raise OptionError(
-            "torch_xla's ranks are threads of this process, and this was made in none of them, so that it cannot know "
-            f"whose it is: make it in the function that torch_xla.launch runs, or give {by_hand}"
+            "torch_xla's ranks are threads of this process, and this was made outside of them, so it cannot tell which "
+            f"rank it belongs to: make it in the function that torch_xla.launch runs, or give {by_hand}"
         )
     worlds = _worlds(xla)
     if len({world.size for world in worlds.values()}) > 1:
         said = " and ".join(f"{name} has {world.size}" for name, world in worlds.items())
         raise OptionError(
-            f"{said} ranks: which of them share the samples of an epoch cannot be told; make them agree, or give "
-            f"{by_hand}"
+            f"{said} ranks: it is not clear which ranks share the samples of an epoch; make the frameworks agree, or "
+            f"give {by_hand}"
         )
     if worlds:
         return next(iter(worlds.values()))
@@ -77,10 +77,10 @@ def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
             f"this is {several or 'a program under SPMD, maybe one of several'}, and torch_xla's runtime is not "
             f"started: each would read everything. Call torch_xla.device() before the first batch, or give {by_hand}"
         )
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # srun sets it, and not for a batch script
-    if tasks not in ("", "0", "1"):  # no error: they may be tasks that have nothing to do with one another
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")  # set by srun, but not for a batch script
+    if tasks not in ("", "0", "1"):  # no error: the tasks may have nothing to do with one another
         _logger.warning(
-            "task %s of %s of this Slurm step reads everything, as no framework knows of several ranks. If they train "
+            "task %s of %s of this Slurm step reads everything, as no framework knows of several ranks. If all train "
             "one model, call jax.distributed.initialize() or init_process_group before the first batch, or give %s",
             *(os.environ.get("SLURM_PROCID", "?"), tasks, by_hand),
         )
@@ -102,7 +102,7 @@ def thread_world(by_hand: str = _BY_HAND) -> World | None:
 
 
 def count_ranks() -> int:
-    """Return the number of ranks of this program that are processes, also in a forked worker of a DataLoader."""
+    """Return the number of ranks of this program that are processes, even in a forked worker of a DataLoader."""
     xla = _started_xla()
     if xla is not None and _ranks_are_threads(xla):
         return 1
@@ -123,21 +123,21 @@ def find_tf_world() -> World:
         place = str(task.get("type")), int(task["index"] if task else -1)
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise OptionError(
-            f"TF_CONFIG in the environment is no JSON of a cluster and a task: {error}; unset it, or give "
+            f"TF_CONFIG in the environment is not JSON of a cluster and a task: {error}; unset it, or give "
             "world=(rank, size)"
         ) from error
     if place in workers:
         return World(workers.index(place), len(workers))
     if len(workers) > 1 and place[0] != "evaluator":
         raise OptionError(
-            f"TF_CONFIG in the environment has {len(workers)} workers, and its task, {place[0]} {place[1]}, is none of "
-            "them: this process would read everything. Correct it, or give world=(rank, size)"
+            f"TF_CONFIG in the environment has {len(workers)} workers, and its task, {place[0]} {place[1]}, is not "
+            "one of them: this process would read everything. Correct it, or give world=(rank, size)"
         )
     return find_world()
 
 
 def _worlds(xla: Any) -> dict[str, World]:
-    """Return the worlds with several ranks by framework: this process' or, if ranks are threads, this thread's."""
+    """Return the worlds that have several ranks, by framework: of this process, or of this thread if it is a rank."""
     worlds: dict[str, World] = {}
     # torch_xla comes first: its loaders compare its own world with that of a host loader.
     if xla is not None and xla.runtime.is_spmd():
@@ -166,7 +166,7 @@ def _ranks_are_threads(xla: Any) -> bool:
 
 
 def _started_xla() -> Any:
-    """Return torch_xla if its runtime is started, else None. Any question starts it, and then it can launch no more."""
+    """Return torch_xla if its runtime has started, else None. Asking it anything starts it, and bars `launch`."""
     xla = sys.modules.get("torch_xla")
     library = getattr(xla, "_XLAC", None)
     return xla if library is not None and library._xla_runtime_is_initialized() else None
@@ -175,10 +175,10 @@ def _started_xla() -> Any:
 def count_cores(world: Any) -> int:
     """Return the number of cores that share a batch of a loader: `batch_size=16 * tpufeed.count_cores(strategy)`.
 
-    A TPU core works on tiles of 8 x 128 numbers and pads to them: its samples are best a multiple of 8, and 128 fill
-    the lanes of its matrix unit (https://cloud.google.com/tpu/docs/performance-guide). Kaggle's guide begins with 16
-    per core (https://www.kaggle.com/docs/tpu), and raises the learning rate with the batch. Any size that fits the
-    memory works, if it is the same in every step.
+    A TPU core works on tiles of 8 x 128 numbers and pads to them: a multiple of 8 samples per core is best, and 128
+    occupy all lanes of its matrix unit (https://cloud.google.com/tpu/docs/performance-guide). Kaggle's guide starts
+    with 16 per core (https://www.kaggle.com/docs/tpu), and raises the learning rate with the batch. Any size that fits
+    into memory works, if it is the same in every step.
 
     Args:
         world: what the loader feeds.
@@ -190,7 +190,7 @@ def count_cores(world: Any) -> int:
               holds, those of a mesh along its first axis; devices with copies of one block count as one core.
 
     Raises:
-        OptionError: `world` is none of these.
+        OptionError: `world` is something else.
     """
     if hasattr(world, "input_pipeline_id"):
         return 1

@@ -249,7 +249,7 @@ def bench(
     for url in urls:
         data = _open(url)
         if isinstance(data, Mixture):
-            places += [place_of(source.dataset) for source in data.open(options.split)]
+            places += [place_of(dataset) for dataset in data.open(options.split)]
         else:
             check_split(data, options.split, options.images_a_step)
             places.append(place_of(data))

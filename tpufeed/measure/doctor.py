@@ -144,7 +144,7 @@ def _choose_split(data: Dataset | Mixture, name: str | None) -> tuple[str, list[
     """Return the name of the split, and the datasets that have it. Raises OptionError if it is empty."""
     if isinstance(data, Mixture):
         split = name or "train"
-        return split, [source.dataset for source in data.open(split)]
+        return split, data.open(split)
     splits = data.manifest.splits
     split = name or ("train" if "train" in splits else next(iter(splits), "train"))
     if not data.split(split).records:

@@ -74,7 +74,7 @@ def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int,
 
 def kind_of(data: Dataset | Mixture, split: str) -> str:
     """Return "cache" if all datasets are caches, which have their own live ops, else "shards"."""
-    datasets = [source.dataset for source in data.open(split)] if isinstance(data, Mixture) else [data]
+    datasets = data.open(split) if isinstance(data, Mixture) else [data]
     return "cache" if all(dataset.manifest.cache is not None for dataset in datasets) else "shards"
 
 

@@ -56,7 +56,7 @@ def test_samples_of_each_epoch_are_those_of_the_loader(dataset_url, ops, batched
 def test_a_source_without_epochs_refuses_what_changes_with_them(cache_url, dataset_url, ops, cached):
     """Grain counts epochs outside of a source, and would train with the same crops again and again."""
     source = tpufeed.grain_source(cache_url) if cached else tpufeed.grain_source(dataset_url, ops=ops)
-    with pytest.raises(OptionError, match=r"differ from epoch to epoch.*to_map_dataset\(\) in place of"):
+    with pytest.raises(OptionError, match=r"differ from epoch to epoch.*to_map_dataset\(\)"):
         grain.MapDataset.source(source)[0]
     assert source.to_map_dataset()[0]["image"].shape == (64, 64, 3)
 
@@ -134,7 +134,7 @@ def test_images_come_as_stored_for_a_decoder_of_ones_own(dataset_url, cache_url,
     assert set(source[0]) == {"image", "label", "filename"}
     with pytest.raises(OptionError, match="give one of the two"):
         tpufeed.grain_source(dataset_url, decode=False, ops=FIXED)
-    with pytest.raises(OptionError, match="holds pixels, and nothing to be decoded"):
+    with pytest.raises(OptionError, match="holds pixels"):
         tpufeed.grain_source(cache_url, decode=False)
     with pytest.raises(OptionError, match="decode is True or False, not 'raw'"):
         tpufeed.grain_source(dataset_url, decode="raw")
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_named(dataset_url, cache_url, damage, ops):
     assert source.classes == ("astronaut", "cat", "coffee")
     with pytest.raises(OptionError, match=r"grain_source has no option 'batch_size'; call batch\(...\)"):
         tpufeed.grain_source(dataset_url, batch_size=8)
-    with pytest.raises(OptionError, match="a mixture has an order and no samples by number; give it to tpufeed"):
+    with pytest.raises(OptionError, match=r"a mixture .*tpufeed\.Loader"):
         tpufeed.grain_source(tpufeed.Mixture({cache_url: 1}))
     damaged = damage(dataset_url, 33)
     pipeline = tpufeed.grain_source(damaged.url, ops=ops).to_map_dataset().batch(10).to_iter_dataset()

@@ -184,9 +184,9 @@ def test_a_grain_style_iterator(cache_url, epochs):
         assert iterator.get_state() == state
         assert samples(iterator) == rest
         assert samples(loader) == epochs[1]
-        with pytest.raises(OptionError, match=r"a state is what get_state\(\) gives, or that as JSON, not b'no json'"):
+        with pytest.raises(OptionError, match=r"get_state\(\).*not b'no json'"):
             iterator.set_state(b"no json")
-        with pytest.raises(OptionError, match=r"a state is what state_dict\(\) gives, a dict, not 3"):
+        with pytest.raises(OptionError, match="not 3"):
             iterator.set_state(b"3")
 
 

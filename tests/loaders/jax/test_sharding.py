@@ -171,15 +171,15 @@ def test_what_is_no_sharding(cache_url, sharding, message):
         (
             12,
             lambda: None,
-            "a batch of 12 cannot be split into the 8 blocks .* give a batch_size that 8 divides, as 8 or 16",
+            "a batch of 12 cannot be split into the 8 blocks .* give a batch_size that 8 divides, such as 8 or 16",
         ),
-        (3, lambda: None, "a batch of 3 .* that 8 divides, as 8$"),
+        (3, lambda: None, "a batch of 3 .* that 8 divides, such as 8$"),
         (10, lambda: mesh(4, 2), "a batch of 10 .* the 4 blocks .* as 8 or 12"),
         (8, lambda: NamedSharding(mesh(8), P("data", None, None, None)), None),
         (
             8,
             lambda: NamedSharding(mesh(4, 2), P("data", None, None, "model")),
-            r"the column 'image', of shape \(64, 64, 3\) a sample, cannot be split as the sharding says: .*2 times",
+            r"the column 'image', of shape \(64, 64, 3\) per sample, cannot be split as the sharding says: .*2 times",
         ),
     ],
 )

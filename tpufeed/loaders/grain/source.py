@@ -1,4 +1,4 @@
-"""Grain: samples of a split by number, and the same with the epochs of Grain's pipelines."""
+"""Grain: samples of a split by number, also with the epochs of Grain's pipelines."""
 
 import multiprocessing
 import operator
@@ -48,41 +48,41 @@ def grain_source(  # noqa: PLR0913  # each option is a parameter that editors sh
     min_visibility: float = 0.0,
     views: Sequence[Any] | None = None,
 ) -> "GrainSource":
-    """The samples of a split as a random-access source for Grain.
+    """Return the samples of a split as a random-access source for Grain.
 
-    A sample is a dict by column: image uint8 (height, width, 3), label an int; tensors are arrays, other columns ints,
-    floats, str or bytes.
+    A sample is a dict by column: image is uint8 (height, width, 3), label an int; tensors are arrays, other columns
+    int, float, str or bytes.
 
     - `grain_source(...).to_map_dataset()` is a `grain.MapDataset` that knows its epochs: after its `repeat()` each
       epoch has other random crops and, in a cache, the next variant. Sample s of epoch e has the pixels that all
       loaders give it for the same `ops` and `seed`.
     - The source itself is for `grain.MapDataset.source(...)` and `grain.DataLoader`. These do not tell a source the
-      epoch, so it refuses to read what differs from epoch to epoch.
+      epoch, so it refuses to read samples that differ from epoch to epoch.
 
-    It may be pickled, as Grain does for its worker processes, and forked: another process opens the dataset itself, and
-    refuses another one in its place. Reading is thread-safe. Remote shards are staged as `Loader` says, when a
-    sample of theirs is first asked for.
+    It may be pickled, as Grain does for its worker processes, and forked: each process opens the dataset itself, and
+    refuses another dataset in its place. Reading is thread-safe. Remote shards are copied as `Loader` describes, when
+    one of their samples is first read.
 
     Args:
-        url: a dataset or cache, at a path or a URL; or one that is open.
-        split: which part of it.
-        decode: False gives the image as the bytes that are stored, for a decoder of your own.
-        ops: ops of each image; without one that fixes their size images keep their own. `Loader` explains this
+        url: a dataset or cache: a path, a URL, or an open dataset.
+        split: the name of the split.
+        decode: False gives images as their encoded bytes, for a decoder of your own.
+        ops: ops of each image; without an op that fixes the size, images keep their own sizes. `Loader` explains this
             and the other options.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: options that do not fit it.
+        OptionError: an option does not fit the dataset.
     """
     given = {name: value for name, value in locals().items() if name in LoaderOptions.__slots__}
     return GrainSource(PortableSamples(url, split, LoaderOptions(**given), decode))
 
 
 class GrainSource:
-    """Samples of a split by number, as `grain_source` makes it. `len` counts them.
+    """Samples of a split by number, made by `grain_source`. `len` is their number.
 
-    Its `repr` names the digest of the dataset's content and no path: Grain stores it in the checkpoints of a
-    `DataLoader`, and goes on from them with the same samples only, wherever these lie.
+    Its `repr` has the digest of the dataset's content and no path: Grain stores it in the checkpoints of a
+    `DataLoader`, and resumes only with the same samples, wherever they are.
     """
 
     def __init__(self, samples: PortableSamples) -> None:
@@ -97,11 +97,11 @@ class GrainSource:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; a label is a place among them."""
+        """Names of the classes. A label is an index into them."""
         return self._open().dataset.manifest.class_names
 
     def to_map_dataset(self) -> "grain.MapDataset[dict[str, Any]]":
-        """Return the samples as a `grain.MapDataset`, whose index tells sample and epoch."""
+        """Return the samples as a `grain.MapDataset`, whose index gives sample and epoch."""
         return _EpochDataset(self)
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
@@ -119,24 +119,24 @@ class GrainSource:
             raise OptionError(
                 f"{self._samples.url}, split {self._samples.split!r}: samples differ from epoch to epoch, by random "
                 "ops or by the variants of a cache, and Grain does not tell a source the epoch. Begin the pipeline "
-                "with tpufeed.grain_source(...).to_map_dataset() in place of grain.MapDataset.source(...) or "
+                "with tpufeed.grain_source(...).to_map_dataset() instead of grain.MapDataset.source(...) or "
                 "grain.DataLoader, or give ops without random numbers"
             )
         return self.read(sample, 0)
 
     def read(self, sample: int, epoch: int) -> dict[str, Any]:
-        """Return a sample as it is in an epoch. Raises RecordError where it is damaged."""
+        """Return a sample as it is in an epoch. Raises RecordError if it is damaged."""
         opened = self._open()
         columns = opened.read(np.array([sample], np.int64), epoch)
         return {name: columns[name][0] for name in opened.names}
 
     def _open(self) -> SplitSamples:
-        # Grain does not tell a worker process how many there are; more than the cores would be of no use.
+        # Grain does not tell a worker process how many there are: probably one per core.
         return self._samples.open(1 if multiprocessing.parent_process() is None else available_cores())
 
 
 class _EpochDataset(grain.MapDataset[dict[str, Any]]):  # type: ignore[misc]  # Grain ships no types
-    """A source's samples; index `epoch * len + sample` is the sample in that epoch, as `repeat` and `shuffle` ask."""
+    """A source's samples; index `epoch * len + sample` is the sample in that epoch, as `repeat` and `shuffle` count."""
 
     def __init__(self, source: GrainSource) -> None:
         super().__init__()

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tpufeed.loaders.loader import Loader
 
 
-_WHOSE = "the mesh that is set now, or the sharding,", "set the mesh before, or give to_jax(sharding=mesh); else "
+_WHOSE = "the current mesh or sharding", "set the mesh before, or give to_jax(sharding=mesh); else "
 
 
 class JaxFeed(DeviceFeed, Feed):
-    """Feed of global `jax.Array`s, see `Loader.to_jax`. JAX refuses to pickle one with a sharding that was given."""
+    """Feed of global `jax.Array`s, see `Loader.to_jax`. With a given sharding it cannot be pickled: JAX refuses."""
 
-    loader: "Loader"  # of this process' rows
+    loader: "Loader"  # reads this process's rows
     thread_name = "tpufeed-jax"
 
     def __init__(self, loader: "Loader", sharding: Any, device_prefetch: int) -> None:
@@ -34,7 +34,7 @@ class JaxFeed(DeviceFeed, Feed):
 
     @property
     def sharding(self) -> jax.sharding.Sharding:
-        """Sharding of the images; a jitted step's parameters need the same mesh."""
+        """Sharding of the images. The parameters of a jitted step need the same mesh."""
         return self.placement.sharding
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -42,11 +42,11 @@ class JaxFeed(DeviceFeed, Feed):
         self.loader.find_world_by(self.placement.world)
 
     def __iter__(self) -> "JaxIterator":
-        """Return the next epoch, and with `repeat` all that follow; it begins with its first batch, and ends others."""
+        """Return the next epoch, and with `repeat` all later ones; its first batch ends other iterations."""
         return JaxIterator(self)
 
     def open_transfer(self) -> Transfer:
-        """Open the next epoch of this process' rows. Raises OptionError if the sharding does not fit them."""
+        """Open the next epoch of this process's rows. Raises OptionError if the sharding does not fit them."""
         loader = self.loader
         loader.check_world(self.placement.world, *_WHOSE)
         columns = [loader.column(name) for name in loader.form.names]
@@ -55,9 +55,9 @@ class JaxFeed(DeviceFeed, Feed):
         return _JaxTransfer(loader, self.placement)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return how processes compare their epochs; None for one alone, and for a world given by hand.
+        """Return how processes exchange specs, and this one's index; None if it is alone, or its world given by hand.
 
-        Places the iteration that begins over the mesh that is set, if no sharding was given.
+        If no sharding was given, this also moves the feed to the mesh that is set now.
         """
         placement, loader = self.placement.over_mesh_now(), self.loader
         if placement is not self.placement:
@@ -70,26 +70,26 @@ class JaxFeed(DeviceFeed, Feed):
 
 
 class JaxIterator(DeviceIterator):
-    """An epoch of a `JaxFeed`, or with `repeat` all that follow.
+    """An epoch of a `JaxFeed`, and with `repeat` all later ones.
 
-    Has `get_state`, `set_state` and `start_prefetch`, as Grain's iterators have, so that loops and checkpoint handlers
-    written for those take it.
+    It has `get_state`, `set_state` and `start_prefetch`, so that loops and checkpoint handlers for Grain's iterators
+    can use it.
     """
 
     _feed: JaxFeed
 
     def start_prefetch(self) -> None:
-        """Prepare the first batches on the host, as Grain's iterators do: its checkpoints call this after `set_state`.
+        """Prepare the first batches on the host. Grain's checkpoints call this after `set_state`.
 
-        Neither are ranks waited for, nor does the epoch begin. Does nothing once the iteration has begun, nor while
-        another one of the loader is open: the thread of that one prepares the next epoch itself.
+        This does not wait for other ranks, and does not begin the epoch. It does nothing once the iteration has begun,
+        or while another iteration of the loader is open, whose thread prepares the next epoch itself.
         """
         loader = self._feed.loader
         if not (self._closed or loader.is_led):
             loader.start_prefetch()
 
     def get_state(self) -> "IteratorState":
-        """The loader's `state_dict()`: a dict that is JSON, with the `decode` that handlers ask of Grain's bytes."""
+        """Return the loader's `state_dict()`, with the method `decode` that handlers expect of Grain's bytes."""
         return IteratorState(self._feed.state_dict())
 
     def set_state(self, state: Mapping[str, Any] | bytes | str) -> None:
@@ -101,14 +101,14 @@ class JaxIterator(DeviceIterator):
             try:
                 state = json.loads(state)
             except ValueError as error:
-                raise OptionError(f"a state is what get_state() gives, or that as JSON, not {shown(state)}") from error
-        self._feed.load_state_dict(state)  # type: ignore[arg-type]  # which looks whether it is a mapping
+                raise OptionError(f"a state is what get_state() returns, or its JSON, not {shown(state)}") from error
+        self._feed.load_state_dict(state)  # type: ignore[arg-type]  # which checks that it is a mapping
         self.close()
         self._restart()
 
 
 class IteratorState(dict[str, Any]):
-    """Plain data. Grain's handlers save a `grain.DatasetIterator`'s state as JSON, and decode that of any other one."""
+    """A state as plain data. Grain's handlers save what `decode` returns, unless an iterator is Grain's own."""
 
     def decode(self) -> str:
         """Return the state as JSON."""
@@ -116,12 +116,12 @@ class IteratorState(dict[str, Any]):
 
 
 class _JaxTransfer(Transfer):
-    """Makes global arrays of the rows of this process."""
+    """Makes global arrays from the rows of this process."""
 
     def __init__(self, loader: "Loader", placement: Placement) -> None:
         self._form, self._placement = loader.form, placement
         self._x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # in the caller's thread, see `enable_x64`
-        self.batches: Any = loader.iterate_ahead(as_dict=True)
+        self.batches: Any = loader.iterate(ahead=True, as_dict=True)
         self.close = self.batches.close
         spec = loader.epoch_spec()
         self.spec = replace(spec, rank=jax.process_index(), order=f"{spec.order}, sharding {placement}")
@@ -133,7 +133,7 @@ class _JaxTransfer(Transfer):
                 if batch[name].dtype.kind != "O":
                     sent[name] = self._placement.put(name, batch[name])
                     size += batch[name].nbytes
-            # Handed out is what is there: else a step would wait inside, where nobody counts it as waiting for input.
+            # Hand out only arrays that are ready: waits inside a step would not count as waits for input.
             wait: Any = jax.block_until_ready
             wait(sent)
         return self._form.package(sent), size

@@ -18,30 +18,29 @@ from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.rank_check import EpochSpec
 
-# What JAX has no types for, or at another place in every version. The last one holds for a thread, and not for others.
+# Without types in JAX, or elsewhere in each version. `enable_x64` holds for the current thread only.
 _spec: Any = PartitionSpec
 _experimental: Any = jax.experimental
 enable_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else _experimental.enable_x64
 
 _LOGGER = logging.getLogger(__name__)
 
-_SLICE_SECONDS = 1.0  # the client's own waiting cannot be interrupted
+_SLICE_SECONDS = 1.0  # of waiting at a time, as nothing interrupts the client's own waiting
 _LATE = "DEADLINE_EXCEEDED"
 
 
 class Placement:
     """Placement of a batch's rows over the devices of all processes.
 
-    Rows come in as many blocks as the sharding splits the first axis into. Processes that hold the same blocks, as
-    those along a model axis do, are one rank, and ranks are numbered by their first block: the mesh may have its
-    devices in any order.
+    The sharding splits the first axis into blocks of rows. Processes that hold the same blocks, such as those along a
+    model axis, are one rank. Ranks are numbered by their first block, so the mesh may have its devices in any order.
 
     Args:
-        given: a `NamedSharding`; a `Mesh`, over whose first axis rows are split; None, for the mesh that is set, by
-            `jax.set_mesh`, when the sharding is first asked for, or else for all devices.
+        given: a `NamedSharding`; a `Mesh`, over whose first axis rows are split; or None for the mesh that
+            `jax.set_mesh` has set when the sharding is first asked for, or else for all devices.
 
     Raises:
-        OptionError: it is none of these.
+        OptionError: `given` is something else.
     """
 
     def __init__(self, given: Any) -> None:
@@ -58,7 +57,7 @@ class Placement:
 
     @cached_property
     def sharding(self) -> Sharding:
-        """Sharding of the images. Starts JAX's backend where nothing was given."""
+        """Sharding of the images. Starts JAX's backend if nothing was given."""
         given = self._given
         if isinstance(given, Sharding):
             return given
@@ -68,14 +67,14 @@ class Placement:
         return NamedSharding(mesh, _spec(mesh.axis_names[0]))
 
     def over_mesh_now(self) -> "Placement":
-        """Return a placement over the mesh that is set now, or this one if none is, or if a sharding was given."""
+        """Return a placement over the mesh that is set now; this one if no mesh is set, or a sharding was given."""
         mesh = _find_mesh() if self._given is None else None
         sharding = self.sharding
         return self if mesh is None or sharding == NamedSharding(mesh, _spec(mesh.axis_names[0])) else Placement(None)
 
     @cached_property
     def held(self) -> dict[int, frozenset[int]]:
-        """The numbers of the row blocks that each process holds, by process."""
+        """The numbers of the blocks that each process holds, by process."""
         sharding = self.fit(1)
         devices = len(sharding.device_set)
         rows = sharding.shard_shape((devices,))[0]  # each axis of the mesh divides it, so all blocks are equal
@@ -87,42 +86,42 @@ class Placement:
 
     @cached_property
     def ranks(self) -> list[frozenset[int]]:
-        """The row blocks of each rank.
+        """The numbers of the blocks of each rank.
 
         Raises:
-            OptionError: the rows of two processes overlap in part, or they have different numbers of them.
+            OptionError: the blocks of two processes overlap in part, or differ in number.
         """
         ranks = sorted(set(self.held.values()), key=min)
         if len({len(blocks) for blocks in ranks}) > 1 or sum(map(len, ranks)) > len(frozenset().union(*ranks)):
             found = "; ".join(f"process {process}: {sorted(blocks)}" for process, blocks in self.held.items())
             raise OptionError(
-                f"processes hold the same row blocks or wholly different ones, and equally many, but here some share "
-                f"a part ({found}). Give a mesh whose rows go to whole processes, as in "
-                "Mesh(jax.devices(), ('data',))"
+                f"two processes must hold the same blocks of rows, or entirely different ones, and equally many; here "
+                f"they overlap in part or differ in number ({found}). Give a mesh whose rows go to whole processes, "
+                "like Mesh(jax.devices(), ('data',))"
             )
         return ranks
 
     @property
     def own(self) -> frozenset[int]:
-        """The row blocks of this process. Raises OptionError where it has none of the devices."""
+        """The numbers of this process's blocks. Raises OptionError if none of the devices is its own."""
         process = jax.process_index()
         if process not in self.held:
             raise OptionError(
                 f"the sharding has devices of processes {list(self.held)}, but none of this one, which is process "
-                f"{process}; iterate the loader in those alone, or give a mesh of all devices"
+                f"{process}; iterate the loader in those processes alone, or give a mesh of all devices"
             )
         return self.held[process]
 
     def world(self) -> World:
-        """This process among those that read other samples."""
+        """Return the rank of this process, and the number of ranks."""
         return World(self.ranks.index(self.own), len(self.ranks))
 
     def check(self, batch_size: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises OptionError for what would fail in every batch.
+        """Raise OptionError for anything that would fail in every batch.
 
         Args:
-            batch_size: of this process.
-            shapes: of a sample of each column.
+            batch_size: batch size of this process.
+            shapes: for each column the shape of a sample.
         """
         blocks = len(self.own)
         if batch_size % blocks:
@@ -130,7 +129,7 @@ class Placement:
             fits = f"{less} or {less + blocks}" if less else str(blocks)
             raise OptionError(
                 f"a batch of {batch_size} cannot be split into the {blocks} blocks of rows that the devices of this "
-                f"process hold; give a batch_size that {blocks} divides, as {fits}"
+                f"process hold; give a batch_size that {blocks} divides, such as {fits}"
             )
         rows = batch_size * len(self.ranks)
         for name, shape in shapes.items():
@@ -139,11 +138,11 @@ class Placement:
                 sharding.shard_shape((rows, *shape))
             except ValueError as error:
                 raise OptionError(
-                    f"the column {name!r}, of shape {shape} a sample, cannot be split as the sharding says: {error}"
+                    f"the column {name!r}, of shape {shape} per sample, cannot be split as the sharding says: {error}"
                 ) from error
 
     def fit(self, axes: int) -> Sharding:
-        """The sharding of arrays of so many axes: those of the spec beyond theirs are left out."""
+        """Return the sharding of arrays with this number of axes: surplus axes of the spec are left out."""
         if axes not in self._fitted:
             sharding = self.sharding
             if isinstance(sharding, NamedSharding) and len(sharding.spec) > axes:
@@ -153,10 +152,10 @@ class Placement:
         return self._fitted[axes]
 
     def put(self, name: str, array: npt.NDArray[Any]) -> jax.Array:
-        """The global array of a column, from the rows that this process read.
+        """Return the global array of a column, from the rows that this process read.
 
         Raises:
-            LoaderError: JAX would cut its integers to 32 bits, which one of them does not fit.
+            LoaderError: JAX would cut integers to 32 bits, and one of them does not fit.
         """
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)
         if array.dtype.kind == "i" and dtype != array.dtype and (array.astype(dtype) != array).any():
@@ -173,7 +172,7 @@ class Placement:
         return Placement, (self._given,)
 
     def __str__(self) -> str:
-        """Return the same text on processes that mean the same."""
+        """Return the same text in all processes that have the same placement."""
         sharding = self.sharding
         if not isinstance(sharding, NamedSharding):
             return str(sharding)
@@ -188,31 +187,31 @@ def _find_mesh() -> Mesh | None:
 
 
 def find_exchange(processes: Sequence[int], patience_seconds: float) -> Callable[[EpochSpec], list[EpochSpec]] | None:
-    """Return what these processes exchange specs by; None for one alone, or where jax.distributed is not there."""
+    """Return how these processes exchange specs; None for one alone, or if jax.distributed is not initialised."""
     if len(processes) == 1:
         return None
-    from jax._src import distributed  # there is no public way; Orbax takes it from here as well
+    from jax._src import distributed  # there is no public way; Orbax does the same
 
     client = distributed.global_state.client
     if client is None:
-        _LOGGER.warning("jax.distributed is not initialised: that all processes take the same steps is not proved")
+        _LOGGER.warning("jax.distributed is not initialised, so nothing checks that all processes take the same steps")
         return None
     return partial(_exchange, client, processes, patience_seconds)
 
 
 def _exchange(client: Any, processes: Sequence[int], patience_seconds: float, spec: EpochSpec) -> list[EpochSpec]:
-    """Return the specs of all processes, in their order; each has to call this, and as often as the others.
+    """Return the specs of all processes, in their order. Every process must call this, as often as the others.
 
-    They go through the store at which the processes met, not by a collective: that would take devices, cross the
-    training loop's own where the order differs, and wait without a word for a process that never comes.
+    Specs go through the store at which the processes met, not through a collective: a collective would use devices,
+    could mix with those of the training loop, and would wait in silence for a process that never comes.
     """
     me, group = jax.process_index(), hashlib.blake2b(str(list(processes)).encode(), digest_size=8).hexdigest()
     folder, count = f"tpufeed/{group}", f"tpufeed/{group}/count/{me}"
-    # The store counts, as all loaders over these processes meet under one row of numbers. Of a folder that is not there
-    # yet it gives no values at once; to ask for a key would be to wait for it.
+    # The store counts, as all loaders over these processes share one series of numbers. For a folder that does not
+    # exist it returns no values at once; asking for a key would wait for it.
     number = 1 + sum(int(value) for _, value in client.key_value_dir_get(f"{count}/"))
     client.key_value_set(f"{count}/number", str(number), allow_overwrite=True)
-    if number > 2:  # whoever began the last one was through with the one before it, and all have begun the last
+    if number > 2:  # all have begun the last exchange, so they are done with the one before it
         client.key_value_delete(f"{folder}/{number - 2}/{me}")
     client.key_value_set(f"{folder}/{number}/{me}", spec.packed().decode())
     deadline, specs = time.monotonic() + patience_seconds, list[EpochSpec]()
@@ -222,13 +221,13 @@ def _exchange(client: Any, processes: Sequence[int], patience_seconds: float, sp
         try:
             found = client.blocking_key_value_get(f"{folder}/{number}/{process}", int(left * 1000))
             specs.append(EpochSpec.unpacked(found))
-        except RuntimeError as error:  # whose class is another in every version of JAX
+        except RuntimeError as error:  # its class differs from version to version of JAX
             if _LATE not in str(error):
                 raise LoaderError(f"the processes cannot meet to begin an epoch: {error}") from error
             if time.monotonic() > deadline:
                 raise LoaderError(
                     f"process {process} of {list(processes)} has begun no epoch within {patience_seconds:g} s of this "
-                    f"process, {me}. All processes of a mesh iterate a loader; one for a single process wants a mesh "
-                    "of its own devices"
+                    f"process, {me}. Iterate the loader in all processes of its mesh; for a single process, give a "
+                    "mesh of its own devices"
                 ) from None
     return specs

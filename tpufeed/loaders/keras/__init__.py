@@ -1,1 +1,1 @@
-"""Keras 3 on any of its backends; TensorFlow is needed for its own alone."""
+"""Keras 3 on any of its backends. Only its TensorFlow backend needs TensorFlow."""

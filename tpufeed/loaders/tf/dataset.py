@@ -1,4 +1,4 @@
-"""tf.data: the host stream handed to TensorFlow, or a graph in which TensorFlow does it all."""
+"""tf.data: the loader's batches handed to TensorFlow, or a graph in which TensorFlow does everything."""
 
 import logging
 import os
@@ -23,22 +23,22 @@ _logger = logging.getLogger(__name__)
 Sharding = Literal["dynamic", "off", "file"]
 
 _UNCOUNTED = (
-    "with to_tf(direct=True) TensorFlow reads and decodes by itself, in an order that no state can name, and counts "
-    "nothing that stats() could tell; save its iterator by tf.train.Checkpoint, and see its profiler"
+    "with to_tf(direct=True) TensorFlow reads and decodes by itself, in an order that no state can describe, and "
+    "counts nothing for stats(); save its iterator with tf.train.Checkpoint, and use its profiler"
 )
 _PREFETCH = 2
 _RAM_BUDGET_BYTES = 4 << 30
 _CONNECT_SECONDS = 10.0
 
-# Read by TensorFlow when it is imported, and never again. Its retries stay its own: 10, after 1 to 32 s each.
+# Read by TensorFlow when it is imported, and never again. It keeps its own retries: 10, after 1 to 32 s each.
 _GCS_SETTINGS = {
-    # A file is open for each lane, with a buffer of this size: the default of 64 MiB is 1 GiB for 16 lanes, and a part
-    # that ends within a shard reads up to that much too much. Each buffer is a new connection: fewer MiB cost more.
+    # Each lane has an open file with a buffer of this size: the default of 64 MiB is 1 GiB for 16 lanes, and a part
+    # that ends within a shard reads up to a buffer too much. Each buffer is a new connection: smaller ones cost more.
     "GCS_READ_CACHE_BLOCK_SIZE_MB": "8",
-    # Without a byte for so long a request is given up and tried again; by default after 60 s.
+    # A request that gets no byte for this long is retried; by default after 60 s.
     "GCS_REQUEST_IDLE_TIMEOUT_SECS": "20",
     "GCS_REQUEST_CONNECTION_TIMEOUT_SECS": "20",  # by default 120
-    # For a whole request; with 3600 one that trickles holds up its lane for an hour.
+    # For a whole request; with the default of 3600 a trickling one holds up its lane for an hour.
     "GCS_READ_REQUEST_TIMEOUT_SECS": "300",
     "GCS_METADATA_REQUEST_TIMEOUT_SECS": "60",
 }
@@ -47,7 +47,7 @@ _GCS_SETTINGS = {
 def tf_feed(
     loader: "Loader", direct: bool, deterministic: bool, service: str | None, sharding: Sharding | None
 ) -> "tf.data.Dataset":
-    """Return what `Loader.to_tf` does."""
+    """Return the dataset of `Loader.to_tf`."""
     options = loader.options
     direct, sharding = _check_options(loader, direct, deterministic, service, sharding)
     if direct and "tensorflow" not in sys.modules:
@@ -65,12 +65,12 @@ def tf_feed(
             "what it returns in a variable"
         )
     loader.check_world(find_tf_world, "TF_CONFIG or another framework")
-    length, _ = len(loader), loader.lanes  # raises here what would else come out of TensorFlow
+    length, _ = len(loader), loader.lanes  # raises here what would otherwise come out of TensorFlow
     settings = _settings(tf, options, direct, deterministic)
-    handed = HandedEpoch() if options.repeat and service is None else None  # a service has tables of its own
+    handed = HandedEpoch() if options.repeat and service is None else None  # a service has its own tables
     if direct:
         dataset = _direct(tf, loader, service, sharding, settings, handed)
-        if options.repeat or service is None:  # each worker of a service has a last batch of its own
+        if options.repeat or service is None:  # each worker of a service has its own last batch
             length = tf.data.INFINITE_CARDINALITY if options.repeat else length
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
         loader.moved_by, loader.uncounted = None, _UNCOUNTED
@@ -86,7 +86,7 @@ def tf_feed(
 def _check_options(
     loader: "Loader", direct: bool, deterministic: bool, service: str | None, sharding: Sharding | None
 ) -> tuple[bool, Sharding | None]:
-    """Return `direct` and `sharding` as the service implies them. Raises OptionError for what does not fit together."""
+    """Return `direct` and `sharding` as the service implies them. Raises OptionError if options do not fit together."""
     if service is None and sharding is not None:
         raise OptionError("sharding is how a tf.data service shares its work: give service='grpc://host:port' too")
     if service is not None:
@@ -94,13 +94,13 @@ def _check_options(
         _split_service(service)
     if direct and deterministic:
         raise OptionError(
-            "deterministic=True is the order of the loader, and with direct=True, which service implies, TensorFlow "
-            "reads in an order of its own: leave one of them out"
+            "deterministic=True gives the loader's order, but with direct=True, which service implies, TensorFlow "
+            "reads in its own order: leave one of them out"
         )
     if direct and loader.is_placed:
         raise OptionError(
-            "direct=True has an order that no state can name, and the loader was told one, or an epoch; save its "
-            "iterator by tf.train.Checkpoint, or give another seed when you go on"
+            "direct=True has an order that no state can describe, and the loader was given a state or an epoch; save "
+            "the iterator with tf.train.Checkpoint, or give another seed when you continue"
         )
     options = loader.options
     if service is not None and not options.repeat and options.shuffle:
@@ -120,7 +120,7 @@ def _split_service(service: str) -> tuple[str, int, str]:
         host, port = None, None
     if not host or not port or parts.scheme != "grpc":
         raise OptionError(
-            "service is a dispatcher's address, and maybe a job's name, like 'grpc://10.0.0.2:5000' or "
+            "service is a dispatcher's address, perhaps with a job's name, like 'grpc://10.0.0.2:5000' or "
             f"'grpc://10.0.0.2:5000/run-1', not {service!r}"
         )
     return host, port, parts.path.strip("/")
@@ -134,22 +134,22 @@ def _direct(
     settings: Any,
     handed: "HandedEpoch | None",
 ) -> Any:
-    """Return the dataset that TensorFlow makes by itself, or has the workers of a service make."""
+    """Return the dataset that TensorFlow makes by itself, or that the workers of a service make."""
     from tpufeed.loaders.tf.graph import DirectGraph
 
     if loader.dataset.manifest.upright:
         raise OptionError(
-            f"{loader.dataset.url} was adopted with --exif apply, and with direct=True TensorFlow decodes, which turns "
-            "no image: leave direct=True out, or warm a cache of the dataset: its images are upright"
+            f"{loader.dataset.url} was adopted with --exif apply, and TensorFlow, which decodes with direct=True, does "
+            "not turn images: leave out direct=True, or build a cache of the dataset, whose images are upright"
         )
     unset = [f"{name}={value}" for name, value in _GCS_SETTINGS.items() if name not in os.environ]
     if unset and loader.dataset.shards.url.startswith(("gs://", "gcs://")):
         _logger.warning(
-            "TensorFlow was imported before to_tf(direct=True) could tell its gs:// client otherwise: it holds 64 "
-            "MiB a lane, and a read that stalls may take an hour to fail. Set in the environment: %s",
+            "TensorFlow was imported before to_tf(direct=True) could configure its gs:// client: it holds 64 MiB per "
+            "lane, and a stalled read may take an hour to fail. Set in the environment: %s",
             " ".join(unset),
         )
-    # Nothing of it is Python that has to be made a graph of; parsing the source here disturbs parsers in other threads.
+    # It has no Python to convert, and if AutoGraph parses the source here it disturbs parsers in other threads.
     dataset = tf.autograph.experimental.do_not_convert(DirectGraph(loader, sharding, handed).build)()
     dataset = dataset.with_options(settings)
     if service is None or sharding is None:
@@ -158,9 +158,9 @@ def _direct(
     if loader.world.size > 1 and sharding != "off" and not job:
         raise OptionError(
             f"{loader.world.size} processes share what the service reads, so their job needs a name that no other run "
-            f"has: give service='{service}/my-run-1' to all of them"
+            f"uses: give service='{service}/my-run-1' to all of them"
         )
-    try:  # TensorFlow itself would wait for ever
+    try:  # TensorFlow itself would wait forever
         socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except OSError as error:
         raise UnavailableError(
@@ -173,7 +173,7 @@ def _direct(
 
 
 def _settings(tf: Any, options: LoaderOptions, direct: bool, deterministic: bool) -> Any:
-    """Return the settings that keep tf.data from its surprises; docs/tfdata.md explains each."""
+    """Return settings that avoid surprises of tf.data; docs/tfdata.md explains each."""
     settings = tf.data.Options()
     settings.deterministic = deterministic or not options.shuffle
     settings.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -183,6 +183,6 @@ def _settings(tf: Any, options: LoaderOptions, direct: bool, deterministic: bool
         settings.threading.private_threadpool_size = options.threads or available_cores()
     else:
         settings.autotune.enabled = False
-    if deterministic or options.repeat:  # nothing is to be taken ahead of the loop, behind what counts
+    if deterministic or options.repeat:  # no batch may be taken ahead after the step that counts
         settings.experimental_optimization.inject_prefetch = False
     return settings

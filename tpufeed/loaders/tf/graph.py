@@ -1,4 +1,4 @@
-"""The dataset behind `to_tf(direct=True)`: a TensorFlow graph without Python reads, decodes and augments.
+"""The dataset of `to_tf(direct=True)`: a TensorFlow graph without Python reads, decodes and augments.
 
 From top to bottom: the epochs of a rank, the parts of shards that it reads, their records, batches of them, one image,
 and the ops.
@@ -34,7 +34,7 @@ _BUFFER_BYTES = 256 << 10
 _MOST_MARKS, _MOST_INDEXED = 1 << 16, 1 << 23
 _NO_RECORD = 1 << 40  # bytes, more than any file has
 _FEWEST_IN_GROUP = 16
-# 2^64 by the golden ratio, as an int64: its multiples by epoch lie far apart, in whatever epochs are compared.
+# 2^64 divided by the golden ratio, as an int64: its multiples are far apart for any two epochs.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _NOT_HERE = ("processes", "max_bad_records", "timeout_seconds", "numa", "local_dir", "local_bytes")
 _DTYPES = {"int64": tf.int64, "float32": tf.float32}
@@ -50,17 +50,18 @@ _OPS = (
 
 
 class DirectGraph:
-    """Builds the graph. Its order and draws come from (seed, epoch, sample), its parts of shards from the index.
+    """Builds the graph. Order and draws follow from (seed, epoch, sample), parts of shards from the index.
 
     Args:
-        loader: of the same dataset and options: it knows columns, lanes, ops and world.
-        sharding: how a tf.data service shares the work, None without one. With "dynamic" and "file" the service deals
-            parts of shards: its workers read all of them, whatever the world, and epochs follow without a break.
-        handed: with `repeat`, the epoch of the last batch: an iteration goes on with the next one. Elements of the
+        loader: the loader, which knows columns, lanes, ops and world.
+        sharding: how a tf.data service shares the work; None without a service. With "dynamic" and "file" the service
+            deals out parts of shards: its workers read all parts, whatever the world, and epochs follow without a
+            break.
+        handed: with `repeat`, the epoch of the last batch: an iteration continues with the next epoch. Elements of the
             dataset are then (batch, epoch).
 
     Raises:
-        OptionError: TensorFlow cannot open the dataset's URL, or the graph does not have an op or option.
+        OptionError: TensorFlow cannot open the dataset's URL, or the graph lacks an op or option.
     """
 
     def __init__(self, loader: "Loader", sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
@@ -68,8 +69,7 @@ class DirectGraph:
         for option in dataclasses.fields(options):
             if option.name in _NOT_HERE and getattr(options, option.name) not in (option.default, 0):
                 raise OptionError(
-                    f"direct=True reads and decodes in TensorFlow, which has no {option.name}: leave it out, or else "
-                    "direct"
+                    f"direct=True reads and decodes in TensorFlow, which has no {option.name}: leave out one of the two"
                 )
         for op in loader.pipeline.ops:
             if type(op) not in _OPS:
@@ -84,16 +84,16 @@ class DirectGraph:
         if len(self._columns) < len(fields) or options.views is not None:
             others = [field.columns[0].name for field in fields if field not in self._columns] or ["views"]
             raise OptionError(
-                "direct=True has an image and columns of one value a sample in its graph, not "
-                f"{', '.join(others)}: leave out direct=True, or these"
+                "direct=True has an image and columns of one value per sample in its graph, not "
+                f"{', '.join(others)}: leave out direct=True, or these columns"
             )
         self._mask = loader.columns.mask
         self._dealt = sharding in ("dynamic", "file")
         self._world = World() if self._dealt else loader.world
-        # The same 64 bits, as the signed number that TensorFlow takes.
+        # The same 64 bits as a signed number, as TensorFlow wants them.
         self._seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)
         self._identity, self._handed = place_identity(loader), handed
-        # The epoch that was read last, by which the next iteration knows its own; a service has tables of its own.
+        # The epoch that was read last, from which the next iteration finds its own; a service has its own tables.
         self._newest = handed or (HandedEpoch() if sharding is None else None)
         self._url, self._manifest = dataset.url, f"{tensorflow_url(dataset.store.url)}/{MANIFEST}"
         self._manifest_bytes = tf.io.read_file(self._manifest).numpy()
@@ -105,13 +105,13 @@ class DirectGraph:
         counts = self._counts = np.array([shard.records for shard in variants[0].shards], np.int64)
         self._first_samples, records = np.cumsum(counts) - counts, int(counts.sum())
         self._share = Share(records, options.batch_size, self._world, options.remainder)
-        # Each rank has one range of the line of shards, and each of its lanes a piece of that.
+        # Each rank has one range of the line of shards, and each of its lanes a piece of that range.
         ranks, lanes = self._world.size, max(1, loader.lanes // self._world.size)
         rank_starts = np.array([rank * (records // ranks) + min(rank, records % ranks) for rank in range(ranks + 1)])
         pieces = np.diff(rank_starts)[:, None] * np.arange(lanes) // lanes
         self._lanes, self._lane_starts = lanes, (rank_starts[:-1, None] + pieces).ravel()
-        # A part begins at the last mark before it, and skips records up to its own first one. Of a large dataset only
-        # the starts of shards are marks: its shards are many times its lanes, of which each skips half a shard.
+        # A part is read from the last mark before it, skipping records up to its first one. In a large dataset only the
+        # starts of shards are marks: it has many more shards than lanes, and each lane skips half a shard on average.
         stride = -(-records // _MOST_MARKS) if records <= _MOST_INDEXED else int(counts.max())
         self._stride, marks = stride, -(-counts // stride)
         self._first_marks = np.cumsum(marks) - marks
@@ -132,10 +132,10 @@ class DirectGraph:
     # Epochs
 
     def build(self) -> Any:
-        """Return a `tf.data.Dataset` of batches. Call it by way of TensorFlow's `do_not_convert`."""
+        """Return a `tf.data.Dataset` of batches. Call this through TensorFlow's `do_not_convert`."""
         options, data, newest = self._options, tf.data.Dataset, self._newest
         if not self._dealt:
-            # The next epoch for each iteration, or with `repeat` all from there on, and what a place in it depends on.
+            # The next epoch for each iteration, or with `repeat` all from there on; with `place_identity`.
             count = ENDLESS if options.repeat else 1
             epochs = data.range(count)
             if newest is not None:
@@ -147,14 +147,14 @@ class DirectGraph:
             lambda number: self._dealt_part(number // parts, number % parts)
         )
         records = self._records(dealt, tf.constant(0, tf.int64))
-        # Nothing plans what fills the last batch of each worker.
+        # Nothing plans how the last batch of each worker is completed.
         groups = records.batch(options.batch_size, drop_remainder=options.remainder == "drop")
         if options.remainder != "drop":
-            groups = groups.map(self._fill)
+            groups = groups.map(self._complete)
         return self._batches(groups.unbatch()).map(self._form.package)
 
     def _epoch(self, epoch: Any, identity: Any) -> Any:
-        """Return the batches of an epoch. It runs again where an iterator is restored, with what it had been given."""
+        """Return the batches of an epoch. If an iterator is restored, this runs again with the same arguments."""
         share, rank, data = self._share, self._world.rank, tf.data.Dataset
         same = tf.debugging.Assert(tf.equal(identity, self._identity), [f"{self._url}: {OTHER_CHECKPOINT}"])
         with tf.control_dependencies([same, self._check_manifest(epoch)]):
@@ -163,16 +163,17 @@ class DirectGraph:
             epoch = self._newest.note(epoch, tf.maximum(self._newest.last(), epoch))
         records = self._records(data.from_tensor_slices(self._rank_parts(epoch, rank)), epoch)
         wanted, own = len(share) * share.batch_size, len(range(rank, share.records, self._world.size))
-        if own < wanted:  # with fewer samples than ranks, those of the first rank fill the batches
-            filling = data.from_tensor_slices(self._rank_parts(epoch, rank if own else 0))
-            records = records.concatenate(filling.flat_map(partial(self._read, real=share.remainder != "pad")).repeat())
+        if own < wanted:  # if there are fewer samples than ranks, those of the first rank complete batches
+            repeated = data.from_tensor_slices(self._rank_parts(epoch, rank if own else 0))
+            read = partial(self._read, real=share.remainder != "pad")
+            records = records.concatenate(repeated.flat_map(read).repeat())
         batches = self._batches(records.take(wanted)).apply(tf.data.experimental.assert_cardinality(len(share)))
         if self._handed is None:
             return batches.map(self._form.package)
         return batches.map(lambda columns: (self._form.package(columns), epoch))
 
     def _records(self, parts: Any, epoch: Any) -> Any:
-        """Return the records of all parts, in a mixed order if that is to be: those of a part come as in their file."""
+        """Return the records of all parts, shuffled if the loader shuffles; within a part they come in file order."""
         shuffle = self._options.shuffle
         records = parts.interleave(
             self._read, cycle_length=self._lanes, num_parallel_calls=tf.data.AUTOTUNE, deterministic=not shuffle
@@ -181,27 +182,27 @@ class DirectGraph:
             return records
         fit = _MIXED_BYTES * self._share.records // int(self._bytes[0].sum())
         buffer = max(2 * self._options.batch_size, min(_MIXED_MOST, fit))
-        if self._dealt:  # nothing keeps one epoch from the next
+        if self._dealt:  # nothing separates one epoch from the next
             buffer = max(1, min(buffer, self._share.records // 8))
         if not tf.executing_eagerly():
-            # A seed of the user's for all of TensorFlow would change our order; and 0 is compared with a tensor there.
+            # A global seed of the user's would change our order; and TensorFlow compares 0 with a tensor there.
             tf.compat.v1.get_default_graph().seed = None
-        # Below 2^62, as epochs are: their sum still is an int64.
+        # Below 2^62, like epochs, so that the sum is still an int64.
         seed = tf.constant(self._seed % (1 << 62), tf.int64)
         return records.shuffle(buffer, seed=seed + epoch, reshuffle_each_iteration=False)
 
-    def _fill(self, part: Any, record: Any, payload: Any) -> tuple[Any, Any, Any]:
-        """Repeat the last record of a batch until it is full."""
+    def _complete(self, part: Any, record: Any, payload: Any) -> tuple[Any, Any, Any]:
+        """Repeat the last record of a batch until the batch is complete."""
         rows, count = tf.range(self._options.batch_size), tf.size(record)
         part, record, payload = (tf.gather(column, tf.minimum(rows, count - 1)) for column in (part, record, payload))
         real = tf.cast(rows < count if self._options.remainder == "pad" else rows >= 0, tf.int64)
         return tf.concat([part[:, :2], real[:, None]], 1), record, payload
 
     def _check_manifest(self, epoch: Any) -> Any:
-        """A build with --overwrite removes the manifest first, and its shards may have the same names and sizes."""
-        # A name that depends on nothing would be read once, when the graph is optimised.
+        """Assert that the manifest is unchanged: after a rebuild, shards may have the same names and sizes."""
+        # A file name that depends on nothing would be read only once, when the graph is optimised.
         same = tf.equal(tf.io.read_file(tf.where(epoch < 0, "", self._manifest)), self._manifest_bytes)
-        said = f"{self._url} was built anew while it was read. Open it again once no build is at work there"
+        said = f"{self._url} was built anew while it was read. Open it again when no build is running there"
         return tf.debugging.Assert(same, [said])
 
     # Parts of shards
@@ -209,14 +210,14 @@ class DirectGraph:
     def _parts(self, epoch: Any) -> tuple[tuple[Any, ...], Any]:
         """Return all parts of an epoch, (epoch, shard, first record, stop), int64 (parts,) each, and the lane of each.
 
-        Shards are permuted and laid end to end in a circle, which is cut into lanes from a random place on. Parts come
-        by how far they are from the start of their lane; some hold no record.
+        Shards are permuted and laid end to end in a circle, which is cut into lanes from a random place on. Parts are
+        sorted by their distance from the start of their lane; some hold no record.
         """
         total, counts, lane_starts = self._share.records, tf.constant(self._counts), tf.constant(self._lane_starts)
         line, turn = tf.range(len(self._counts), dtype=tf.int64), tf.constant(0, tf.int64)
         if self._options.shuffle:
             words = tf.random.stateless_uniform([len(self._counts) + 1], [self._seed, epoch], None, None, tf.int64)
-            # A whole number of shards where all are of equal length, so that lanes have whole shards.
+            # A whole number of shards if all have equal length, so that lanes have whole shards.
             unit = int(np.gcd.reduce(self._counts))
             line, turn = tf.cast(tf.argsort(words[:-1]), tf.int64), words[-1] % (total // unit) * unit
         starts = tf.cumsum(tf.gather(counts, line), exclusive=True)
@@ -237,7 +238,7 @@ class DirectGraph:
         return tuple(tf.boolean_mask(column, mine) for column in parts)
 
     def _dealt_part(self, epoch: Any, number: Any) -> tuple[Any, ...]:
-        """Return one part of an epoch, for a service to deal."""
+        """Return one part of an epoch, for a service to deal out."""
         check = tf.cond(tf.equal(number, 0), lambda: tf.group(self._check_manifest(epoch)), tf.no_op)
         with tf.control_dependencies([check]):
             return tuple(column[number] for column in self._parts(epoch)[0])
@@ -247,13 +248,13 @@ class DirectGraph:
     def _read(self, epoch: Any, shard: Any, first: Any, stop: Any, real: bool = True) -> Any:
         """Return the records [first, stop) of a shard: int64 (epoch, shard, real), number within the shard, payload.
 
-        Records from a damaged one on have no payload. Nothing of ours runs once a record: that cost 70 us of a core.
+        From a damaged record on, payloads are empty. No Python runs per record: that took 70 us each.
         """
         data, variant, url = tf.data.Dataset, epoch % self._variants, self._shard_url(epoch, shard)
         mark = first // self._stride
         size = tf.gather_nd(tf.constant(self._bytes), [variant, shard])
         byte = tf.gather_nd(tf.constant(self._marks), [variant, tf.gather(self._first_marks, shard) + mark])
-        # A dataset of nothing, which reads no byte: TensorFlow's error where the file is gone or has another size.
+        # An empty dataset, which reads no byte, for TensorFlow's error if the file is gone or has another size.
         checked = tf.raw_ops.FixedLengthRecordDatasetV2(
             filenames=tf.reshape(url, [1]),
             header_bytes=np.int64(0),
@@ -272,12 +273,12 @@ class DirectGraph:
         return tf.gather_nd(tf.constant(self._urls), tf.stack([epoch % self._variants, shard], -1))
 
     def _assert_sound(self, sound: Any, epoch: Any, shard: Any, record: Any) -> Any:
-        """Fail at the first row that is not sound, and name its record, or the damaged one before it in its shard."""
+        """Fail at the first row that is not sound. Name its record, or the damaged record before it in the shard."""
 
         def fail() -> Any:
             row = tf.argmin(tf.cast(sound, tf.int8))
             url, number = self._shard_url(epoch[row], shard[row]), record[row]
-            # Within a function, as the operator loses its offsets when a graph of its own is made of it (2.21).
+            # Within a function: outside one, TensorFlow 2.21 loses the operator's offsets when it makes a graph of it.
             readable = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).flat_map(lambda at: _payloads(url, at))
             readable = readable.reduce(tf.constant(0, tf.int64), lambda count, _: count + 1)
             why = tf.where(
@@ -286,7 +287,7 @@ class DirectGraph:
                 "its image cannot be decoded or has another size, or a column is missing",
             )
             said = [url, ", record ", tf.strings.as_string(tf.minimum(readable, number)), ": ", why]
-            said.append(f"; TensorFlow's log has its words. Run: tpufeed verify {self._url}")
+            said.append(f"; TensorFlow's log has its own message. Run: tpufeed verify {self._url}")
             return tf.group(tf.debugging.Assert(False, [tf.strings.join(said)]))
 
         return tf.cond(tf.reduce_all(sound), tf.no_op, fail)
@@ -294,10 +295,11 @@ class DirectGraph:
     # Batches
 
     def _batches(self, records: Any) -> Any:
-        """Return batches of columns by name; the last records that fill no batch are dropped.
+        """Return batches as columns by name; last records that do not make a batch are dropped.
 
-        A graph cannot catch an error, and TensorFlow's of an image names neither shard nor record. So images that fail
-        are left out of their group, and each carries where the first of its group lies, and the one behind it.
+        A graph cannot catch an error, and TensorFlow's error for an image names neither shard nor record. So images
+        that fail are left out of their group, and each row carries the places of its group's first row and of the next
+        row.
         """
         rows, in_order = self._options.batch_size, not self._options.shuffle
         if self._image_key is None or (self._tensor_shape is not None and not self._ops):
@@ -312,7 +314,7 @@ class DirectGraph:
         return groups.map(partial(tf.nest.map_structure, lambda c: tf.ensure_shape(c, (rows, *c.shape[1:]))))
 
     def _parse_batch(self, part: Any, record: Any, payload: Any) -> dict[str, Any]:
-        """Return a batch without pixels, or with pixels that need no op: parsed all at once."""
+        """Return a batch without pixels, or with pixels that need no op, parsed all at once."""
         where = part[:, 0], part[:, 1], record
         with tf.control_dependencies([self._assert_sound(tf.strings.length(payload) > 0, *where)]):
             payload = tf.identity(payload)
@@ -327,25 +329,25 @@ class DirectGraph:
         return found | {SAMPLE: tf.gather(self._first_samples, part[:, 1]) + record, self._mask: part[:, 2] > 0}
 
     def _carry(self, number: Any, columns: tuple[Any, Any, Any]) -> tuple[Any, Any]:
-        """Return the payloads of a group, and what each carries along: int64 (n, 10).
+        """Return the payloads of a group, and what each row carries: int64 (n, 10).
 
-        That is its place in the group, records of the group, sample, real or not, epoch, shard and record of the
-        group's first one and of the one behind, and the number of the group.
+        These are its index in the group, the size of the group, sample, real or not, epoch, shard and record of the
+        group's first row and of the next row, and the number of the group.
         """
         part, record, payload = columns
         count = tf.size(record, tf.int64)
         lies = tf.stack([part[:, 1], record], 1)
         samples = tf.gather(self._first_samples, part[:, 1]) + record
-        one = tf.stack([tf.range(count), tf.fill([count], count), samples, part[:, 2], part[:, 0]], 1)
-        behind = [tf.repeat(lies[:1], count, 0), tf.roll(lies, -1, 0), tf.fill([count, 1], number)]
-        return payload, tf.concat([one, *behind], 1)
+        own = tf.stack([tf.range(count), tf.fill([count], count), samples, part[:, 2], part[:, 0]], 1)
+        others = [tf.repeat(lies[:1], count, 0), tf.roll(lies, -1, 0), tf.fill([count, 1], number)]
+        return payload, tf.concat([own, *others], 1)
 
     def _row(self, payload: Any, carried: Any) -> tuple[Any, dict[str, Any]]:
         """Return an image after the ops, and its other columns."""
         parsed = tf.io.parse_single_example(payload, self._features)
         stored = parsed[self._image_key]
-        # Both halves of the seed go through a hash: neighbouring epochs and samples have independent numbers. They are
-        # uniform in [0, 1), for all ops in a row.
+        # Both halves of the seed are hashed: neighbouring epochs and samples have independent numbers. These are
+        # uniform in [0, 1), for all ops one after another.
         seed = tf.stack([self._seed + carried[4] * _GOLDEN, carried[2]])
         draws = tf.random.stateless_uniform([sum(op.draws for op in self._ops)], seed)
         if self._tensor_shape is None:
@@ -356,11 +358,11 @@ class DirectGraph:
         return carried, found | {IMAGE: tf.ensure_shape(image, self._shape)}
 
     def _check_group(self, number: Any, group: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
-        """Return the columns of a group, if none of it is missing."""
+        """Return the columns of a group, if no row of it is missing."""
         carried, found = group
         count = tf.size(carried[:, 0], tf.int64)
         in_place = tf.equal(carried[:, 0], tf.range(count)) & tf.equal(carried[:, 9], number)
-        # Where each was to come from, and behind the last one the one that a longer group has there.
+        # The place that each row should come from; and after the last, the place of the next row in a longer group.
         sound = tf.concat([in_place, [tf.equal(count, carried[0, 1])]], 0)
         lies = tf.concat([carried[:1, 4:7], tf.gather(carried, [4, 7, 8], axis=1)], 0)
         with tf.control_dependencies([self._assert_sound(sound, *tf.unstack(lies, axis=1))]):
@@ -368,7 +370,7 @@ class DirectGraph:
         return found | {SAMPLE: carried[:, 2], self._mask: carried[:, 3] > 0}
 
     def _decode(self, encoded: Any, draws: Any) -> Any:
-        """Decode an image, a string scalar, and run the ops: uint8 (height, width, 3). Of a JPEG only the window."""
+        """Decode an image, a string scalar, and run the ops: uint8 (height, width, 3). For a JPEG only the window."""
         ops = self._ops
 
         def other() -> Any:
@@ -387,7 +389,7 @@ class DirectGraph:
 
 
 def tensorflow_url(url: str) -> str:
-    """Return the URL by which TensorFlow opens this folder. Raises OptionError where it does not."""
+    """Return the URL by which TensorFlow opens this folder. Raises OptionError if it cannot."""
     scheme = url_scheme(url)
     if scheme == "gcs":
         scheme, url = "gs", f"gs{url[len('gcs') :]}"
@@ -401,9 +403,9 @@ def tensorflow_url(url: str) -> str:
 
 
 def _payloads(url: Any, byte: Any) -> Any:
-    """Return the payloads of the records from `byte` on, up to one that is damaged.
+    """Return the payloads of the records from `byte` on, up to the first damaged one.
 
-    `tf.data.TFRecordDataset` only starts at 0, and would read to there.
+    `tf.data.TFRecordDataset` can only start at byte 0.
     """
     op = tf.raw_ops.TFRecordDatasetV2(
         filenames=tf.reshape(url, [1]),
@@ -411,25 +413,25 @@ def _payloads(url: Any, byte: Any) -> Any:
         buffer_size=_BUFFER_BYTES,
         byte_offsets=tf.reshape(byte, [1]),
     )
-    # Only where the file is there: without it, errors are ignored for ever.
+    # Only for a file that exists: without one, errors would be ignored forever.
     return tf.data.experimental.from_variant(op, tf.TensorSpec((), tf.string)).ignore_errors(log_warning=True)
 
 
 def _rare(branch: Callable[[], Any]) -> Callable[[], Any]:
-    """Make a branch of tf.cond a function that is called.
+    """Make a branch of tf.cond a function call.
 
-    TensorFlow lays a branch's nodes into the graph around it and visits each even where the branch is not taken: with
-    the ways of decoding a photograph that was 0.04 ms an image. A call is one node; taken, it costs some 10 us.
+    TensorFlow inlines a branch's nodes into the graph around it, and visits them even if the branch is not taken: for
+    the ways to decode a photograph that was 0.04 ms per image. A call is one node; if taken, it costs about 10 us.
     """
     function: Callable[[], Any] = tf.function(branch, autograph=False, experimental_attributes={"_noinline": True})
     return function
 
 
 def _decode_window(encoded: Any, op: WindowOp, draws: Any) -> Any:
-    """Return a JPEG after its first op; no more is decoded than the window, and that as small as will do."""
+    """Return a JPEG after its first op; only the window is decoded, as small as possible."""
     size = tf.image.extract_jpeg_shape(encoded)[:2]
     window, out = find_window(op, size, draws)
-    if isinstance(op, images.RandomCrop):  # may lie beyond the image
+    if isinstance(op, images.RandomCrop):  # the window may reach beyond the image
         return _cut(tf.raw_ops.DecodeJpeg(contents=encoded, **_JPEG), op, window, out)
 
     def reduced(ratio: int) -> Any:
@@ -449,7 +451,7 @@ def _decode_window(encoded: Any, op: WindowOp, draws: Any) -> Any:
 
 
 def _decode_other(encoded: Any) -> Any:
-    """Decode PNG and WebP with alpha over white; GIF, of which the first frame, and BMP."""
+    """Decode PNG and WebP with alpha over white, the first frame of a GIF, and BMP."""
     branches = [
         lambda: tf.raw_ops.DecodePng(contents=encoded, channels=0),
         lambda: tf.raw_ops.DecodeWebP(contents=encoded, channels=0)[0],
@@ -457,18 +459,18 @@ def _decode_other(encoded: Any) -> Any:
     ]
     png, webp = (tf.strings.substr(encoded, 0, 4) == magic for magic in (b"\x89PNG", b"RIFF"))
     image = tf.ensure_shape(tf.switch_case(tf.where(png, 0, tf.where(webp, 1, 2)), branches), (None, None, None))
-    # Asked for four channels, TensorFlow fills up a 1-bit PNG's with alpha 1.
+    # When asked for four channels, TensorFlow gives a 1-bit PNG alpha 1.
     channels = tf.shape(image)[2]
     colour = tf.cast(tf.gather(image, tf.where(channels <= 2, [0, 0, 0], [0, 1, 2]), axis=2), tf.int32)
     alpha = tf.where(channels % 2 == 0, tf.cast(image[..., -1:], tf.int32), 255)
     return tf.cast((colour * alpha + 255 * (255 - alpha) + 127) // 255, tf.uint8)
 
 
-# Ops: the same distributions as `tpufeed.images`, in TensorFlow's words
+# Ops: the same distributions as in `tpufeed.images`, with TensorFlow's functions
 
 
 def run_ops(ops: tuple[Op, ...], image: Any, draws: Any) -> Any:
-    """Run ops on an image, uint8 (h, w, 3); `draws` are float32 in [0, 1), op.draws for each op in turn."""
+    """Run ops on an image, uint8 (h, w, 3); `draws` are float32 in [0, 1), `op.draws` of them for each op in turn."""
     for op in ops:
         drawn, draws = draws[: op.draws], draws[op.draws :]
         if isinstance(op, WindowOp):
@@ -481,14 +483,14 @@ def run_ops(ops: tuple[Op, ...], image: Any, draws: Any) -> Any:
 
 
 def find_window(op: WindowOp, size: Any, draws: Any) -> tuple[Any, Any]:
-    """Return the window of an op, int32 (top, left, height, width), and int32 (height, width) it is brought to."""
+    """Return an op's window, int32 (top, left, height, width), and the size to resize it to, int32 (height, width)."""
     sides = tf.cast(size, tf.float32)
     if isinstance(op, images.Resize):
         whole = tf.concat([[0, 0], size], 0)
         if not isinstance(op.size, int):
             return whole, tf.constant(op.size, tf.int32)
         out = tf.maximum(op.size, tf.cast(tf.round(sides * (op.size / tf.reduce_min(sides))), tf.int32))
-        # Like `is_too_long`. TensorFlow would take 12 bytes a pixel.
+        # Like `is_too_long`. TensorFlow would use 12 bytes per pixel.
         fits = tf.reduce_prod(tf.cast(out, tf.int64)) <= max(MOST_ENLARGED_PIXELS, 16 * op.size**2)
         with tf.control_dependencies([tf.debugging.Assert(fits, ["resized, the image would be too large"])]):
             return whole, tf.identity(out)
@@ -503,8 +505,8 @@ def find_window(op: WindowOp, size: Any, draws: Any) -> tuple[Any, Any]:
         corner = low + tf.cast(draws * tf.cast(high - low + 1, tf.float32), tf.int32)
         return tf.concat([corner, out], 0), out
     assert isinstance(op, images.RandomResizedCrop)
-    # Ten tries at once, their area uniform, their width to height log-uniform. Taken is the first that fits; the last,
-    # in the middle, always does.
+    # Ten tries at once, with uniform area and log-uniform aspect ratio. The first that fits is taken; the last, in the
+    # middle, always fits.
     area = sides[0] * sides[1] * (op.scale[0] + draws[0:20:2] * (op.scale[1] - op.scale[0]))
     low, high = math.log(op.ratio[0]), math.log(op.ratio[1])
     aspect = tf.exp(low + draws[1:20:2] * (high - low))
@@ -518,14 +520,14 @@ def find_window(op: WindowOp, size: Any, draws: Any) -> tuple[Any, Any]:
 
 
 def _cut(image: Any, op: WindowOp, window: Any, out: Any) -> Any:
-    """Return a window of an image at height and width `out`; `op.fill` where the image has no pixels."""
+    """Return a window of an image at height and width `out`, with `op.fill` beyond the image."""
     size = tf.shape(image)[:2]
     low, high = (tf.clip_by_value(place, 0, size) for place in (window[:2], window[:2] + window[2:]))
     image = tf.slice(image, tf.concat([low, [0]], 0), tf.concat([high - low, [3]], 0))
     if isinstance(op, images.RandomCrop):
         before = tf.clip_by_value(-window[:2], 0, window[2:])
         missing = tf.stack([before, window[2:] - before - (high - low)], 1)
-        # tf.pad knows one value for all channels: zero, so what is to be zero meanwhile is `fill`.
+        # tf.pad has one value for all channels: so `fill` and zero are swapped meanwhile.
         swap = tf.constant(op.fill, tf.uint8)
         image = tf.pad(tf.bitwise.bitwise_xor(image, swap), tf.concat([missing, [[0, 0]]], 0))
         return tf.ensure_shape(tf.bitwise.bitwise_xor(image, swap), (*op.output_size(None), 3))
@@ -535,7 +537,7 @@ def _cut(image: Any, op: WindowOp, window: Any, out: Any) -> Any:
 
 
 def _resize(image: Any, out: Any) -> Any:
-    """Return an image at height and width `out`: averaged over areas where it shrinks by two or more, else bilinear."""
+    """Return an image at height and width `out`: averaged over areas if it shrinks by two or more, else bilinear."""
 
     def averaged() -> Any:
         return tf.cast(tf.raw_ops.ResizeArea(images=image[None], size=out)[0] + 0.5, tf.uint8)
@@ -544,6 +546,6 @@ def _resize(image: Any, out: Any) -> Any:
 
 
 def _bilinear(image: Any, out: Any) -> Any:
-    """Return an image at height and width `out`. One that has the size already passes as it is."""
+    """Return an image at height and width `out`, bilinear; an image of that size is unchanged."""
     resized = tf.raw_ops.ResizeBilinear(images=image[None], size=out, half_pixel_centers=True)
     return tf.cast(tf.squeeze(resized, 0) + 0.5, tf.uint8)

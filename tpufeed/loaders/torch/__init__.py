@@ -3,6 +3,6 @@
 from tpufeed.errors import MissingExtraError
 
 try:
-    import torch  # noqa: F401  # its files import it without a guard of their own
+    import torch  # noqa: F401  # the files of this folder import it without a guard
 except ImportError as error:
     raise MissingExtraError("torch", "torch") from error

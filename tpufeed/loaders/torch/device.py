@@ -1,4 +1,4 @@
-"""Batches on a plain torch device, ahead of need: CUDA, torch_tpu and what else torch.accelerator knows."""
+"""Put batches on a torch device ahead of need: CUDA, torch_tpu and whatever else torch.accelerator knows."""
 
 from contextlib import nullcontext
 from importlib import metadata
@@ -12,16 +12,16 @@ from tpufeed.loaders.device import DeviceFeed, Transfer
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, map_tensors, refuse_item, to_torch
 
-# Whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
+# Devices whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
 _STREAMED = ("cuda", "xpu")
 _NEVER_PINNED = ("mps",)
-_GOOGLES = "github.com/google-pytorch/"  # its home page; sophgo has a package of the same name
+_GOOGLES = "github.com/google-pytorch/"  # home page of Google's torch_tpu; sophgo has a package of the same name
 
 
 class OnTorchDevice(DeviceFeed):
     """A feed on a device of torch."""
 
-    _is_accelerate_prepared = True  # its batches are on the device, and dealt to ranks already
+    _is_accelerate_prepared = True  # its batches are on the device and dealt to ranks already
 
     def __init__(self, loader: Any, device: Any, device_prefetch: int) -> None:
         super().__init__(loader, device_prefetch)
@@ -29,7 +29,7 @@ class OnTorchDevice(DeviceFeed):
 
     @property
     def device(self) -> torch.device:
-        """Device that batches go to. By default the accelerator, by the number that is current in this thread."""
+        """Device that batches go to: by default this thread's current accelerator, or the CPU."""
         if self._device is not None:
             return self._device
         accelerator = torch.accelerator.current_accelerator()
@@ -48,23 +48,23 @@ class TorchDeviceFeed(OnTorchDevice, TorchFeed):
 
 
 class ForeignDeviceFeed(OnTorchDevice):
-    """Feed of a loader of the user's on a device, see `device_loader`, with all else that the loader has."""
+    """Feed of a user's own loader on a device, with the loader's other attributes; see `device_loader`."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the loader has; `sampler` and `batch_sampler.sampler` take `set_epoch` if it does."""
+        """Return the attribute of the loader; but `sampler` and `batch_sampler` pass on `set_epoch` if it has one."""
         if name == "loader":  # a copy that is being made has none yet
             raise AttributeError(name)
-        source = self.loader.source
-        told = name in ("sampler", "batch_sampler") and hasattr(source, "set_epoch")
-        return EpochSampler(self) if told else getattr(source, name)
+        wrapped = self.loader.wrapped
+        told = name in ("sampler", "batch_sampler") and hasattr(wrapped, "set_epoch")
+        return EpochSampler(self) if told else getattr(wrapped, name)
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raise OptionError: this is no dataset."""
+        """Raise OptionError: a feed is not a dataset."""
         refuse_item(self)
 
 
 class StatefulTorchDeviceFeed(ForeignDeviceFeed, Feed):
-    """Feed of a loader that keeps states: frameworks ask whether the methods are there."""
+    """Feed of a user's loader that keeps states: frameworks check whether the methods are there."""
 
 
 class _TorchTransfer(Transfer):
@@ -73,9 +73,9 @@ class _TorchTransfer(Transfer):
     def __init__(self, feed: OnTorchDevice, device: torch.device) -> None:
         ours = feed.host
         if ours is None:
-            self.batches = iter(feed.loader.source)
-        else:  # only our own iterators can be closed while another thread is in them
-            batches = ours.iterate_ahead()
+            self.batches = iter(feed.loader.wrapped)
+        else:  # only our own iterators can be closed while another thread uses them
+            batches = ours.iterate(ahead=True)
             self.batches, self.close, self.spec = map(to_torch, batches), batches.close, ours.epoch_spec()
         self._device = device
         present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -85,8 +85,8 @@ class _TorchTransfer(Transfer):
 
     def send(self, batch: Any) -> tuple[Any, int]:
         size = 0
-        # Without an event that the step could wait for, this thread waits for the copies, and the step does not. Each
-        # copy blocks, because torch_tpu's synchronize promises to wait for copies to the host, not for those from it.
+        # Without an event for the step to wait for, this thread waits for the copies instead. Each copy blocks, because
+        # torch_tpu's synchronize promises to wait for copies to the host, not for copies from it.
         waits = self._asynchronous and self._stream is None
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,15 +94,15 @@ class _TorchTransfer(Transfer):
             size += tensor.nbytes
             return tensor.to(self._device, non_blocking=not waits)
 
-        # The stream also makes its device the current one, which each thread has of its own and pinning asks for.
+        # The stream also makes its device the current one of this thread, which pinning needs.
         with self._stream or nullcontext():
-            # From pageable memory the driver would copy at once, in this thread, whatever `non_blocking` says.
+            # From pageable memory the driver copies at once, in this thread, whatever `non_blocking` says.
             held = map_tensors(batch, torch.Tensor.pin_memory) if self._pinned else batch
             batch = map_tensors(held, move)
             copied = None if self._stream is None else self._stream.record_event()
         if waits:
             torch.accelerator.synchronize(self._device)
-        del held  # not before: torch_tpu frees pinned memory at once, whatever still reads it
+        del held  # not earlier: torch_tpu frees pinned memory at once, even if a copy still reads it
         return (batch, copied), size
 
     def receive(self, sent: Any) -> Any:
@@ -110,15 +110,15 @@ class _TorchTransfer(Transfer):
         if copied is not None:
             current = torch.accelerator.current_stream(copied.device)
             current.wait_event(copied)
-            # Its memory belongs to the stream of the copies, which would take it back while this one still reads.
+            # Its memory belongs to the copies' stream, which would reuse it while the current stream still reads it.
             map_tensors(batch, lambda tensor: tensor.record_stream(current))
         return batch
 
 
 def _parse_device(device: Any) -> torch.device:
-    """Return a device as torch has it. For a TPU that torch does not reach, raises an error with the next step."""
+    """Return torch's device. If torch cannot reach a TPU, raises an error that says what to do next."""
     if str(device).partition(":")[0] == "xla":
-        raise OptionError(f"{device} is a device of torch_xla, whose steps to_xla() ends; use that")
+        raise OptionError(f"{device} is a device of torch_xla, whose steps to_xla() ends; use to_xla()")
     if str(device).partition(":")[0] != "tpu":
         return torch.device(device)
     try:
@@ -133,12 +133,12 @@ def _parse_device(device: Any) -> torch.device:
     pages = (package.metadata.get_all(key) or [] for key in ("Home-page", "Project-URL"))
     if _GOOGLES not in str([*pages]):
         raise OptionError(
-            f"torch_tpu {package.version} is another package than Google's TorchTPU, which has the same name: run pip "
+            f"torch_tpu {package.version} is not Google's TorchTPU but another package of the same name: run pip "
             "uninstall torch_tpu, then pip install 'tpufeed[torchtpu]'"
         )
     try:
         return torch.device(device)
-    except RuntimeError as error:  # torch_tpu adds the device to torch only where there is a TPU
+    except RuntimeError as error:  # torch_tpu adds the device to torch only if there is a TPU
         raise OptionError(
             f"torch_tpu {package.version} finds no TPU here: it looks on PCI for a v4, v5e, v5p, v6e or TPU7x that "
             "/dev/vfio opens. Run on such a TPU VM (a container needs --privileged), without "

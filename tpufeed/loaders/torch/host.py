@@ -26,41 +26,41 @@ from tpufeed.options import checked
 
 _logger = logging.getLogger(__name__)
 
-_EPOCH, _READ = range(2)  # places in what all workers share
-_MOST_COUNTED = (1 << 16) - 1  # reads of a sample; all further ones draw as the last one
-_REPEATED = 1.5  # a rank that has read so many times its samples reads them again
+_EPOCH, _READ = range(2)  # indices into the tensor that all workers share
+_MOST_COUNTED = (1 << 16) - 1  # reads of a sample; later reads draw the same numbers as the last one
+_REPEATED = 1.5  # a rank that has read this many times its share must have read samples again
 
 
 class TFRecordImages(TorchDataset[Any]):
     """The samples of a split by number, for `torch.utils.data.DataLoader` and `DistributedSampler`.
 
-    `dataset[i]` is `(image, label)`, or the image alone where there are no labels: a uint8 tensor of shape
-    (height, width, 3) and an int. Other columns come as int, float32, str or bytes, and those with shapes as tensors.
+    `dataset[i]` is `(image, label)`, a uint8 tensor of shape (height, width, 3) and an int, or the image alone if there
+    are no labels. Other columns are int, float32, str or bytes, or tensors if they have a shape.
 
-    Any order will do if shards are files of this machine. Remote ones are staged as `Loader` says, when a sample of
-    theirs is first asked for. In a random order (`shuffle=True`, `DistributedSampler`) that helps only if the whole
-    split fits; else samples are read by requests of their own, with a warning. `LaneSampler` reads shard by shard.
+    Shards that are local files can be read in any order. Remote shards are copied as `Loader` describes, when one of
+    their samples is first read. In a random order (`shuffle=True`, `DistributedSampler`) copies help only if the whole
+    split fits; otherwise samples are read one by one, with a warning. `LaneSampler` reads shard by shard.
 
-    Random numbers of ops, and the variant of a cache, are those of the epoch that `set_epoch` was last told:
-    `LaneSampler.set_epoch` passes it on, `DistributedSampler.set_epoch` does not. The first read of a sample since then
-    has the numbers of all loaders. Later reads, by samplers that repeat samples, draw new ones: they depend on seed,
-    epoch, sample and how often it was read; with worker processes also on which worker reads it, so runs may differ.
-    Counting takes 2 bytes of shared memory for each sample of the split, if ops draw.
+    Random numbers of ops, and the variant of a cache, are those of the epoch last given to `set_epoch`:
+    `LaneSampler.set_epoch` passes it on, `DistributedSampler.set_epoch` does not. The first read of a sample per epoch
+    has the random numbers of all loaders. Later reads, by samplers that repeat samples, draw new ones: these depend on
+    seed, epoch, sample and the number of reads; and with worker processes also on which worker reads, so runs may
+    differ. Counting takes 2 bytes of shared memory for each sample of the split, if ops draw random numbers.
 
     A pickle holds neither manifest nor index: a process that unpickles it opens the dataset, and refuses another one.
 
     Args:
         url: a dataset or cache, at a path or a URL.
-        split: which part of it.
+        split: the name of the split.
         transform: called with each image, a uint8 HWC numpy array, instead of making a tensor of it. Transforms of
-            torchvision that want PIL images begin with `ToPILImage()`. It is also an attribute that may be set later;
+            torchvision that need PIL images begin with `ToPILImage()`. It is also an attribute that may be set later;
             workers of a DataLoader keep the one that they were started with.
-        ops: ops of each image. Without one that fixes their size images keep their own, and come one at a time unless
-            there is a transform. `Loader` explains this and the other options.
+        ops: ops of each image. Without an op that fixes the size, images keep their own sizes, and come one at a time
+            unless there is a transform. `Loader` explains this and the other options.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: options that do not fit it.
+        OptionError: an option does not fit the dataset.
     """
 
     @checked(dict.fromkeys(("batch_size", "shuffle", "num_workers", "drop_last"), "give it to the DataLoader"))
@@ -87,18 +87,18 @@ class TFRecordImages(TorchDataset[Any]):
         self._samples = PortableSamples(url, split, LoaderOptions(**given))
         # In shared memory: workers that outlive an epoch see that the next one has begun.
         self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self._drawn = _counts(len(self)) if self._open().draws else None  # how often each was read since `set_epoch`
+        self._drawn = _counts(len(self)) if self._open().draws else None  # reads of each sample since `set_epoch`
         self._owner = os.getpid()
         self._ranks = (thread_world() or World()).size
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; a label is a place among them."""
+        """Names of the classes. A label is an index into them."""
         return self.dataset.manifest.class_names
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset that the samples come from."""
+        """The dataset of the samples."""
         return self._open().dataset
 
     @property
@@ -107,7 +107,7 @@ class TFRecordImages(TorchDataset[Any]):
         return self._samples.split
 
     def set_epoch(self, epoch: int) -> None:
-        """Give samples of this epoch from now on: its random numbers and, in a cache, its variant."""
+        """Read samples with the random numbers, and in a cache the variant, of this epoch from now on."""
         self._part_from_other_ranks()
         self._shared[_EPOCH] = epoch
         self._shared[_READ] = 0
@@ -120,26 +120,26 @@ class TFRecordImages(TorchDataset[Any]):
         return f"{type(self).__name__}({url!r}, {self.split!r}, samples={len(self)}, epoch={epoch})"
 
     def __len__(self) -> int:
-        """Samples of the split."""
+        """Return the number of samples of the split."""
         return self._samples.records
 
     def __getitem__(self, index: int) -> Any:
-        """Sample number `index`. Raises IndexError, and RecordError where it is damaged."""
+        """Return sample number `index`. Raises IndexError, or RecordError if it is damaged."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples at once, as DataLoader asks for them."""
+        """Return several samples at once, as DataLoader asks for them."""
         opened = self._open()
         samples = np.array([int(index) for index in indices], np.int64)
         for index in samples[(samples < -len(self)) | (samples >= len(self))]:
             raise IndexError(f"sample {index} of a split of {len(self)}")
         samples %= len(self)
-        # Before the first batch: a rank that met the first odd image after many would leave the others waiting.
+        # Before the first batch: if a rank first failed in the middle of an epoch, the others would wait for it.
         batched = len(samples) > 1 and self.transform is None
         if batched and opened.columns.pooled and None in opened.decoder.sizes:
             raise OptionError(
-                f"{self._samples.url}: no op fixes the size of the images, and those of a batch must be equal; "
-                f"{FIX_SIZE}. Where all are equal, or a collate_fn takes others, pass transform=torch.from_numpy"
+                f"{self._samples.url}: no op fixes the size of the images, which must be equal in a batch; {FIX_SIZE}. "
+                "If all sizes are equal, or a collate_fn handles others, pass transform=torch.from_numpy"
             )
         self._part_from_other_ranks()
         columns = opened.read(samples, int(self._shared[_EPOCH]), self._number(samples))
@@ -158,15 +158,15 @@ class TFRecordImages(TorchDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process, with this one's epoch."""
         self._part_from_other_ranks()
-        # A DataLoader's worker that is spawned cannot know how many ranks there are.
+        # A spawned worker of a DataLoader cannot know how many ranks there are.
         state = self.__dict__ | {"_ranks": max(self._ranks, count_ranks())}
         if self._drawn is not None and get_spawning_popen() is None:
-            state["_drawn"] = _counts(0)  # as large as the split, and a copy counts for itself
+            state["_drawn"] = _counts(0)  # not the counts, which are as large as the split: a copy counts for itself
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shared.share_memory_()  # a copy is in private memory, where forked workers would not see `set_epoch`
+        self._shared.share_memory_()  # a copy has private memory, where forked workers would not see `set_epoch`
         if self._drawn is not None and not len(self._drawn):
             self._drawn = _counts(len(self))
 
@@ -175,10 +175,10 @@ class TFRecordImages(TorchDataset[Any]):
         return self._samples.open(1 if worker is None else worker.num_workers)
 
     def _number(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | int:
-        """Count these samples as read, and return for each a number that no earlier read of it has; first 0.
+        """Count these samples as read; return a number for each that differs from read to read, and is 0 at first.
 
-        Workers count together, without a lock, so a later read's number contains the worker's. Only two workers that
-        first read a sample within the same microsecond draw equal numbers for it.
+        Workers count together without a lock, so the number of a later read contains the worker's number. Only if two
+        workers first read a sample within the same microsecond do they draw equal numbers for it.
         """
         if self._drawn is None:
             return 0
@@ -192,7 +192,7 @@ class TFRecordImages(TorchDataset[Any]):
         return numbers
 
     def _count(self, opened: SplitSamples, samples: int) -> None:
-        """Count samples as read. Workers count together without a lock: some may be lost, and two may warn at once."""
+        """Count samples as read. Workers count together without a lock: a few may be lost, and two may warn at once."""
         read, variants = int(self._shared[_READ]), len(self.dataset.split(self.split).variants)
         if read < 0 or not opened.changes_by_epoch or variants == 1:
             return
@@ -211,7 +211,7 @@ class TFRecordImages(TorchDataset[Any]):
             )
 
     def _part_from_other_ranks(self) -> None:
-        """Let ranks that were launched with one dataset move its epoch each for itself, with its workers."""
+        """Separate from the other ranks, if they were launched with the same dataset: each sets its own epoch."""
         if self._owner != os.getpid() and get_worker_info() is None and count_ranks() > 1:
             self._shared = self._shared.clone().share_memory_()
             self._drawn = None if self._drawn is None else _counts(len(self))

@@ -1,4 +1,4 @@
-"""torch: a DistributedSampler that deals samples in tpufeed's own order, which keeps reads local."""
+"""torch: a DistributedSampler in the order of tpufeed's loaders, which keeps reads local."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,8 @@ from tpufeed.loaders.training import check_identity, grow_state, identity_of, st
 from tpufeed.loaders.world import find_world, thread_world
 from tpufeed.options import Count, Whole, checked, shown
 
-_CHUNK = 4096  # ids that are worked out at once
-_MOST = 1 << 48  # of any number in a state
+_CHUNK = 4096  # ids that are computed at once
+_MOST = 1 << 48  # the highest number in a state
 _BY_HAND = "num_replicas= and rank= by hand"
 
 
@@ -22,24 +22,26 @@ class LaneSampler(DistributedSampler[int]):
     """Ids of a `TFRecordImages` in the order of tpufeed's loaders: with the same seed and lanes, `Loader`'s.
 
     It replaces DistributedSampler in a DataLoader; Lightning then adds none. A rank reads its share of the shards, a
-    few at a time, so remote ones are fetched whole and once. Each world size that divides the lanes gives the same
-    global sequence: rank r of W has every W-th id of it from the r-th on.
+    few at a time, so each remote shard is copied whole and once. Every world size that divides the lanes gives the same
+    global sequence: rank r of W has every W-th id, starting with the r-th.
 
-    Call `set_epoch` before each epoch, as with DistributedSampler; it moves the dataset's epoch, too.
+    Call `set_epoch` before each epoch, as with DistributedSampler; it sets the dataset's epoch, too.
 
     Args:
-        dataset: what the DataLoader reads.
-        num_replicas: ranks; by default what torch_xla, torch.distributed or JAX says when the first id is asked for,
-            else one.
-        rank: which of them this is.
+        dataset: the dataset that the DataLoader reads.
+        num_replicas: number of ranks; by default what torch_xla, torch.distributed or JAX says when the first id is
+            asked for, or else one.
+        rank: number of this rank.
         shuffle: False reads in the dataset's own order.
-        seed: of the order.
-        drop_last: drop what does not make up one more sample for each rank; else the epoch's first samples fill up.
-        lanes: see `dataset.order`; a multiple of the ranks. By default 16, or 2 a rank if that is more.
+        seed: seed of the order.
+        drop_last: True drops samples that do not make up one more for each rank; else the epoch's first samples
+            complete them.
+        lanes: lanes of the order, see `dataset.order`: a multiple of the ranks. By default 16, or 2 per rank if that is
+            more.
 
     Raises:
-        OptionError: no TFRecordImages, or numbers that do not fit together; from `len` or `iter` where the world is
-            found out there.
+        OptionError: the dataset is not a TFRecordImages, or numbers do not fit together; raised by `len` or `iter` if
+            the world is only found there.
     """
 
     dataset: TFRecordImages
@@ -56,9 +58,9 @@ class LaneSampler(DistributedSampler[int]):
         *,
         lanes: Count | None = None,
     ) -> None:
-        # Not DistributedSampler's own, which wants to know the world before anybody is launched.
+        # Not DistributedSampler's `__init__`, which needs the world before ranks are launched.
         if not isinstance(dataset, TFRecordImages):
-            raise OptionError(f"LaneSampler reads the shards of a tpufeed.TFRecordImages, and {shown(dataset)} is none")
+            raise OptionError(f"LaneSampler reads the shards of a tpufeed.TFRecordImages, not of {shown(dataset)}")
         if (num_replicas is None) != (rank is None):
             raise OptionError(f"num_replicas={num_replicas} and rank={rank}: give both or neither")
         self.dataset = dataset
@@ -67,31 +69,31 @@ class LaneSampler(DistributedSampler[int]):
         self.drop_last = drop_last
         self.epoch = 0
         self._lanes = lanes
-        self._begun = 0, 0  # an epoch, and the sample of it to begin with
+        self._begun = 0, 0  # an epoch, and its sample to begin with
         self._told = False  # `set_epoch` was called, and no iteration has begun since
         self._next: int | None = None  # the epoch of the next iteration, if a state has moved `epoch` meanwhile
         self._given = None if num_replicas is None or rank is None else World(rank, num_replicas)
         self._of_thread = thread_world(_BY_HAND) if self._given is None else None
         if self._given is not None:
-            _ = self.lanes  # raises what does not fit
+            _ = self.lanes  # raises if numbers do not fit together
 
     @property
     def world(self) -> World:
-        """World and rank; found each time unless given, as copies go to other ranks."""
+        """World of this rank; looked up each time unless given, as copies may go to other ranks."""
         if self._given is not None:
             return self._given
         world = self._of_thread or find_world(_BY_HAND)
         accelerate = sys.modules.get("accelerate.state")
         if world.size > 1 and accelerate is not None and accelerate.PartialState._shared_state:
             raise OptionError(
-                "Accelerate deals the batches of a loader that it prepares to its processes, and LaneSampler would "
-                f"deal the samples, too: give {_BY_HAND}, for such a loader num_replicas=1 and rank=0"
+                "Accelerate deals the batches of a prepared loader to its processes, and LaneSampler would deal the "
+                f"samples, too: give {_BY_HAND}; for a prepared loader num_replicas=1 and rank=0"
             )
         return world
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # an attribute that is set before it is known
-        """Ranks."""
+        """Number of ranks."""
         return self.world.size
 
     @property
@@ -109,18 +111,18 @@ class LaneSampler(DistributedSampler[int]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._of_thread = thread_world(_BY_HAND) if self._given is None else None  # a copy may be another rank's
+        self._of_thread = thread_world(_BY_HAND) if self._given is None else None  # a copy may belong to another rank
 
     def __len__(self) -> int:
         """Return the number of ids that the next `iter` gives, the same on every rank."""
         return len(self._share(1))
 
     def __iter__(self) -> "LaneIterator":
-        """Return this rank's ids of the epoch that is set when the first of them is asked for."""
+        """Return this rank's ids of the epoch that is set when the first id is asked for."""
         return LaneIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration, and the dataset's samples, those of this epoch."""
+        """Make this the epoch of the next iteration, and of the dataset."""
         self._told, self._next = True, None
         self._go_to(int(epoch))
 
@@ -131,23 +133,23 @@ class LaneSampler(DistributedSampler[int]):
     def state_at(self, samples: int) -> dict[str, Any]:
         """Return the state of this epoch after `samples` samples of all ranks: steps * batch size * ranks.
 
-        Only the training loop knows how many: DataLoader asks for ids ahead of it.
+        Only the training loop knows how many that is: DataLoader asks for ids ahead of it.
         """
         samples = state_number({"samples": samples}, "samples", 0, _MOST)  # numpy's integers are not JSON
         return {**self._identity, "epoch": self.epoch, "lanes": self.lanes, "samples": samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says, also with other ranks: its epoch has the rest of its samples, others have all.
+        """Continue where `state` says, also with another number of ranks: the state's epoch has only the rest.
 
         Raises:
-            OptionError: the state is of another dataset, split, seed or order, or its lanes cannot be dealt. The
-                sampler is as it was before.
+            OptionError: the state is of another dataset, split, seed or order, or its lanes cannot be dealt to the
+                ranks. The sampler is unchanged then.
         """
         self._begun = self._move(state)
         self._told, self._next = False, None
 
     def _move(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Take epoch and lanes of a state; return the epoch, and the samples of it that all ranks have had."""
+        """Take epoch and lanes from a state; return the epoch, and the samples of it that all ranks have had."""
         state = grow_state(state, self.dataset.dataset)
         check_identity(state, self._identity, "sampler", self.dataset.dataset.url)
         epoch, samples, lanes = (state_number(state, name, 0, _MOST) for name in ("epoch", "samples", "lanes"))
@@ -165,7 +167,7 @@ class LaneSampler(DistributedSampler[int]):
 
     @property
     def total_size(self) -> int:  # type: ignore[override]
-        """Ids of all ranks together."""
+        """Number of ids of all ranks together."""
         return len(self) * self.world.size
 
     @property
@@ -173,7 +175,7 @@ class LaneSampler(DistributedSampler[int]):
         return identity_of(self.dataset.dataset, self.dataset.split, self.seed, self.shuffle)
 
     def _share(self, samples: int, start: int | None = None) -> Share:
-        """Return this rank's part of an epoch, `samples` at a time, from `start` on, by default where a state says."""
+        """Return this rank's part of an epoch, `samples` at a time, from `start` on or from a state's place."""
         if start is None:
             epoch, begun = self._begun
             start = begun if epoch == self.epoch else 0
@@ -188,15 +190,15 @@ class LaneSampler(DistributedSampler[int]):
 
 
 class LaneIterator(Iterator[int]):
-    """Ids of an epoch, with the state behind the last one, which torchdata's StatefulDataLoader looks for here.
+    """Ids of an epoch, with a state after the last id, which torchdata's StatefulDataLoader looks for here.
 
-    A state that is loaded here moves this iterator, and the epoch of the sampler, whose length stays that of an epoch.
+    A state loaded here moves this iterator and the sampler's epoch; the sampler's length stays that of a whole epoch.
     """
 
     def __init__(self, sampler: LaneSampler) -> None:
         self._sampler = sampler
         self._ids: Iterator[int] | None = None
-        self._epoch = self._samples = 0  # handed out of it, to all ranks together
+        self._epoch = self._samples = 0  # number of the epoch, and its samples handed out to all ranks together
         self._ranks = 1
 
     def __next__(self) -> int:
@@ -209,19 +211,19 @@ class LaneIterator(Iterator[int]):
         return number
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the ids that were handed out, the same on all ranks: see `LaneSampler.state_at`."""
+        """Return the state after the ids handed out so far, the same on all ranks; see `LaneSampler.state_at`."""
         if self._ids is None:
             self._find_epoch()
             return self._sampler.state_at(self._sampler._share(1).start)
-        samples = min(self._samples, len(self._sampler.dataset))  # without those that fill up
+        samples = min(self._samples, len(self._sampler.dataset))  # without repeated ones
         return {**self._sampler.state_at(samples), "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` says; at the end of an epoch no id is left. Raises OptionError as the sampler does.
 
-        The iteration after this one is the epoch that `set_epoch` said before, or else the one after that of the state.
-        A StatefulDataLoader begins it at once if the state is of its end, which ids cannot tell: with `drop_last` some
-        are left then.
+        The next iteration reads the epoch that `set_epoch` was given before, or else the one after the state's epoch.
+        If the state is of an epoch's end, StatefulDataLoader begins that iteration at once. Ids alone could not tell
+        the end: with `drop_last` some are left over.
         """
         sampler = self._sampler
         told = sampler.epoch if sampler._told else None
@@ -232,7 +234,7 @@ class LaneIterator(Iterator[int]):
         sampler._told, sampler._next = False, int(state["epoch"]) + 1 if told is None else told
 
     def _find_epoch(self) -> None:
-        """Move the sampler to the epoch of an iteration that begins at its start."""
+        """Move the sampler to the epoch of an iteration that begins."""
         if self._sampler._next is not None:
             self._sampler._go_to(self._sampler._next)
 

@@ -1,4 +1,4 @@
-"""torch: batches on the host, with DataLoader's conventions. Their tensors share memory with the batch buffers."""
+"""torch: batches on the host, with DataLoader's conventions. Tensors share memory with the batch buffers."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +23,11 @@ from tpufeed.loaders.torch.host import TFRecordImages
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import EpochIterator, Loader
 
-_LONGEST_PAUSE_SECONDS = 0.1  # between two looks for the other ranks
+_LONGEST_PAUSE_SECONDS = 0.1  # between two checks for the other ranks
 
 
 class Undivided:
-    """A loader that another DataLoader cannot be made of, though it has what frameworks look for on a DataLoader.
+    """A loader with the attributes that frameworks look for on a DataLoader, but which cannot be taken apart.
 
     Accelerate takes loaders apart in `skip_first_batches`, which the Hugging Face Trainer calls when it resumes.
     """
@@ -37,7 +37,7 @@ class Undivided:
         """Raise OptionError: Accelerate asks for this when it takes a loader apart."""
         raise _undivided()
 
-    dataloader = prefetch_factor  # what it asks one of torch_xla for
+    dataloader = prefetch_factor  # Accelerate asks torch_xla's loaders for this one
 
     @property
     def sampler(self) -> "EpochSampler":
@@ -47,23 +47,24 @@ class Undivided:
     batch_sampler = sampler
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raise OptionError: this is no dataset."""
+        """Raise OptionError: a feed is not a dataset."""
         refuse_item(self)
 
 
 def _undivided() -> OptionError:
     return OptionError(
         "this loader cannot be taken apart into a dataset and a sampler for another DataLoader, as skip_first_batches "
-        "of Accelerate and the Hugging Face Trainer's resume try: go on in mid-epoch by its load_state_dict(state), "
-        "with what its state_dict() gave, then iterate the loader itself; to the Trainer give ignore_data_skip=True"
+        "of Accelerate and the Hugging Face Trainer's resume try: to resume in the middle of an epoch, call its "
+        "load_state_dict with a state of its state_dict(), then iterate the loader itself; give the Trainer "
+        "ignore_data_skip=True"
     )
 
 
 def refuse_item(loader: Any) -> NoReturn:
-    """Raise OptionError: a DataLoader, maybe of a trainer, asks a loader for samples as it asks a dataset."""
+    """Raise OptionError: a DataLoader, maybe a trainer's, asks a loader for samples as if it were a dataset."""
     raise OptionError(
         f"a {type(loader).__name__} gives batches and has no samples by number, so no DataLoader can be made of it: "
-        "iterate it as it is. Where a dataset is wanted give tpufeed.TFRecordImages; the Hugging Face Trainer takes "
+        "iterate it as it is. If a dataset is needed, give tpufeed.TFRecordImages; the Hugging Face Trainer takes "
         "this loader from its get_train_dataloader()"
     )
 
@@ -75,16 +76,16 @@ class EpochSampler:
     loader: Any
 
     def __iter__(self) -> Iterator[Any]:
-        """Raise OptionError: the ids of batches stay within the loader."""
+        """Raise OptionError: the loader does not give the ids of batches."""
         raise _undivided()
 
     @property
     def sampler(self) -> Self:
-        """Itself."""
+        """The object itself."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the loader."""
+        """Set the epoch of the loader."""
         self.loader.set_epoch(epoch)
 
 
@@ -92,11 +93,11 @@ class TorchFeed(Undivided, Feed):
     """Feed of torch tensors on the host, see `Loader.to_torch`."""
 
     loader: "Loader"
-    _is_accelerate_prepared = True  # Accelerate would deal the batches of each rank to all ranks once more
+    _is_accelerate_prepared = True  # else Accelerate would deal each rank's batches to all ranks once more
 
     @cached_property
     def dataset(self) -> TFRecordImages | None:
-        """The samples of the split by number, as a map-style dataset; None for a mixture, which has no such numbers."""
+        """The samples of the split as a map-style dataset; None for a mixture, whose samples have no numbers."""
         loader = self.loader
         if len(loader.sources) > 1:  # trainers ask every loader for it
             return None
@@ -104,13 +105,13 @@ class TorchFeed(Undivided, Feed):
         return TFRecordImages(loader.dataset, loader.split, **{name: getattr(loader.options, name) for name in options})
 
     def __iter__(self) -> Iterator[Any]:
-        """Return the next epoch. It begins with its first batch: frameworks call `iter` to see whether they can."""
+        """Return the next epoch, which begins with its first batch: frameworks call `iter` to see whether they can."""
         return TorchIterator(self)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return what ranks exchange specs by, and the number of this one; None if one rank is all that is known.
+        """Return how ranks exchange specs, and this rank's number; None if only one rank is known.
 
-        A world that was given by hand is not compared either.
+        Ranks do not compare if their world was given by hand.
         """
         if self.loader.options.world is not None or not (distributed.is_available() and distributed.is_initialized()):
             return None
@@ -123,7 +124,7 @@ class TorchFeed(Undivided, Feed):
 
 
 class TorchIterator(Iterator[Any]):
-    """An epoch of a `TorchFeed` on the host, or with `repeat` all that follow."""
+    """An epoch of a `TorchFeed` on the host, and with `repeat` all later ones."""
 
     def __init__(self, feed: TorchFeed) -> None:
         self._feed = feed
@@ -135,14 +136,14 @@ class TorchIterator(Iterator[Any]):
     def _begin(self) -> Batch:
         """Return the first batch, once all ranks have theirs.
 
-        Ranks meet only here, in the thread of the training loop. The epochs of `repeat` that follow may begin in a
-        thread that prefetches, in another order than other loaders' epochs; they are as long on every rank as this.
+        Ranks meet only here, in the thread of the training loop. Later epochs of `repeat` may begin in a thread that
+        prefetches, in any order among the epochs of several loaders; they are equally long on every rank.
         """
         loader, found = self._feed.loader, self._feed.find_exchange()
 
         def begin() -> tuple[EpochSpec, Batch]:
             self._batches = iter(loader)
-            # The first batch as well: what keeps a rank from decoding it shows on all ranks before the first step.
+            # With the first batch: if a rank fails to decode it, all ranks learn of that before their first step.
             first = next(self._batches)
             return loader.epoch_spec(), first
 
@@ -156,29 +157,29 @@ class TorchIterator(Iterator[Any]):
 def _exchange(spec: EpochSpec) -> list[EpochSpec]:
     """Return the specs of all ranks, in their order.
 
-    They go through the store at which the ranks met, not by a collective: that could cross the training loop's own,
-    needs a device under NCCL, and waits in silence for a rank that never comes.
+    Specs go through the store at which the ranks met, not through a collective: a collective could mix with those of
+    the training loop, needs a device under NCCL, and waits in silence for a rank that never comes.
     """
     rank, size = distributed.get_rank(), distributed.get_world_size()
     store: Any = distributed_c10d._get_default_store()
     number = store.add(f"tpufeed/exchanges/{rank}", 1)
     meeting = f"tpufeed/exchange/{number}"
-    if number > 2:  # whoever began the last one was through with the one before it, and all have begun the last
+    if number > 2:  # all ranks have begun the last exchange, so they are done with the one before it
         store.delete_key(f"tpufeed/exchange/{number - 2}/{rank}")
     keys = [f"{meeting}/{other}" for other in range(size)]
     store.set(keys[rank], spec.packed())
-    # After the key is set: who counts all ranks finds all keys.
+    # After the key is set: when all ranks are counted, all keys are there.
     store.add(meeting, 1)
-    # Until all have come. The store's own waiting cannot be interrupted.
+    # Until all have come. Ctrl-C cannot interrupt the store's own waiting.
     seconds = store.timeout.total_seconds()
     deadline, pause = time.monotonic() + seconds, 0.001
-    # To add nothing is to read the count without waiting for it, as `get` would.
+    # Adding 0 reads the count without waiting for it, as `get` would.
     while store.add(meeting, 0) < size:
         if time.monotonic() > deadline:
             missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
             raise LoaderError(
-                f"rank {', '.join(missing)} of {size} has begun no epoch within {seconds:.0f} s of this rank. All "
-                "ranks iterate a loader; one that a single rank is to iterate alone wants world=(0, 1)"
+                f"rank {', '.join(missing)} of {size} has begun no epoch within {seconds:.0f} s of this rank. Iterate "
+                "the loader on all ranks, or give world=(0, 1) if a single rank is to iterate it alone"
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
@@ -190,9 +191,9 @@ def _exchange(spec: EpochSpec) -> list[EpochSpec]:
 
 
 def to_torch(batch: Any) -> Any:
-    """Return the batch with tensors in place of arrays, which share their memory; strings stay as they are.
+    """Return the batch with tensors that share the memory of its arrays; strings stay numpy arrays.
 
-    A subclass of tensors comes out as a plain tensor, since torch_xla moves no other.
+    A tensor of a subclass becomes a plain tensor, as torch_xla moves no others.
     """
 
     def convert(leaf: Any) -> Any:
@@ -211,7 +212,7 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return `value` with every leaf changed; a mapping of another kind than dict comes out as a dict."""
+    """Return `value` with every leaf changed; any mapping becomes a dict."""
     if isinstance(value, Mapping):
         return {key: _map_leaves(part, change) for key, part in value.items()}
     if isinstance(value, tuple | list):
@@ -220,7 +221,7 @@ def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def like(value: Any, parts: list[Any]) -> Any:
-    """Return parts as a list, tuple or namedtuple, whichever `value` is."""
+    """Return parts as a list, tuple or namedtuple, like `value`."""
     if hasattr(value, "_fields"):
         return type(value)(*parts)
     return parts if isinstance(value, list) else tuple(parts)

@@ -1,4 +1,4 @@
-"""torch_xla: batches on XLA devices, sent ahead of need, with the ranks compared before each epoch."""
+"""torch_xla: batches on XLA devices ahead of need, after all ranks have compared their epochs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.xla import runtime
 from tpufeed.loaders.xla.runtime import Shardings
 
-# Not before: without torch it is the extra "xla" that is missing.
+# After `runtime`: without torch the error is to name the extra "xla".
 # isort: split
 from tpufeed.loaders.device import DeviceFeed, Exchange, Transfer
 from tpufeed.loaders.feed import Feed, loader_of
@@ -19,16 +19,16 @@ from tpufeed.loaders.torch.loader import Undivided, like, map_tensors, to_torch
 class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
     """Feed on an XLA device, see `Loader.to_xla`: an `MpDeviceLoader`, so that Lightning leaves it as it is."""
 
-    _is_accelerate_prepared = True  # or Accelerate would take it apart
+    _is_accelerate_prepared = True  # else Accelerate would take it apart
     thread_name = "tpufeed-xla"
 
     def __init__(self, loader: Any, device: Any, sharding: Any, device_prefetch: int, check_ranks: bool) -> None:
         ours = loader_of(loader)
-        source = loader if ours is not None else loader.source
+        source = loader if ours is not None else loader.wrapped
         if isinstance(source, Iterator | runtime.MpDeviceLoader) or not isinstance(source, Iterable):
             raise OptionError(
-                "device_loader takes a loader on the host that can be iterated again and again, as a torch DataLoader, "
-                f"not {type(source).__name__}"
+                "device_loader takes a loader on the host that can be iterated again and again, such as a torch "
+                f"DataLoader, not {type(source).__name__}"
             )
         DeviceFeed.__init__(self, loader, device_prefetch)
         runtime.MpDeviceLoader.__init__(self, source, device)
@@ -44,15 +44,15 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
 
     @property
     def dataset(self) -> Any:
-        """Dataset of the loader; None if it has none, like a mixture: trainers ask every loader for it."""
+        """Dataset of the loader; None if it has none, as with a mixture: trainers ask every loader for it."""
         host = self.host
         if host is None:
-            return getattr(self.loader.source, "dataset", None)
+            return getattr(self.loader.wrapped, "dataset", None)
         return None if len(host.sources) > 1 else host.dataset
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        return {**state, "_loader": getattr(state["loader"], "source", state["loader"])}  # as torch_xla calls it
+        return {**state, "_loader": getattr(state["loader"], "wrapped", state["loader"])}  # as torch_xla calls it
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -60,7 +60,7 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
             host.find_world_by(runtime.xla_world)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return how ranks compare their epochs, and this one's number; None if it is alone or is not to compare."""
+        """Return how ranks exchange specs, and this rank's number; None if it is alone or does not compare."""
         world, host = runtime.xla_world(), self.host
         if world.size == 1 or not self._checks or (host is not None and host.options.world is not None):
             return None
@@ -85,9 +85,9 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
                 "or XLA takes their batches for copies of one"
             )
         if host is not None:
-            ours = host.iterate_ahead()
+            ours = host.iterate(ahead=True)
             return _XlaTransfer(ours, device, self.shardings, host.form.names, host.epoch_spec(), ours.close)
-        source, together = self.loader.source, self.find_exchange() is not None
+        source, together = self.loader.wrapped, self.find_exchange() is not None
         batches = iter(source)
         count = _length(batches, source)
         if together and count is None:
@@ -95,7 +95,7 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
                 f"the ranks cannot know whether they take the same steps: a {type(source).__name__} has no length; "
                 "give it a __len__, or check_ranks=False"
             )
-        # A source with states may go on in mid-epoch, and has fewer batches then.
+        # A loader with states may resume in the middle of an epoch, and then has fewer batches.
         expected = count if together and not hasattr(source, "load_state_dict") else None
         named = () if self.shardings is None else self.shardings.names
         spec = EpochSpec(world.rank, count or 0, self.batch_size)
@@ -104,7 +104,7 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
 
 @dataclass(eq=False)
 class _XlaTransfer(Transfer):
-    """Sends each tensor of a batch, and has torch_xla run the step before when the next batch is asked for."""
+    """Sends each tensor of a batch, and has torch_xla run the last step when the next batch is asked for."""
 
     batches: Iterator[Any]
     device: Any
@@ -136,24 +136,24 @@ class _XlaTransfer(Transfer):
 
 
 def _checked(batches: Iterator[Any], expected: int | None) -> Iterator[Any]:
-    """Give batches of a user's loader. Raises LoaderError for None, and if they are not as many as expected."""
+    """Yield the batches of a user's loader. Raises LoaderError for None, and if their number is not as expected."""
     count = 0
     for batch in batches:
         if count == expected:
-            raise LoaderError(f"the source has more batches than the {expected} that are its length")
+            raise LoaderError(f"the loader gives more batches than its length, {expected}")
         if batch is None:
-            raise LoaderError(f"batch {count} of the source is None; does its collate_fn return one?")
+            raise LoaderError(f"batch {count} of the loader is None; does its collate_fn return a batch?")
         yield batch
         count += 1
     if expected is not None and count < expected:
         raise LoaderError(
-            f"the source ended after {count} batches, but its length is {expected}: the other ranks would wait for the "
-            "rest for ever"
+            f"the loader ended after {count} batches, but its length is {expected}: the other ranks would wait forever "
+            "for the rest"
         )
 
 
 def _length(batches: Iterator[Any], source: Iterable[Any]) -> int | None:
-    """Return how many batches are to come; None if that is not known."""
+    """Return the number of batches to come; None if it is not known."""
     for sized in (batches, source):
         try:
             return len(sized)  # type: ignore[arg-type]  # may have none

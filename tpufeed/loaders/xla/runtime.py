@@ -1,4 +1,4 @@
-"""Parts of torch_xla that tpufeed uses: devices, ranks, transfers, shardings. Only this file imports it."""
+"""The parts of torch_xla that tpufeed uses: devices, ranks, transfers, shardings. Only this file imports torch_xla."""
 
 import logging
 import sys
@@ -10,10 +10,10 @@ from tpufeed.errors import MissingExtraError, OptionError, UsageError
 from tpufeed.loaders.rank_check import EpochSpec, Rendezvous
 
 if "tensorflow.python._pywrap_tensorflow_internal" in sys.modules and "_XLAC" not in sys.modules:
-    # It was loaded with RTLD_GLOBAL, and both carry LLVM with the same symbols: "Option ... registered more than once!"
+    # It loads with RTLD_GLOBAL, and both contain LLVM with the same symbols: "Option ... registered more than once!"
     raise UsageError(
         "torch_xla cannot be imported after tensorflow: LLVM, which both contain, would abort the process. "
-        "Import torch_xla first; the other way round they live together"
+        "Import torch_xla first; in that order they get along"
     )
 
 try:
@@ -31,19 +31,19 @@ _LOGGER = logging.getLogger(__name__)
 
 MpDeviceLoader = parallel_loader.MpDeviceLoader
 
-_SPEC_BYTES = 4096  # always as many: torch_xla compiles the exchange once, and ranks of other sizes would hang
+_SPEC_BYTES = 4096  # always this many: torch_xla compiles the exchange once, and ranks with other sizes would hang
 
-# State of the module, as ranks that are threads have nothing else in common. It is empty but during an exchange.
+# State of the module, as ranks that are threads share nothing else. It is empty except during an exchange.
 _RENDEZVOUS = Rendezvous()
 
 
 def default_device() -> Any:
-    """The device of this thread. Starts the runtime, after which `torch_xla.launch` cannot start processes."""
+    """Return the device of this thread. Starts the runtime, after which `torch_xla.launch` cannot start processes."""
     return torch_xla.device()
 
 
 def xla_world() -> World:
-    """Ranks of torch_xla: under SPMD its world_size is 1, and each process feeds all devices of its host."""
+    """Return the world of torch_xla's ranks. Under SPMD each process is one, and feeds all devices of its host."""
     if runtime.is_spmd():
         return World(runtime.process_index(), runtime.process_count())
     return World(runtime.global_ordinal(), runtime.world_size())
@@ -55,13 +55,13 @@ def spmd_devices() -> int | None:
 
 
 def exchange(spec: EpochSpec, world: World) -> Sequence[EpochSpec]:
-    """The specs of all ranks, by rank; each has to call this, and as often as the others."""
+    """Return the specs of all ranks, by rank. Every rank must call this, as often as the others."""
     payload = spec.packed(_SPEC_BYTES)
     if runtime.is_spmd():
-        # No collective of torch_xla's own works between the processes there.
+        # None of torch_xla's collectives works between processes under SPMD.
         if not (distributed.is_available() and distributed.is_initialized()):
             _LOGGER.warning(
-                "torch.distributed is not initialised: that all processes take the same steps is not proved"
+                "torch.distributed is not initialised, so nothing checks that all processes take the same steps"
             )
             return [spec]
         payloads: list[Any] = [b""] * world.size
@@ -82,7 +82,7 @@ def send(tensor: Any, device: Any, spec: Any) -> Any:
 
 
 def end_step() -> None:
-    """Have the step before traced, compiled and run, as torch_xla's own loaders do; not where `StepTrace` has."""
+    """Have the last step traced, compiled and run, as torch_xla's own loaders do, unless `StepTrace` has done so."""
     if profiler.get_tracer_marked_step():
         profiler.set_tracer_marked_step(False)
     else:
@@ -90,11 +90,12 @@ def end_step() -> None:
 
 
 class Shardings:
-    """`torch_xla.distributed.spmd.ShardingSpec`s under SPMD: one for each column, or one that is fitted to all of them.
+    """`torch_xla.distributed.spmd.ShardingSpec`s under SPMD: one for each column, or one that is fitted to all columns.
 
-    torch_xla applies a spec only to tensors of as many axes as it has and replicates all others, labels for instance,
-    without a word. Here one spec alone stands for the tensors of any rank: its axes beyond theirs are left out, theirs
-    beyond its own are not split. In a dict a spec fits, or is None for a tensor that every device holds whole.
+    torch_xla applies a spec only to tensors with the same number of axes, and silently replicates all others, such as
+    labels. Here a single spec serves tensors with any number of axes: surplus axes of the spec are left out, surplus
+    axes of a tensor are not split. In a dict each spec must fit; None stands for a tensor that every device holds
+    whole.
     """
 
     def __init__(self, given: Any) -> None:
@@ -107,13 +108,13 @@ class Shardings:
         return tuple(self._given) if isinstance(self._given, Mapping) else ()
 
     def check(self, names: Iterable[str], batch_size: int | None, devices: int, processes: int) -> None:
-        """Raises OptionError for what would fail in every batch.
+        """Raise OptionError for anything that would fail in every batch.
 
         Args:
-            names: of the columns, as far as they are known.
-            batch_size: of this process, where that is known.
-            devices: of this process.
-            processes: that read samples of their own.
+            names: names of the columns, as far as they are known.
+            batch_size: batch size of this process, if known.
+            devices: number of devices of this process.
+            processes: number of processes that read samples of their own.
         """
         for name in names:
             self._find(name)
@@ -126,12 +127,12 @@ class Shardings:
             )
         if processes > 1 and len(split) < len(specs):
             raise OptionError(
-                f"{processes} processes read samples of their own, so each holds a part of the global batch only: "
+                f"{processes} processes read samples of their own, so each holds only a part of the global batch: "
                 "give every ShardingSpec minibatch=True"
             )
 
     def fit(self, name: str, tensor: Any) -> Any:
-        """The spec of a tensor of column `name`; None replicates it."""
+        """Return the spec of a tensor of column `name`; None replicates it."""
         spec = self._find(name)
         if spec is None or spec.can_apply(tensor):
             return spec
