@@ -208,7 +208,7 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
         for offset, payload in zip(walked.offsets, walked.payloads, strict=False):  # and where the last one ends
             place = f"{walker.where}, record {number}, byte {offset}"
             if isinstance(payload, RecordError):
-                raise RecordError(f"{place}: {payload}")
+                raise RecordError(f"{place}: {payload}. Copy the file again, or leave it out")
             yield offset, place, payload
             number += 1
         if walked.problem:
@@ -218,9 +218,10 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
                     "it cannot be adopted. First gunzip each file into a folder, and adopt that: "
                     f"{unpack_elsewhere(walker.where, bytes(walked.data[:MAGIC_BYTES]))}"
                 )
-            wrong = "; this is no TFRecord file, or a damaged or compressed one"
+            is_other = walked.problem == LENGTH_DAMAGED
+            wrong = "; this is no TFRecord file, or a damaged or compressed one" if is_other else ""
             place = f"{walker.where}, record {number}, byte {walked.offsets[-1]}"
-            raise RecordError(f"{place}: {walked.problem}{wrong if walked.problem == LENGTH_DAMAGED else ''}")
+            raise RecordError(f"{place}: {walked.problem}{wrong}. Copy the file again, or leave it out")
 
 
 def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: str) -> tuple[memoryview, int | None]:
@@ -238,11 +239,14 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
             raise RecordError(f"{place}: feature {keys.label!r} is no int64, so no label; see --label-key")
         if label < 0:
             raise RecordError(
-                f"{place}: the label {keys.label!r} is {label}; classes count from 0. Where it stands for "
+                f"{place}: the label {keys.label!r} is {label}; classes count from 0. If it means "
                 "'unknown', adopt this split apart with --only, --label-key none and --to"
             )
         if label >= classes:
-            raise OptionError(f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes")
+            raise OptionError(
+                f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes, "
+                "which count from 0; give --classes a name for each id"
+            )
     return image, label
 
 
