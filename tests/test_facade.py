@@ -79,7 +79,7 @@ def test_dir_lists_the_public_names():
 
 
 def test_what_is_not_there():
-    with pytest.raises(AttributeError, match="module 'tpufeed' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"'tpufeed' .*'nothing'"):
         _ = tpufeed.nothing
     with pytest.raises(ImportError):
         exec("from tpufeed import nothing")

@@ -181,7 +181,7 @@ def test_no_secret_is_stored(host, datasets, tmp_path):
 
 
 def test_a_manifest_elsewhere_would_show_the_secret(host, tmp_path):
-    with pytest.raises(OptionError, match=r"\*\*\*@.*holds a password or token"):
+    with pytest.raises(OptionError, match=r"\*\*\*@"):
         tpufeed.adopt(f"http://ann:{SECRET}@{host}/encoded", tmp_path)
 
 

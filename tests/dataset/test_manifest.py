@@ -100,9 +100,7 @@ def test_round_trip(manifest):
 @pytest.mark.parametrize("version", [0, 2, 99])
 def test_another_version_is_an_error_that_says_what_to_do(version):
     data = {"format": "tpufeed-dataset", "format_version": version, "of the future": [1]}
-    with pytest.raises(
-        ManifestVersionError, match=f"bucket/manifest.json: format version {version}; .*reads version 1"
-    ) as e:
+    with pytest.raises(ManifestVersionError, match=f"bucket/manifest.json: .*{version}; .*version 1") as e:
         decode(data)
     assert "Install the tpufeed that wrote it" in str(e.value)
 
@@ -169,7 +167,7 @@ def test_an_unknown_and_a_missing_field_are_errors(place):
 def test_names_cannot_leave_the_dataset(name, place):
     data = as_json()
     PLACES[place](data)["name"] = name
-    with pytest.raises(ManifestError, match="is no file of a dataset"):
+    with pytest.raises(ManifestError, match="no file"):
         decode(data)
 
 

@@ -273,5 +273,5 @@ def test_a_pod_of_another_size_goes_on_with_exactly_the_rest(before, after):
 def test_a_pod_that_does_not_divide_the_lanes_is_refused():
     dataset = made_up(uneven(400))
     state = pod_of(dataset, 8)[0].state_at(0, 1280)
-    with pytest.raises(OptionError, match="16 lanes cannot be dealt to 3 ranks"):
+    with pytest.raises(OptionError, match=r"16 lanes .* 3 ranks"):
         pod_of(dataset, 3)[0].load_state_dict(state)

@@ -212,7 +212,7 @@ def test_what_cannot_be_rewritten_says_why(reason):
 def test_a_progressive_file_that_lacks_a_scan_stays():
     """Decoders smooth the blocks of a file whose scans are incomplete: a baseline file would look other."""
     last = PROGRESSIVE.rindex(b"\xff\xda")
-    with pytest.raises(CannotRewrite, match="scans that leave coefficients out"):
+    with pytest.raises(CannotRewrite, match="coefficients"):
         to_baseline(PROGRESSIVE[:last] + b"\xff\xd9")
 
 

@@ -341,9 +341,7 @@ def test_a_shard_that_is_damaged_each_time_is_an_error(store, make_copies):
     copies = make_copies()
     copies.fetch([a, b])
     assert wait_copied(copies, b, PATIENCE) is not None
-    with pytest.raises(
-        ShardError, match=f"{store.url}/a: its CRC-32C is .* in each of 3 downloads. Run: tpufeed verify"
-    ):
+    with pytest.raises(ShardError, match=f"{store.url}/a: .*CRC-32C .* 3 downloads"):
         wait_copied(copies, a, PATIENCE)
     assert left == [997]
     copies.fetch([a])
@@ -358,7 +356,7 @@ def test_an_object_that_ends_too_soon_is_an_error(store, make_copies):
     copies = make_copies()
     longer = RemoteShard("a", SIZE + 1, crc32c.crc32c(data + b"x"))
     copies.fetch([longer])
-    with pytest.raises(ShardError, match=r"of 1000 bytes, .*; the manifest says 1001 bytes"):
+    with pytest.raises(ShardError, match=r"1000 bytes.* 1001 bytes"):
         wait_copied(copies, longer, PATIENCE)
 
 
@@ -384,7 +382,7 @@ def test_a_shard_that_is_replaced_in_mid_download_is_not_mixed(store, make_copie
     store.fault = replace
     copies = make_copies(range_bytes=100, connections=1)
     copies.fetch([shard])
-    with pytest.raises(ShardError, match=r"CRC-32C .*; the manifest says .* in each of 3 downloads"):
+    with pytest.raises(ShardError, match=r"CRC-32C .* 3 downloads"):
         wait_copied(copies, shard, PATIENCE)
     assert "generation" in warnings_of(caplog)[0]
 

@@ -58,7 +58,7 @@ def test_a_folder_that_is_not_the_users_alone_is_refused(store, tmp_path, spoil)
     if spoil == "another user's" and os.getuid():
         pytest.skip("only root can give a folder away")
     SPOILED[spoil](folder_of(tmp_path))
-    with pytest.raises(OptionError, match=r"cannot be staged there: it is .* and must be a folder of user") as caught:
+    with pytest.raises(OptionError, match="folder of user") as caught:
         make(store, tmp_path)
     assert str(folder_of(tmp_path)) in str(caught.value)
     assert "local_dir" in str(caught.value)
@@ -66,7 +66,7 @@ def test_a_folder_that_is_not_the_users_alone_is_refused(store, tmp_path, spoil)
 
 def test_a_folder_that_cannot_be_made_is_refused(store, tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OptionError, match="cannot be staged there: File exists"):
+    with pytest.raises(OptionError, match="File exists"):
         make(store, tmp_path / "file")
 
 
@@ -133,7 +133,7 @@ def test_a_small_place_serves_where_the_last_cannot_be_written(store, tmp_path, 
         assert copies.folder == folder_of(small)
     shutil.rmtree(small)
     small.write_bytes(b"")
-    with pytest.raises(OptionError, match=r"last/.*cannot be staged there: .* or local_bytes=0 to do without"):
+    with pytest.raises(OptionError, match=r"last/.*local_bytes=0"):
         LocalCopies(store)
 
 

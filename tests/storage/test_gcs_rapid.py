@@ -225,7 +225,7 @@ def test_an_object_that_is_not_what_its_crc_says_ends_with_patience(server, rapi
     monkeypatch.setattr(server_of_rapid, "_described", damaged)
     progress = []
     monkeypatch.setattr(Tries, "progress", progress.append)
-    with pytest.raises(UnavailableError, match=r"gave up after .*crc32c"):
+    with pytest.raises(UnavailableError, match="crc32c"):
         GcsStore("gs://rapid/set", HURRY).read("a")
     assert len(rapid.opened) > 1
     assert not progress
@@ -244,9 +244,7 @@ def test_an_open_whose_answer_is_lost_is_no_other_writers_object(server, rapid):
 def test_a_slow_crc32c_is_named(server, rapid, monkeypatch, call):
     server.put("rapid", "set/a", DATA)
     monkeypatch.setattr("google_crc32c.implementation", "python")
-    with pytest.raises(
-        StoreError, match=r"gs://rapid/set/[ab]: .*google-crc32c package is not installed with C"
-    ) as caught:
+    with pytest.raises(StoreError, match=r"gs://rapid/set/[ab]: .*google-crc32c") as caught:
         call(GcsStore("gs://rapid/set", HURRY))
     assert "pip install" not in str(caught.value)
     assert names(server) == ["set/a"]
@@ -296,7 +294,7 @@ def test_a_layout_is_asked_for_again_where_an_answer_fails(server, rapid):
 
 def test_a_layout_that_does_not_come_is_no_ordinary_bucket(server, rapid):
     server.fault("status", operation="layout", status=503, calls=None)
-    with pytest.raises(UnavailableError, match=r"gs://rapid/set: gave up after .*503"):
+    with pytest.raises(UnavailableError, match=r"gs://rapid/set: .*503"):
         GcsStore("gs://rapid/set", HURRY).read("a")
     server.clear_faults()
     server.put("rapid", "set/a", b"x")
@@ -306,7 +304,7 @@ def test_a_layout_that_does_not_come_is_no_ordinary_bucket(server, rapid):
 
 def test_a_request_that_a_zonal_bucket_refuses_names_no_extra_that_is_here(server, rapid):
     server.fault("status", operation="move", status=400, message="Moves are off.", calls=None)
-    with pytest.raises(StoreError, match=r"Moves are off\.; rapid is a zonal \(Rapid\) bucket in") as caught:
+    with pytest.raises(StoreError, match=r"Moves are off\..* rapid ") as caught:
         GcsStore("gs://rapid/set", HURRY).put("a", b"x")
     assert "pip install" not in str(caught.value)
     assert names(server) == []
@@ -323,12 +321,12 @@ def test_a_layout_that_may_not_be_asked_is_asked_once(server, rapid, status):
 
 def test_a_client_library_that_is_too_old_is_named(rapid, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "google.cloud.storage.asyncio.async_grpc_client", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'tpufeed\[rapid\]'"):
+    with pytest.raises(MissingExtraError, match=r"tpufeed\[rapid\]"):
         GcsStore("gs://rapid/set", HURRY).read("a")
 
 
 def test_no_credentials_are_named(server, monkeypatch):
-    with pytest.raises(AccessError, match="zonal buckets take no anonymous callers: log in with"):
+    with pytest.raises(AccessError, match="`gcloud auth application-default login`"):
         gcs_rapid.RapidDownload(GcsStore("gs://rapid/set")._folder, "a", "")
 
 
