@@ -74,7 +74,7 @@ def batches(url, **options):
 
 
 def command(*words):
-    """Run the command in this process; what it says on stderr stands for its message."""
+    """Run the command in this process, and raise what it says on stderr as its message."""
     done = CliRunner().invoke(app, list(map(str, words)), prog_name="tpufeed", env=WIDE)
     assert isinstance(done.exception, SystemExit), (words, done.exception)
     raise SaidError(f"exit {done.exit_code}", done.stderr)

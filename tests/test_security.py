@@ -43,7 +43,7 @@ def jpeg(seed):
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
-    """The folder of photos, a dataset of theirs with names that attack terminals, and a raw cache of it."""
+    """The folder of photos, a dataset of them whose names attack terminals, and a raw cache of it."""
     folder = tmp_path_factory.mktemp("security")
     for name in (f"a{ESCAPES}", "b"):
         (folder / "photos" / name).mkdir(parents=True)
@@ -148,7 +148,7 @@ def test_what_a_manifest_names_is_not_imported(forged):
 
 
 def reseal(folder, **files):
-    """Put bytes in the place of the shard or the index, and let the manifest vouch for them."""
+    """Replace the bytes of the shard or the index, and let the manifest vouch for them."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     variant = manifest["splits"]["train"]["variants"][0]
@@ -236,7 +236,7 @@ def test_a_hard_link_of_a_tar_is_refused(tmp_path):
 
 
 def test_a_table_may_name_any_file_but_only_images_are_taken(tmp_path):
-    """That is its purpose, and docs/security.md says what follows from it."""
+    """Naming files is a table's purpose; docs/security.md says what follows from it."""
     (tmp_path / "in").mkdir()
     (tmp_path / "outside.jpg").write_bytes(jpeg(1))
     os.mkfifo(tmp_path / "in/pipe.jpg")

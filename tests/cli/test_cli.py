@@ -1,4 +1,4 @@
-"""The installed command, in processes of its own: what it says, and what it exits with."""
+"""What the command says about mistakes, and its exit code."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What cannot be adopted is refused in a sentence that says where, what and what to do; nothing is written."""
+"""Refusals of adopt name the place, the fault and the remedy in one line; nothing is written."""
 
 import io
 import itertools

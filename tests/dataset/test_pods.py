@@ -203,7 +203,7 @@ def test_a_host_s_first_requests_do_not_grow_with_the_pod(make_bucket):
 
 
 def test_what_is_staged_is_what_the_lanes_read(make_bucket, monkeypatch, tmp_path):
-    """Real loaders of all eight hosts: the shards that each hands to its stage, for this epoch and the next one."""
+    """Return the shards that the real loaders of all eight hosts fetch, for this epoch and the next one."""
     handed = []
     monkeypatch.setattr(LocalCopies, "fetch", lambda _, shards: handed.append([shard.name for shard in shards]))
     size = 8

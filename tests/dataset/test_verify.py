@@ -152,7 +152,7 @@ def test_a_missing_file_is_one_line(name, copy):
 
 @pytest.mark.parametrize("alike", [True, False], ids=["of as many records", "of other counts"])
 def test_two_shards_exchanged(alike, copy):
-    """Their records are sound; they are not where the manifest says: one line each."""
+    """Report shards that were swapped in one line each: their records are sound, but in the wrong file."""
     shards = shards_of(copy)
     one = shards[0]
     other = next(shard for shard in shards[1:] if (shard.records == one.records) == alike)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed.errors import OptionError
@@ -42,7 +42,6 @@ def check_window(op, height, width, draws):
     return window
 
 
-@settings(max_examples=100)
 @given(window_ops, sides, sides, st.data())
 def test_windows_lie_within_the_image(op, height, width, data):
     draws = data.draw(st.lists(unit | st.sampled_from([0.0, LARGEST]), min_size=op.draws, max_size=op.draws))

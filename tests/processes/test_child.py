@@ -145,7 +145,7 @@ def test_a_child_that_sends_what_is_no_message_is_named(start, sent, said):
 
 
 def test_a_child_that_is_apart_ends_with_a_launcher_that_is_killed():
-    """Though it reads from no socket meanwhile, and has a process group of its own."""
+    """It ends although it reads from no socket meanwhile, and has its own process group."""
     program = (
         f"import time; from tpufeed.processes.child import Child; child = Child('{HERE}:sleep_unheard', apart=True); "
         f"child.begin('{HERE}:sleep_unheard', None); print(child.receive(), flush=True); time.sleep(600)"

@@ -60,7 +60,7 @@ class Token(Credentials):
 
 @pytest.fixture
 def with_credentials(server, monkeypatch):
-    """As outside of tests, where the endpoint is another by chance."""
+    """Set the endpoint as users do, so that the store looks for credentials."""
 
     def use(default):
         monkeypatch.delenv("STORAGE_EMULATOR_HOST")

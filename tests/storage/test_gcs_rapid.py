@@ -362,7 +362,7 @@ def test_a_dataset_is_built_cached_and_read(server, rapid, photo_files, tmp_path
         (folder / file.name).symlink_to(file)
     tpufeed.shard(folder.parent, "gs://rapid/photos", shards=2, workers=1)
     tpufeed.cache.warmup("gs://rapid/photos", "gs://rapid/cache", size=32, variants=2, workers=1)
-    options = {"batch_size": 1, "processes": 1, "local_dir": tmp_path / "stage"}
+    options = {"batch_size": 1, "processes": 1, "local_dir": tmp_path / "copies"}
     with tpufeed.Loader("gs://rapid/cache", **options) as loader:
         samples = [batch[0].shape for _ in range(2) for batch in loader]
     assert samples == [(1, 32, 32, 3)] * 2 * len(photo_files)
