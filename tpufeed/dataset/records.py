@@ -366,7 +366,7 @@ class RemoteShards:
     def _missing(self, entry: Shard) -> ShardError:
         return ShardError(
             f"{self._store.url}/{entry.name}: no such object; the manifest names this shard. Is the dataset complete? "
-            f"Run: tpufeed verify {self._index_store.url}"
+            f"Run: tpufeed verify {self._store.url}"
         )
 
 
