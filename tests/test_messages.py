@@ -5,8 +5,8 @@ message that changes is read beside the others, in one diff. After a change, wri
 
     TPUFEED_WRITE_MESSAGES=1 python -m pytest -q tests/test_messages.py
 
-In it /data is the folder that all mistakes share, /new an empty one for each, and # a number that differs between runs. Errors
-in the use of the command that typer reports, like an unknown flag, are not here: their words are typer's.
+In it /data is the folder that all mistakes share, /new an empty one for each, and # a number that differs between
+runs. Errors that typer reports, like an unknown flag of the command, are not here: their words are typer's.
 """
 
 import gzip
