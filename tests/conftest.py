@@ -14,24 +14,33 @@ from tests.quick_xla import QUICK
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")  # JAX reads it once
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: more spin while they wait, and take cores from other tests
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so it is in what a shell starts with `&`, and in all below
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: more spin while they wait, and keep cores from other tests
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in what a shell starts with `&`, and in its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile(
-    "tpufeed", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+_CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+for _name, _examples in (("tpufeed", 30), ("long", 300)):  # scripts/test --long passes --hypothesis-profile long
+    settings.register_profile(_name, deadline=None, max_examples=_examples, suppress_health_check=_CHECKS)
 settings.load_profile("tpufeed")
 
-# Files with few tests that take long each: begun last they would keep one worker busy while the others have nothing.
-_LONG_FILES = ("repo/examples/", "repo/", "engines/", "loaders/tf/", "faults/", "oracle/")
+# Files with few tests that take long each. If they came last, one worker would be busy while the others have nothing.
+_LONG_FILES = (
+    "repo/examples/",
+    "repo/",
+    "engines/",
+    "loaders/tf/",
+    "loaders/keras/",
+    "faults/",
+    "oracle/",
+    "test_facade",
+)
 
 _SKIMAGE = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "rocket.jpg")  # camera is grey
 _SKLEARN = ("china.jpg", "flower.jpg")
 
 
 def pytest_collection_finish() -> None:
-    """By now the frameworks are imported. The garbage collector need not look through all of them in every test."""
+    """Freeze what is imported: the garbage collector need not look through all frameworks in every test."""
     gc.collect()
     gc.freeze()
 
@@ -55,15 +64,15 @@ def _folder(package: str, *below: str) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _copies_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Remote datasets of tests are staged among the tests' files, also by the processes that they start."""
+    """Keep the local copies of remote shards among the tests' files, also in the processes that tests start."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TPUFEED_LOCAL_DIR", str(tmp_path_factory.mktemp("stage")))
+        patch.setenv("TPUFEED_LOCAL_DIR", str(tmp_path_factory.mktemp("copies")))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_worker_processes() -> Iterator[None]:
-    """Loaders decode in threads, unless a test asks for processes: starting some hundreds of those takes minutes."""
+    """Decode in threads unless a test asks for processes: to start some hundreds of those takes minutes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TPUFEED_PROCESSES", "0")
         yield

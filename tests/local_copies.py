@@ -1,4 +1,4 @@
-"""Wait for staged shards in tests; loaders never wait, as they read by ranges until a copy is there."""
+"""Wait for local copies in tests; loaders never wait, as they read by ranges until a copy is there."""
 
 import time
 

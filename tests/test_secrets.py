@@ -163,7 +163,7 @@ def test_a_url_with_a_secret_works_and_tells_it_nobody(url, host, tmp_path, capl
 
 
 def test_no_secret_is_stored(host, datasets, tmp_path):
-    """Neither the source's own nor those of a table's rows; and the build goes on where the URL is given again."""
+    """Neither the source's secrets nor those of a table's rows are; the build continues if the URL is given again."""
     signed = f"http://{host}/photos/b/3.jpg?token={SECRET}"
     (datasets / "t.csv").write_text(f"path,label\nphotos/b/1.jpg,x\n{signed},y\nhttp://{host}/none?token={SECRET},y\n")
     source = f"http://ann:{SECRET}@{host}/t.csv"
@@ -181,7 +181,7 @@ def test_no_secret_is_stored(host, datasets, tmp_path):
 
 
 def test_a_manifest_elsewhere_would_show_the_secret(host, tmp_path):
-    with pytest.raises(OptionError, match=r"\*\*\*@.*holds a password or token"):
+    with pytest.raises(OptionError, match=r"\*\*\*@"):
         tpufeed.adopt(f"http://ann:{SECRET}@{host}/encoded", tmp_path)
 
 

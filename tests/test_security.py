@@ -43,7 +43,7 @@ def jpeg(seed):
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
-    """The folder of photos, a dataset of theirs with names that attack terminals, and a raw cache of it."""
+    """The folder of photos, a dataset of them whose names attack terminals, and a raw cache of it."""
     folder = tmp_path_factory.mktemp("security")
     for name in (f"a{ESCAPES}", "b"):
         (folder / "photos" / name).mkdir(parents=True)
@@ -143,12 +143,12 @@ def test_what_a_manifest_names_is_not_imported(forged):
     def change(parts):
         parts.all["cache"]["live"] = [{"op": "Custom", "version": "1", "target": "antigravity:geohash"}]
 
-    with pytest.raises(OptionError, match="live ops"):
+    with pytest.raises(OptionError, match="manifest"):
         load(forged("raw", change))
 
 
 def reseal(folder, **files):
-    """Put bytes in the place of the shard or the index, and let the manifest vouch for them."""
+    """Replace the bytes of the shard or the index, and let the manifest vouch for them."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     variant = manifest["splits"]["train"]["variants"][0]
@@ -231,12 +231,12 @@ def test_a_hard_link_of_a_tar_is_refused(tmp_path):
         info = tarfile.TarInfo("5.jpg")
         info.type, info.linkname = tarfile.LNKTYPE, "/etc/passwd"
         tar.addfile(info)
-    with pytest.raises(SourceError, match=r"5\.jpg is stored as a hard link to /etc/passwd"):
+    with pytest.raises(SourceError, match=r"5\.jpg .*/etc/passwd"):
         tpufeed.shard(tmp_path / "a.tar", tmp_path / "out", workers=1, label="none")
 
 
 def test_a_table_may_name_any_file_but_only_images_are_taken(tmp_path):
-    """That is its purpose, and docs/security.md says what follows from it."""
+    """Naming files is a table's purpose; docs/security.md says what follows from it."""
     (tmp_path / "in").mkdir()
     (tmp_path / "outside.jpg").write_bytes(jpeg(1))
     os.mkfifo(tmp_path / "in/pipe.jpg")

@@ -1,4 +1,4 @@
-"""The command, in this process or in one of its own, with photographs and a dataset to run it on."""
+"""The command, in this process or in another, with photographs and a dataset to run it on."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ TPUFEED = str(Path(sys.executable).with_name("tpufeed"))
 
 
 def run_here(*arguments):
-    """The command in this process, and builds without worker processes: each would take half a second to start."""
+    """Run the command in this process, builds without worker processes: each would take half a second to start."""
     words = list(map(str, arguments))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tpufeed.engines.choice.available_cores", lambda: 1)
@@ -26,7 +26,7 @@ def run_here(*arguments):
 
 
 def run_command(*arguments, **environment):
-    """The installed command in a process of its own."""
+    """Run the installed command in another process."""
     command = [TPUFEED, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     assert "Traceback" not in done.stdout + done.stderr
@@ -35,7 +35,7 @@ def run_command(*arguments, **environment):
 
 @pytest.fixture(scope="session")
 def run():
-    """`run(*arguments, **environment)`: what came of it; in a process of its own where an environment is given."""
+    """`run(*arguments, **environment)` returns what came of the command; with variables, another process runs it."""
     return lambda *words, **environment: run_command(*words, **environment) if environment else run_here(*words)
 
 

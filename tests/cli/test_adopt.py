@@ -1,4 +1,4 @@
-"""`tpufeed adopt` in processes of its own."""
+"""The command `tpufeed adopt`."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The installed command, in processes of its own: what it says, and what it exits with."""
+"""What the command says about mistakes, and its exit code."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def test_a_source_without_images(refused, tmp_path):
     (tmp_path / "empty/cat/notes.txt").touch()
     refused(
         2,
-        r"no images found among 1 files \(1 \.txt\); expected names .*photos/cat/1\.jpg",
+        r"1 files \(1 \.txt\).*photos/cat/1\.jpg",
         "shard",
         tmp_path / "empty",
         tmp_path / "d",
@@ -49,16 +49,12 @@ def test_a_source_without_images(refused, tmp_path):
 
 def test_sources_that_cannot_be_read(refused, photo_folder, tmp_path):
     (tmp_path / "file.jpg").touch()
-    refused(2, "nowhere does not exist", "shard", tmp_path / "nowhere", tmp_path / "d")
-    refused(
-        2, r"file\.jpg is a file; expected a folder of images, a table", "shard", tmp_path / "file.jpg", tmp_path / "d"
-    )
+    refused(2, "nowhere ", "shard", tmp_path / "nowhere", tmp_path / "d")
+    refused(2, r"file\.jpg is a file", "shard", tmp_path / "file.jpg", tmp_path / "d")
     refused(2, "does not exist", "shard", tmp_path / "file.jpg/below", tmp_path / "d")
     shutil.copytree(photo_folder, tmp_path / "mixed")
     shutil.copy(next(photo_folder.glob("*/*.jpg")), tmp_path / "mixed/stray.jpg")
-    refused(
-        2, r"images are beside the class folders \(stray\.jpg .*move them", "shard", tmp_path / "mixed", tmp_path / "d"
-    )
+    refused(2, r"stray\.jpg ", "shard", tmp_path / "mixed", tmp_path / "d")
     assert not (tmp_path / "d").exists()
 
 
@@ -66,12 +62,12 @@ def test_a_destination_that_holds_a_dataset(refused, photo_folder, dataset_url):
     before = files_of(dataset_url)
     refused(
         2,
-        "already holds a dataset.*shard_bytes is 60000 there and .*nothing was changed. Take another",
+        "shard_bytes is 60000 there",
         "shard",
         photo_folder,
         dataset_url,
     )
-    refused(2, "is the source itself; take another destination", "cache", "warmup", dataset_url, dataset_url)
+    refused(2, "is the source itself", "cache", "warmup", dataset_url, dataset_url)
     assert files_of(dataset_url) == before
 
 
@@ -80,7 +76,7 @@ def test_a_destination_of_another_build(refused, photo_folder, dataset_url, tmp_
     (tmp_path / "d/manifest.json").unlink()
     refused(
         2,
-        "of another build: shard_bytes is 60000 there and 70000 here",
+        "shard_bytes is 60000 there and 70000 here",
         *("shard", photo_folder, tmp_path / "d"),
         *("--shard-size", "70KB", "--splits", "train=0.7,val=0.3"),
     )
@@ -89,16 +85,16 @@ def test_a_destination_of_another_build(refused, photo_folder, dataset_url, tmp_
 
 def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
     (tmp_path / "file").write_text("mine")
-    refused(2, "file is a file; take another destination", "shard", photo_folder, tmp_path / "file")
+    refused(2, "file is a file", "shard", photo_folder, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--shard-size", "1KB"], r"cannot hold .*\.jpg, whose record takes \d+; give a --shard-size"),
-        (["--shard-size", "ten"], "'ten' is not a size"),
-        (["--shard-size", "9" * 400 + "GiBB"], "is not a size"),
+        (["--shard-size", "1KB"], r"\.jpg.* \d+; .*--shard-size"),
+        (["--shard-size", "ten"], "'ten'.*64MB"),
+        (["--shard-size", "9" * 400 + "GiBB"], "is no size"),
         (["--splits", "train=0.9"], "add up to 0.9, not 1"),
         (["--splits", "train=0.9,val=x"], "is not a split with a share; write them like train=0.9,val=0.1"),
         (["--splits", "a/b"], "a split is named by letters"),
@@ -117,8 +113,8 @@ def test_values_that_shard_cannot_take(flags, message, refused, photo_folder, tm
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--encode", "gif"], "encode is 'raw', 'jpeg', 'png' or 'webp', not 'gif'"),
-        (["--size", "0"], "size is one or two numbers of pixels"),
+        (["--encode", "gif"], "encode is .*not 'gif'"),
+        (["--size", "0"], "size is "),
         (["--variants", "0"], "variants is a whole number between 1 and 1000, not 0"),
         (["--workers", "-1"], "workers is a whole number, at least 1, not -1"),
         (["--shard-size", "10KB"], "a shard of 10000 bytes cannot hold .*--shard-size"),
@@ -163,14 +159,14 @@ def test_an_unknown_scheme(refused, photo_folder, tmp_path):
 
 def test_no_dataset_there(refused, dataset_url, tmp_path):
     for arguments in (["info", tmp_path], ["verify", tmp_path]):
-        refused(2, r"holds no dataset: there is no manifest\.json\. Make one with: tpufeed shard", *arguments)
-    refused(2, "no images found among 0 files", "cache", "warmup", tmp_path, f"{tmp_path}-c")
+        refused(2, r"manifest\.json\. .*tpufeed shard", *arguments)
+    refused(2, "0 files", "cache", "warmup", tmp_path, f"{tmp_path}-c")
     assert not Path(f"{tmp_path}-c").exists()
 
 
 def test_images_where_a_dataset_is_expected(refused, photo_folder):
     for command in ("info", "verify"):
-        refused(2, rf"holds images.*tpufeed shard {photo_folder} DATASET", command, photo_folder)
+        refused(2, f"tpufeed shard {photo_folder} DATASET", command, photo_folder)
 
 
 def test_a_manifest_of_another_version(refused, dataset_url, tmp_path):
@@ -182,9 +178,9 @@ def test_a_manifest_of_another_version(refused, dataset_url, tmp_path):
         ["verify", tmp_path / "d"],
         ["cache", "warmup", tmp_path / "d", tmp_path / "c"],
     ):
-        refused(1, "format version 9; this tpufeed reads version 1. Install", *arguments)
+        refused(1, "version 9; .*version 1", *arguments)
     (tmp_path / "d/manifest.json").write_text("{")
-    refused(1, "not a readable manifest: .*Build the dataset again", "info", tmp_path / "d")
+    refused(1, r"manifest\.json: ", "info", tmp_path / "d")
 
 
 def test_a_corrupt_image_is_a_count_and_a_line(run, photo_folder, tmp_path):
@@ -205,7 +201,7 @@ def test_corrupt_images_only(refused, photo_folder, tmp_path):
         (tmp_path / f"photos/cat/{number}.jpg").write_text("no photograph")
     refused(
         1,
-        r"none of the 3 images could be taken; the first: cat/\d\.jpg: .*correct the source",
+        r"none of the 3 .*cat/\d\.jpg: ",
         *("shard", tmp_path / "photos", tmp_path / "d"),
     )
     assert no_dataset(tmp_path / "d")

@@ -253,7 +253,7 @@ def test_overwrite_replaces_another_build(run, photo_folder, tmp_path):
 
 
 def test_what_is_logged_is_an_event_too(run, photo_folder, dataset_url, tmp_path):
-    """A damaged report is made anew, with a warning."""
+    """A damaged report is made again, with a warning."""
     shutil.copytree(dataset_url, tmp_path / "d")
     (tmp_path / "d/manifest.json").unlink()
     (tmp_path / "d/_tpufeed/reports/000001.json").write_bytes(b"{")

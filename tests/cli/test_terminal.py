@@ -21,7 +21,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run_at_terminal(*arguments, escapes=False, **variables):
-    """`(exit code, what the terminal got)` without colours; each state of the progress line is a part of its own."""
+    """Return `(exit code, what the terminal got)` without colours, each state of the progress line in its own part."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "160", "TERM": "xterm", **variables}
     process = subprocess.Popen(

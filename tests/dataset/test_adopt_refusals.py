@@ -1,4 +1,4 @@
-"""What cannot be adopted is refused in a sentence that says where, what and what to do; nothing is written."""
+"""Refusals of adopt name the place, the fault and the remedy in one line; nothing is written."""
 
 import io
 import itertools
@@ -28,9 +28,9 @@ def test_a_folder_without_records(refused, tmp_path):
         tpufeed.adopt(tmp_path / "nowhere")
     (tmp_path / "d").mkdir()
     (tmp_path / "d/manifest.json").touch()
-    with pytest.raises(NoInputsError, match=r"among 0 files \(it is a dataset already\)"):
+    with pytest.raises(NoInputsError, match=r"0 files \(it is a dataset already\)"):
         tpufeed.adopt(tmp_path / "d", tmp_path / "e")
-    with pytest.raises(NoInputsError, match="is a file; adopt takes the folder"):
+    with pytest.raises(NoInputsError, match="is a file"):
         tpufeed.adopt(tmp_path / "train.tfrecord")
 
 
@@ -89,9 +89,7 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
     before = (tmp_path / "a/manifest.json").read_bytes()
 
     def refused(*places, **options):
-        with pytest.raises(
-            DatasetExistsError, match=r"manifest\.json, and it is not of this source.*nothing was changed"
-        ):
+        with pytest.raises(DatasetExistsError, match=r"manifest\.json, .*not of this source"):
             tpufeed.adopt(*places, **options)
 
     refused(tmp_path / "a", dataset_url)
@@ -113,7 +111,7 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
 def test_a_manifest_that_is_none_of_ours_is_left_alone(manifest, photo, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}])
     (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(DatasetExistsError, match=r"it cannot be read .*Give another destination \(--to\)"):
+    with pytest.raises(DatasetExistsError, match=r"none that can be read .*--to"):
         tpufeed.adopt(tmp_path)
     assert (tmp_path / "manifest.json").read_text() == manifest
 

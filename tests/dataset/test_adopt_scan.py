@@ -1,4 +1,4 @@
-"""Records that cannot be adopted are refused in a sentence that says where, what and what to do."""
+"""Refusals of records by adopt name the place, the fault and the remedy in one line."""
 
 import re
 import shutil

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed.dataset.index import Index, encode_index
@@ -80,7 +80,6 @@ def test_a_remote_index_is_read_in_parts_alone(tmp_path):
     assert len(ranges) == 2
 
 
-@settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(1, 2**40), max_size=6), max_size=6))
 def test_local_and_remote_agree(tmp_path_factory, lengths):
     offsets = [np.cumsum([0, *part]).astype(np.uint64) for part in lengths]
@@ -124,7 +123,7 @@ def test_a_damaged_index_is_a_shard_error(store, data):
 
 @pytest.mark.parametrize("size", [0, 79, 80, 128])
 def test_an_index_too_small_for_the_manifest_s_records_is_a_shard_error_at_once(store, size):
-    with pytest.raises(ShardError, match="cannot hold the manifest's records"):
+    with pytest.raises(ShardError, match="bytes cannot hold"):
         Index(store, variant_of(OFFSETS, size))
 
 
@@ -144,7 +143,7 @@ def test_an_index_of_numpy_s_other_header_sizes_is_read(store):
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="there is no /proc/self/smaps")
 def test_a_reader_keeps_no_pages_of_a_large_index(tmp_path):
-    """They are the page cache's, but count as the process's own where memory is limited; 8 MB are read here."""
+    """Mapped pages are the page cache's, but a memory limit counts them; 8 MB are read here."""
     offsets = [np.arange(513, dtype=np.uint64) * 20] * 2000
     index = index_of(LocalStore(str(tmp_path)), encode_index(offsets), offsets=offsets)
     kept, resident = index.offsets([0])[0], []

@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed.dataset import reader
@@ -100,9 +100,7 @@ def test_round_trip(manifest):
 @pytest.mark.parametrize("version", [0, 2, 99])
 def test_another_version_is_an_error_that_says_what_to_do(version):
     data = {"format": "tpufeed-dataset", "format_version": version, "of the future": [1]}
-    with pytest.raises(
-        ManifestVersionError, match=f"bucket/manifest.json: format version {version}; .*reads version 1"
-    ) as e:
+    with pytest.raises(ManifestVersionError, match=f"bucket/manifest.json: .*{version}; .*version 1") as e:
         decode(data)
     assert "Install the tpufeed that wrote it" in str(e.value)
 
@@ -169,7 +167,7 @@ def test_an_unknown_and_a_missing_field_are_errors(place):
 def test_names_cannot_leave_the_dataset(name, place):
     data = as_json()
     PLACES[place](data)["name"] = name
-    with pytest.raises(ManifestError, match="cannot be a dataset's file"):
+    with pytest.raises(ManifestError, match="no file"):
         decode(data)
 
 
@@ -287,7 +285,6 @@ def test_everything_it_covers_changes_the_digest():
     assert decode(data).content_digest != a_cache().content_digest
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_a_damaged_manifest_is_a_manifest_or_a_manifest_error(data):
     damaged = bytearray(encode_manifest(a_cache()))
@@ -390,7 +387,7 @@ def calls_of(run):
 
 
 def test_opening_works_through_the_shards_once():
-    """As many calls for each shard, however many there are, and few: seconds would come of more."""
+    """The calls per shard do not grow with the shards, and are few: more would take seconds."""
     few, many = (encode_manifest(manifest_of(shards)) for shards in (500, 2_500))
     calls = [calls_of(lambda data=data: decode_manifest(data, "made up")) for data in (few, many)]
     a_shard = (calls[1] - calls[0]) / 2_000

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed.dataset.mixture import _LEAVES, _LOTS, LEAF, MixtureOrder, Phase, whole_shares
@@ -24,7 +24,6 @@ def test_shares_are_whole_and_add_up(weights):
     assert np.allclose(np.array(shares) / 2**40, np.array(weights) / sum(weights), atol=2**-26, rtol=1e-4)
 
 
-@settings(deadline=None, max_examples=60)
 @given(WEIGHTS, SEEDS, LANES, st.integers(0, 50))
 def test_at_the_end_of_each_block_each_source_is_within_one_sample_of_its_share(weights, seed, lane, blocks):
     order = order_of(weights, seed)
@@ -37,7 +36,6 @@ def test_at_the_end_of_each_block_each_source_is_within_one_sample_of_its_share(
     assert (abs(counts - exact) < 1.001).all()
 
 
-@settings(deadline=None, max_examples=40)
 @given(WEIGHTS, SEEDS, LANES, st.integers(0, 10_000), st.integers(1, 900))
 def test_a_source_gives_its_samples_in_turn_wherever_one_begins_to_ask(weights, seed, lane, first, count):
     numbers = np.arange(first, first + count)
@@ -52,7 +50,6 @@ def test_a_source_gives_its_samples_in_turn_wherever_one_begins_to_ask(weights, 
         assert (one.source[0], one.number[0]) == (source[at], number[at])
 
 
-@settings(deadline=None, max_examples=40)
 @given(WEIGHTS, SEEDS, st.integers(0, 2000), st.integers(0, 5000))
 def test_the_first_number_is_found_wherever_the_search_begins(weights, seed, sample, near):
     order = order_of(weights, seed)
@@ -80,7 +77,6 @@ def test_a_source_of_a_millionth_is_drawn_once_in_each_million():
     assert len({place % block for place in places}) == 6, "anywhere in its block"
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     st.lists(
         st.tuples(st.integers(1, 700), st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)), max_size=4

@@ -75,7 +75,6 @@ def order_by_hand(sizes, seed, epoch, lanes):
     return [segments[g % lanes][g // lanes] for g in range(len(line))]
 
 
-@settings(max_examples=40)
 @given(shard_sizes, seeds, st.integers(0, 100), lane_counts)
 def test_the_order_is_the_one_of_the_design(sizes, seed, epoch, lanes):
     order = EpochOrder(sizes, seed, epoch, lanes)
@@ -115,7 +114,6 @@ def test_places_may_be_asked_for_in_any_order_and_again(sizes, seed, lanes, data
     assert order.places_at(np.arange(1, len(whole), step)).sample.tolist() == whole[1::step]
 
 
-@settings(max_examples=40)
 @given(shard_sizes, seeds, lane_counts, st.booleans())
 def test_the_parts_of_a_lane_hold_its_records_shard_by_shard(sizes, seed, lanes, shuffle):
     order = EpochOrder(sizes, seed, 1, lanes, shuffle)
@@ -132,7 +130,6 @@ def test_the_parts_of_a_lane_hold_its_records_shard_by_shard(sizes, seed, lanes,
         assert not found
 
 
-@settings(max_examples=40)
 @given(shard_sizes, lane_counts, st.data())
 def test_lanes_of_a_rank_adjoin(sizes, lanes, data):
     """Without shuffle a rank's samples are a range, for every world size that is a product of the first factors."""
@@ -159,7 +156,7 @@ def test_more_lanes_than_samples_and_no_samples_at_all():
 
 @pytest.mark.parametrize("lanes", [0, -1])
 def test_lanes_are_at_least_one(lanes):
-    with pytest.raises(OptionError, match="lanes is a whole number, at least 1"):
+    with pytest.raises(OptionError, match="lanes is"):
         EpochOrder([1], 0, 0, lanes)
 
 
@@ -169,7 +166,7 @@ def test_lanes_are_at_least_one(lanes):
 remainders = st.sampled_from(["drop", "pad", "repeat"])
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(st.integers(0, 300), st.integers(1, 20), st.integers(1, 9), remainders, st.integers(0, 350))
 def test_ranks_share_the_rest_of_an_epoch(records, batch, world, remainder, start):
     """Batch t of the world is dealt to the ranks; its last batch is dropped, padded or repeated."""
@@ -246,7 +243,7 @@ def divisors(number):
 
 
 def samples_of_ranks(make_order, size, batch, start=0, remainder="pad"):
-    """For each rank its real samples, batch by batch; each has an order of its own, as each is a process of its own."""
+    """Return the real samples of each rank, batch by batch; ranks are processes, so each makes its own order."""
     found = []
     for rank in range(size):
         order = make_order()
@@ -256,10 +253,9 @@ def samples_of_ranks(make_order, size, batch, start=0, remainder="pad"):
     return found
 
 
-@settings(max_examples=40)
 @given(st.lists(st.integers(0, 60), max_size=8), seeds, st.sampled_from([4, 12, 18, 30]), st.integers(1, 5), st.data())
 def test_a_run_that_changes_its_world_again_and_again_sees_each_sample_once(sizes, seed, lanes, batch, data):
-    """Each part of the run stops after some batches, and the next one goes on with another world and batch size."""
+    """Stop after some batches, and continue with another world and batch size, again and again."""
     whole = EpochOrder(sizes, seed, 3, lanes)
     sequence, start = [], 0
     for part in range(4):
@@ -275,7 +271,6 @@ def test_a_run_that_changes_its_world_again_and_again_sees_each_sample_once(size
     assert sequence == whole.places_at(np.arange(whole.records)).sample.tolist()
 
 
-@settings(max_examples=40)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8), seeds, worlds, st.integers(1, 9))
 def test_remainders_differ_in_the_last_batch_alone(sizes, seed, size, batch):
     def make():
@@ -301,7 +296,6 @@ def touched(order, rank, size):
     return {part.shard for lane in range(rank, order.lanes, size) for part in lane_parts(order, lane)}
 
 
-@settings(max_examples=40)
 @given(uneven_sizes, seeds, worlds, st.sampled_from([1, 2, 4]), st.data())
 def test_a_shard_is_read_by_one_rank_but_for_those_at_the_borders(sizes, seed, size, hosts, data):
     """With the default lanes, and for any shards: ranks split the line of shards, one range each."""

@@ -203,7 +203,7 @@ def test_a_host_s_first_requests_do_not_grow_with_the_pod(make_bucket):
 
 
 def test_what_is_staged_is_what_the_lanes_read(make_bucket, monkeypatch, tmp_path):
-    """Real loaders of all eight hosts: the shards that each hands to its stage, for this epoch and the next one."""
+    """Return the shards that the real loaders of all eight hosts fetch, for this epoch and the next one."""
     handed = []
     monkeypatch.setattr(LocalCopies, "fetch", lambda _, shards: handed.append([shard.name for shard in shards]))
     size = 8
@@ -273,5 +273,5 @@ def test_a_pod_of_another_size_goes_on_with_exactly_the_rest(before, after):
 def test_a_pod_that_does_not_divide_the_lanes_is_refused():
     dataset = made_up(uneven(400))
     state = pod_of(dataset, 8)[0].state_at(0, 1280)
-    with pytest.raises(OptionError, match="16 lanes cannot be dealt to 3 ranks"):
+    with pytest.raises(OptionError, match=r"16 lanes .* 3 ranks"):
         pod_of(dataset, 3)[0].load_state_dict(state)

@@ -22,21 +22,21 @@ from tpufeed.storage.local import LocalStore
 
 @pytest.mark.parametrize("variant", [2, -1])
 def test_an_unknown_variant_is_refused(variant, cache_url):
-    with pytest.raises(OptionError, match=rf"'val' has 2 variants, so no number {variant}"):
+    with pytest.raises(OptionError, match=rf"'val' has 2 variants.* {variant}"):
         open_dataset(cache_url).reader("val", variant)
 
 
 @pytest.mark.parametrize("url", ["{tmp}/nowhere", "{tmp}", "{tmp}/file", "memory://{tmp}/nothing", "local://{tmp}/no"])
 def test_where_no_manifest_is_there_is_no_dataset(url, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DatasetNotFoundError, match=r"holds no dataset: there is no manifest\.json\. .*tpufeed shard"):
+    with pytest.raises(DatasetNotFoundError, match=r"manifest\.json\. .*tpufeed shard"):
         open_dataset(url.format(tmp=tmp_path))
 
 
 def test_tfrecords_of_another_tool_are_for_adopt(tmp_path, write_tfrecords):
     file = write_tfrecords(tmp_path / "train.tfrecord", [{"image": b"x"}])
     for url in (tmp_path, file):
-        with pytest.raises(DatasetNotFoundError, match=rf"TFRecords: tpufeed adopt {tmp_path} --to DATASET$"):
+        with pytest.raises(DatasetNotFoundError, match=f"tpufeed adopt {tmp_path} --to DATASET$"):
             open_dataset(url)
 
 
@@ -68,7 +68,7 @@ def test_a_manifest_that_is_copied_over_itself_is_looked_at_once(dataset_url, tm
     other = dataset.manifest.splits["val"]
     changed = msgspec.structs.replace(dataset.manifest, splits={"train": other})
     manifest.write_bytes(encode_manifest(changed))
-    with pytest.raises(ObjectChangedError, match="was rebuilt while it was read"):
+    with pytest.raises(ObjectChangedError, match="built anew"):
         dataset.reader("train").read(1, 0)
 
 
@@ -77,7 +77,7 @@ def test_a_split_without_records(photo_folder, tmp_path):
     dataset = open_dataset(tmp_path / "d")
     assert list(dataset.iter_examples("val")) == []
     dataset.reader("val")
-    with pytest.raises(OptionError, match=r"split 'val' of .*/d has no samples, so no classes to weigh"):
+    with pytest.raises(OptionError, match=r"'val' of .*/d has no samples"):
         dataset.class_weights("val")
 
 
@@ -113,10 +113,10 @@ def test_a_class_without_samples_weighs_one_and_changes_no_other(photo_folder, w
 
 
 def test_class_weights_need_labels_and_a_split(dataset_url, photo_folder, tmp_path):
-    with pytest.raises(OptionError, match=r"has no split 'test'; it has train, val"):
+    with pytest.raises(OptionError, match=r"'test'.* train, val"):
         open_dataset(dataset_url).class_weights("test")
     tpufeed.shard(photo_folder, tmp_path / "d", label="none", workers=1)
-    with pytest.raises(OptionError, match=r"/d has no labels, so no classes to weigh"):
+    with pytest.raises(OptionError, match="/d has no labels"):
         open_dataset(tmp_path / "d").class_weights("train")
 
 

@@ -86,7 +86,7 @@ def test_the_splits_of_several_names(url, names, splits):
 
 def test_one_split_in_several_folders_is_refused():
     names = [f"tfrecords-jpeg-{size}/train/00.tfrec" for size in ("192x192", "224x224")]
-    with pytest.raises(OptionError, match=r"'train' is in 2 folders \(tfrecords-jpeg-192x192/train, .*adopt one of"):
+    with pytest.raises(OptionError, match=r"'train' .* 2 folders \(tfrecords-jpeg-192x192/train, "):
         splits_of(*names)
 
 
@@ -99,5 +99,5 @@ def test_order_and_choice():
         "val": ["val/0.tfrec"],
     }
     assert list(sort(*names, wanted=["val", "train"]).splits) == ["val", "train"]
-    with pytest.raises(OptionError, match=r"no split 'dev'; .* give test, train, val"):
+    with pytest.raises(OptionError, match=r"'dev'; .* test, train, val"):
         sort(*names, wanted=["dev"])

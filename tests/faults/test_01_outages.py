@@ -78,9 +78,9 @@ def test_warmup_ends_with_the_same_bytes(server, kept, patience):
 
 
 @pytest.mark.parametrize(
-    ("staged", "rule"),
+    ("copied", "rule"),
     [(True, RULES[name]) for name in ("503", "reset in mid-body", "stall")] + [(False, RULES["reset in mid-body"])],
-    ids=lambda value: {True: "staged", False: "ranges"}.get(value) if isinstance(value, bool) else value["action"],
+    ids=lambda value: {True: "copied", False: "ranges"}.get(value) if isinstance(value, bool) else value["action"],
 )
 def test_a_loader_gives_the_same_samples(copied, rule, server, kept, cache_url, tmp_path):
     be(WAKEFUL if rule["action"] == "stall" else QUICK)  # until the test ends
@@ -155,7 +155,7 @@ def test_beyond_the_deadline_warmup_names_the_object_and_goes_on_later(server, k
     assert names_of(server, "c") == names_of(server, "kept/cache")
 
 
-@pytest.mark.parametrize("copied", [True, False], ids=["staged", "ranges"])
+@pytest.mark.parametrize("copied", [True, False], ids=["copied", "ranges"])
 def test_beyond_the_deadline_a_loader_names_the_shard(copied, server, kept, cache_url, patience, tmp_path):
     """After the batches before it, and in the next epoch it reads on."""
     url, name = f"{kept}/cache", "train-v0-00001-of-00003.tfrecord"

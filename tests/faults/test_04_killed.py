@@ -117,7 +117,7 @@ def grown_files(folder):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("work", ["append", "compact", "warmup"])
 def test_a_dataset_that_is_killed_as_it_grows_is_always_one_whole_version(work, rounds, growing, struck, run, tmp_path):
     start, words, samples = growing[work]
@@ -186,7 +186,7 @@ def test_killed_as_a_version_is_published_the_one_before_stands(work, event, gro
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_a_prune_that_is_killed_leaves_no_version_that_is_not_whole(rounds, growing, struck, run, tmp_path):
     start, _, samples = growing["compact"]
     shutil.copytree(start, tmp_path / "start")
@@ -216,7 +216,7 @@ def test_a_prune_that_is_killed_leaves_no_version_that_is_not_whole(rounds, grow
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("work", ["append", "compact"])
 def test_a_dataset_in_a_bucket_is_one_whole_version_too(  # noqa: PLR0917
     work, rounds, growing, server, upload, spawn, run

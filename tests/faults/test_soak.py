@@ -11,7 +11,7 @@ from benchmarks import soak
 from benchmarks.entry import command_of
 
 
-@pytest.mark.parametrize("seconds", [20, pytest.param(3600, marks=[pytest.mark.long, pytest.mark.timeout(4500)])])
+@pytest.mark.parametrize("seconds", [10, pytest.param(3600, marks=[pytest.mark.long, pytest.mark.timeout(4500)])])
 def test_batches_are_those_of_a_quiet_run_and_nothing_grows(seconds):
     command = command_of("soak", "--seconds", seconds, *(["--fault-seconds", 2] if seconds < 60 else []))
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ def bilinear(image: npt.NDArray[np.uint8], window: Window) -> Floats:
 
 
 def antialiased(image: npt.NDArray[np.uint8], window: Window) -> Floats:
-    """The window cut out, then with a triangle as wide as a new pixel where it shrinks: Pillow's BILINEAR."""
+    """Cut the window out and resize it as Pillow's BILINEAR: if it shrinks, by a triangle as wide as a new pixel."""
     rows, columns = _triangles(window.height, window.out_height), _triangles(window.width, window.out_width)
     return _weighted(rows, _cut(image, window), columns)
 

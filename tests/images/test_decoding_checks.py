@@ -90,7 +90,7 @@ policies = st.builds(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(st.data())
 def test_damaged_files_are_images_that_decode_or_image_errors(kinds, data):
     kind = data.draw(st.sampled_from(sorted(kinds)))

@@ -60,7 +60,7 @@ def place_lengths(geometry):
     return 1 / np.linalg.svd(np.array([[a, b], [d, e]]), compute_uv=False).min()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(scene=scenes(), chain=ops, seed=st.integers(0, 10**6))
 def test_pixels_masks_and_boxes_agree(scene, chain, seed):
     (height, width), (left, top, right, bottom) = scene
@@ -106,7 +106,6 @@ def visible_area(geometry, box):
     return abs(_signed_area(_clip(geometry.visible, *box))) / abs(a * e - b * d) if geometry.visible else 0.0
 
 
-@settings(max_examples=150, deadline=None)
 @given(scene=scenes(), chain=ops, seed=st.integers(0, 10**6))
 def test_points_go_with_the_corners_of_boxes(scene, chain, seed):
     (height, width), (left, top, right, bottom) = scene
@@ -125,7 +124,6 @@ def test_points_go_with_the_corners_of_boxes(scene, chain, seed):
         np.testing.assert_allclose(boxes[0], expected, atol=1e-3)
 
 
-@settings(max_examples=100, deadline=None)
 @given(scene=scenes(), chain=ops, seed=st.integers(0, 10**6))
 def test_an_odd_number_of_flips_is_a_mirror(scene, chain, seed):
     pipeline = Pipeline(chain, seed)
@@ -136,7 +134,6 @@ def test_an_odd_number_of_flips_is_a_mirror(scene, chain, seed):
 MOVING = st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=3)  # of RandAugment's transforms
 
 
-@settings(max_examples=60, deadline=None)
 @given(scene=scenes(), transforms=MOVING, magnitude=st.integers(1, 30))
 def test_randaugment_moves_masks_as_it_moves_pixels(scene, transforms, magnitude):
     (height, width), (left, top, right, bottom) = scene

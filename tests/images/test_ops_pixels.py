@@ -194,7 +194,7 @@ def test_grey_images_stay_grey():
 
 def test_images_too_large_for_a_map_of_16_bits_are_rejected():
     for shape in ((1, 24_001, 3), (24_001, 1, 3)):
-        with pytest.raises(ImageError, match=r"24001.*pixels: rotations.*put Resize or a crop before") as caught:
+        with pytest.raises(ImageError, match=r"24001.*pixels: .*Resize") as caught:
             Rotate(9).apply(np.zeros(shape, np.uint8), [0.0, 0.9], None)
         assert caught.value.reason == "too_large"
     wide = np.full((1, 24_000, 3), 200, np.uint8)

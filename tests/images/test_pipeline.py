@@ -80,7 +80,7 @@ def reference(ops, pixels, draws):
 def test_pixels_are_those_of_the_ops_one_after_another(photos, ops):
     pixels = decode(photos["astronaut.png"])
     pipeline = Pipeline(ops, 7)
-    for sample in range(12):
+    for sample in range(6):
         draws = drawn_for(pipeline, 0, sample)
         assert np.array_equal(pipeline.run(pixels, draws), reference(ops, pixels, draws))
 
@@ -92,7 +92,7 @@ def test_out_holds_what_comes_without_it_and_inputs_stay(photos, ops):
     pixels = decode(data)
     before = pixels.copy()
     pixels.flags.writeable = False
-    for sample in range(8):
+    for sample in range(4):
         draws = drawn_for(pipeline, 1, sample)
         for run in (
             lambda out, d=draws: pipeline.run(pixels, d, out),
@@ -113,7 +113,7 @@ def test_output_size_is_the_size_that_comes_out(photos, ops):
     for name in ("china.jpg", "astronaut.png", "camera.png"):
         pixels = decode(photos[name])
         size = pipeline.output_size(pixels.shape[:2])
-        for sample in range(5):
+        for sample in range(2):
             draws = drawn_for(pipeline, 0, sample)
             assert pipeline.run(pixels, draws).shape == (*size, 3)
             assert pipeline.run_stored(photos[name], None, draws).shape == (*size, 3)
@@ -122,10 +122,11 @@ def test_output_size_is_the_size_that_comes_out(photos, ops):
 @pipelines
 def test_encoded_is_decoded_and_run_where_nothing_is_reduced(photos, ops):
     pipeline = Pipeline(ops, 11)
-    for sample in range(8):
+    data = photos["chelsea.png"]  # PNG is never reduced
+    pixels = decode(data)
+    for sample in range(4):
         draws = drawn_for(pipeline, 0, sample)
-        data = photos["chelsea.png"]  # PNG is never reduced
-        assert np.array_equal(pipeline.run_stored(data, None, draws), pipeline.run(decode(data), draws))
+        assert np.array_equal(pipeline.run_stored(data, None, draws), pipeline.run(pixels, draws))
 
 
 def test_a_jpeg_s_window_that_is_not_shrunk_by_two_is_cut_exactly(photos):
@@ -227,7 +228,7 @@ def test_an_image_of_another_size_than_was_promised_is_an_image_error(photos, op
     pipeline = Pipeline([] if op is None else [op], 0)
     for shape in ((64, 48, 3), (1, 1, 3), (640, 427, 3)):
         out = np.full(shape, 7, np.uint8)
-        with pytest.raises(ImageError, match=r"has 640x427 pixels, not the promised \d+x\d+"):
+        with pytest.raises(ImageError, match=r"640x427 pixels .*\d+x\d+"):
             pipeline.run_stored(photos["china.jpg"], None, drawn_for(pipeline, 0, 0), out)
         assert (out == 7).all()
 

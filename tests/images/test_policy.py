@@ -252,5 +252,5 @@ def test_a_progressive_file_is_kept_or_becomes_baseline_without_loss(photos, enc
     assert read_jpeg_header(stored.data).mcu is not None
     np.testing.assert_array_equal(decode(stored.data), decode(small))
     for encode in ("exact", "png"):
-        with pytest.raises(OptionError, match="progressive='baseline' rewrites JPEGs"):
+        with pytest.raises(OptionError, match="progressive='baseline'"):
             ImagePolicy(progressive="baseline", encode=encode)

@@ -70,10 +70,10 @@ def test_every_op_is_described_by_name_version_and_parameters():
         assert described["version"] == ("1" if kind is Custom else 1)
         assert from_dict(described) == op
         assert not hasattr(op, "__dict__")
-        with pytest.raises(OptionError, match=f"{name} has no parameters .'quality'.: it is {name}\\("):
+        with pytest.raises(OptionError, match=f"{name} .*'quality'.*{name}\\("):
             from_dict({**described, "quality": 3})
         if kind is not Custom:
-            with pytest.raises(OptionError, match=f"{name} is of version 9; this tpufeed makes version 1"):
+            with pytest.raises(OptionError, match=f"{name} .*version 9; .*version 1"):
                 from_dict({**described, "version": 9})
 
 

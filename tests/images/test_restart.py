@@ -48,7 +48,7 @@ def jpeg(image, sampling="4:2:0", **options):
 
 
 def planes(data):
-    """The pixels of a JPEG in several decoders and by two inverse transforms: they differ where a coefficient does."""
+    """Decode a JPEG by several decoders and two inverse transforms: the pixels differ if any coefficient does."""
     image = Image.open(io.BytesIO(data))
     found = [np.asarray(image)]
     if image.mode != "CMYK":
@@ -212,7 +212,7 @@ def test_what_cannot_be_rewritten_says_why(reason):
 def test_a_progressive_file_that_lacks_a_scan_stays():
     """Decoders smooth the blocks of a file whose scans are incomplete: a baseline file would look other."""
     last = PROGRESSIVE.rindex(b"\xff\xda")
-    with pytest.raises(CannotRewrite, match="scans that leave coefficients out"):
+    with pytest.raises(CannotRewrite, match="coefficients"):
         to_baseline(PROGRESSIVE[:last] + b"\xff\xd9")
 
 
@@ -328,7 +328,7 @@ def test_the_gil_is_released():
 FUZZER = Path(__file__).with_name("restart_fuzz.c")
 
 
-@pytest.mark.parametrize("count", [4_000, pytest.param(600_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [1_500, pytest.param(600_000, marks=pytest.mark.long)])
 def test_no_mutant_reaches_beyond_its_memory(count, tmp_path):
     """Both rewriters under AddressSanitizer and UndefinedBehaviorSanitizer."""
     compiler = shutil.which("cc") or shutil.which("gcc")

@@ -1,4 +1,4 @@
-"""Files that end before their last row: refused, also where decoders say nothing."""
+"""Files that end before their last row are refused, even if decoders accept them."""
 
 import io
 import os

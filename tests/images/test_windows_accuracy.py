@@ -27,7 +27,7 @@ def error(found, reference):
 
 @pytest.fixture(scope="module")
 def jpegs(photos, encoded, tmp_path_factory):
-    """The photographs in colour as JPEGs of quality 94 with halved colours, which is where shortcuts show."""
+    """The colour photographs as JPEGs of quality 94 with halved chroma, which shows shortcuts best."""
     folder = tmp_path_factory.mktemp("accuracy")
     for name, data in photos.items():
         if name != "camera.png":
@@ -101,7 +101,7 @@ def test_training_images_are_less_than_a_level_off(dataset, by_sample, epoch):
 
 @pytest.mark.parametrize("size", [50, 64, 100])
 def test_images_from_reduced_decodings_are_less_than_a_level_off(jpegs, size):
-    """The decoder's means of 2, 4 or 8 pixels a side, and the window where it is among them."""
+    """The reference averages 2, 4 or 8 pixels per side as the decoder does, and takes the window of that."""
     op = RandomResizedCrop(size, scale=(0.4, 1.0))
     pipeline, errors = Pipeline([op], 0, fast=True), []
     for number, path in enumerate(jpegs):

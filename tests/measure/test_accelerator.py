@@ -190,12 +190,12 @@ def test_the_loader_is_iterated_again_until_the_end_and_closed() -> None:
 
 def test_what_the_device_refuses() -> None:
     device = EmulatedAccelerator(FAST, 4)
-    with pytest.raises(OptionError, match="5 images"):
+    with pytest.raises(OptionError, match=r"5 images, .* 4"):
         device.run([batch(5)])
-    with pytest.raises(OptionError, match="batch_size is a whole number"):
+    with pytest.raises(OptionError, match="batch_size is"):
         EmulatedAccelerator(FAST, 0)
     for limits in ({"steps": 0}, {"seconds": 0.0}, {"steps": -1}):
-        with pytest.raises(OptionError, match=r"steps is a whole number|seconds is a number above 0"):
+        with pytest.raises(OptionError, match=r"(steps|seconds) is"):
             device.run([batch()], **limits)  # type: ignore[arg-type]
 
 

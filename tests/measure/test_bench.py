@@ -205,13 +205,13 @@ def test_nothing_is_measured_where_something_cannot_be(
     with pytest.raises(OptionError) as raised:
         bench([cached], ["numpy", *loaders] if loaders else [], BenchOptions(**{"batch_size": 4, **options}), never)
     assert said in str(raised.value)
-    with pytest.raises(OptionError, match="no dataset is given"):
+    with pytest.raises(OptionError, match="dataset"):
         bench([])
 
 
 def test_a_framework_that_is_not_installed_is_named(cached: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_module, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtraError, match=r"TensorFlow is not installed: pip install 'tpufeed\[tf\]'"):
+    with pytest.raises(MissingExtraError, match=r"tpufeed\[tf\]"):
         bench([cached], ["numpy", "tf"], BenchOptions(batch_size=4))
     with pytest.raises(MissingExtraError, match=r"tpufeed\[jax\]"):
         bench([cached], ["numpy"], BenchOptions(batch_size=4, device="jax-tpu"))
@@ -222,7 +222,7 @@ def test_a_device_that_is_not_there_says_what_to_do_instead(cached: str, monkeyp
         raise RuntimeError("Unable to initialize backend 'tpu'")
 
     monkeypatch.setattr(pytest.importorskip("jax"), "devices", no_tpu)
-    with pytest.raises(OptionError, match=r"no TPU .*'tpu'\).*--device emulated:tpu-v3-8 .* or jax-cpu"):
+    with pytest.raises(OptionError, match=r"'tpu'.*emulated:tpu-v3-8 .*jax-cpu"):
         one(cached, device="jax-tpu", step_ms=None)
 
 
@@ -249,7 +249,7 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(
         "    os._exit(3)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(LoaderError, match="the measuring process ended with exit code 3: killed by a test"):
+    with pytest.raises(LoaderError, match="exit code 3: killed by a test"):
         apart(shards, ops=(*CROP, "dying:op"), processes=0, threads=1)
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 

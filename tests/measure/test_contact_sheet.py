@@ -44,17 +44,17 @@ def test_the_first_split_is_the_default(dataset_url):
     dataset = open_dataset(dataset_url)
     one, other = make_contact_sheet(dataset), make_contact_sheet(dataset, "train")
     assert not ImageChops.difference(one.image, other.image).getbbox()
-    with pytest.raises(OptionError, match="has no split 'test'; it has train, val"):
+    with pytest.raises(OptionError, match=r"'test'; .*train, val"):
         make_contact_sheet(dataset, "test")
 
 
 def test_classes_that_are_none(dataset_url, flat_url):
     dataset = open_dataset(dataset_url)
-    with pytest.raises(OptionError, match=r"'Gren'.* green"):
+    with pytest.raises(OptionError, match=r"'Gren' among 4; .*green"):
         make_contact_sheet(dataset, "train", SheetOptions(class_name="Gren"))
-    with pytest.raises(OptionError, match=r"no class '4' among 4; the first: blue, green"):
+    with pytest.raises(OptionError, match=r"'4' among 4; .*blue, green"):
         make_contact_sheet(dataset, "train", SheetOptions(class_name="4"))
-    with pytest.raises(OptionError, match="have no labels"):
+    with pytest.raises(OptionError, match="no labels"):
         make_contact_sheet(open_dataset(flat_url), "train", SheetOptions(class_name="red"))
     assert find_class(dataset.manifest, "größe猫") == 2
 
@@ -63,7 +63,7 @@ def test_a_class_without_a_sample_in_the_split(dataset_url):
     dataset = open_dataset(dataset_url)
     classes = (*dataset.manifest.class_names, "none")
     manifest = msgspec.structs.replace(dataset.manifest, class_names=classes)
-    with pytest.raises(OptionError, match=r"split 'train' of .* holds no samples of class 'none'"):
+    with pytest.raises(OptionError, match=r"'train' of .*'none'"):
         make_contact_sheet(Dataset(dataset.store, manifest), "train", SheetOptions(class_name="none"))
 
 
@@ -95,7 +95,7 @@ def test_an_image_that_does_not_decode_is_marked_under_its_own_name(dataset_url,
 def test_a_missing_shard(copy):
     for path in copy.glob("train-*.tfrecord"):
         path.unlink()
-    with pytest.raises(ShardError, match="Is the dataset complete"):
+    with pytest.raises(ShardError, match="tfrecord"):
         make_contact_sheet(open_dataset(copy))
 
 

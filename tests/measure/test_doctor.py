@@ -196,7 +196,7 @@ def test_what_cannot_be_asked(dataset_url: str, options: dict, error: type[Excep
 def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(DatasetNotFoundError, match=r"neither a dataset.*nor images"):
+        with pytest.raises(DatasetNotFoundError, match=r"dataset.*images"):
             examine(str(folder), **SHORT)
     with pytest.raises(OptionError, match="images of different sizes"):
         examine(str(colour_folder), **(SHORT | {"ops": [HorizontalFlip()]}))
@@ -205,7 +205,7 @@ def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None
 def test_an_empty_split(colour_folder: Path, tmp_path: Path) -> None:
     url = str(tmp_path / "lopsided")
     tpufeed.shard(colour_folder, url, splits="train=0.999999,val=0.000001", workers=1)
-    with pytest.raises(OptionError, match="split 'val' is empty, so there is nothing to measure"):
+    with pytest.raises(OptionError, match="'val' is empty"):
         examine(url, split="val")
 
 

@@ -247,7 +247,7 @@ def test_the_formula_gives_what_the_table_says_of_resnet50(tpu) -> None:
 
 @pytest.mark.parametrize("flops", [0.0, -1.0, float("nan"), float("inf")])
 def test_flops_are_a_positive_number(flops: float) -> None:
-    with pytest.raises(OptionError, match="a number above 0"):
+    with pytest.raises(OptionError, match="above 0"):
         needed_rates(find_tpu("v3-8"), flops)
 
 

@@ -60,7 +60,7 @@ def test_no_two_names_are_the_same_to_people() -> None:
 
 
 def test_an_unknown_model_names_the_nearest_and_the_way_out() -> None:
-    with pytest.raises(OptionError, match=r"did you mean resnet50\?.*--flops-per-sample"):
+    with pytest.raises(OptionError, match=r"resnet50.*--flops-per-sample"):
         training_flops("resnet51")
 
 
@@ -98,7 +98,7 @@ def test_mlperf_s_gpus_take_their_own_batch_in_their_own_time() -> None:
 
 
 def test_an_unknown_profile_names_the_nearest_and_all() -> None:
-    with pytest.raises(OptionError, match=r"did you mean tpu-v3-8\?.*mlperf-h100.*tpu-v6e-8-low"):
+    with pytest.raises(OptionError, match=r"tpu-v3-8.*mlperf-h100.*tpu-v6e-8-low"):
         profile("tpu-v3_8")
 
 

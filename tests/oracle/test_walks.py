@@ -1,4 +1,4 @@
-"""Combinations of loaders against the oracle: a minute of them, with a fixed seed."""
+"""Combinations of loaders against the oracle: some of them, with a fixed seed; `python -m tests.oracle` goes on."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +14,7 @@ def pool(tmp_path_factory):
 
 
 @settings(
-    max_examples=300,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     database=None,

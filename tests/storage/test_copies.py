@@ -1,4 +1,4 @@
-"""A stage that several processes share, some of which are killed."""
+"""Local copies that several processes share, some of which are killed."""
 
 import os
 import random
@@ -42,24 +42,24 @@ class LoggedStore(FsspecStore):
         return super().read_into(name, start, buffer, version)
 
 shards = [RemoteShard(name, int(size), int(crc)) for name, size, crc in map(str.split, shards.split(","))]
-stage = LocalCopies(LoggedStore(url), Path(folder), int(budget), connections=2, range_bytes=300)
+copies = LocalCopies(LoggedStore(url), Path(folder), int(budget), connections=2, range_bytes=300)
 print("ready", flush=True)
 sys.stdin.readline()
-stage.fetch(shards)
-views = [wait_copied(stage, shard, 30) for shard in shards]
-good = [bytes(view) == stage._store.read(shard.name) for view, shard in zip(views, shards)]
-print("read", all(good), stage.statistics().shards_fetched, flush=True)
+copies.fetch(shards)
+views = [wait_copied(copies, shard, 30) for shard in shards]
+good = [bytes(view) == copies._store.read(shard.name) for view, shard in zip(views, shards)]
+print("read", all(good), copies.statistics().shards_fetched, flush=True)
 sys.stdin.readline()
-stage.close()
+copies.close()
 """
 
 
 class Site:
-    """A store that other processes see, and a folder to stage in."""
+    """A store that other processes see, and a folder for local copies."""
 
     def __init__(self, path):
         self.store = FsspecStore(f"file://{path}/store")
-        self.parent = path / "stage"
+        self.parent = path / "copies"
         self.log = path / "log"
 
     def put(self, name, size=SIZE):
@@ -154,7 +154,7 @@ def test_what_another_process_has_fetched_ahead_stays(site, caplog):
         assert "in use" in caplog.text
 
 
-def test_a_killed_download_is_cleaned_up_by_the_next_stage(site):
+def test_a_killed_download_is_cleaned_up_by_the_next_process(site):
     shard = site.put("stuck")
     with site.child([shard]) as process:
         go_on(process)

@@ -1,4 +1,4 @@
-"""Staged copies within one process: what is fetched, in which order, and what goes for it."""
+"""Local copies within one process: what is fetched, in which order, and what is removed for it."""
 
 import gc
 import logging
@@ -286,7 +286,7 @@ def test_a_copy_that_is_lost_while_it_is_due_is_fetched_again(store, make_copies
     assert bytes(wait_copied(copies, shard, PATIENCE)) == store.read("a")
 
 
-def test_a_stage_goes_on_when_its_folder_is_tidied_away(store, make_copies):
+def test_copies_continue_if_their_folder_is_tidied_away(store, make_copies):
     a, b = put(store, "a"), put(store, "b")
     copies = make_copies()
     use(copies, a)
@@ -341,9 +341,7 @@ def test_a_shard_that_is_damaged_each_time_is_an_error(store, make_copies):
     copies = make_copies()
     copies.fetch([a, b])
     assert wait_copied(copies, b, PATIENCE) is not None
-    with pytest.raises(
-        ShardError, match=f"{store.url}/a: its CRC-32C is .* in each of 3 downloads. Run: tpufeed verify"
-    ):
+    with pytest.raises(ShardError, match=f"{store.url}/a: .*CRC-32C .* 3 downloads"):
         wait_copied(copies, a, PATIENCE)
     assert left == [997]
     copies.fetch([a])
@@ -358,11 +356,11 @@ def test_an_object_that_ends_too_soon_is_an_error(store, make_copies):
     copies = make_copies()
     longer = RemoteShard("a", SIZE + 1, crc32c.crc32c(data + b"x"))
     copies.fetch([longer])
-    with pytest.raises(ShardError, match=r"of 1000 bytes, .*; the manifest says 1001 bytes"):
+    with pytest.raises(ShardError, match=r"1000 bytes.* 1001 bytes"):
         wait_copied(copies, longer, PATIENCE)
 
 
-def test_a_generation_with_the_same_bytes_is_staged(store, make_copies):
+def test_a_generation_with_the_same_bytes_is_copied(store, make_copies):
     shard = put(store, "a")
     before = store.stat("a")
     store.put("a", data := store.read("a"), before)
@@ -384,7 +382,7 @@ def test_a_shard_that_is_replaced_in_mid_download_is_not_mixed(store, make_copie
     store.fault = replace
     copies = make_copies(range_bytes=100, connections=1)
     copies.fetch([shard])
-    with pytest.raises(ShardError, match=r"CRC-32C .*; the manifest says .* in each of 3 downloads"):
+    with pytest.raises(ShardError, match=r"CRC-32C .* 3 downloads"):
         wait_copied(copies, shard, PATIENCE)
     assert "generation" in warnings_of(caplog)[0]
 
@@ -419,7 +417,7 @@ def test_closing_leaves_no_thread_descriptor_or_part(store, make_copies, held):
     assert len(copy_threads()) == 3
 
 
-def test_a_stage_that_is_dropped_ends_its_threads(store, tmp_path):
+def test_copies_that_are_dropped_end_their_threads(store, tmp_path):
     copies = LocalCopies(store, tmp_path, 10 * SIZE, connections=2)
     shard = put(store, "a")
     use(copies, shard)
@@ -431,7 +429,7 @@ def test_a_stage_that_is_dropped_ends_its_threads(store, tmp_path):
         assert not thread.is_alive()
 
 
-def test_many_threads_may_use_a_stage(store, make_copies):
+def test_many_threads_may_use_the_same_copies(store, make_copies):
     shards = [put(store, f"s{number}") for number in range(12)]
     copies = make_copies(shards=5, connections=4)
     wrong = []

@@ -1,4 +1,4 @@
-"""The stage's folder: whose it is, where it is by default, and what happens when its disk is full."""
+"""The folder of local copies: who owns it, where it is by default, and what happens if its disk is full."""
 
 import errno
 import os
@@ -58,7 +58,7 @@ def test_a_folder_that_is_not_the_users_alone_is_refused(store, tmp_path, spoil)
     if spoil == "another user's" and os.getuid():
         pytest.skip("only root can give a folder away")
     SPOILED[spoil](folder_of(tmp_path))
-    with pytest.raises(OptionError, match=r"cannot hold local copies: it is .* and must be a folder of user") as caught:
+    with pytest.raises(OptionError, match="folder of user") as caught:
         make(store, tmp_path)
     assert str(folder_of(tmp_path)) in str(caught.value)
     assert "local_dir" in str(caught.value)
@@ -66,7 +66,7 @@ def test_a_folder_that_is_not_the_users_alone_is_refused(store, tmp_path, spoil)
 
 def test_a_folder_that_cannot_be_made_is_refused(store, tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OptionError, match="cannot hold local copies: File exists"):
+    with pytest.raises(OptionError, match="File exists"):
         make(store, tmp_path / "file")
 
 
@@ -92,7 +92,7 @@ def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
     with LocalCopies(store) as copies:
         assert copies.folder == folder_of(places[2])
         (copies.folder / "0.shard").write_bytes(b"x")
-    room[places[2]] -= 1  # taken by that copy, which does not drive the stage away
+    room[places[2]] -= 1  # taken by that copy, which does not drive the others away
     with LocalCopies(store) as copies:
         assert copies.folder == folder_of(places[2])
     room[places[2]] -= 1
@@ -102,7 +102,7 @@ def test_the_default_place_is_the_first_with_room(store, tmp_path, monkeypatch):
 
 
 def test_places_that_there_are_not_are_passed_over(store, tmp_path, monkeypatch):
-    """As for a container's user without a name and HOME, where the root is read-only."""
+    """A container's user has no name and no HOME, and its root is read-only."""
     monkeypatch.delenv(copies_folder.LOCAL_DIR)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(copies_folder, "MEMORY", tmp_path / "memory")
@@ -133,7 +133,7 @@ def test_a_small_place_serves_where_the_last_cannot_be_written(store, tmp_path, 
         assert copies.folder == folder_of(small)
     shutil.rmtree(small)
     small.write_bytes(b"")
-    with pytest.raises(OptionError, match=r"last/.*cannot hold local copies: .* or local_bytes=0"):
+    with pytest.raises(OptionError, match=r"last/.*local_bytes=0"):
         LocalCopies(store)
 
 
@@ -159,7 +159,7 @@ def test_what_is_in_memory_has_no_more_room_than_the_machine_or_its_container(mo
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
-def test_a_full_disk_shrinks_the_budget_and_the_stage_goes_on(store, tmp_path, monkeypatch, caplog, call, number):
+def test_a_full_disk_shrinks_the_budget_and_copying_continues(store, tmp_path, monkeypatch, caplog, call, number):
     a, b, c = (put(store, name) for name in "abc")
     with make(store, tmp_path) as copies:
         use(copies, a)
@@ -178,14 +178,14 @@ def test_a_full_disk_shrinks_the_budget_and_the_stage_goes_on(store, tmp_path, m
         assert not list(copies.folder.glob("*.part"))
         assert copies.open(b) is None
         (warning,) = warnings_of(caplog)
-        assert "is full: local copies there continue with 1,000 bytes instead of 100,000" in warning
+        assert "1,000 bytes instead of 100,000" in warning
         use(copies, c)
         assert len(copied(copies)) == 1
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A real file system of 1 MB, where one may mount."""
+    """A real file system of 1 MB; skipped if mounting is not allowed."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
     if os.getuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no right to mount a file system")
@@ -222,7 +222,7 @@ def interleavings(first, second):
 
 
 class Fetching:
-    """One copy on its way, a step at a time, as a process of its own would take them."""
+    """Download one copy step by step, as another process would."""
 
     def __init__(self, parent, data):
         self.folder, self.data = CopiesFolder(parent, 1 << 20), data
@@ -271,7 +271,7 @@ def test_a_folder_that_is_removed_at_any_time_never_holds_an_unfinished_copy(tmp
     assert published
 
 
-def test_two_stages_that_fetch_while_their_folder_is_removed(store, tmp_path, caplog):
+def test_two_that_fetch_while_their_folder_is_removed(store, tmp_path, caplog):
     shard = put(store, "a")
     other_store = WatchedStore()
     other_store.url = store.url

@@ -60,7 +60,7 @@ class Token(Credentials):
 
 @pytest.fixture
 def with_credentials(server, monkeypatch):
-    """As outside of tests, where the endpoint is another by chance."""
+    """Set the endpoint as users do, so that the store looks for credentials."""
 
     def use(default):
         monkeypatch.delenv("STORAGE_EMULATOR_HOST")
@@ -95,13 +95,13 @@ def test_urls(server, url, shown, key):
 
 @pytest.mark.parametrize("url", ["gs://", "gs:///", "gcs://", "gs:///folder"])
 def test_a_url_without_a_bucket_is_no_store(url):
-    with pytest.raises(OptionError, match=r"names no bucket; write gc?s://BUCKET or"):
+    with pytest.raises(OptionError, match=r"gc?s://BUCKET"):
         open_store(url)
 
 
 @pytest.mark.parametrize("url", ["gs://bucket//x", "gs://bucket/../x", "gs://bucket/a/./b"])
 def test_a_url_with_parts_that_are_no_names_is_no_store(url):
-    with pytest.raises(OptionError, match="cannot name an object"):
+    with pytest.raises(OptionError, match="name"):
         open_store(url)
 
 
@@ -110,14 +110,14 @@ def test_a_missing_package_is_named(monkeypatch):
     with pytest.raises(MissingExtraError):
         gcs_requests.check_installed()
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingExtraError, match=r"google-cloud-storage is not installed: pip install 'tpufeed\[gcs\]'"):
+    with pytest.raises(MissingExtraError, match=r"google-cloud-storage .*tpufeed\[gcs\]"):
         open_store("gs://bucket")
 
 
 def test_a_missing_aiohttp_is_named(server, monkeypatch):
     store = GcsStore("gs://bucket")
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    with pytest.raises(MissingExtraError, match=r"aiohttp is not installed: pip install 'tpufeed\[gcs\]'"):
+    with pytest.raises(MissingExtraError, match=r"aiohttp .*tpufeed\[gcs\]"):
         list(store.read_many([Span("a")]))
 
 
@@ -213,7 +213,7 @@ def test_a_file_that_is_put_is_left_as_it_was(server, tmp_path, monkeypatch):
         assert (info.size_bytes, info.crc32c) == (size, crc32c(path.read_bytes()))
         assert store.read(str(size)) == path.read_bytes()
     assert len({record.connection for record in server.requests(operation="[wsc]*")}) == 1
-    with pytest.raises(StoreError, match=r"gs://bucket/absent: .*No such file"):
+    with pytest.raises(StoreError, match="gs://bucket/absent: "):
         store.put_file("absent", tmp_path / "absent")
 
 
@@ -224,7 +224,7 @@ def test_a_file_that_changes_while_it_is_put_is_not_put(server, tmp_path, monkey
     content = gcs_transfers.content_of_file(path)
     path.write_bytes(bytes(50_000))
     monkeypatch.setattr("tpufeed.storage.gcs.content_of_file", lambda _: content)
-    with pytest.raises(StoreError, match=r"gs://bucket/a: .*shard: it became shorter while it was put"):
+    with pytest.raises(StoreError, match=r"gs://bucket/a: .*shard: .*shorter"):
         store.put_file("a", path)
     assert store.stat("a") is None
 
@@ -240,9 +240,7 @@ def test_without_credentials_public_buckets_are_read_and_others_say_how_to_log_i
     for status in (401, 403):
         server.fault("status", status=status, calls=None)
         for call in (lambda: store.read("a"), lambda: next(iter(store.iter_objects())), lambda: store.put("b", b"2")):
-            with pytest.raises(
-                AccessError, match=r"there are no credentials: log in with `gcloud auth application-def"
-            ):
+            with pytest.raises(AccessError, match="`gcloud auth application-default login`"):
                 call()
         assert isinstance(next(store.read_many([Span("a")])), AccessError)
         server.clear_faults()
@@ -253,7 +251,7 @@ def test_a_key_file_that_is_not_there_is_named(server, monkeypatch, tmp_path):
     monkeypatch.setattr(gcs_requests, "_sessions", {})
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     for call in (lambda store: store.read("a"), lambda store: list(store.read_many([Span("a")]))):
-        with pytest.raises(AccessError, match=r"that GOOGLE_APPLICATION_CREDENTIALS names.*key\.json was not found"):
+        with pytest.raises(AccessError, match=r"GOOGLE_APPLICATION_CREDENTIALS .*key\.json"):
             call(GcsStore("gs://bucket"))
 
 
@@ -272,7 +270,7 @@ def test_the_service_s_own_address_is_reached_by_tls_through_a_proxy(server, mon
     assert list(store.read_many([Span("a", 5, 100), Span("a")])) == [data[5:100], data]
     monkeypatch.setattr(gcs_requests, "_sessions", {})
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
-    with pytest.raises(StoreError, match=r"gs://bucket/a: the server's certificate is not trusted"):
+    with pytest.raises(StoreError, match=r"gs://bucket/a: .*certificate"):
         GcsStore("gs://bucket").read("a")
     (found,) = GcsStore("gs://bucket").read_many([Span("a")])
     assert "the server's certificate is not trusted" in str(found)

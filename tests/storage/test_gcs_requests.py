@@ -198,7 +198,7 @@ def test_a_listing_of_something_else_is_named(foreign):
 def test_what_is_no_json_is_tried_again(foreign, body):
     foreign.answers["GET"] = 200, {}, body
     store = GcsStore("gs://b/f", HURRY)
-    with pytest.raises(UnavailableError, match=r"gs://b/f/a: gave up .* the answer is not JSON"):
+    with pytest.raises(UnavailableError, match=r"gs://b/f/a: .*JSON"):
         store.stat("a")
     assert store.retries
 
@@ -207,7 +207,7 @@ def test_what_is_no_json_is_tried_again(foreign, body):
 @pytest.mark.parametrize("value", ["crc32c=?", "crc32c=AAA=", "crc32c=é"])
 def test_a_sum_that_is_none_is_named(foreign, read, value):
     foreign.answers["GET"] = 200, {"X-Goog-Hash": value}, b"123456789"
-    with pytest.raises(StoreError, match="gs://b/f/a: the header X-Goog-Hash is"):
+    with pytest.raises(StoreError, match=r"gs://b/f/a: .*X-Goog-Hash"):
         read(GcsStore("gs://b/f", PATIENCE), "a")
 
 
@@ -224,14 +224,14 @@ def test_the_whole_object_instead_of_a_range_is_cut_or_refused(foreign):
     assert store.read_range("a", 0, 9) == bytes(range(9))
     assert read_span(store, "a", stop=9) == bytes(range(9))
     for call in (lambda: store.read_range("a", 3, 9), lambda: read_span(store, "a", start=3, stop=9)):
-        with pytest.raises(StoreError, match="gs://b/f/a: the server sends the whole object instead of a range"):
+        with pytest.raises(StoreError, match=r"gs://b/f/a: .*range"):
             call()
 
 
 def test_an_upload_that_has_more_than_was_sent_is_named(foreign, monkeypatch):
     monkeypatch.setattr(gcs_transfers, "SMALL_BYTES", 1)
     foreign.answers = {"POST": (200, {"Location": f"{foreign.url}/x"}, b""), "PUT": (308, {"Range": "bytes=0-99"}, b"")}
-    with pytest.raises(StoreError, match="gs://b/f/a: the service claims to have 100 bytes of 4"):
+    with pytest.raises(StoreError, match=r"gs://b/f/a: .*100 bytes of 4"):
         GcsStore("gs://b/f", PATIENCE).put("a", b"1234")
 
 

@@ -199,7 +199,7 @@ def test_an_upload_that_the_service_has_forgotten_begins_again(server, store, ch
 def test_what_met_a_put_whose_answer_was_lost_is_compared(server, store, chunked, data):
     server.put("bucket", "folder/a", data[::-1])
     server.fault("reset", operation="start" if data is LARGE else "write")
-    with pytest.raises(ObjectExistsError, match="gs://bucket/folder/a exists already"):
+    with pytest.raises(ObjectExistsError, match="gs://bucket/folder/a"):
         store.put("a", data)
     assert struck(server) == ["reset"]
     assert server.get("bucket", "folder/a") == data[::-1]
@@ -255,7 +255,7 @@ def test_a_rejected_token_is_renewed_once(server, store, read):
     assert [record.status for record in server.requests(operation="read")] in ([401, 200], [401, 206])
     server.fault("status", operation="read", status=401, calls=None)
     server.clear_log()
-    with pytest.raises(AccessError, match=r"folder/a: access denied to an anonymous caller: HTTP 401.*gcloud auth"):
+    with pytest.raises(AccessError, match=r"folder/a: .*anonymous.*HTTP 401.*gcloud auth"):
         read(store, "a")
     assert [record.status for record in server.requests(operation="read")] == [401, 401]
 
@@ -288,7 +288,7 @@ def test_what_is_forbidden_is_asked_for_once(server, store, chunked, monkeypatch
 
 @each_call
 def test_a_bucket_that_does_not_exist_is_named(server, chunked, label, call):
-    with pytest.raises(StoreError, match=r"gs://absent/folder.*: the bucket absent does not exist") as caught:
+    with pytest.raises(StoreError, match=r"gs://absent/folder.*bucket absent") as caught:
         call(GcsStore("gs://absent/folder", PATIENCE), "a")
     assert not isinstance(caught.value, ObjectNotFoundError)
     assert {record.status for record in server.log} == {404}
@@ -298,7 +298,7 @@ def test_a_bucket_that_does_not_exist_is_named(server, chunked, label, call):
 def test_who_pays_is_said_by_a_variable(server, chunked, monkeypatch, label, call):
     server.create_bucket("paid", requester_pays=True)
     server.put("paid", "folder/a", DATA)
-    with pytest.raises(AccessError, match=r"the requester pay: set TPUFEED_GCS_USER_PROJECT to the project"):
+    with pytest.raises(AccessError, match="TPUFEED_GCS_USER_PROJECT"):
         call(GcsStore("gs://paid/folder", PATIENCE), "a")
     assert [record.status for record in server.log] == [400]
     monkeypatch.setenv("TPUFEED_GCS_USER_PROJECT", "mine")
@@ -314,7 +314,7 @@ def test_a_damage_that_stays_is_an_error(server, read):
     server.put("bucket", "folder/a", DATA)
     server.fault("corrupt", operation="read", calls=None)
     patient = replace(HURRY, read_seconds=30)  # on a busy machine the last try would end by its time, not by the bytes
-    with pytest.raises(StoreError, match=r"gs://bucket/folder/a: gave up after \d+ tries .*crc32c is"):
+    with pytest.raises(StoreError, match=r"gs://bucket/folder/a: .*\d+ tries .*crc32c"):
         read(GcsStore("gs://bucket/folder", patient), "a")
     assert len(struck(server)) > 1
 
@@ -333,9 +333,7 @@ def test_patience_ends_with_what_was_tried_and_why_it_failed(server, read, rule)
     server.put("bucket", "folder/a", DATA)
     server.fault(operation="read", calls=None, **rule)
     impatient = GcsStore("gs://bucket/folder", HURRY)
-    with pytest.raises(
-        StoreError, match=r"gs://bucket/folder/a: gave up after \d+ tries in \d+\.\d s, the last"
-    ) as caught:
+    with pytest.raises(StoreError, match=r"gs://bucket/folder/a: .*\d+ tries") as caught:
         read(impatient, "a")
     assert rule.get("message", "") in str(caught.value)
     assert 0 < impatient.retries < len(struck(server, impatient.retries + 1))
@@ -376,7 +374,7 @@ def test_a_zonal_bucket_says_so_where_it_does_not_do_what_others_do(server, monk
 def test_a_bucket_of_an_unknown_type_is_named(server):
     server.create_bucket("odd", location="SEA-OF-TRANQUILITY", location_type="lunar")
     server.fault("status", operation="write", status=400)
-    with pytest.raises(StoreError, match="location type 'lunar' in SEA-OF-TRANQUILITY, which this version of tpufeed"):
+    with pytest.raises(StoreError, match="'lunar' in SEA-OF-TRANQUILITY"):
         GcsStore("gs://odd/set", HURRY).put("a", b"x")
 
 

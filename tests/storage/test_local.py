@@ -303,7 +303,7 @@ def test_a_mount_that_answers_a_hard_link_with_an_io_error_is_named(tmp_path, mo
 
     monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(Path, "read_text", mounts((f"{tmp_path}/my bucket", kind)))
-    with pytest.raises(StoreError, match=r"/a: Input/output error") as raised:
+    with pytest.raises(StoreError, match="/a: ") as raised:
         LocalStore(str(tmp_path / "my bucket/d")).put("a", b"1")
     assert (f"{tmp_path}/my bucket ({kind})" in str(raised.value)) == named
     assert not (tmp_path / "my bucket/d/_tpufeed").exists()

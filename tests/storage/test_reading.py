@@ -123,7 +123,7 @@ def test_an_object_that_is_read_in_turn_is_compared(skip, damaged, tmp_path):
         if damaged is None:
             assert file.read() == DATA[(4 << 20) + skip :]
         else:
-            with pytest.raises(DamagedReadError, match=r"/a: crc32c of the bytes read is [0-9a-f]{8}; the store says"):
+            with pytest.raises(DamagedReadError, match=r"/a: crc32c .*[0-9a-f]{8}"):
                 file.read()
     assert store.spans[1][0] == 4 << 20
 
@@ -149,7 +149,7 @@ def test_a_copy_is_compared_before_it_is_read(damaged, tmp_path):
     """A damage that comes twice is not what was put, either."""
     store = put_in(tmp_path, lambda number, data: flip_first(data) if number in damaged else data)
     if damaged == (0, 1):
-        with pytest.raises(DamagedReadError, match=r"/a: crc32c of the bytes read"), open_compared(store, "a"):
+        with pytest.raises(DamagedReadError, match="/a: crc32c"), open_compared(store, "a"):
             raise AssertionError("it was opened")
         return
     with open_compared(store, "a") as file:

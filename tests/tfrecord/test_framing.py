@@ -96,7 +96,7 @@ def test_a_length_that_the_shard_cannot_hold_is_refused(length):
     shard = encode_header(length) + b"hello" + bytes(4)
     with pytest.raises(RecordError, match="truncated"):
         payloads_of(shard)
-    with pytest.raises(RecordError, match=f"record 0: the record says {length} bytes"):
+    with pytest.raises(RecordError, match=f"record 0: .*{length} bytes"):
         decode_one(shard)
 
 

@@ -34,6 +34,9 @@ _OWN_NAMES = frozenset(
     (schema.ENCODED, schema.TENSOR, schema.LABEL, schema.TEXT, *_SIZE_KEYS, schema.FORMAT, schema.FILENAME)
 )
 _BOXES = FeatureSpec("boxes", "float32", None, schema.OBJECT_BOXES, item_shape=(4,), kind="boxes")
+_NOT_ADOPTED = (
+    "Tensors, raw or serialized, cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the files"
+)
 _DTYPES: dict[Kind, DType] = {"bytes": "bytes", "float": "float32", "int64": "int64"}
 
 
@@ -92,16 +95,15 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
             raise OptionError(f"--{role}-key {choice}: there is no such feature; {there}")
     image = told["image"] or _find_image(found, records)
     if image is None:
-        raise OptionError(f"{records[0].place}: no feature holds an encoded image; {there}")
+        raise OptionError(f"{records[0].place}: no feature holds an encoded image; {there}. {_NOT_ADOPTED}")
     for record in records:
         if image not in record.glimpses:
             raise missing_value(image, None, image, record.place, record.glimpses)
         seen = record.glimpses[image]
         if seen.problem:
             raise OptionError(
-                f"{record.place}: feature {image!r} ({seen.kind}) is not an encoded image: {seen.problem}. Raw or "
-                "serialized tensors cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the "
-                f"files; {there}; choose with --image-key"
+                f"{record.place}: feature {image!r} ({seen.kind}) is not an encoded image: {seen.problem}. "
+                f"{_NOT_ADOPTED}; {there}; choose with --image-key"
             )
     # Records of TensorFlow's Object Detection API have a class for each box. ImageNet's have boxes, and one label.
     has_boxes = all(key in found and found[key].kind in ("float", None) for key in _BOXES.keys)

@@ -185,7 +185,7 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
         for offset, payload in zip(walked.offsets, walked.payloads, strict=False):  # and where the last one ends
             place = f"{walker.where}, record {number}, byte {offset}"
             if isinstance(payload, RecordError):
-                raise RecordError(f"{place}: {payload}")
+                raise RecordError(f"{place}: {payload}. Copy the file again, or leave it out")
             yield offset, place, payload
             number += 1
         if walked.problem:
@@ -195,9 +195,10 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
                     "adopted. First gunzip each file into a folder, and adopt that: "
                     f"{unpack_elsewhere(walker.where, bytes(walked.data[:MAGIC_BYTES]))}"
                 )
-            wrong = "; this is not a TFRecord file, or it is damaged or compressed"
+            is_other = walked.problem == LENGTH_DAMAGED
+            wrong = "; this is not a TFRecord file, or it is damaged or compressed" if is_other else ""
             place = f"{walker.where}, record {number}, byte {walked.offsets[-1]}"
-            raise RecordError(f"{place}: {walked.problem}{wrong if walked.problem == LENGTH_DAMAGED else ''}")
+            raise RecordError(f"{place}: {walked.problem}{wrong}. Copy the file again, or leave it out")
 
 
 def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: str) -> tuple[memoryview, int | None]:
@@ -219,7 +220,10 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
                 "this split separately with --only, --label-key none and --to"
             )
         if label >= classes:
-            raise OptionError(f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes")
+            raise OptionError(
+                f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes, "
+                "which count from 0; give --classes a name for each id"
+            )
     return image, label
 
 

@@ -268,7 +268,10 @@ class Reader:
                     )
                 return map_file(file.fileno(), size) if size else memoryview(b"")
         except FileNotFoundError as error:
-            raise ShardError(f"{error}; the manifest names this shard. Is the dataset complete?") from error
+            raise ShardError(
+                f"{error}; the manifest names this shard. Is the dataset complete? Run: tpufeed verify "
+                f"{self._index_store.url}"
+            ) from error
         except StoreError:
             raise
         except OSError as error:  # says nothing about its bytes
@@ -362,7 +365,8 @@ class RemoteShards:
 
     def _missing(self, entry: Shard) -> ShardError:
         return ShardError(
-            f"{self._store.url}/{entry.name}: no such object; the manifest names this shard. Is the dataset complete?"
+            f"{self._store.url}/{entry.name}: no such object; the manifest names this shard. Is the dataset complete? "
+            f"Run: tpufeed verify {self._store.url}"
         )
 
 

@@ -187,10 +187,9 @@ def _find(target: str) -> Augmentation:
             f"Custom: importing {module} for {target} raised {type(error).__name__}: {error}. Install the module, or "
             "put its folder on PYTHONPATH, wherever workers run"
         ) from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise OptionError(f"Custom: there is no {part} in {shown(found)}, for {target}")
-        found = getattr(found, part)
+    if not _holds(found, name):
+        raise OptionError(f"Custom: there is no {name} in {module}; write the function like my_ops:blur")
+    found = operator.attrgetter(name)(found)
     if not callable(found):
         raise OptionError(f"Custom: {target} is {shown(found)}, which cannot be called")
     function: Augmentation = found

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DatasetLike: TypeAlias = str | Path | Dataset | Mixture
 
 ENDLESS = 1 << 62  # batches: for frameworks that need every iteration to end
-REPLACED = "another iteration was begun"
+REPLACED = "another iteration was begun, and a loader has one at a time; make a loader for each"
 SUPERSEDED = (
     "set_epoch or load_state_dict was called in the middle of this epoch, which cannot continue; call them between two "
     "iterations"

@@ -197,7 +197,9 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
     elif status == 403:
         made = denied(target, identity, found)
     elif status == 404 and target.permission in (_LIST, _CREATE):
-        made = StoreError(f"{where}: the bucket {target.bucket} does not exist ({found})")
+        made = StoreError(
+            f"{where}: the bucket {target.bucket} does not exist ({found}); create it, or correct the URL"
+        )
     elif status == 404:  # or there is no such bucket, see GcsFolder.check_bucket
         made = ObjectNotFoundError(f"{where}: no such object")
     elif status == 412:

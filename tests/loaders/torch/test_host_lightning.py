@@ -3,7 +3,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.trainer.states import RunningCopies
+from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader, DistributedSampler
 
 import tpufeed
@@ -70,7 +70,7 @@ def test_two_processes_share_the_samples(make, own):
         dataset = make()
         sampler = tpufeed.LaneSampler(dataset, 2, rank) if own else None
         loader = DataLoader(dataset, 7, shuffle=sampler is None, sampler=sampler, num_workers=1)
-        prepared = trainer._data_connector._prepare_dataloader(loader, shuffle=True, mode=RunningCopies.TRAINING)
+        prepared = trainer._data_connector._prepare_dataloader(loader, shuffle=True, mode=RunningStage.TRAINING)
         assert (prepared.sampler is sampler) == own
         assert isinstance(prepared.sampler, DistributedSampler)
         assert (prepared.sampler.num_replicas, prepared.sampler.rank, len(prepared)) == (2, rank, 5)

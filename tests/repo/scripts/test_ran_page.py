@@ -52,5 +52,5 @@ def test_a_result_moves_its_subject(tmp_path):
     assert "| torch_xla on a TPU" in not_run
 
     put("by-hand", {"rows": [line | {"subject": "the moon"}]})
-    with pytest.raises(ValueError, match=r"by-hand.json names \['the moon'\], which are no subjects"):
+    with pytest.raises(ValueError, match=r"by-hand.json .*'the moon'"):
         ran_page.make_page(tmp_path)
