@@ -15,22 +15,25 @@ import tpufeed
 from tpufeed.errors import OptionError
 from tpufeed.loaders.world import find_tf_world, find_world, to_world
 
-RANK_OF_TWO = """
-import json, sys
+TWO_RANKS = """
+import json, os, sys
 import numpy as np
 import tpufeed
 
-url, file, rank = sys.argv[1:]
+url, file = sys.argv[1:]
 early = tpufeed.Loader(url, columns=["sample"], batch_size=5)  # made before there is a world
 import torch.distributed
-torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=int(rank), world_size=2)
+child = os.fork()  # to import torch takes longer than all the rest
+rank = 0 if child else 1
+torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 given = tpufeed.Loader(url, columns=["sample"], batch_size=5, world=(0, 1))
 print(json.dumps({
     "early": np.concatenate(list(early)).tolist(),
     "world": [early.world.rank, early.world.size],
     "given": [given.world.rank, given.world.size],
-}))
+}), flush=True)
 torch.distributed.destroy_process_group()
+assert not child or not os.waitpid(child, 0)[1]
 """
 
 
@@ -56,9 +59,10 @@ def test_a_world_that_is_no_pair_of_numbers_is_refused(cache_url, world):
 
 
 def test_torch_distributed_is_asked_when_the_first_batch_is(cache_url, tmp_path):
-    command = [sys.executable, "-c", RANK_OF_TWO, cache_url, str(tmp_path / "meet")]
-    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
-    found = [json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in ranks]
+    command = [sys.executable, "-c", TWO_RANKS, cache_url, str(tmp_path / "meet")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=200, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # gloo prints, too
+    found = sorted(map(json.loads, lines), key=lambda each: each["world"])
     assert [each["world"] for each in found] == [[0, 2], [1, 2]]
     assert [each["given"] for each in found] == [[0, 1]] * 2
     for rank in (0, 1):
