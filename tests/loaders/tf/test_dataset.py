@@ -42,7 +42,7 @@ def serve(folder):
     process = subprocess.Popen(list(map(str, program)), stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         _, *workers = json.loads(process.stdout.readline())
-        wait_until(lambda: all("serves on port" in (folder / f"{n}.out").read_text() for n in range(3)))
+        wait_until(lambda: sum("serves on port" in path.read_text() for path in folder.glob("*.out")) == 3)
         yield f"grpc://localhost:{port}", workers
     finally:
         os.killpg(process.pid, signal.SIGKILL)
