@@ -70,14 +70,10 @@ def host_epochs(url, rank, **options):
 # Four devices
 
 
-def test_four_devices_are_four_ranks(four):
-    ranks, _ = four
-    assert [(found["rank"], found["size"], found["length"]) for found in ranks] == [(rank, 4, 3) for rank in RANKS]
-
-
 @pytest.mark.parametrize("source", ["dataset", "cache"])
 def test_each_gets_what_the_loader_gives_its_rank(four, source, dataset_url, cache_url, ops):
     ranks, _ = four
+    assert [(found["rank"], found["size"], found["length"]) for found in ranks] == [(rank, 4, 3) for rank in RANKS]
     for rank in RANKS:
         if source == "dataset":
             expected = host_epochs(dataset_url, rank, ops=ops, remainder="repeat")
@@ -221,6 +217,16 @@ def test_a_device_that_is_none_is_an_error_without_an_echo(found):
     assert unraisable == []
 
 
+def test_claims_cross_by_collectives(found):
+    assert found["over collectives"]
+
+
+def test_a_loader_of_the_users_that_keeps_no_state_has_an_empty_one(found):
+    plain, message = found["states of others"]
+    assert plain == {}
+    assert "DataLoader" in message
+
+
 def test_floats_are_the_reference_rounded_to_bfloat16(found):
     """Computed in float32 in another order (x * scale + shift): a value at a rounding boundary may be one bit off."""
     pixels, dtypes, made = found["floats"]
@@ -244,10 +250,6 @@ def test_steps_that_flip_and_shift_compile_once_and_fetch_nothing(found):
     assert fetched == 0
     np.testing.assert_array_equal(pixels, host)
     assert made == ("xla", "torch.bfloat16")
-
-
-def test_claims_cross_by_collectives(found):
-    assert found["over collectives"]
 
 
 # Around other loaders
@@ -295,12 +297,6 @@ def test_leaving_a_source_that_is_stuck_does_not_hang(found):
     assert len(messages) == 1
     assert "0.3 s" in messages[0]
     assert threads == []  # when it was released
-
-
-def test_a_loader_of_the_users_that_keeps_no_state_has_an_empty_one(found):
-    plain, message = found["states of others"]
-    assert plain == {}
-    assert "DataLoader" in message
 
 
 @pytest.mark.parametrize(
@@ -368,21 +364,13 @@ def test_every_column_is_split_as_its_spec_says(spmd, sums, case, form, specs, l
     assert found["batches"] == sums
 
 
-def test_without_sharding_every_device_holds_everything(spmd, sums):
-    found = spmd["cases"]["none"]
-    assert found["shards"] == [[8] * 4] * 3
-    assert found["batches"] == sums
-
-
-def test_strings_want_no_spec(spmd, sums):
-    found = spmd["cases"]["strings"]
-    assert found["batches"] == [batch[:2] for batch in sums]
-
-
-def test_columns_of_a_dataloaders_lists_take_the_names_in_their_order(spmd, sums):
-    found = spmd["cases"]["a DataLoader"]
-    assert (found["form"], found["specs"], found["shards"]) == ("list", BY_ROWS, [[2] * 4] * 2)
-    assert found["batches"] == [batch[:2] for batch in sums]
+def test_columns_without_a_spec(spmd, sums):
+    """Every device holds everything without a sharding; strings want no spec; names are for lists in their order."""
+    whole, strings, lists = (spmd["cases"][case] for case in ("none", "strings", "a DataLoader"))
+    assert whole["shards"] == [[8] * 4] * 3
+    assert whole["batches"] == sums
+    assert strings["batches"] == lists["batches"] == [batch[:2] for batch in sums]
+    assert (lists["form"], lists["specs"], lists["shards"]) == ("list", BY_ROWS, [[2] * 4] * 2)
 
 
 @pytest.mark.parametrize(
