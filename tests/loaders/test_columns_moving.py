@@ -69,7 +69,7 @@ def batches(url, columns=tuple(COLUMNS), **options):
 
 
 def check_agreement(batch, tolerance=1.6):
-    """The colours of the image, its mask and its boxes say the same of where things are."""
+    """The colours of the image, its mask and its boxes agree on the places of things."""
     seen = 0
     for row in range(len(batch["image"])):
         image, mask = batch["image"][row].astype(int), batch["mask"][row]
@@ -130,7 +130,7 @@ def test_padding_lengths_and_visibility(scenes):
             loader.stats().dropped_boxes
             == sum(number % 4 for number in range(COUNT)) - everything["boxes_length"].sum()
         )
-    with pytest.raises(RecordError, match="boxes has 3 items, and the batch has room for 2"):
+    with pytest.raises(RecordError, match="boxes has 3"):
         batches(scenes, ops=WHOLE, pad={"boxes": 2})
     cut = batches(scenes, ops=WHOLE, pad={"boxes": 2, "label": 2}, truncate=True, columns=["boxes", "label"])
     assert cut["boxes_length"].max() == 2
@@ -149,11 +149,9 @@ def test_what_belongs_to_boxes_has_their_room(scenes, order):
     assert [wide[name].shape[1] for name in columns] == [6, 6, 6]
     alone = batches(scenes, ops=WHOLE, columns=["label"], pad={"label": 5})  # has a length of its own
     assert alone["label"].shape == (COUNT, 5)
-    with pytest.raises(OptionError, match=r"'label' room for 5 items.*one for each box in 'boxes'.*pad=\{'boxes': 5\}"):
+    with pytest.raises(OptionError, match=r"pad=\{'boxes': 5\}"):
         batches(scenes, ops=WHOLE, columns=columns, pad={"label": 5})
-    with pytest.raises(
-        RecordError, match=r"has 3 items, .* room for 2; give pad=\{'boxes': 3\}, or truncate=\['boxes'"
-    ):
+    with pytest.raises(RecordError, match=r"pad=\{'boxes': 3\}"):
         batches(scenes, ops=WHOLE, columns=columns, pad={"boxes": 2})
 
 
@@ -170,7 +168,7 @@ def test_fills_are_any_numbers_that_the_batch_holds(scenes, encode, tmp_path):
         assert (batch["mask"] == 255).any()
         assert (batch["iscrowd"][batch["boxes_length"] == 0] == -7).all()
     for name, fill, held in (("mask", -1, "uint8"), ("mask", 300, "uint8"), ("depth", 2**31, "int32")):
-        with pytest.raises(OptionError, match=f"fill of '{name}' is a value of {held}, not {fill}"):
+        with pytest.raises(OptionError, match=f"'{name}'.* {held}.* {fill}"):
             batches(url, fill={name: fill}, **options)
 
 
@@ -272,10 +270,10 @@ def test_views_of_several_sizes_are_columns(scenes):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"views": [WHOLE], "ops": WHOLE}, "either ops.* or views"),
-        ({"views": [WHOLE, WHOLE], "columns": ["image", "mask"]}, "views are crops of the image alone"),
-        ({"views": [[HorizontalFlip()], WHOLE], "columns": ["image"]}, "each view"),
-        ({"views": [(WHOLE, 0)], "columns": ["image"]}, "the number of views is a whole number, at least 1"),
+        ({"views": [WHOLE], "ops": WHOLE}, "views"),
+        ({"views": [WHOLE, WHOLE], "columns": ["image", "mask"]}, "image"),
+        ({"views": [[HorizontalFlip()], WHOLE], "columns": ["image"]}, "size"),
+        ({"views": [(WHOLE, 0)], "columns": ["image"]}, "number of views"),
         ({"columns": ["mask"]}, "differ in size"),
     ],
 )
@@ -379,15 +377,10 @@ def test_fill_and_window_go_through_a_function_over_a_whole_sample(scenes, funct
 @pytest.mark.parametrize(
     ("function", "columns", "error", "said"),
     [
-        (
-            shrunk,
-            ["image", "mask"],
-            OpError,
-            r"returned 'mask' as uint8 of shape \(59, 80\) for",
-        ),
-        (without_a_box, ["label"], OpError, r"returned \d items of 'label' for \d boxes in 'boxes': return one for"),
-        (beyond_the_dtype, ["mask"], OpError, r"returned 'mask' with values from 300 to 30\d, which uint8 does not"),
-        (no_dict, ["image", "mask"], OpError, "returned ndarray: return a dict of image, mask"),
+        (shrunk, ["image", "mask"], OpError, r"'mask'.*\(59, 80\)"),
+        (without_a_box, ["label"], OpError, r"'label'.*'boxes'"),
+        (beyond_the_dtype, ["mask"], OpError, r"'mask'.*300"),
+        (no_dict, ["image", "mask"], OpError, "ndarray"),
         (whole, ["image", "again", "mask"], OptionError, "'again'"),
     ],
 )
@@ -397,7 +390,7 @@ def test_functions_that_give_something_else(scenes, function, columns, error, sa
 
 
 def test_a_cache_takes_no_function_over_whole_samples(scenes, tmp_path):
-    with pytest.raises(OptionError, match="changes whole samples, which only loaders do"):
+    with pytest.raises(OptionError, match="whole samples"):
         warmup(scenes, tmp_path / "cache", ops=[Resize((8, 8)), Custom(whole, sample=True)], workers=1)
 
 
@@ -461,8 +454,8 @@ def test_verify_decodes_masks(scenes):
     check = RecordCheck(dataset.manifest)
     check.check_image(check.check(payload))
     for data, said in (
-        (buffer.getvalue(), "'mask' has 6x5 pixels; its image has"),
-        (b"\xff\xd8\xff", r"'mask' does not decode \(bad_mask\)"),
+        (buffer.getvalue(), "6x5"),
+        (b"\xff\xd8\xff", "bad_mask"),
     ):
         bad = memoryview(encode_example(features | {"mask": Feature("bytes", [data])}))
         with pytest.raises(RecordError, match=said):

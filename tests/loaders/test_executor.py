@@ -31,7 +31,7 @@ def decoding_threads():
 
 def wait_until_gone(threads):
     """Threads of a dropped executor end on their own; the deadline only keeps a failing test from hanging."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(thread.is_alive() for thread in threads)
@@ -81,7 +81,7 @@ def test_the_newest_iteration_counts(cache_url):
     with make(cache_url) as loader, make(cache_url) as other:
         older, newer = iter(loader), iter(loader)
         next(older), next(newer)
-        with pytest.raises(LoaderError, match="another iteration was begun"):
+        with pytest.raises(LoaderError, match="another iteration"):
             next(older)
         state = loader.state_dict()
         assert (state["epoch"], state["samples"]) == (1, 10)
@@ -134,7 +134,7 @@ def give_up(url, ops, started):
     started |= set(decoding_threads())
     for pending in iterator._prefetch.futures:
         pending.cancel()
-    with pytest.raises(LoaderError, match="closed while"):
+    with pytest.raises(LoaderError, match="closed"):
         list(iterator)
 
 
@@ -159,7 +159,7 @@ def test_a_process_ends_though_an_iteration_is_open(dataset_url):
         "epoch = iter(tpufeed.Loader(sys.argv[1], ops=ops, batch_size=1, prefetch=60)); next(epoch)"
     )
     command = [sys.executable, "-c", code, dataset_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

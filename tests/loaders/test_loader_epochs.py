@@ -67,7 +67,7 @@ def test_moving_in_the_middle_of_an_epoch_is_an_error_of_its_iteration(cache_url
         iterator = iter(loader)
         next(iterator)
         loader.set_epoch(1) if move == "set_epoch" else loader.load_state_dict(state)
-        with pytest.raises(LoaderError, match="set_epoch or load_state_dict was called in the middle of this epoch"):
+        with pytest.raises(LoaderError, match="set_epoch"):
             next(iterator)
         assert len(list(loader)) == 7
 
@@ -150,7 +150,7 @@ def test_closing_from_another_thread_ends_the_wait_for_a_batch_of_many_chunks(da
     with make(dataset_url, **options) as loader:
         threading.Timer(0.2, loader.close).start()
         begun = time.monotonic()
-        with pytest.raises(LoaderError, match="closed while"):
+        with pytest.raises(LoaderError, match="closed"):
             next(iter(loader))
         assert time.monotonic() - begun < 30
 

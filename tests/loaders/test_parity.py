@@ -34,7 +34,7 @@ def xla_process():
 def of_feed(name, url, ops, xla_process):
     given = name, contract.epochs, url, (EPOCHS,), OPTIONS | {"ops": ops}
     if name == "torch_xla":
-        return map(rows, xla_process.apply_async(contract.run, given).get(150))
+        return map(rows, xla_process.apply_async(contract.run, given).get(280))
     return map(rows, contract.run(*given))
 
 
@@ -57,7 +57,7 @@ def of_sampler(url, ops):
 
 
 def of_grain(url, ops, expected):
-    """Grain has an order of its own: the same samples of each epoch, in the expected order."""
+    """Grain has its own order: find the samples of each epoch, and return them in the expected order."""
     given = {name: OPTIONS[name] for name in ("seed", "columns")}
     samples = tpufeed.grain_source(url, ops=ops, **given).to_map_dataset().repeat(EPOCHS)
     for epoch, part in enumerate(expected):

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from tpufeed import to_device_float
 from tpufeed.errors import OptionError
 from tpufeed.images import cutmix, mixup
+from tpufeed.loaders.pixels import IMAGENET_MEAN, IMAGENET_STD
 
 RANDOM = np.random.default_rng(0)
 
@@ -38,6 +40,22 @@ def drawn(purpose, seed, alpha):
 @pytest.fixture(params=MAKERS)
 def make(request):
     return MAKERS[request.param]
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_floats_are_those_of_the_formula(make, layout):
+    framework = {"torch": torch, "jax": jnp, "tf": tf}[next(name for name in MAKERS if MAKERS[name] is make)]
+    axes = (0, 1, 2, 3) if layout == "NHWC" else (0, 3, 1, 2)
+
+    def floats(images, *given, **options):
+        found = to_device_float(make(images), *given, layout=layout, **options)
+        return np.asarray(found.float() if framework is torch else jnp.asarray(found), np.float32)
+
+    whole = floats(IMAGES, dtype=framework.float32)
+    np.testing.assert_allclose(whole, ((IMAGES / 255 - IMAGENET_MEAN) / IMAGENET_STD).transpose(axes), atol=1e-6)
+    np.testing.assert_array_equal(floats(IMAGES), whole.astype(ml_dtypes.bfloat16).astype(np.float32))
+    grey = floats(IMAGES[..., :1], (0.5,), (0.25,), dtype=framework.float16)
+    np.testing.assert_allclose(grey, ((IMAGES[..., :1] / 255 - 0.5) / 0.25).transpose(axes), atol=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -87,16 +105,17 @@ def test_within_a_jitted_step_a_key_draws(mix):
     np.testing.assert_array_equal(results[0][0], results[2][0])
     assert (results[0][0] != results[1][0]).any()
     np.testing.assert_allclose(results[1][1].sum(1), 1, atol=1e-6)
-    with pytest.raises(OptionError, match=r"would be constants of a compiled step.*key of jax"):
+    with pytest.raises(OptionError, match="key of jax"):
         jax.jit(lambda images, labels: mix(images, labels, seed=1, classes=5))(IMAGES, LABELS)
-    with pytest.raises(OptionError, match=r"\(7, step\), not \(7, .*or give seed a key of jax.random"):
+    with pytest.raises(OptionError, match=r"\(7, step\)"):
         jax.jit(lambda step, images, labels: mix(images, labels, seed=(7, step), classes=5))(1, IMAGES, LABELS)
-    with pytest.raises(OptionError, match=r"is a key of jax.random, not int32 of \(\)"):
+    with pytest.raises(OptionError, match=r"int32 of \(\)"):
         step(3, IMAGES, LABELS)
 
 
-@pytest.mark.parametrize("spec", [P("data"), P("data", None, "model")], ids=["rows", "rows and columns"])
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("axis_type", "spec"), [(AxisType.Auto, P("data")), (AxisType.Explicit, P("data", None, "model"))], ids=str
+)
 @pytest.mark.parametrize("mix", [mixup, cutmix])
 def test_sharded_arrays_stay_sharded(mix, axis_type, spec):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(axis_type,) * 2)
@@ -133,14 +152,17 @@ def test_jax_compiles_for_the_first_step_alone(mix):
     assert compiled[1:] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("alpha", [0.01, 0.2, 1.0, 4.0])
+@pytest.mark.parametrize("alpha", [0.01, 0.2, 4.0])
 def test_within_a_step_shares_are_of_the_same_distribution(alpha):
-    """By the largest distance of the cumulative distributions, of 4000 draws each; 0.036 is exceeded once in 100."""
-    images, labels, count = np.zeros((2, 1, 1, 1), np.uint8), np.array([0, 1]), 4000
+    """By the largest distance of the cumulative distributions, of 1500 draws each; 0.06 is exceeded once in 100."""
+    images, labels, count = np.zeros((2, 1, 1, 1), np.uint8), np.array([0, 1]), 1500
 
-    @tf.function(jit_compile=True)
     def share_of(seed):
         return mixup(tf.constant(images), tf.constant(labels), seed=seed, alpha=alpha, classes=2)[1][0, 0]
+
+    @tf.function(jit_compile=True)
+    def shares_of(seeds):
+        return tf.map_fn(share_of, seeds, fn_output_signature=tf.float32)
 
     def share_by(key):
         return mixup(jnp.asarray(images), jnp.asarray(labels), seed=key, alpha=alpha, classes=2)[1][0, 0]
@@ -148,11 +170,11 @@ def test_within_a_step_shares_are_of_the_same_distribution(alpha):
     expected = np.sort(np.random.default_rng(1).beta(alpha, alpha, count))
     places = np.concatenate([np.linspace(0, 1, 101)[1:-1], [1e-6, 1e-4, 1e-3]])
     for shares in (
-        np.array([share_of(tf.constant([3, number])) for number in range(count)]),
+        shares_of(tf.constant([[3, number] for number in range(count)])).numpy(),
         np.asarray(jax.vmap(share_by)(jax.random.split(jax.random.key(3), count))),
     ):
         distance = np.searchsorted(np.sort(shares), places) - np.searchsorted(expected, places)
-        assert np.abs(distance).max() / count < 0.036
+        assert np.abs(distance).max() / count < 0.06
 
 
 def test_a_box_changes_no_number(make):
@@ -184,7 +206,7 @@ def test_a_tf_function_need_not_know_the_batch(mix):
     step = tf.function(lambda *given: mix(*given[1:], seed=given[0], classes=5), input_signature=signature)
     mixed, labels = step(tf.constant([1, 2]), tf.constant(IMAGES), tf.constant(LABELS))
     assert (mixed.shape, labels.shape) == (IMAGES.shape, HOT.shape)
-    for shape, said in (((None, None, None, 3), "cutmix takes images of shape"), (None, "images have the shape")):
+    for shape, said in (((None, None, None, 3), "cutmix"), (None, "shape")):
         if mix is mixup and shape:
             continue
         signature[1] = tf.TensorSpec(shape, tf.uint8)
@@ -208,35 +230,35 @@ def test_within_a_tf_function_a_tensor_draws(mix, jit):
     np.testing.assert_array_equal(results[0][0], results[2][0])
     assert (results[0][0].numpy() != results[1][0].numpy()).any()
     np.testing.assert_allclose(results[1][1].numpy().sum(1), 1, atol=1e-5)
-    with pytest.raises(OptionError, match=r"would be constants of a compiled step.*tensor of two ints"):
+    with pytest.raises(OptionError, match="tensor of two ints"):
         tf.function(lambda images: mix(images, tf.constant(LABELS), seed=1, classes=5), autograph=False)(
             tf.constant(IMAGES)
         )
-    with pytest.raises(OptionError, match=r"that is a tensor has two ints, not int32 of shape \(\)"):
+    with pytest.raises(OptionError, match=r"int32 of shape \(\)"):
         mix(tf.constant(IMAGES), tf.constant(LABELS), seed=tf.constant(3), classes=5)
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "options", "said"),
     [
-        (IMAGES, LABELS, {}, "a tensor of torch or TensorFlow, or an array of JAX, not ndarray"),
-        (torch.zeros(8, 4, 4, 3), jnp.asarray(LABELS), {}, "images and labels are of one framework, not torch and jax"),
+        (IMAGES, LABELS, {}, "ndarray"),
+        (torch.zeros(8, 4, 4, 3), jnp.asarray(LABELS), {}, "torch and jax"),
         (
             jnp.asarray(IMAGES),
             LABELS,
             {},
-            "labels are a tensor of torch or TensorFlow, or an array of JAX, not ndarray",
+            "labels.*ndarray",
         ),
-        (torch.zeros(8, 4, 4, 3, dtype=torch.int32), LABELS, {}, "are uint8 or floats, not torch.int32 of"),
-        (torch.zeros(4, 4, 3), LABELS, {}, r"images have the shape \(batch"),
-        (torch.zeros(8, 4, 4, 3), LABELS[:4], {}, r"labels have the shape \(8,\) or \(8, classes\), not \(4,\)"),
-        (torch.zeros(8, 4, 4, 3), LABELS, {"classes": None}, "say how many classes there are"),
-        (torch.zeros(8, 4, 4, 3), LABELS.astype(float), {}, "are ids, not torch.float64"),
-        (torch.zeros(8, 4, 4, 3), HOT, {"classes": 7}, "labels have 5 classes; classes=7"),
-        (torch.zeros(8, 4, 4, 3), LABELS, {"alpha": 0}, "alpha is a number above 0"),
-        (torch.zeros(8, 4, 4, 3), LABELS, {"seed": -1}, "seed is a number of at least 0"),
-        (torch.zeros(8, 4, 4, 3), LABELS, {"seed": 0.5}, "seed is a number of at least 0, or several"),
-        (torch.zeros(8, 3, 64, 64), LABELS, {}, "cutmix takes images of shape"),
+        (torch.zeros(8, 4, 4, 3, dtype=torch.int32), LABELS, {}, "torch.int32"),
+        (torch.zeros(4, 4, 3), LABELS, {}, "images.*shape"),
+        (torch.zeros(8, 4, 4, 3), LABELS[:4], {}, r"labels.*\(4,\)"),
+        (torch.zeros(8, 4, 4, 3), LABELS, {"classes": None}, "classes"),
+        (torch.zeros(8, 4, 4, 3), LABELS.astype(float), {}, "torch.float64"),
+        (torch.zeros(8, 4, 4, 3), HOT, {"classes": 7}, "classes=7"),
+        (torch.zeros(8, 4, 4, 3), LABELS, {"alpha": 0}, "alpha"),
+        (torch.zeros(8, 4, 4, 3), LABELS, {"seed": -1}, "seed"),
+        (torch.zeros(8, 4, 4, 3), LABELS, {"seed": 0.5}, "seed"),
+        (torch.zeros(8, 3, 64, 64), LABELS, {}, "cutmix"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(images, labels, options, said):
@@ -251,18 +273,18 @@ ZEROS = jnp.zeros((2, 4, 4, 3), jnp.uint8)
 @pytest.mark.parametrize(
     ("images", "options", "message"),
     [
-        (ZEROS, {"mean": 0.5}, r"mean and std have a number for each channel"),
-        (ZEROS, {"std": (1, 0, 1)}, r"above 0; not .*, \(1, 0, 1\)"),
-        (ZEROS, {"mean": (0.5,)}, r"uint8 with as many channels as mean \(1\) and std \(3\) have values"),
-        (ZEROS, {"dtype": np.int32}, "bfloat16, not .*int32"),
-        (ZEROS, {"layout": "CHW"}, "layout is 'NCHW' or 'NHWC', not 'CHW'"),
+        (ZEROS, {"mean": 0.5}, r"mean and std.*0\.5"),
+        (ZEROS, {"std": (1, 0, 1)}, r"\(1, 0, 1\)"),
+        (ZEROS, {"mean": (0.5,)}, r"mean \(1\) and std \(3\)"),
+        (ZEROS, {"dtype": np.int32}, "dtype.*int32"),
+        (ZEROS, {"layout": "CHW"}, "'CHW'"),
         (
             np.zeros((2, 4, 4, 3), np.uint8),
             {},
-            "a tensor of torch or TensorFlow, or an array of JAX, not ndarray of numpy",
+            "ndarray",
         ),
-        (ZEROS[0], {}, r"images have the shape \(batch, height, width, channels\), not \(4, 4, 3\)"),
-        (ZEROS.astype(jnp.float32), {}, "images are uint8 with as many channels .*, not float32 of 3"),
+        (ZEROS[0], {}, r"\(4, 4, 3\)"),
+        (ZEROS.astype(jnp.float32), {}, "float32 of 3"),
     ],
 )
 def test_what_is_no_batch_of_images_or_does_not_fit_it(images, options, message):

@@ -1,4 +1,4 @@
-"""What ranks tell one another, as bytes: torch_xla's exchange hangs where those of one rank are more than another's."""
+"""What ranks tell one another, as bytes: torch_xla's exchange hangs if one rank sends more of them than another."""
 
 import json
 

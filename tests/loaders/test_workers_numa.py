@@ -56,5 +56,5 @@ def test_cores_that_are_gone_stop_no_worker(cache_url, monkeypatch):
 
 
 def test_numa_is_auto_or_off(cache_url):
-    with pytest.raises(OptionError, match="numa is 'auto' or 'off', not 'on'"):
+    with pytest.raises(OptionError, match=r"numa.*'on'"):
         tpufeed.Loader(cache_url, numa="on")

@@ -15,22 +15,25 @@ import tpufeed
 from tpufeed.errors import OptionError
 from tpufeed.loaders.world import find_tf_world, find_world, to_world
 
-RANK_OF_TWO = """
-import json, sys
+TWO_RANKS = """
+import json, os, sys
 import numpy as np
 import tpufeed
 
-url, file, rank = sys.argv[1:]
+url, file = sys.argv[1:]
 early = tpufeed.Loader(url, columns=["sample"], batch_size=5)  # made before there is a world
 import torch.distributed
-torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=int(rank), world_size=2)
+child = os.fork()  # to import torch takes longer than all the rest
+rank = 0 if child else 1
+torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 given = tpufeed.Loader(url, columns=["sample"], batch_size=5, world=(0, 1))
 print(json.dumps({
     "early": np.concatenate(list(early)).tolist(),
     "world": [early.world.rank, early.world.size],
     "given": [given.world.rank, given.world.size],
-}))
+}), flush=True)
 torch.distributed.destroy_process_group()
+assert not child or not os.waitpid(child, 0)[1]
 """
 
 
@@ -45,20 +48,21 @@ def test_a_world_is_given_as_one_or_as_a_pair():
 
 @pytest.mark.parametrize("world", [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_outside_its_world_is_refused(cache_url, world):
-    with pytest.raises(OptionError, match=rf"a rank is in \[0, {world[1]}\) for a world of {world[1]}, not {world[0]}"):
+    with pytest.raises(OptionError, match=rf"{world[1]}.*not {world[0]}"):
         tpufeed.Loader(cache_url, batch_size=5, world=world)
 
 
 @pytest.mark.parametrize("world", [(0, "x"), (1,), (0, 1, 2), (None, 2)])
 def test_a_world_that_is_no_pair_of_numbers_is_refused(cache_url, world):
-    with pytest.raises(OptionError, match=r"world is \(rank, size\), like \(0, 8\), not \("):
+    with pytest.raises(OptionError, match=r"\(rank, size\)"):
         tpufeed.Loader(cache_url, batch_size=5, world=world)
 
 
 def test_torch_distributed_is_asked_when_the_first_batch_is(cache_url, tmp_path):
-    command = [sys.executable, "-c", RANK_OF_TWO, cache_url, str(tmp_path / "meet")]
-    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
-    found = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in ranks]
+    command = [sys.executable, "-c", TWO_RANKS, cache_url, str(tmp_path / "meet")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=200, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # gloo prints, too
+    found = sorted(map(json.loads, lines), key=lambda each: each["world"])
     assert [each["world"] for each in found] == [[0, 2], [1, 2]]
     assert [each["given"] for each in found] == [[0, 1]] * 2
     for rank in (0, 1):
@@ -110,8 +114,8 @@ def test_ranks_of_torch_xla_that_are_processes(cache_url, monkeypatch, xla, worl
 @pytest.mark.parametrize(
     ("variable", "message"),
     [
-        (("PJRT_LOCAL_PROCESS_COUNT", "4"), "one of 4 processes by PJRT_LOCAL_PROCESS_COUNT, and torch_xla's runtime"),
-        (("XLA_USE_SPMD", "1"), "a program under SPMD, maybe one of several, and torch_xla's runtime is not started"),
+        (("PJRT_LOCAL_PROCESS_COUNT", "4"), "PJRT_LOCAL_PROCESS_COUNT"),
+        (("XLA_USE_SPMD", "1"), "SPMD"),
     ],
 )
 def test_a_launched_process_that_torch_xla_does_not_know_yet(cache_url, monkeypatch, variable, message):
@@ -131,8 +135,7 @@ def test_tasks_of_slurm_that_no_framework_knows_of_are_warned_of(monkeypatch, ca
     assert not caplog.records
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     assert find_world() == tpufeed.World()
-    assert "task 2 of 4 of this Slurm step reads everything" in caplog.text
-    assert "world=(rank, size)" in caplog.text
+    assert "task 2 of 4" in caplog.text
     caplog.clear()
     jax = SimpleNamespace(global_state=SimpleNamespace(client=object(), process_id=2, num_processes=4))
     monkeypatch.setitem(sys.modules, "jax._src.distributed", jax)  # as jax.distributed.initialize() leaves it
@@ -150,7 +153,7 @@ def test_worlds_of_two_frameworks(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_xla", made_up_xla(replicas=1))
     assert find_world() == tpufeed.World(3, 8)
     monkeypatch.setitem(sys.modules, "torch_xla", made_up_xla(replicas=1, rank=1, size=4))
-    with pytest.raises(OptionError, match=r"torch_xla has 4 and JAX has 8 ranks: .* or give world=\(rank, size\)"):
+    with pytest.raises(OptionError, match="torch_xla has 4 and JAX has 8"):
         find_world()
 
 
@@ -187,5 +190,5 @@ def test_meshes_and_shardings_count_different_rows():
 
 @pytest.mark.parametrize("world", [8, None, "tpu", (0, 8), tpufeed.World(0, 8)])
 def test_what_feeds_no_cores_is_refused(world):
-    with pytest.raises(OptionError, match=r"world is a tf.distribute.Strategy or InputContext, .* not "):
+    with pytest.raises(OptionError, match=r"tf.distribute.Strategy"):
         tpufeed.count_cores(world)

@@ -75,7 +75,7 @@ def gate(image, rng):
 
 @pytest.fixture
 def make_gate(tmp_path, monkeypatch):
-    """A module with an op that lets so many images pass, and keeps the next one until it is opened."""
+    """A module with an op that lets `images` images pass, and keeps the next one until it is opened."""
 
     def make(images):
         name = f"gate_{tmp_path.name}"
@@ -146,7 +146,7 @@ def test_closing_from_another_thread_ends_a_wait(cache_url, make_gate):
     closer = threading.Thread(target=loader.close)
     closer.start()
     threading.Timer(0.05, gate.opened.set).start()
-    with pytest.raises(LoaderError, match="was closed"):
+    with pytest.raises(LoaderError, match="closed"):
         list(iterator)
     closer.join()
 
@@ -154,7 +154,7 @@ def test_closing_from_another_thread_ends_a_wait(cache_url, make_gate):
 def test_a_process_ends_though_an_iteration_is_open(cache_url):
     code = "import sys, tpufeed; epoch = iter(tpufeed.Loader(sys.argv[1], batch_size=8).to_jax()); next(epoch)"
     command = [sys.executable, "-c", code, cache_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -178,13 +178,13 @@ def test_a_grain_style_iterator(cache_url, epochs):
             fresh = iter(other)
             fresh.set_state(given)
             assert samples(fresh) == rest
-        iterator.set_state(first)  # one that is over goes on as well
+        iterator.set_state(first)  # one that is over continues as well
         assert next(iterator)[2].tolist() == epochs[0][0]
         iterator.set_state(text.encode())  # and one that is in the midst
         assert iterator.get_state() == state
         assert samples(iterator) == rest
         assert samples(loader) == epochs[1]
-        with pytest.raises(OptionError, match=r"get_state\(\).*not b'no json'"):
+        with pytest.raises(OptionError, match="b'no json'"):
             iterator.set_state(b"no json")
         with pytest.raises(OptionError, match="not 3"):
             iterator.set_state(b"3")

@@ -29,7 +29,7 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, cache_url, tmp_
     }
     command = [sys.executable, "program.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=120
+        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     lines = done.stdout.splitlines()

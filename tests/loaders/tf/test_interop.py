@@ -98,7 +98,7 @@ def test_plain_tensorflow_reads_a_raw_cache(cache_url, stored):
 
 
 def test_which_globs_are_right(dataset_url, cache_url):
-    """Splits, and variants of a cache, lie beside each other."""
+    """Splits, and variants of a cache, are in one folder."""
 
     def count(pattern):
         return sum(1 for _ in tf.data.TFRecordDataset(sorted(tf.io.gfile.glob(pattern))))
@@ -243,13 +243,13 @@ def test_tfds_test_split_has_labels_that_are_none(photos, tmp_path):
     write(tmp_path / "imagenet2012-test.tfrecord-00000-of-00001", records)
     with pytest.raises(
         RecordError,
-        match=r"record 0, byte 0: the label 'label' is -1; .* adopt this split separately with --only, ",
+        match=r"record 0.*'label' is -1",
     ):
         tpufeed.adopt(tmp_path, tmp_path / "test")
     tpufeed.adopt(tmp_path, tmp_path / "test", label_key="none")
     with tpufeed.Loader(tmp_path / "test", "test", batch_size=24, ops=[CenterCrop(64)]) as loader:
         assert next(iter(loader)).shape == (24, 64, 64, 3)
-    with pytest.raises(OptionError, match="has no labels"):
+    with pytest.raises(OptionError, match="labels"):
         tpufeed.open_dataset(tmp_path / "test").class_weights("test")
 
 

@@ -93,7 +93,7 @@ def test_iterations_that_take_turns_are_right_and_warned_of(cache_url, caplog):
         first.append(next(one).numpy().tolist())
     second.append(next(other).numpy().tolist())
     assert [first, second] == expected
-    assert [record.message[:40] for record in caplog.records] == ["two iterations of one tf.data.Dataset ta"]
+    assert ["two iterations" in record.message for record in caplog.records] == [True]
 
 
 # Counters, states, worlds
@@ -147,17 +147,17 @@ def test_the_world_is_that_of_an_input_context_or_of_tf_config(cache_url, monkey
     assert len(tpufeed.Loader(cache_url, **given).to_tf()) == 14
     for task in ({"type": "worker", "index": 7}, None, {"type": "ps", "index": 0}):
         monkeypatch.setenv("TF_CONFIG", json.dumps({**config, "task": task}))
-        with pytest.raises(OptionError, match="has 2 workers"):
+        with pytest.raises(OptionError, match=r"TF_CONFIG.*2 workers"):
             tpufeed.Loader(cache_url, **given).to_tf()
     for wrong in ("{", "null", "[]", '{"cluster": {}, "task": {"type": "worker"}}'):
         monkeypatch.setenv("TF_CONFIG", wrong)
-        with pytest.raises(OptionError, match=r"TF_CONFIG.*give world=\(rank, size\)"):
+        with pytest.raises(OptionError, match="TF_CONFIG"):
             tpufeed.Loader(cache_url, **given).to_tf()
 
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_it_is_not_made_within_a_graph(cache_url, direct):
-    with pytest.raises(Exception, match=r"OptionError: to_tf was called within a tf.function, or a function of"):
+    with pytest.raises(Exception, match="OptionError: to_tf"):
         tf.data.Dataset.range(2).flat_map(lambda _: tpufeed.Loader(cache_url).to_tf(direct=direct))
 
 
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_another_iterator_is_refused(cache_url, direct, other, t
     next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).save(tmp_path / "state")
     again = iter(tf_feed(cache_url, **given | other))
-    with pytest.raises(tf.errors.OpError, match="checkpoint is of an iterator of another dataset, split, seed, order"):  # noqa: PT012  # up to two batches were taken ahead, and are in the checkpoint
+    with pytest.raises(tf.errors.OpError, match="checkpoint"):  # noqa: PT012  # up to two batches were taken ahead, and are in the checkpoint
         tf.train.Checkpoint(iterator=again).restore(path)
         for _ in range(3 if not direct else 1):
             next(again)

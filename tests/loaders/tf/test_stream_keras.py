@@ -1,4 +1,4 @@
-"""to_tf under Keras: fit iterates it anew each epoch, and so moves from variant to variant."""
+"""to_tf under Keras: fit iterates it once an epoch, and so moves from variant to variant."""
 
 import keras
 import numpy as np
@@ -49,7 +49,7 @@ def make_model(**options):
 
 
 def with_samples(url, **options):
-    """Elements are ({"image", "sample"}, label): Keras weighs classes where nothing comes after the label."""
+    """Elements are ({"image", "sample"}, label): Keras weighs classes if nothing comes after the label."""
     dataset = tpufeed.Loader(url, columns=None, **options).to_tf()
     return dataset.map(lambda each: ({"image": each["image"], "sample": each["sample"]}, each["label"]))
 
@@ -71,7 +71,7 @@ def test_two_epochs_of_fit_see_variant_0_then_1(cache_url, stored):
     assert first != second
     assert len(history["loss"]) == 2
     model.seen.clear()
-    model.fit(dataset, verbose=0)  # a second fit goes on with the next epoch
+    model.fit(dataset, verbose=0)  # a second fit continues with the next epoch
     for images, _, samples in model.seen:
         np.testing.assert_array_equal(images, variants[0][samples])
     assert np.isfinite(history["loss"]).all()
@@ -123,7 +123,7 @@ def test_after_a_state_the_first_epoch_is_the_rest_and_all_later_ones_are_whole(
     resumed.load_state_dict(loader.state_at(1, 28))
     dataset = resumed.to_tf()
     model = make_model(steps_per_execution=4)
-    with pytest.warns(UserWarning, match="Your input ran out of data"):
+    with pytest.warns(UserWarning, match="ran out of data"):
         model.fit(dataset, epochs=3, shuffle=False, verbose=0)
     assert [samples.tolist() for *_, samples in model.seen] == expected
     assert len(expected) == 6 + 10 + 10

@@ -1,4 +1,4 @@
-"""Run by test_stream_distribute.py, twice: one worker of a MultiWorkerMirroredStrategy, whose place is in TF_CONFIG.
+"""Run by test_processes.py, twice: one worker of a MultiWorkerMirroredStrategy, whose place is in TF_CONFIG.
 
 two_workers.py DATASET OUT
 """
@@ -17,7 +17,7 @@ from tpufeed.images import CenterCrop
 PER_CORE = 4
 
 os.environ.setdefault("TPUFEED_PROCESSES", "0")  # worker processes take a second to start
-faulthandler.dump_traceback_later(140, exit=True)
+faulthandler.dump_traceback_later(280, exit=True)
 
 
 def epochs_of(strategy, distributed):

@@ -1,13 +1,6 @@
-"""Run by test_host_accelerate.py: loaders as Accelerate prepares them, written down as JSON.
-
-A process of its own, as Accelerate takes torch_xla where it is installed. host_accelerate.py CACHE
-"""
+"""Loaders as Accelerate prepares them, written down as JSON in a process of two_ranks.py."""
 
 import json
-import os
-import sys
-
-os.environ["USE_TORCH_XLA"] = "0"
 
 import accelerate
 import numpy as np
@@ -41,7 +34,7 @@ def error_of(act):
     return None
 
 
-def main(url):
+def write(url, path):
     found = {}
     dataset = Counting(url, columns=["image", "sample"])
     loader = accelerate.Accelerator(cpu=True).prepare(DataLoader(dataset, 10, shuffle=True))
@@ -88,8 +81,4 @@ def main(url):
         len(tpufeed.LaneSampler(dataset))
     except OptionError as error:
         found["refused"] = str(error)
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    path.write_text(json.dumps(found))

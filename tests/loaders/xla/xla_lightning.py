@@ -19,7 +19,7 @@ from torch_xla import runtime
 
 import tpufeed
 
-faulthandler.dump_traceback_later(140, exit=True)
+faulthandler.dump_traceback_later(280, exit=True)
 
 
 class Module(LightningModule):

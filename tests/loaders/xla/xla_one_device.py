@@ -35,7 +35,7 @@ Pair = collections.namedtuple("Pair", "image label")
 OPEN = []
 
 os.environ.setdefault("TPUFEED_PROCESSES", "0")  # worker processes take a second to start
-faulthandler.dump_traceback_later(140, exit=True)
+faulthandler.dump_traceback_later(280, exit=True)
 
 
 class Source:
@@ -147,7 +147,7 @@ def stuck():
             reached.wait(20)
             break
     released.set()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     device._CLOSE_SECONDS = 10.0
@@ -197,7 +197,7 @@ def counted(cache):
 
 
 def over_collectives():
-    """A spec by the way that it takes where ranks are processes, here by a collective of one."""
+    """A spec as ranks that are processes exchange it, here by a collective of one."""
     spec, kind = EpochSpec(0, 7, 5, "order", "broken \u00e9"), runtime.device_type
     runtime.device_type = lambda: "TPU"
     try:

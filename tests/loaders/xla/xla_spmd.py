@@ -1,4 +1,4 @@
-"""Run by test_runtime.py: under SPMD one process feeds four CPU devices.
+"""Run by test_loader.py: under SPMD one process feeds four CPU devices.
 
 xla_spmd.py CACHE
 """
@@ -19,7 +19,7 @@ from torch_xla.distributed import spmd
 import tpufeed
 from tpufeed.errors import TpufeedError
 
-faulthandler.dump_traceback_later(120, exit=True)
+faulthandler.dump_traceback_later(280, exit=True)
 
 COLUMNS = ("image", "label", "sample")
 

@@ -1,7 +1,13 @@
-"""to_tf under tf.distribute: each sample is given to one of four replicas in one process, or of two processes."""
+"""TensorFlow in other processes: how they end, four replicas, and the programs of the pages.
+
+All are forks of one process, as TensorFlow takes five seconds to import.
+"""
 
 import json
 import os
+import re
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,17 +16,111 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import tpufeed
+from tests.loaders.tf.feeds import tf_feed
+from tests.repo.docs.pages import blocks as blocks_of
+from tests.repo.docs.pages import commands, run_here
+
+pytestmark = pytest.mark.timeout(1800)
+
+HERE, DOCS = Path(__file__).parent, Path(__file__).parents[3] / "docs"
+SERVICE = "python examples/tfdata_service.py "
 SAMPLES = 70
 STEP = 16  # four replicas of 4
+WAYS = ["left", "left direct", "one thread", "gone on", "fit failed"]
+GIVEN = [{}, {"repeat": True}, {"deterministic": True}]
+SAVED_AFTER, COLUMNS = 5, ["sample", "image"]
 
 
 @pytest.fixture(scope="module")
-def found(run_script, cache_url, dataset_url, tmp_path_factory):
+def folder(tmp_path_factory, dataset_url, cache_url, photo_folder):
+    """What the pages say is there."""
+    folder = tmp_path_factory.mktemp("processes")
+    shutil.copytree(dataset_url, folder / "flowers")
+    shutil.copytree(cache_url, folder / "flowers-224")
+    (folder / "examples").symlink_to(DOCS.parent / "examples")
+    (folder / "kaggle").mkdir()
+    (folder / "kaggle/photos").symlink_to(photo_folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(run_forks, folder, cache_url, dataset_url):
+    """By name `(status, stdout, stderr)` of each process."""
+    checkpoints = json.dumps([save(cache_url, given, folder / str(number)) for number, given in enumerate(GIVEN)])
+    ended = [cache_url, dataset_url, checkpoints, str(folder / "gone-on.json")]
+    commands_of = {way: [str(HERE / "ended.py"), way, *ended] for way in WAYS}
+    commands_of["replicas"] = [str(HERE / "four_devices.py"), cache_url, dataset_url, str(folder / "replicas.json")]
+    runs = [{"command": command} for command in commands_of.values()]
+    pages = programs_of_pages(folder)
+    runs += [{"command": command, "cwd": str(folder)} for command in pages.values()]
+    return dict(zip([*commands_of, *pages], run_forks("keras", runs, folder), strict=True))
+
+
+def save(url, given, folder):
+    """`(path of a checkpoint in the first epoch of `repeat`, else in the second, options of its dataset)`."""
+    given = {"batch_size": 5, "columns": COLUMNS, **given}
+    dataset = tf_feed(url, **given)
+    if "repeat" not in given:
+        assert len(list(dataset)) == 14
+    iterator = iter(dataset)
+    for _ in range(SAVED_AFTER):
+        next(iterator)
+    return tf.train.Checkpoint(iterator=iterator).save(folder / "state"), given
+
+
+def programs_of_pages(folder):
+    """The programs of docs/tfdata.md joined to one, its command, and the programs of docs/kaggle.md for TensorFlow."""
+    programs = blocks("python")
+    assert len(programs) == 8
+    (folder / "program.py").write_text("\n".join(programs))
+    (command,) = (line for block in blocks("bash") for line in block.splitlines() if not line.startswith(SERVICE))
+    python, *arguments = shlex.split(command)
+    assert python == "python"
+    run_here(commands("kaggle.md"), folder / "kaggle")
+    guide = [program for program in blocks_of("kaggle.md") if "import jax" not in program and "xla" not in program]
+    assert len(guide) == 2
+    (folder / "kaggle.py").write_text("import os\n\nos.chdir('kaggle')\n" + "\n".join(guide))
+    return {"page": ["program.py"], "command": arguments, "kaggle": ["kaggle.py"]}
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / "tfdata.md").read_text(), re.DOTALL)
+
+
+# Processes that end
+
+
+@pytest.mark.parametrize("way", ["left", "left direct", "one thread"])
+def test_a_process_ends(ran, way):
+    """Though an iteration is open: TensorFlow's threads are in Python then. And if TensorFlow has one thread."""
+    assert ran[way][0] == 0, ran[way][2]
+
+
+def test_a_process_ends_though_fit_was_left_by_an_exception(ran):
+    status, _, said = ran["fit failed"]
+    assert status == 1
+    assert "ValueError: a bug of the user's" in said.splitlines()
+
+
+def test_a_checkpoint_of_an_iterator_is_exact_in_another_process(ran, cache_url, folder):
+    assert ran["gone on"][0] == 0, ran["gone on"][2]
+    with tpufeed.Loader(cache_url, batch_size=5, columns=COLUMNS) as loader:
+        epochs = [[[ids.tolist(), zlib.crc32(images)] for ids, images in loader] for _ in range(2)]
+    for given, found in zip(GIVEN, json.loads((folder / "gone-on.json").read_text()), strict=True):
+        assert found == epochs[0 if "repeat" in given else 1][SAVED_AFTER : SAVED_AFTER + 4], given
+
+
+# Four replicas: experimental_distribute_dataset, which splits a global batch
+
+
+@pytest.fixture(scope="module")
+def found(ran, folder):
     """What four_devices.py wrote down."""
-    out = tmp_path_factory.mktemp("distribute") / "found.json"
-    run_script("tf/four_devices.py", cache_url, dataset_url, out)
-    return json.loads(out.read_text())
+    assert ran["replicas"][0] == 0, ran["replicas"][2]
+    return json.loads((folder / "replicas.json").read_text())
 
 
 def samples_of(epoch):
@@ -48,9 +148,6 @@ def check_shapes(epochs):
         {(4,) * 3},
     )
     assert {len(step) for epoch in epochs for step in epoch} == {4}
-
-
-# experimental_distribute_dataset, which splits a global batch
 
 
 @pytest.mark.parametrize(("remainder", "steps"), [("drop", 4), ("pad", 5)])
@@ -115,7 +212,7 @@ def workers(dataset_url, tmp_path_factory):
         for each in (one, other):
             each.bind(("127.0.0.1", 0))
         cluster = {"worker": [f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other)]}
-    script, running = Path(__file__).with_name("two_workers.py"), []
+    script, running = HERE / "two_workers.py", []
     for index in range(2):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         command = [sys.executable, str(script), dataset_url, str(folder / f"{index}.json")]
@@ -167,3 +264,30 @@ def test_evaluation_under_the_strategy_weighs_padding_with_nothing(found):
     right = found["evaluation"]["right"]
     assert len(right) == 26
     assert found["evaluation"]["accuracy"] == pytest.approx(np.mean(right))
+
+
+# The programs of the pages, as they stand
+
+
+def test_the_programs_of_the_page_are_one_that_runs(ran):
+    status, output, said = ran["page"]
+    assert status == 0, said[-4000:]
+    assert output.count("val_accuracy") == 3
+    assert output.splitlines()[-1] == "(8, 64, 64, 3)"
+
+
+def test_the_command_and_kaggle_s_guide_run(ran):
+    """The guide's program compares what its `count_data_items` finds with the number of records."""
+    for name in ("command", "kaggle"):
+        assert ran[name][0] == 0, ran[name][2][-4000:]
+    assert ran["command"][1].strip()
+    assert re.search(r"^4/4 - .* - loss: \d", ran["kaggle"][1], re.MULTILINE)
+
+
+def test_the_example_has_the_options_of_the_commands_for_a_service():
+    """test_dataset.py starts such a service."""
+    commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith(SERVICE)]
+    assert [command.split()[2] for command in commands] == ["dispatcher", "worker"]
+    program = (DOCS.parent / "examples/tfdata_service.py").read_text()
+    for option in set(re.findall(r"--[a-z-]+", "".join(commands))):
+        assert f'"{option}"' in program

@@ -1,0 +1,203 @@
+"""Lightning trains from to_torch and from DataLoader over TFRecordImages, without being told of them."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+import tpufeed
+
+pytestmark = pytest.mark.usefixtures("lightning_without_xla")
+
+EPOCHS = 2
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def lightning():
+    """Lightning, and a module that writes down what it is handed; `fails_at` is a step of training that raises.
+
+    Not imported above: each worker of pytest-xdist imports all modules of tests.
+    """
+    import lightning.pytorch as pl
+
+    class Model(pl.LightningModule):
+        def __init__(self, fails_at=None):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.fails_at = fails_at
+            self.trained, self.evaluated, self.images = [], [], []
+
+        def training_step(self, batch, number):
+            images, samples = batch
+            if self.global_step == self.fails_at:
+                raise RuntimeError("the power fails")
+            assert (images.dtype, images.shape) == (torch.uint8, (10, 64, 64, 3))
+            self.trained.append((self.current_epoch, number, samples.tolist()))
+            self.images.append(images.numpy().copy())
+            return self.layer(images[:, 0, 0, :1].float() / 255).mean()
+
+        def validation_step(self, batch, number):
+            samples, mask = batch
+            self.evaluated.append((self.current_epoch, self.trainer.sanity_checking, samples[mask].tolist()))
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    return SimpleNamespace(pl=pl, Model=Model)
+
+
+def make(url, split="train", **options):
+    given = {"batch_size": 10, "processes": 0, "threads": 1, "columns": ["image", "sample"]}
+    return tpufeed.Loader(url, split, **given | options).to_torch()
+
+
+@pytest.fixture(scope="module")
+def fit(lightning):
+    def run(model, loader, val=None, folder=None, resume=None, **options):
+        callbacks = []
+        if folder:
+            callbacks = [lightning.pl.callbacks.ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)]
+        given = {"max_epochs": EPOCHS, "callbacks": callbacks, "enable_checkpointing": bool(folder)}
+        lightning.pl.Trainer(**QUIET, **given | options).fit(model, loader, val, ckpt_path=resume)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def epochs(cache_url):
+    with tpufeed.Loader(cache_url, batch_size=10, processes=0, columns=["sample"]) as loader:
+        return [(epoch, number, batch.tolist()) for epoch in range(EPOCHS) for number, batch in enumerate(loader)]
+
+
+# to_torch
+
+
+def test_it_trains_on_each_sample_once_an_epoch_and_evaluates_all(cache_url, epochs, lightning, fit):
+    model, val = lightning.Model(), make(cache_url, "val", columns=["sample"], shuffle=False, remainder="pad")
+    with make(cache_url) as loader, val:
+        fit(model, loader, val)
+    assert model.trained == epochs
+    assert sorted(itertools.chain(*(samples for epoch, _, samples in model.trained if epoch))) == list(range(70))
+    sanity = [samples for _, checking, samples in model.evaluated if checking]
+    assert sanity == [list(range(10)), list(range(10, 20))]  # two batches, and the epoch is left
+    for epoch in range(EPOCHS):
+        seen = [samples for at, checking, samples in model.evaluated if at == epoch and not checking]
+        assert list(itertools.chain(*seen)) == list(range(26))
+
+
+FORMS = {
+    "host": lambda host: host,
+    "device": lambda host: tpufeed.device_loader(host, "cpu"),
+    "clock": tpufeed.StepClock(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_that_failed_in_mid_epoch_continues_where_it_was(cache_url, epochs, tmp_path, form, lightning, fit):
+    """Lightning names the epoch before each, also before the one that it continues."""
+    first, second = lightning.Model(fails_at=10), lightning.Model()
+    for model, resume in ((first, None), (second, tmp_path / "step=10.ckpt")):
+        with make(cache_url) as host:
+            loader = FORMS[form](host)
+            if resume is None:
+                with pytest.raises(RuntimeError, match="the power fails"):
+                    fit(model, loader, folder=tmp_path)
+            else:
+                fit(model, loader, resume=resume)
+    assert first.trained == epochs[:10]
+    assert second.trained == epochs[10:]
+
+
+def test_it_continues_within_shorter_epochs_with_checks_between(cache_url, epochs, tmp_path, lightning, fit):
+    """Each epoch is half of seven batches; it fails after the second batch of the second one."""
+    first, second = lightning.Model(fails_at=5), lightning.Model()
+    for model, resume in ((first, None), (second, tmp_path / "step=5.ckpt")):
+        val = make(cache_url, "val", columns=["sample"], shuffle=False, remainder="pad")
+        given = {"folder": tmp_path, "resume": resume, "limit_train_batches": 0.5, "val_check_interval": 2}
+        with make(cache_url) as loader, val:
+            if resume is None:
+                with pytest.raises(RuntimeError, match="the power fails"):
+                    fit(model, loader, val, **given)
+            else:
+                fit(model, loader, val, **given)
+    expected = [each for each in epochs if each[1] < 3]
+    assert (first.trained, second.trained) == (expected[:5], expected[5:])
+
+
+def test_lightning_and_hugging_face_call_a_metrics_logger_after_each_step(cache_url, monkeypatch, lightning):
+    class Module(lightning.pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+
+        def forward(self, image, label):
+            return {"loss": self.layer(image.float().mean((1, 2))).mean()}
+
+        def training_step(self, batch, number):
+            return self(*batch)["loss"]
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+    steps = []
+    loader = tpufeed.Loader(cache_url, batch_size=7, processes=0).to_torch()
+    logger = tpufeed.MetricsLogger(loader, lambda _, step: steps.append(step), every_steps=4)
+    given = QUIET | {"enable_checkpointing": False, "callbacks": [logger.lightning()]}
+    lightning.pl.Trainer(max_steps=9, **given).fit(Module(), loader)
+    assert steps == [5, 9]
+    steps.clear()
+    lightning.pl.Trainer(max_steps=3, accumulate_grad_batches=3, **given).fit(Module(), loader)
+    assert steps == [3]  # of the optimizer, from 1 again, and what is left at the end
+
+    # Else transformers and accelerate import torch_xla, which aborts the process after the tensorflow of other tests.
+    monkeypatch.setenv("USE_TORCH_XLA", "0")
+    monkeypatch.setattr("transformers.utils.import_utils.USE_TORCH_XLA", "0")  # it may have been read already
+    from transformers.trainer_callback import CallbackHandler, TrainerControl, TrainerState
+
+    steps.clear()
+    logger = tpufeed.MetricsLogger(loader, lambda _, step: steps.append(step), every_steps=4)
+    handler = CallbackHandler([logger.hugging_face()], Module(), None, None, None)
+    for number, _batch in enumerate(loader):
+        handler.on_step_end(None, TrainerState(global_step=100 + number), TrainerControl())
+    handler.on_train_end(None, TrainerState(), TrainerControl())
+    assert steps == [104, 108, 109]
+
+
+# DataLoader over TFRecordImages
+
+
+def test_epochs_move_with_a_lane_sampler(cache_url, stored, lightning, fit):
+    """Its order, and the variants of the cache: Lightning tells the epoch to the sampler, and to nobody else."""
+    dataset = tpufeed.TFRecordImages(cache_url, columns=["image", "sample"])
+    model = lightning.Model()
+    fit(model, DataLoader(dataset, 10, sampler=tpufeed.LaneSampler(dataset), drop_last=True), max_epochs=3)
+    assert [epoch for epoch, *_ in model.trained] == [0] * 7 + [1] * 7 + [2] * 7
+    for (epoch, _, samples), images in zip(model.trained, model.images, strict=True):
+        assert (images == stored(cache_url, "train", epoch % 2).pixels[samples]).all()
+    first, second, third = (model.trained[number][2] for number in (0, 7, 14))
+    assert first != second != third
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["DistributedSampler", "LaneSampler"])
+def test_two_processes_share_the_samples(cache_url, own, lightning):
+    """As Lightning prepares a DataLoader in each of them."""
+    from lightning.pytorch.trainer.states import RunningStage
+
+    seen = []
+    for rank in range(2):
+        trainer = lightning.pl.Trainer(**QUIET, enable_checkpointing=False, devices=2, strategy="ddp")
+        trainer.strategy.cluster_environment.set_global_rank(rank)
+        assert (trainer.world_size, trainer.global_rank) == (2, rank)
+        dataset = tpufeed.TFRecordImages(cache_url, columns=["image", "sample"])
+        sampler = tpufeed.LaneSampler(dataset, 2, rank) if own else None
+        loader = DataLoader(dataset, 7, shuffle=sampler is None, sampler=sampler, num_workers=1)
+        prepared = trainer._data_connector._prepare_dataloader(loader, shuffle=True, mode=RunningStage.TRAINING)
+        assert (prepared.sampler is sampler) == own
+        assert isinstance(prepared.sampler, DistributedSampler)
+        assert (prepared.sampler.num_replicas, prepared.sampler.rank, len(prepared)) == (2, rank, 5)
+        assert prepared.dataset is dataset
+        seen += [sample for _, samples in prepared for sample in samples.tolist()]
+    assert sorted(seen) == list(range(70))
