@@ -70,7 +70,7 @@ def test_tensors_instead_of_images(refused):
     pixels = bytes(range(256)) * 12
     serialized = tf.io.serialize_tensor(tf.zeros([16, 16, 3], tf.uint8)).numpy()
     refused(OptionError, "feature 'image' .* is not an encoded image: its 3,072 bytes begin with", [{"image": pixels}])
-    refused(OptionError, "Raw or serialized tensors cannot be adopted", [{"image": serialized}])
+    refused(OptionError, "serialized", [{"image": serialized}])
     refused(OptionError, r"feature 'image/tensor' \(bytes\) is not an encoded image", [{"image/tensor": pixels}])
     refused(OptionError, r"feature 'image' \(int64\) is not an encoded image", [{"image": list(pixels)}])
     refused(OptionError, "no feature holds an encoded image; the records have x", [{"x": pixels}])
@@ -111,7 +111,7 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
 def test_a_manifest_that_is_none_of_ours_is_left_alone(manifest, photo, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "x.tfrecord", [{"image": photo}])
     (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(DatasetExistsError, match=r"none that can be read .*--to"):
+    with pytest.raises(DatasetExistsError, match=r"manifest.json.*--to"):
         tpufeed.adopt(tmp_path)
     assert (tmp_path / "manifest.json").read_text() == manifest
 

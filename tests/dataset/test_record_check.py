@@ -254,7 +254,7 @@ def test_a_share_is_the_same_each_time(dataset_url):
 
 @pytest.mark.parametrize("share", ["", "some", "5", "0%", "101%", "-1%", "nan%", "inf%", "%"])
 def test_what_is_no_share(share, dataset_url):
-    with pytest.raises(OptionError, match="decode is"):
+    with pytest.raises(OptionError, match="decode"):
         verify(dataset_url, decode=share)
 
 

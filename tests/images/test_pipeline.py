@@ -228,7 +228,7 @@ def test_an_image_of_another_size_than_was_promised_is_an_image_error(photos, op
     pipeline = Pipeline([] if op is None else [op], 0)
     for shape in ((64, 48, 3), (1, 1, 3), (640, 427, 3)):
         out = np.full(shape, 7, np.uint8)
-        with pytest.raises(ImageError, match=r"640x427 pixels .*\d+x\d+"):
+        with pytest.raises(ImageError, match="640x427"):
             pipeline.run_stored(photos["china.jpg"], None, drawn_for(pipeline, 0, 0), out)
         assert (out == 7).all()
 

@@ -104,7 +104,7 @@ each_way = pytest.mark.parametrize(
 )
 
 
-def refused(source, folder, match="none of its", **options):
+def refused(source, folder, match="task ", **options):
     """Check that build and preview refuse the plan and leave nothing else there."""
     with pytest.raises(ManifestError, match=match) as caught:
         tpufeed.shard(source, folder, **OPTIONS, **options)

@@ -426,7 +426,7 @@ def plant(folder, **values):
     forge(folder, change)
 
 
-def refused(source, folder, match="none of its", **options):
+def refused(source, folder, match="task ", **options):
     with pytest.raises(ManifestError, match=match):
         shard(source, folder, **options)
     with pytest.raises(ManifestError, match=match):

@@ -232,7 +232,7 @@ def test_a_dataset_that_was_built_anew_is_not_read(copied, dataset_url):
         manifest = path.parent / "manifest.json"
         data = manifest.read_bytes()
         manifest.write_bytes(data.replace(b'"run_id": "', b'"run_id": "x'))
-        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{url} .*built anew"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"{url} .*rebuilt"):
             list(iterator if repeat else dataset)
         manifest.unlink()
         with pytest.raises(tf.errors.NotFoundError, match=str(manifest)):

@@ -286,7 +286,7 @@ def test_options_that_a_file_of_coco_does_not_have(options, match, coco, tmp_pat
 def test_several_files_have_to_be_sharded_apart(coco, tmp_path):
     path = coco()
     (path.parent / "instances_train2017.json").write_bytes(path.read_bytes())
-    with pytest.raises(OptionError, match="2 files"):
+    with pytest.raises(OptionError, match="2 COCO files"):
         shard(path.parent / "instances_*.json", tmp_path / "d")
 
 

@@ -363,7 +363,7 @@ def test_a_split_without_labels_is_left_out_and_said(hub, small_jpegs, tmp_path)
     write(hub / "data/test-00000-of-00001.parquet", table)
     result = tpufeed.shard(hub, tmp_path / "d", workers=1)
     assert set(open_dataset(tmp_path / "d").manifest.splits) == {"train", "validation"}
-    assert "the split test has no labels (all are -1), and is left out" in result.warnings[0]
+    assert "the split test has no labels (all are -1) and is left out" in result.warnings[0]
     with pytest.raises(NoInputsError, match="labels"):
         tpufeed.shard(str(hub / "data/test-*.parquet"), tmp_path / "e")
     tpufeed.shard(str(hub / "data/test-*.parquet"), tmp_path / "e", label="none", workers=1)

@@ -337,7 +337,7 @@ def test_a_tar_needs_the_mark_of_its_end_and_no_more(make_tar, sample, take):
 
 
 def test_tars_end_to_end_lose_no_samples_silently(make_tar, sample, take):
-    with pytest.raises(SourceError, match="end to end"):
+    with pytest.raises(SourceError, match="concatenated"):
         take(make_tar(encode_tar(sample(0)) + encode_tar(sample(1))))
 
 

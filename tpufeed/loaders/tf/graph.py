@@ -202,7 +202,7 @@ class DirectGraph:
         """Assert that the manifest is unchanged: after a rebuild, shards may have the same names and sizes."""
         # A file name that depends on nothing would be read only once, when the graph is optimised.
         same = tf.equal(tf.io.read_file(tf.where(epoch < 0, "", self._manifest)), self._manifest_bytes)
-        said = f"{self._url} was built anew while it was read. Open it again when no build is running there"
+        said = f"{self._url} was rebuilt while it was read. Open it again once no build is running there"
         return tf.debugging.Assert(same, [said])
 
     # Parts of shards
