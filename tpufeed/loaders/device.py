@@ -230,6 +230,7 @@ class DeviceIterator(Iterator[Any]):
             transfer.before_step()
             # With the first batch: if a rank fails to make it, all ranks learn of that before their first step.
             fetched = transfer.fetch(feed)
+            assert found is None or transfer.spec is not None, "without a spec, ranks would compare nothing"
             return transfer.spec or EpochSpec(0, 0), fetched
 
         fetched = begin()[1] if found is None else begin_together(*found, begin)

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -345,6 +347,23 @@ def test_a_zip_is_read_through_fsspec(small_jpegs, tmp_path):
         result = tpufeed.shard(source, tmp_path / f"d{number}", workers=1)
         assert (result.images, result.manifest.class_names) == (4, ("a", "b"))
     assert unpack == f"unzip {archive} -d {tmp_path / 'photos'}"  # Info-ZIP's, which not each machine has
+
+
+def test_a_table_or_a_tar_in_a_zip_is_a_source(small_jpegs, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(2):
+            (tmp_path / f"{number}.jpg").write_bytes(small_jpegs[number])
+            tar.add(tmp_path / f"{number}.jpg", f"{number}.jpg")
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.write(tmp_path / "a.tar", "tars/a.tar")
+        for number in range(4):
+            archive.writestr(f"in/{number}.jpg", small_jpegs[number])
+        archive.writestr(
+            "labels.csv", "path,label\n" + "".join(f"in/{number}.jpg,{number % 2}\n" for number in range(4))
+        )
+    table = tpufeed.shard(f"zip://labels.csv::{tmp_path}/x.zip", tmp_path / "table", workers=1)
+    assert (table.images, table.manifest.class_names) == (4, ("a", "b"))
+    assert tpufeed.shard(f"zip://tars/a.tar::{tmp_path}/x.zip", tmp_path / "tar", label="none", workers=1).images == 2
 
 
 def test_the_advice_on_one_folder_in_a_zip_leads_to_its_classes(small_jpegs, tmp_path):

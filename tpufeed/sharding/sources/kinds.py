@@ -57,10 +57,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
         if pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, place.files[0].name):
             kind = TableSource
     if options.masks is not None and kind is not FolderSource:
-        raise OptionError(
-            f"masks names a folder parallel to a folder of images, which {url} is not: pass --image-column "
-            "mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
-        )
+        way = "" if kind is CocoSource else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
+        raise OptionError(f"masks names a folder parallel to a folder of images, which {url} is not{way}")
     return kind(place, options)
 
 
@@ -97,11 +95,14 @@ def _peek(store: Store) -> tuple[type[Source], Place]:
 
 def named_files(url: str) -> tuple[Store, str] | None:
     """Return the folder of the files that `url` names, and their name or pattern; None if it names a folder."""
-    parent, slash, last = url.rpartition("/")
+    outer, chain, inner = url.partition("::")
+    in_zip = outer.lower().startswith("zip://")  # zip://labels.csv::photos.zip names a file in the zip
+    path, archive = (outer, chain + inner) if in_zip else (url, "")
+    parent, slash, last = path.rpartition("/")
     parent = parent + slash if parent.endswith(("/", ":")) or not parent else parent
     if not last.lower().endswith(_SUFFIXES) or _is_folder(url):
         return None
-    return open_store(parent or "."), last
+    return open_store((parent or ".") + archive), last
 
 
 def find_files(store: Store, pattern: str) -> list[ObjectInfo]:
