@@ -45,7 +45,7 @@ def parse(arguments):
 
 
 def my_share(samples):
-    """The samples of this host: neighbours, so that of a remote dataset it stages its own shards and no others."""
+    """The samples of this host: neighbours, so that of a remote dataset it copies only its own shards."""
     host, hosts = jax.process_index(), jax.process_count()
     equal = len(samples) // hosts
     return samples[host * equal : (host + 1) * equal]

@@ -98,7 +98,7 @@ def warm_in_chunks(environment: dict[str, str], source: str, destination: str) -
 
 
 def read_copied(environment: dict[str, str], url: str, folder: str) -> None:
-    """An epoch by way of a stage that is filled for the next one, too; a fault is waited out for minutes."""
+    """An epoch from local copies, made for the next one, too; a fault is waited out for minutes."""
     os.environ.update(environment)
     be(SLEEPY)
     with tpufeed.Loader(url, local_dir=folder, batch_size=4) as loader:

@@ -223,7 +223,7 @@ def test_a_report_without_a_checksum_of_the_service_is_fetched_again(server, kep
     assert store.reads == 2
 
 
-@pytest.mark.parametrize("copied", [True, False], ids=["staged", "ranges"])
+@pytest.mark.parametrize("copied", [True, False], ids=["copies", "ranges"])
 def test_a_shard_that_is_damaged_each_time_is_named_with_its_record(
     copied, server, kept, cache_url, patience, tmp_path
 ):

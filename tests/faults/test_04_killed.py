@@ -385,7 +385,7 @@ def test_killed_while_a_stage_is_filled_the_next_process_takes_over(rounds, serv
     shards = [name for name in files if name.endswith(".tfrecord")]
 
     def fetches(**patterns):
-        """Reads of whole objects, which are a stage's."""
+        """Reads of whole objects, which make local copies."""
         found = server.requests(operation="read", **patterns)
         return [
             name

@@ -60,7 +60,7 @@ def test_a_build_whose_token_expires_goes_on_with_another(operation, name, serve
     assert names_of(server, "d") == names_of(server, "kept/dataset")
 
 
-@pytest.mark.parametrize("copied", [True, False], ids=["staged", "ranges"])
+@pytest.mark.parametrize("copied", [True, False], ids=["copies", "ranges"])
 def test_a_loader_whose_token_expires_goes_on_with_another(copied, server, kept, cache_url, with_token, tmp_path):
     token = with_token()
     server.fault("status", operation="read", name="*.tfrecord", status=401, calls=(2,))

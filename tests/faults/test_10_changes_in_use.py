@@ -153,7 +153,7 @@ def test_a_shard_that_is_replaced_when_it_is_staged_stays_what_it_was(server, bu
         epochs_of(url, local_dir=tmp_path / "other", **BATCHES)
 
 
-@pytest.mark.parametrize("copied", [True, False], ids=["staged", "ranges"])
+@pytest.mark.parametrize("copied", [True, False], ids=["copies", "ranges"])
 def test_a_dataset_that_is_copied_to_another_place_is_the_same(copied, server, bucket_cache, upload, tmp_path):
     """As gsutil cp does it: the bytes are the manifest's, the generations are not."""
     _, expected = bucket_cache

@@ -307,7 +307,7 @@ def test_datasets_of_odd_manifests_and_indexes(examples, cache_url, tmp_path):
     load((index, files[index]))  # what is imported and cached
     tracemalloc.start()
     load((index, files[index]))
-    fixed = tracemalloc.get_traced_memory()[1]  # the stage's buffers, above all
+    fixed = tracemalloc.get_traced_memory()[1]  # buffers of local copies, above all
     tracemalloc.stop()
     (check,) = fuzz(examples, strategy, load, size=lambda changed: len(str(changed[1])), fixed=fixed)
     assert check.results

@@ -1,6 +1,6 @@
 """Run by test_executor_remote.py: epochs of a dataset in a bucket, written down as (sample, CRC of its pixels).
 
-Ends when its standard input does. remote_reader.py URL STAGE EPOCHS
+Ends when its standard input does. remote_reader.py URL FOLDER EPOCHS
 """
 
 import json

@@ -85,7 +85,7 @@ def test_the_jobset_agrees_with_itself_and_with_the_image() -> None:
     gigabytes = [
         int(size.removesuffix("Gi")) for size in (mounts["/dev/shm"]["emptyDir"]["sizeLimit"], limits["memory"])
     ]
-    assert gigabytes[0] < gigabytes[1]  # or the stage alone could have the pod killed
+    assert gigabytes[0] < gigabytes[1]  # or local copies alone could have the pod killed
     assert container["securityContext"]["readOnlyRootFilesystem"]
     user = pod["securityContext"]
     assert ["USER", f"{user['runAsUser']}:{user['runAsGroup']}"] in STEPS
