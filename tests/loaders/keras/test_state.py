@@ -238,7 +238,7 @@ def test_weights_without_their_optimizer_are_refused(cache_url, tmp_path, caplog
     with pytest.raises(OptionError, match=r"epoch 1 .*0 steps"):
         fit(feed, place, initial_epoch=1, epochs=2)
     fit(feed, tmp_path / "other.json", trained)
-    assert "other.json is not there" in caplog.text
+    assert "other.json does not exist" in caplog.text
     with pytest.raises(OptionError, match="20 steps"):
         fit(feed, tmp_path / "other.json")
 
