@@ -72,9 +72,10 @@ def _copies_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_worker_processes() -> Iterator[None]:
-    """Decode in threads unless a test asks for processes: to start some hundreds of those takes minutes."""
+    """Decode in threads, and build in this process, unless a test asks for others: to start hundreds takes minutes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TPUFEED_PROCESSES", "0")
+        patch.setattr("tpufeed.engines.choice.available_cores", lambda: 1)
         yield
 
 

@@ -15,14 +15,6 @@ ROOT = Path(__file__).parents[2]
 PHOTOS = 60
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_workers():
-    """Builds run in this process, unless a test asks for workers: each takes half a second to start."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpufeed.engines.choice.available_cores", lambda: 1)
-        yield
-
-
 @pytest.fixture(scope="session")
 def photo_folder(tmp_path_factory):
     """60 photographs in three class folders, two of them PNGs."""

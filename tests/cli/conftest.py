@@ -15,11 +15,9 @@ TPUFEED = str(Path(sys.executable).with_name("tpufeed"))
 
 
 def run_here(*arguments):
-    """Run the command in this process, builds without worker processes: each would take half a second to start."""
+    """Run the command in this process."""
     words = list(map(str, arguments))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpufeed.engines.choice.available_cores", lambda: 1)
-        done = CliRunner().invoke(app, words, prog_name="tpufeed", env={"COLUMNS": "80"})
+    done = CliRunner().invoke(app, words, prog_name="tpufeed", env={"COLUMNS": "80"})
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)

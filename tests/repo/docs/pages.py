@@ -59,11 +59,10 @@ def run_program(code: str, folder: Path, **variables: str) -> str:
 
 
 def run_here(lines: list[str], folder: Path) -> None:
-    """Run `tpufeed` commands in this process, without worker processes; those that measure do so for a moment."""
+    """Run `tpufeed` commands in this process; those that measure do so for a moment."""
     level = logging.getLogger("tpufeed").level
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("tpufeed.engines.choice.available_cores", lambda: 1)
         for line in lines:
             program, *words = shlex.split(line, comments=True)
             assert program == "tpufeed", line
