@@ -1,4 +1,4 @@
-"""Which samples a loader gives, and in which order: the part of a loader that reads no record.
+"""Choose the samples of each batch, and their order: the part of a loader that reads no record.
 
 A stream has all samples of a training: `DatasetStream` for one dataset, `MixtureStream` for several. A `Cursor` plans
 the batches of an epoch from it. The `Sampler` knows datasets and training, and makes both.
