@@ -79,7 +79,7 @@ def run(words: list[str], *sandbox: str, **variables: str) -> subprocess.Complet
 @pytest.mark.parametrize(("sandbox", "place"), [([], "/dev/shm"), (["--tmpfs", "/tmp"], "/tmp")], ids=["no tmp", "tmp"])
 def test_a_loader_keeps_copies_where_it_can_write(server: GcsServer, sandbox: list[str], place: str) -> None:
     if sandbox and str(ROOT).startswith("/tmp"):
-        pytest.skip("the code is in /tmp")
+        pytest.skip("the code is in /tmp, which the sandbox hides")
     done = run(["-c", READ, "gs://bucket/raw"], *sandbox, **server.environment())
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import sys
-import tarfile
 from pathlib import Path
 from unittest import mock
 
@@ -27,6 +26,7 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.sharding.written import encode_tar
 from tests.tfrecords import encode_record
 from tpufeed.cli.app import app
 from tpufeed.errors import TpufeedError
@@ -40,7 +40,7 @@ WRITE = bool(os.environ.get("TPUFEED_WRITE_MESSAGES"))
 # Addresses, digests, tries and seconds; and sizes of records, as the bytes of a JPEG are the encoder's.
 OF_A_RUN = (
     r"(?<= at )0x\w+|\b[0-9a-f]{32}\b|\d+(?= tries)|[\d.]+(?= s\b)"
-    r"|(?<=takes )\d+|(?<=wants )\d+|\d+(?= are left)|(?<=payload \()\d+"
+    r"|(?<=takes )\d+|\d+(?= are left)|(?<=payload \()\d+"
 )
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
 
@@ -110,14 +110,6 @@ class Place:
         examples = (encode_example({key: Feature(*each) for key, each in record.items()}) for record in records)
         write(self.new / "foreign" / name, b"".join(map(encode_record, examples)))
         return self.new / "foreign"
-
-    def tar(self, name, data):
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-        return buffer.getvalue()
 
 
 def without(package, use):
@@ -281,7 +273,7 @@ SHARDING = {
         max_rejects=0,
     ),
     "a tar that was cut short": lambda at: shard(
-        write(at.new / "a.tar", at.tar("a.jpg", jpeg(1))[:900]), at.new / "d", label="none"
+        write(at.new / "a.tar", encode_tar([("a.jpg", jpeg(1))])[:900]), at.new / "d", label="none"
     ),
     "a Parquet file without pyarrow": lambda at: without(
         "pyarrow", lambda: shard(write(at.new / "t.parquet", "PAR1"), at.new / "d")

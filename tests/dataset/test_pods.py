@@ -202,7 +202,7 @@ def test_a_host_s_first_requests_do_not_grow_with_the_pod(make_bucket):
     assert max(seen[128]) <= max(seen[8]) <= max(seen[1])
 
 
-def test_what_is_staged_is_what_the_lanes_read(make_bucket, monkeypatch, tmp_path):
+def test_what_is_copied_is_what_the_lanes_read(make_bucket, monkeypatch, tmp_path):
     """Return the shards that the real loaders of all eight hosts fetch, for this epoch and the next one."""
     handed = []
     monkeypatch.setattr(LocalCopies, "fetch", lambda _, shards: handed.append([shard.name for shard in shards]))

@@ -103,7 +103,7 @@ def test_a_part_of_the_index_that_is_damaged_each_time_is_no_other_sample(server
     [(VICTIM, DAMAGES["cut to nothing"]), (VICTIM, DAMAGES["corrupt"]), ("train-v0.index.npy", DAMAGES["corrupt"])],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
-def test_what_is_staged_is_fetched_again(name, damage, server, kept, cache_url, tmp_path):
+def test_what_is_copied_is_fetched_again(name, damage, server, kept, cache_url, tmp_path):
     """Only what has passed its CRC is read."""
     url = f"{kept}/cache"
     server.fault(operation="read", name=f"*/{name}", **damage)

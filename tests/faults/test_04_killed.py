@@ -377,7 +377,7 @@ def kill_group(command, until):
 
 @pytest.mark.timeout(1800)
 @rounds_of_kills
-def test_killed_while_a_stage_is_filled_the_next_process_takes_over(rounds, server, kept, cache_url, spawn, tmp_path):
+def test_killed_while_shards_are_copied_the_next_process_takes_over(rounds, server, kept, cache_url, spawn, tmp_path):
     """What was fetched stays, and what was not is fetched anew; no part is taken for a copy."""
     rng = random.Random(rounds)
     expected = epochs_of(cache_url, 2)

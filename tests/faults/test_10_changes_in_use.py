@@ -138,7 +138,7 @@ def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(server, bucket_ca
         epochs_of(url, local_bytes=0)
 
 
-def test_a_shard_that_is_replaced_when_it_is_staged_stays_what_it_was(server, bucket_cache, tmp_path):
+def test_a_shard_that_is_replaced_when_it_is_copied_stays_what_it_was(server, bucket_cache, tmp_path):
     """Its copy has the CRC-32C of the manifest, also to the next loader."""
     url, expected = bucket_cache
     assert epochs_of(url, 2, local_dir=tmp_path, **BATCHES)[0] == expected

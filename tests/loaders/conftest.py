@@ -100,6 +100,16 @@ def stored() -> Callable[..., Stored]:
     )
 
 
+@pytest.fixture(scope="session")
+def broken_url(cache_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A copy of the cache that has lost the shards of its first variant."""
+    folder = tmp_path_factory.mktemp("broken") / "cache"
+    shutil.copytree(cache_url, folder)
+    for shard in folder.glob("train-v0-*.tfrecord"):
+        shard.unlink()
+    return str(folder)
+
+
 @dataclass(frozen=True)
 class Damaged:
     """A dataset with a damaged record: sample number `sample`, which is `record` of `shard` and starts at `byte`."""

@@ -5,7 +5,7 @@ import os
 import shutil
 import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,6 +16,7 @@ from PIL import Image
 import tpufeed
 from tests.gcs_server import GcsServer
 from tests.sharding.outputs import rejects_of
+from tests.web_server import WebServer
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.dataset.reader import find_versions
 from tpufeed.errors import (
@@ -258,17 +259,13 @@ class Signed(SimpleHTTPRequestHandler):
         pass
 
 
-class Server(ThreadingHTTPServer):
-    request_queue_size = 64  # a build asks for many files at once; a connection that finds no room waits a second
-
-
 @pytest.fixture
 def sign(tmp_path):
     """`sign(count, signature)` makes a table of the signed URLs of `count` images and of their masks."""
     draw(tmp_path / "www", [f"{number}.png" for number in range(14)])
     for number in range(14):
         Image.new("L", (12, 12), number).save(tmp_path / f"www/mask{number}.png")
-    with Server(("127.0.0.1", 0), partial(Signed, directory=str(tmp_path / "www"))) as server:
+    with WebServer(("127.0.0.1", 0), partial(Signed, directory=str(tmp_path / "www"))) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -10,14 +10,11 @@ import tpufeed
 from tests.gcs_server import GcsServer
 from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.previews import preview_shard
+from tests.web_server import WebServer
 from tpufeed.build.item import ImageRef, Item
 from tpufeed.errors import AccessError, SourceError, TooManyRejectsError
 from tpufeed.sharding.inputs import files_of, place_of
 from tpufeed.storage import filesystem
-
-
-class Server(ThreadingHTTPServer):
-    request_queue_size = 64  # a build asks for many files at once; a connection that finds no room waits a second
 
 
 class Web:
@@ -46,7 +43,7 @@ class Web:
             def log_message(self, *_):
                 pass
 
-        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server = WebServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 

@@ -388,9 +388,6 @@ def test_options_of_another_kind_of_source(few, folders, tmp_path):
     for other in (few, tmp_path / "tars"):
         with pytest.raises(OptionError, match="--image-column"):
             shard(other, tmp_path / "d", masks=masks)
-    (tmp_path / "coco.json").write_text('{"images": [], "annotations": [], "categories": []}')
-    with pytest.raises(OptionError, match=r"coco\.json is not$"):  # it takes no image columns either
-        shard(tmp_path / "coco.json", tmp_path / "d", masks=masks)
     with pytest.raises(OptionError, match="--masks DIR"):
         shard(images, tmp_path / "d", **MASKS)
     with pytest.raises(OptionError, match="masks"):

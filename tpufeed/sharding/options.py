@@ -56,7 +56,7 @@ class ImageColumn(NamedTuple):
 
 
 class Role(Enum):
-    """What an append does with an option of the first build."""
+    """The rule by which an append treats an option of the dataset's first build."""
 
     RECORDS = auto()  # decides the bytes of records: inherited, and another value has to be allowed; the default
     READING = auto()  # says how to read a source, or how large shards are: inherited, and another value does not matter

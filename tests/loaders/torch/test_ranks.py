@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -12,13 +11,10 @@ import tpufeed
 
 
 @pytest.fixture(scope="module")
-def written(run_script, cache_url, tmp_path_factory):
-    """The folder in which each process wrote down what it saw. A copy of the dataset has lost its shards."""
+def written(run_script, cache_url, broken_url, tmp_path_factory):
+    """The folder in which each process wrote down what it saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    shutil.copytree(cache_url, folder / "broken")
-    for shard in (folder / "broken").glob("train-v0-*.tfrecord"):
-        shard.unlink()
-    run_script("torch/two_ranks.py", cache_url, folder / "broken", folder)
+    run_script("torch/two_ranks.py", cache_url, broken_url, folder)
     return folder
 
 
