@@ -33,7 +33,7 @@ from tpufeed.images.rng import draw_between
 _LEVELS = np.arange(256, dtype=np.float64)
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and torchvision have it
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / np.float32(13)  # Pillow's ImageFilter.SMOOTH
-_ORDERS = tuple(permutations(range(4)))
+ORDERS = tuple(permutations(range(4)))
 _HUE_STEPS = 256
 _Factor: TypeAlias = Annotated[float | tuple[float, float], spread(1.0, 0.0, 100.0)]
 
@@ -194,7 +194,7 @@ class ColorJitter(SameSizeOp):
     def _changes(self, draws: Draws) -> Iterator[tuple[int, float]]:
         """Yield number and amount of each change in the drawn order, without those that change nothing."""
         spreads = (self.brightness, self.contrast, self.saturation, self.hue)
-        for number in _ORDERS[int(draws[4] * len(_ORDERS))]:
+        for number in ORDERS[int(draws[4] * len(ORDERS))]:
             amount = draw_between(spreads[number], draws[number])
             if round(amount * _HUE_STEPS) % _HUE_STEPS if number == 3 else amount != 1:
                 yield number, amount

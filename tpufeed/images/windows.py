@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.protocols import CheckedOp, Draws, Fill, SizePx, Window, apart, positive_range
+from tpufeed.images.rng import exp_each
 from tpufeed.options import between
 
 MOST_ENLARGED_PIXELS = 1 << 26
@@ -256,6 +257,28 @@ class RandomResizedCrop(CheckedOp):
         cut_width = max(1, min(width, round(height * self.ratio[1])))
         return Window((height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width, *_pair(self.size))
 
+    def windows(self, height: int, width: int, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Return `(top, left, height, width)` of the windows for draws (n, 22), as int64 (n, 4): those of `window`."""
+        low, high = self.scale
+        log_low, log_high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        sides = np.array([height, width])
+        found = np.empty((len(draws), 4), np.int64)
+        rows = np.arange(len(draws))
+        for attempt in range(0, 20, 2):
+            tries = draws[rows]
+            area = height * width * (low + tries[:, attempt] * (high - low))
+            ratio = exp_each(log_low + tries[:, attempt + 1] * (log_high - log_low))
+            cuts = np.rint(np.sqrt(np.stack((area / ratio, area * ratio), 1))).astype(np.int64)
+            fits = ((cuts > 0) & (cuts <= sides)).all(1)
+            cuts = cuts[fits]
+            found[rows[fits], :2] = tries[fits, 20:] * (sides - cuts + 1)  # truncated, as by int
+            found[rows[fits], 2:] = cuts
+            rows = rows[~fits]
+            if not len(rows):
+                return found
+        found[rows] = [self.window(height, width, drawn)[:4] for drawn in draws[rows[:1]].tolist()]  # all the same
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop(CheckedOp):
@@ -287,6 +310,17 @@ class RandomCrop(CheckedOp):
         """Draw the window's start within the padding; a side that is too short lies anywhere within the window."""
         low, high = sorted((-self.padding, side + self.padding - cut))
         return low + int(draw * (high - low + 1))
+
+    def windows(self, height: int, width: int, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Return `(top, left, height, width)` of the windows for draws (n, 2), as int64 (n, 4): those of `window`."""
+        cuts = np.array(_pair(self.size))
+        padding = np.array([self.padding, self.padding])
+        ends = np.stack((-padding, np.array([height, width]) + padding - cuts))
+        low, high = ends.min(0), ends.max(0)
+        found = np.empty((len(draws), 4), np.int64)
+        found[:, :2] = low + (draws * (high - low + 1)).astype(np.int64)
+        found[:, 2:] = cuts
+        return found
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
