@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tpufeed.loaders.pixels import to_device_float
     from tpufeed.loaders.torch.host import TFRecordImages
     from tpufeed.loaders.torch.lanesampler import LaneSampler
-    from tpufeed.loaders.torch.pixels import random_flip, random_shift
     from tpufeed.loaders.world import count_cores
     from tpufeed.measure.clock import StepClock
     from tpufeed.sharding.append import append
@@ -57,8 +56,6 @@ __all__ = [
     "keras_state",
     "open_dataset",
     "prune",
-    "random_flip",
-    "random_shift",
     "shard",
     "to_device_float",
     "verify",
@@ -82,8 +79,6 @@ _ROOM_OF_NAME = {
     "keras_state": "loaders.keras.dataset",
     "open_dataset": "dataset.reader",
     "prune": "build.prune",
-    "random_flip": "loaders.torch.pixels",
-    "random_shift": "loaders.torch.pixels",
     "shard": "sharding.build",
     "to_device_float": "loaders.pixels",
     "verify": "dataset.verify",

@@ -38,6 +38,7 @@ def ranges(low, high):
 names = st.from_regex(r"[a-z_ü][a-z0-9_]{0,6}", fullmatch=True).map(lambda name: name + "x")
 versions = st.text("ab1.@ -", min_size=1, max_size=9).filter(lambda text: text == text.strip())
 factors = st.floats(0, 99) | ranges(0, 100)
+transforms = st.lists(st.sampled_from(["identity", "shear_x", "rotate", "color"]), min_size=1, unique=True)
 all_ops = st.one_of(
     st.builds(Resize, sizes),
     st.builds(CenterCrop, sizes),
@@ -50,7 +51,7 @@ all_ops = st.one_of(
     st.builds(Grayscale, chances),
     st.builds(GaussianBlur, ranges(0.01, 100), chances),
     st.builds(RandomErasing, chances, ranges(1e-6, 1), ranges(0.01, 100), fills | st.just("random")),
-    st.builds(RandAugment, st.integers(0, 100), st.integers(0, 30), fills),
+    st.builds(RandAugment, st.integers(0, 100), st.integers(0, 30), fills, st.none() | transforms),
     st.builds(Custom, st.builds("{}.{}:{}".format, names, names, names), versions),
 )
 
@@ -74,6 +75,8 @@ def test_an_op_comes_back_from_its_text_and_its_description(op):
         ("Resize([96, 128])", Resize((96, 128))),
         ("ColorJitter(.4, .4, hue=(-.1, .1))", ColorJitter(0.4, 0.4, hue=0.1)),
         ("RandomErasing(1, value='random')", RandomErasing(1, value="random")),
+        ("RandAugment(2, 9, transforms=('identity', 'posterize'))", RandAugment(transforms=("identity", "posterize"))),
+        ("RandAugment(transforms=['rotate'])", RandAugment(transforms=("rotate",))),
         ("RandomCrop(\n  32,\n  padding=4)", RandomCrop(32, 4)),
         ("my.augment:heavy", Custom("my.augment:heavy")),
         ("my.augment:heavy@2", Custom("my.augment:heavy", "2")),
@@ -100,6 +103,7 @@ def test_texts_that_are_ops(text, op):
         ("Resize(size=1, size=2)", "'size' at character 16 is given twice"),
         ("Resize(0)", r"size is one or two numbers.*not 0\. It is Resize\(size\)"),
         ("RandomCrop(3, fill=256)", r"fill is a level of 0 to 255.*RandomCrop\(size, padding=0, fill=0\)"),
+        ("RandAugment(transforms=('rotato',))", r"transforms is one or more of identity, .*not \('rotato',\)\. It is"),
         ("Rotate(-3)", "degrees is a number between 0 and 360, or"),
         ("HorizontalFlip(p=True)", "p is a number between 0 and 1, not True"),
         ("HorizontalFlip(p=nan)", "nan at character 18 is not a number"),

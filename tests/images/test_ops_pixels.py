@@ -56,6 +56,7 @@ GOLDEN = [
     (RandomErasing(1, value="random"), 0x1D0A3DF2),
     (RandAugment(), 0x6B959B00),
     (RandAugment(4, 25), 0x65197661),
+    (RandAugment(2, 9, transforms=("identity", "shear_y", "posterize", "equalize")), 0x046BA4D8),
     (Custom("custom_ops:noisy"), 0x362B3227),
 ]
 PIXEL_OPS = [op for op, _ in GOLDEN if hasattr(op, "apply")]

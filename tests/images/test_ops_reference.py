@@ -32,23 +32,23 @@ ENHANCERS = {
     "saturation": ImageEnhance.Color,
 }
 BLACK = (0, 0, 0)
-# torchvision/transforms/autoaugment.py, RandAugment._augmentation_space with num_bins=31, in its order
-TRANSFORMS = [
-    "Identity",
-    "ShearX",
-    "ShearY",
-    "TranslateX",
-    "TranslateY",
-    "Rotate",
-    "Brightness",
-    "Color",
-    "Contrast",
-    "Sharpness",
-    "Posterize",
-    "Solarize",
-    "AutoContrast",
-    "Equalize",
-]
+# torchvision/transforms/autoaugment.py, RandAugment._augmentation_space with num_bins=31, in its order: our names
+TRANSFORMS = {
+    "Identity": "identity",
+    "ShearX": "shear_x",
+    "ShearY": "shear_y",
+    "TranslateX": "translate_x",
+    "TranslateY": "translate_y",
+    "Rotate": "rotate",
+    "Brightness": "brightness",
+    "Color": "color",
+    "Contrast": "contrast",
+    "Sharpness": "sharpness",
+    "Posterize": "posterize",
+    "Solarize": "solarize",
+    "AutoContrast": "autocontrast",
+    "Equalize": "equalize",
+}
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +231,8 @@ def test_rand_augment_s_transforms_are_torchvision_s(photo, number, name, magnit
     dull = photo // 2 + 30
     for sign, draw in ((1, 0.0), (-1, LARGEST)):
         found = RandAugment(1, magnitude, BLACK).apply(dull, [(number + 0.5) / 14, draw], None)
+        alone = RandAugment(1, magnitude, BLACK, [TRANSFORMS[name]])
+        assert np.array_equal(alone.apply(dull, [LARGEST, draw], None), found)
         unlike = difference(found, torchvision_s(name, Image.fromarray(dull), magnitude, sign))
         if name in ("ShearX", "ShearY", "Rotate"):  # places of 1/32 pixel, and edges blended with the fill
             assert (unlike > 8).mean() < 0.015
@@ -255,11 +257,26 @@ def test_rand_augment_draws_each_transform_equally_often(photo):
     assert math.isclose(draws[:, 0].mean(), 0.5, abs_tol=0.02)
 
 
+def test_rand_augment_draws_from_the_transforms_given(photo):
+    op = RandAugment(2, 20, transforms=("posterize", "identity", "rotate"))
+    posterized = op.apply(photo, [0.0, 0.0, 0.5, 0.0], None)
+    assert np.array_equal(posterized, RandAugment(1, 20, transforms=("posterize",)).apply(photo, [0.0, 0.0], None))
+    rotated = op.apply(photo, [0.5, 0.0, LARGEST, 0.9], None)
+    assert np.array_equal(rotated, RandAugment(1, 20, transforms=("rotate",)).apply(photo, [0.0, 0.9], None))
+    assert op.skips([0.34, 0.0, 0.66, 0.9])
+    assert not op.skips([0.33, 0.0, 0.5, 0.0])
+    assert (len(op.maps(9, 9, [0.0, 0.0, 0.5, 0.0])), len(op.maps(9, 9, [0.9, 0.0, 0.7, 0.0]))) == (0, 2)
+    draws = uniforms(0, 0, np.arange(50), 0, op.draws).tolist()
+    everything = RandAugment(2, 20, transforms=tuple(TRANSFORMS.values()))
+    for drawn in draws:
+        assert np.array_equal(everything.apply(photo, drawn, None), RandAugment(2, 20).apply(photo, drawn, None))
+
+
 @pytest.mark.parametrize("magnitude", range(31))
 def test_every_level_is_solarized_and_posterized_as_by_torchvision(magnitude):
     levels = np.repeat(np.arange(256, dtype=np.uint8).reshape(16, 16, 1), 3, axis=2)
     for name in ("Solarize", "Posterize"):
-        found = RandAugment(1, magnitude).apply(levels, [(TRANSFORMS.index(name) + 0.5) / 14, 0.0], None)
+        found = RandAugment(1, magnitude, transforms=[TRANSFORMS[name]]).apply(levels, [0.5, 0.0], None)
         assert np.array_equal(found, torchvision_s(name, Image.fromarray(levels), magnitude, 1))
 
 

@@ -44,6 +44,7 @@ SAME = [
     (GaussianBlur(2), GaussianBlur((2, 2.0))),
     (RandomErasing(value=[0, 1, 2]), RandomErasing(value=(0, 1, 2))),
     (RandAugment(np.int64(2)), RandAugment(2)),
+    (RandAugment(transforms=["rotate", np.str_("color")]), RandAugment(transforms=("rotate", "color"))),
     (Custom("a:b", 2), Custom("a:b", "2")),
 ]
 
@@ -66,7 +67,7 @@ def test_every_op_is_described_by_name_version_and_parameters():
         described = to_dict(op)
         assert isinstance(op, WindowOp | PixelOp)
         assert described["op"] == name == kind.__name__
-        assert set(described) == {"op", "version", *names} - {"sample"}  # which only those that have it describe
+        assert set(described) == {"op", "version", *names} - {"sample", "transforms"}  # described if not the default
         assert described["version"] == ("1" if kind is Custom else 1)
         assert from_dict(described) == op
         assert not hasattr(op, "__dict__")
@@ -79,7 +80,14 @@ def test_every_op_is_described_by_name_version_and_parameters():
 
 def test_descriptions_never_change():
     """Fingerprints of caches are made of them."""
-    ops = [RandomCrop(32, 4), ColorJitter(0.5), RandomErasing(value="random"), Custom("a:b", "2")]
+    ops = [
+        RandomCrop(32, 4),
+        ColorJitter(0.5),
+        RandomErasing(value="random"),
+        Custom("a:b", "2"),
+        RandAugment(),
+        RandAugment(transforms=("rotate", "color")),
+    ]
     assert [json.dumps(to_dict(op), sort_keys=True) for op in ops] == [
         '{"fill": 0, "op": "RandomCrop", "padding": 4, "size": 32, "version": 1}',
         '{"brightness": [0.5, 1.5], "contrast": [1.0, 1.0], "hue": [0.0, 0.0], "op": "ColorJitter", '
@@ -87,6 +95,9 @@ def test_descriptions_never_change():
         '{"op": "RandomErasing", "p": 0.5, "ratio": [0.3, 3.3], "scale": [0.02, 0.33], "value": "random", '
         '"version": 1}',
         '{"op": "Custom", "target": "a:b", "version": "2"}',
+        '{"fill": 128, "magnitude": 9, "num_ops": 2, "op": "RandAugment", "version": 1}',
+        '{"fill": 128, "magnitude": 9, "num_ops": 2, "op": "RandAugment", "transforms": ["rotate", "color"], '
+        '"version": 1}',
     ]
 
 
@@ -94,6 +105,7 @@ def test_signatures_are_what_one_writes():
     assert signature(RandomCrop) == "RandomCrop(size, padding=0, fill=0)"
     assert signature(RandomResizedCrop) == "RandomResizedCrop(size=224, scale=(0.08, 1), ratio=(0.75, 1.333))"
     assert signature(Custom) == "Custom(target, version='1', sample=False)"
+    assert signature(RandAugment) == "RandAugment(num_ops=2, magnitude=9, fill=128, transforms=None)"
     whole = Custom("a:b", sample=True)
     assert to_dict(whole)["sample"] is True
     assert from_dict(to_dict(whole)) == parse_op(repr(whole)) == whole
@@ -120,6 +132,8 @@ def test_signatures_are_what_one_writes():
         *((RandAugment, {"num_ops": value}, "num_ops is a whole number") for value in (-1, 101, 1.0, None)),
         *((RandAugment, {"magnitude": value}, "magnitude is a whole number") for value in (-1, 31, 9.5, "9")),
         (RandAugment, {"fill": 999}, "fill is a level"),
+        *((RandAugment, {"transforms": value}, "transforms is one or more of identity, .*equalize, each once, not")
+          for value in ((), [], "rotate", ("Rotate",), ("rotate", "rotate"), ("rotate", 3), ([],), {"rotate"}, b"x")),
         (CenterCrop, {"size": list(range(10_000))}, r"not \[0, 1, 2, .{40,90}\.\.\.$"),
     ],
     ids=str,

@@ -39,6 +39,8 @@ __all__ = [
 ]
 
 OPS: Mapping[str, type[Any]] = MappingProxyType({name: globals()[name] for name in __all__})
+# Parameters that are described only if they differ from their defaults, so that older descriptions stay equal.
+_LEFT_OUT: Mapping[str, object] = {"sample": False, "transforms": None}
 _MOST_CHARACTERS = 1000
 _SHOWN_CHARACTERS = 100
 _CUSTOM = re.compile(r"(?P<target>[^\s()@'\"]*:[^\s()@'\"]*)(?:@(?P<version>.*))?", re.DOTALL)
@@ -47,8 +49,9 @@ _CUSTOM = re.compile(r"(?P<target>[^\s()@'\"]*:[^\s()@'\"]*)(?:@(?P<version>.*))
 def to_dict(op: Op) -> dict[str, Any]:
     """Return the op as plain data for a manifest: name, version, parameters. Equal ops have equal descriptions."""
     parameters = {field.name: getattr(op, field.name) for field in fields(op)}  # type: ignore[arg-type]  # a dataclass
-    if parameters.get("sample") is False:  # left out, as it is the default
-        del parameters["sample"]
+    for name, default in _LEFT_OUT.items():
+        if name in parameters and parameters[name] is default:
+            del parameters[name]
     return {"op": type(op).__name__, "version": op.version, **parameters}
 
 

@@ -1,8 +1,8 @@
-"""RandAugment: a few transforms drawn from a fixed list, all with the same magnitude."""
+"""RandAugment: a few transforms drawn from a list, all with the same magnitude."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from tpufeed.images.affine import Row, as_affine, rotation, shear_x, shear_y, warp
 from tpufeed.images.color import (
@@ -18,7 +18,7 @@ from tpufeed.images.color import (
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.protocols import Affine, Draws, Fill, SameSizeOp, keep
 from tpufeed.images.windows import cut_padded
-from tpufeed.options import between
+from tpufeed.options import Rule, between
 
 # Each takes the signed magnitude, -30 to 30; some ignore the sign. For an image of (height, width), transforms that
 # move pixels give the rows for `warp`, or a shift by whole pixels (down, right).
@@ -54,9 +54,48 @@ class _Transform:
         return self.recolour(image, signed, out)
 
 
+def _shift_px(side_px: int, signed: int) -> int:
+    """Return 150 / 331 of the side at full magnitude, truncated to whole pixels."""
+    pixels = 150 * side_px * abs(signed) // (331 * 30)
+    return pixels if signed > 0 else -pixels
+
+
+def _factor(signed: int) -> float:
+    return 1 + 0.9 * signed / 30
+
+
+_TRANSFORMS: Mapping[str, _Transform | None] = {
+    "identity": None,
+    "shear_x": _Transform(warp=lambda _h, _w, signed: shear_x(0.3 * signed / 30)),
+    "shear_y": _Transform(warp=lambda _h, _w, signed: shear_y(0.3 * signed / 30)),
+    "translate_x": _Transform(shift=lambda _h, width, signed: (0, _shift_px(width, signed))),
+    "translate_y": _Transform(shift=lambda height, _w, signed: (_shift_px(height, signed), 0)),
+    "rotate": _Transform(warp=lambda height, width, signed: rotation(height, width, float(signed))),
+    "brightness": _Transform(lambda image, signed, out: brighten(image, _factor(signed), out)),
+    "color": _Transform(lambda image, signed, out: saturate(image, _factor(signed), out)),
+    "contrast": _Transform(lambda image, signed, out: contrast(image, _factor(signed), out)),
+    "sharpness": _Transform(lambda image, signed, out: sharpen(image, _factor(signed), out)),
+    "posterize": _Transform(lambda image, signed, out: posterize(image, 8 - round(abs(signed) / 7.5), out)),
+    "solarize": _Transform(lambda image, signed, out: solarize(image, 255 - 8.5 * abs(signed), out)),
+    "autocontrast": _Transform(lambda image, _signed, out: autocontrast(image, out)),
+    "equalize": _Transform(lambda image, _signed, out: equalize(image, out)),
+}
+_ALL = tuple(_TRANSFORMS)
+
+
+def _are_names(value: Any) -> bool:
+    """Return True for a list or tuple of at least one name, all of them different names of transforms."""
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name in _TRANSFORMS for name in value):
+        return False
+    return 0 < len(value) == len(set(value))
+
+
+_NAMES = Rule(f"one or more of {', '.join(_ALL)}, each once", _are_names, lambda value: tuple(map(str, value)))
+
+
 @dataclass(frozen=True, slots=True)
 class RandAugment(SameSizeOp):
-    """`num_ops` transforms one after another, each drawn from 14 (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719).
+    """`num_ops` transforms one after another, drawn from a list (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719).
 
     Transforms and magnitudes are those of torchvision's RandAugment (torchvision/transforms/autoaugment.py) with
     num_magnitude_bins=31; interpolation is bilinear.
@@ -65,11 +104,15 @@ class RandAugment(SameSizeOp):
         num_ops: number of transforms.
         magnitude: magnitude of all of them, 0 to 30.
         fill: the colour beyond the image after a shear, a translation or a rotation.
+        transforms: names of the transforms to draw from, all equally likely; a new order gives other pixels. None for
+            all 14: identity, shear_x, shear_y, translate_x, translate_y, rotate, brightness, color, contrast,
+            sharpness, posterize, solarize, autocontrast and equalize.
     """
 
     num_ops: Annotated[int, between(0, 100)] = 2
     magnitude: Annotated[int, between(0, 30)] = 9
     fill: Fill = 128
+    transforms: Annotated[tuple[str, ...], _NAMES] | None = None
     version: ClassVar[int] = 1
 
     @property
@@ -78,7 +121,7 @@ class RandAugment(SameSizeOp):
         return 2 * self.num_ops
 
     def skips(self, draws: Draws) -> bool:
-        return all(_TRANSFORMS[int(draw * len(_TRANSFORMS))] is None for draw in draws[::2])
+        return not any(True for _ in self._drawn(draws))
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         changed = False
@@ -92,35 +135,8 @@ class RandAugment(SameSizeOp):
         return [each for each in found if each is not None]
 
     def _drawn(self, draws: Draws) -> Iterator[tuple[_Transform, int]]:
+        names = self.transforms or _ALL
         for number in range(0, self.draws, 2):
-            transform = _TRANSFORMS[int(draws[number] * len(_TRANSFORMS))]
+            transform = _TRANSFORMS[names[int(draws[number] * len(names))]]
             if transform is not None:
                 yield transform, self.magnitude if draws[number + 1] < 0.5 else -self.magnitude
-
-
-def _shift_px(side_px: int, signed: int) -> int:
-    """Return 150 / 331 of the side at full magnitude, truncated to whole pixels."""
-    pixels = 150 * side_px * abs(signed) // (331 * 30)
-    return pixels if signed > 0 else -pixels
-
-
-def _factor(signed: int) -> float:
-    return 1 + 0.9 * signed / 30
-
-
-_TRANSFORMS: tuple[_Transform | None, ...] = (
-    None,  # the identity
-    _Transform(warp=lambda _h, _w, signed: shear_x(0.3 * signed / 30)),
-    _Transform(warp=lambda _h, _w, signed: shear_y(0.3 * signed / 30)),
-    _Transform(shift=lambda _h, width, signed: (0, _shift_px(width, signed))),
-    _Transform(shift=lambda height, _w, signed: (_shift_px(height, signed), 0)),
-    _Transform(warp=lambda height, width, signed: rotation(height, width, float(signed))),
-    _Transform(lambda image, signed, out: brighten(image, _factor(signed), out)),
-    _Transform(lambda image, signed, out: saturate(image, _factor(signed), out)),
-    _Transform(lambda image, signed, out: contrast(image, _factor(signed), out)),
-    _Transform(lambda image, signed, out: sharpen(image, _factor(signed), out)),
-    _Transform(lambda image, signed, out: posterize(image, 8 - round(abs(signed) / 7.5), out)),
-    _Transform(lambda image, signed, out: solarize(image, 255 - 8.5 * abs(signed), out)),
-    _Transform(lambda image, _signed, out: autocontrast(image, out)),
-    _Transform(lambda image, _signed, out: equalize(image, out)),
-)

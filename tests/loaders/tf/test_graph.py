@@ -19,6 +19,7 @@ from tpufeed.images import (
     ColorJitter,
     Custom,
     HorizontalFlip,
+    RandAugment,
     RandomCrop,
     RandomResizedCrop,
     Resize,
@@ -251,7 +252,7 @@ def test_options_that_do_not_fit(cache_url):
         tpufeed.Loader(cache_url, batch_size=71).to_tf(direct=True)
     with pytest.raises(OptionError, match="'Label'"):
         tpufeed.Loader(cache_url, columns=["Label"]).to_tf(direct=True)
-    for op in (Custom("math:sqrt"), ColorJitter(0.4)):
+    for op in (Custom("math:sqrt"), ColorJitter(0.4), RandAugment(transforms=["identity"])):
         name = type(op).__name__
         with pytest.raises(OptionError, match=rf"{name}\("):
             tpufeed.Loader(cache_url, batch_size=5, ops=[op]).to_tf(direct=True)

@@ -244,7 +244,7 @@ def test_floats_are_the_reference_rounded_to_bfloat16(found):
     np.testing.assert_allclose(made["own"].transpose(0, 2, 3, 1), own, atol=1e-6)
 
 
-def test_steps_that_flip_and_shift_compile_once_and_fetch_nothing(found):
+def test_steps_that_mix_compile_once_and_fetch_nothing(found):
     counts, fetched, pixels, host, made = found["compiled"]
     assert counts == [1, 0, 0, 0]
     assert fetched == 0
