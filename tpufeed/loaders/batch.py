@@ -28,8 +28,10 @@ from tpufeed.images.mending import seen_size
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
+from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.buffers import BufferLayout, Memory
 from tpufeed.loaders.columns import (
+    DEVICE_NUMBERS,
     IMAGE,
     SAMPLE,
     SOURCE,
@@ -42,6 +44,7 @@ from tpufeed.loaders.columns import (
     iter_flip_warnings,
     resolve_columns,
 )
+from tpufeed.loaders.device_ops import DeviceOps
 from tpufeed.loaders.joint import JointPipeline
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sampler import BatchRequest, SampleSource, group_rows
@@ -57,6 +60,12 @@ FIX_SIZE = (
     "pass for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation "
     "ops=[Resize(256), CenterCrop(224)] (from tpufeed.images)"
 )
+_WHOLE = 'a cache of whole images, from tpufeed cache warmup --op "Resize(256)" --op "CenterCrop(256)"'
+_NO_DEVICE_SIZE = (
+    "device_ops need images of one size, and its images may differ: give host ops that fix it, like ops=[Resize(256), "
+    f"CenterCrop(256)], or read {_WHOLE}"
+)
+_RANDOM_CROPS = ("RandomResizedCrop", "RandomCrop")
 _NO_SIZE = f"its images may differ in size and no op fixes the size; {FIX_SIZE}"
 
 
@@ -126,14 +135,20 @@ class BatchDecoder:
         columns: the columns of a batch.
         layout: places of the pixel columns in a buffer of the loader's pool.
         chunks: the rows of a batch as ranges `(start, stop)`.
+        on_device: True if the device ops are left to a device.
 
     Raises:
         OptionError: a dataset does not fit the options, or datasets differ in the names or types of their columns.
     """
 
-    def __init__(self, sources: Sequence[SampleSource], options: LoaderOptions, threads: int) -> None:
-        alone = len(sources) == 1
-        self.decoders = [Decoder(sources[0], options, batched=True)] if alone else _make_alike(sources, options)
+    def __init__(
+        self, sources: Sequence[SampleSource], options: LoaderOptions, threads: int, *, on_device: bool = False
+    ) -> None:
+        if len(sources) == 1:
+            self.decoders = [Decoder(sources[0], options, batched=True, on_device=on_device)]
+        else:
+            self.decoders = _make_alike(sources, options, on_device)
+        self.on_device = on_device
         self.columns = self.decoders[0].columns
         size, pooled = options.batch_size, self.columns.pooled
         self.layout = BufferLayout((each.name, each.dtype, (size, *each.shape)) for each in pooled)
@@ -162,7 +177,9 @@ class BatchDecoder:
             (variant, reader), decoder = open_reader(source, epoch), self.decoders[source]
             rows = range(size) if isinstance(numbers, slice) else numbers.tolist()
             own = where if isinstance(numbers, slice) else [where[row] for row in rows]
-            draws = [pipeline.draw(epoch, places.sample[numbers]) for pipeline in decoder.pipelines]
+            draws = decoder.draw(epoch, places.sample[numbers])
+            if self.on_device:
+                arrays[DEVICE_NUMBERS][numbers] = decoder.device_numbers(epoch, places.sample[numbers])
             job.parts.append(JobPart(source, epoch, variant, reader, decoder, own, draws, rows))
         return job
 
@@ -217,19 +234,27 @@ class Decoder:
         options: `ops` or `views`, `seed`, `columns`, and the options for batching columns.
         batched: True if rows are arrays, so that all images need the same size.
         encoded: True to give images as their encoded bytes.
+        on_device: True to leave the device ops to a device; otherwise they run here, after the other ops.
 
     Attributes:
         pipelines: the ops of each view of an image, with their seed; a single pipeline without views.
         sizes: (height, width) of each view's images; None if they differ from sample to sample.
         columns: the columns that samples are decoded to.
         specs: the features of the dataset by name.
+        device_ops: the ops that a device may run; None if there are none, or no images.
 
     Raises:
         OptionError: something is not an op; an op that the manifest names is not allowed; columns do not fit.
     """
 
     def __init__(
-        self, source: SampleSource, options: LoaderOptions, *, batched: bool = False, encoded: bool = False
+        self,
+        source: SampleSource,
+        options: LoaderOptions,
+        *,
+        batched: bool = False,
+        encoded: bool = False,
+        on_device: bool = False,
     ) -> None:
         self._url, self._classes, self._encoded = source.dataset.url, source.classes, encoded
         manifest, seed = source.dataset.manifest, options.seed ^ source.salt
@@ -247,12 +272,13 @@ class Decoder:
             manifest = msgspec.structs.replace(manifest, class_names=self._classes.names)
         views: Sequence[Sequence[Op]] = (options.ops,) if options.ops is not None else options.view_ops
         views = views or (_own_ops(source.dataset),)
+        later = options.device_ops or ()
         self.pipelines = list[Pipeline]()
         for view, ops in enumerate(views):
             # The first view draws with the loader's own seed.
             salt = hashlib.blake2b(b"%d" % view, digest_size=7).digest() if view else b""
             draws = manifest.draws_seed(seed ^ int.from_bytes(salt, "little"))
-            self.pipelines.append(Pipeline(ops, draws, fast=True, upright=manifest.upright))
+            self.pipelines.append(Pipeline([*ops, *later], draws, fast=True, upright=manifest.upright))
         stored_size = None if manifest.cache is None else manifest.cache.shape[:2]
         self.sizes = [pipeline.output_size(stored_size) for pipeline in self.pipelines]
         if options.views is not None and None in self.sizes:
@@ -260,6 +286,10 @@ class Decoder:
         self.columns: Columns = resolve_columns(manifest, options, self.sizes, self._classes is not None)
         if batched and None in self.sizes and self.columns.pooled:
             raise OptionError(f"{self._url}: {_NO_SIZE}")
+        self._drawn, self._host = self.pipelines, self.pipelines  # those drawn for, and those whose pixels are made
+        self.device_ops: DeviceOps | None = None
+        if later and self.columns.images:
+            self._add_device_ops(Pipeline(views[0], 0), later, source.dataset, on_device)
         self._shape, self._upright = manifest.tensor_shape, manifest.upright
         self._tensor_bytes = math.prod(self._shape or (0,))  # 0: images are encoded
         self._min_visibility = float(options.min_visibility)
@@ -274,7 +304,7 @@ class Decoder:
         one_view, images = len(self.pipelines) == 1, self.columns.images
         # The image column if there is one view and nothing else to decode: nearly always.
         self._alone = images[0].name if images and one_view and not self.columns.fields and not encoded else None
-        self._is_copied = bool(self._shape and images and one_view and not self.pipelines[0].ops)
+        self._is_copied = bool(self._shape and images and one_view and not self._host[0].ops)
         custom = next((op for op in self.pipelines[0].ops if isinstance(op, Custom) and op.sample), None)
         self._joint = None if custom is None else self._cut_at(custom)
 
@@ -289,7 +319,41 @@ class Decoder:
             raise OptionError(
                 f"{custom} cannot change {column.name!r} with the image, masks and boxes: leave that column out"
             )
+        if self.device_ops is not None:
+            raise OptionError(
+                f"{custom} changes masks and boxes together with the pixels, so no device op can follow it: leave "
+                "device_ops out, and put its ops into ops"
+            )
         return JointPipeline(self.pipelines[0], moving, self._fields)
+
+    def _add_device_ops(self, here: Pipeline, later: Sequence[Op], dataset: Dataset, on_device: bool) -> None:
+        """Check that a device can run the ops `later` after the ops `here`, and with `on_device` leave them to it."""
+        cache, whole = dataset.manifest.cache, self.pipelines[0]
+        size = here.output_size(None if cache is None else cache.shape[:2])
+        if size is None:
+            raise OptionError(f"{self._url}: {_NO_DEVICE_SIZE}")
+        cropped = [] if cache is None else [str(op.get("op")) for op in cache.ops if op.get("op") in _RANDOM_CROPS]
+        if cropped and any(isinstance(op, RandomResizedCrop) for op in later):
+            raise OptionError(
+                f"{self._url}: the cache holds crops already, of {cropped[0]}, and RandomResizedCrop would crop them "
+                f"again: read {_WHOLE}; or leave RandomResizedCrop out of device_ops"
+            )
+        self.device_ops = DeviceOps(later, size)
+        if on_device:
+            self.columns = self.columns.before_device_ops(size, self.device_ops.width)
+            self._host = [Pipeline(here.ops, whole.seed, whole.fast, whole.upright)]
+            self._drawn = self.pipelines if self.columns.fields else self._host
+
+    def draw(self, epoch: int, samples: Ints) -> list[DrawnBatch]:
+        """Return the draws that `decode` takes for these samples."""
+        return [pipeline.draw(epoch, samples) for pipeline in self._drawn]
+
+    def device_numbers(self, epoch: int, samples: Ints) -> Array:
+        """Return what the device ops do to the images of these samples, float32 of shape (samples, numbers)."""
+        assert self.device_ops is not None, "this decoder leaves them to a device"
+        every = self.pipelines[0]
+        positions = range(len(self._host[0].ops), len(every.ops))
+        return self.device_ops.parameters([every.uniforms(epoch, samples, position) for position in positions])
 
     def decode(
         self,
@@ -304,7 +368,7 @@ class Decoder:
         Args:
             reader: the reader of the variant.
             places: the places of the samples.
-            draws: `[view][op][sample]`.
+            draws: `[view][op][sample]`, from `draw`.
             rows: arrays, or lists if sizes differ.
             at: the row of each sample; a range if rows adjoin.
 
@@ -333,7 +397,7 @@ class Decoder:
                     continue
                 if images is not None:
                     drawn, out = [op[number] for op in draws[0]], images[at[number]]
-                    self.pipelines[0].run_stored(image, self._shape, drawn, out, _scratch)
+                    self._host[0].run_stored(image, self._shape, drawn, out, _scratch)
                     continue
                 views = [[op[number] for op in view] for view in draws]
                 if columns.images and not is_copied and self._joint is None:
@@ -410,8 +474,10 @@ class Decoder:
         if self._shape is None and len(self.pipelines) > 1:
             made = run_views(self.pipelines, image, draws, outs, _scratch)
         else:
-            each = zip(self.pipelines, draws, outs, strict=True)
-            made = [ops.run_stored(image, self._shape, drawn, out, _scratch) for ops, drawn, out in each]
+            each = zip(self._host, draws, outs, strict=True)
+            made = [
+                here.run_stored(image, self._shape, drawn[: len(here.ops)], out, _scratch) for here, drawn, out in each
+            ]
         for (name, place), pixels in zip(self.columns.views, made, strict=True):
             target = rows[name]
             if isinstance(target, list):  # a copy: pixels may be a view of the shard, or of scratch memory
@@ -455,7 +521,7 @@ def warn_of_flips(decoders: Iterable[Decoder]) -> None:
             _logger.warning("%s: %s", decoder._url, warning)
 
 
-def _make_alike(sources: Sequence[SampleSource], options: LoaderOptions) -> list[Decoder]:
+def _make_alike(sources: Sequence[SampleSource], options: LoaderOptions, on_device: bool) -> list[Decoder]:
     """Return a decoder for each dataset of a mixture: lists have room for the longest list of all datasets."""
     labelled = all(source.dataset.manifest.labelled for source in sources)
     if options.columns is None or options.columns == "default":
@@ -465,7 +531,7 @@ def _make_alike(sources: Sequence[SampleSource], options: LoaderOptions) -> list
     def make(options: LoaderOptions) -> Iterator[Decoder]:
         for source in sources:
             try:
-                yield Decoder(source, options, batched=True)
+                yield Decoder(source, options, batched=True, on_device=on_device)
             except OptionError as error:
                 where = "" if source.dataset.url in str(error) else f"{source.label}: "
                 raise OptionError(f"{where}{error}. All datasets of a mixture need the columns asked for") from error

@@ -30,6 +30,7 @@ Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 Rows: TypeAlias = Mapping[str, Array] | Mapping[str, list[Any]]  # a batch's arrays, or a list for each column
 
 IMAGE, SAMPLE, SOURCE, WINDOW = "image", "sample", "source", "window"
+DEVICE_NUMBERS = "(device_ops)"  # what device ops do to each image; no feature has this name
 _OWN_NAMES = frozenset({IMAGE, SAMPLE})  # columns that loaders make; no feature has these names
 _FEATURE_OF_NAME = {
     "label": schema.LABEL,
@@ -411,6 +412,16 @@ class Columns:
     pooled: tuple[Column, ...]
     names: tuple[str, ...]
     mask: str
+
+    def before_device_ops(self, size: tuple[int, int], numbers: int) -> "Columns":
+        """Return the columns with images of this size, (height, width), and `numbers` numbers for the device ops."""
+        image = Column(IMAGE, "uint8", (*size, 3))
+
+        def changed(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+            return tuple(image if column.name == IMAGE else column for column in columns)
+
+        every = (*changed(self.every), Column(DEVICE_NUMBERS, "float32", (numbers,)))
+        return replace(self, every=every, images=(image,), pooled=changed(self.pooled))
 
 
 def resolve_columns(

@@ -56,6 +56,7 @@ class DeviceOps:
         size: (height, width) of all images that reach the device.
 
     Attributes:
+        size: `size`.
         out_size: (height, width) of the results.
         width: float32 numbers per image.
 
@@ -65,6 +66,7 @@ class DeviceOps:
 
     def __init__(self, ops: Sequence[Op], size: _Size) -> None:
         self._steps: list[_Step] = []
+        self.size = size
         for op in ops:
             make = _STEPS.get(type(op)) or (_Window if isinstance(op, WindowOp) else None)
             if make is None or isinstance(op, type):

@@ -64,6 +64,7 @@ class WorkerConfig:
         threads: threads that decode.
         lanes: lanes of the order that this rank reads.
         file: descriptor of the batches' memory if it is shared.
+        on_device: True if the device ops are left to a device.
         cores: cores of the NUMA node that a worker process is pinned to; empty if it may run on all.
     """
 
@@ -72,6 +73,7 @@ class WorkerConfig:
     threads: int
     lanes: int
     file: int | None
+    on_device: bool = False
     cores: tuple[int, ...] = ()
 
 
@@ -328,7 +330,7 @@ def _obstacle(datasets: Sequence[Dataset], options: LoaderOptions) -> str:
     for url in (url for dataset in datasets for url in (dataset.url, dataset.shards.url)):
         if url_scheme(url) == "memory":
             return f"{url} is memory of this process"
-    for op in itertools.chain(options.ops or (), *options.view_ops):
+    for op in itertools.chain(options.ops or (), options.device_ops or (), *options.view_ops):
         if isinstance(op, Custom) and op.obstacle:
             return op.obstacle
         try:

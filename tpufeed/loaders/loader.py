@@ -20,7 +20,8 @@ from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.batch import BatchDecoder, DecodedBatch, warn_of_flips
 from tpufeed.loaders.buffers import BufferPool
-from tpufeed.loaders.columns import SAMPLE, Batch, BatchForm, Column
+from tpufeed.loaders.columns import DEVICE_NUMBERS, IMAGE, SAMPLE, Batch, BatchForm, Column
+from tpufeed.loaders.device_ops import Arrays
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.feed import REPLACED, SUPERSEDED, DatasetLike, Feed, Iterated, Iteration
 from tpufeed.loaders.mixture import Mixture
@@ -126,6 +127,10 @@ class Loader(Feed, Iterated):
         batch_size: samples per batch on one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
             end up the same size. None: the live ops of a cache, or no op.
+        device_ops: ops that run after `ops`, with the same random numbers: on the device in batches of `to_jax`,
+            `to_xla` and `to_device`, where they cost the host a copy of the images and a microsecond per image, and on
+            the host in all other batches. Images need one size before them. docs/device_ops.md says which ops there
+            are, and how near their pixels are to those of the host.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
             width, filename, text, or the name of a feature; for a mixture also source, the number of the sample's
             dataset. By default ("image", "label"), or images alone if the dataset has no labels. None: a dict of image,
@@ -177,7 +182,8 @@ class Loader(Feed, Iterated):
         options: the options, checked.
         form: the names of a batch's columns, and whether it is a dict or a tuple.
         columns: how records are decoded into these columns.
-        pipeline: the ops of the image, or of its first view, with their seed.
+        pipeline: the ops of the image, or of its first view, with their seed; device ops come last.
+        device_ops: the device ops as a device runs them; None if there are none, or no images.
         pixels: the names of the pixel columns, whose arrays begin at a memory page.
 
     Raises:
@@ -193,6 +199,7 @@ class Loader(Feed, Iterated):
         *,
         batch_size: int = 128,
         ops: Sequence[Op] | None = None,
+        device_ops: Sequence[Op] | None = None,
         columns: Sequence[str] | None = "default",
         shuffle: bool = True,
         seed: int = 0,
@@ -433,6 +440,7 @@ class Loader(Feed, Iterated):
         deterministic: bool = False,
         service: str | None = None,
         sharding: Literal["dynamic", "off", "file"] | None = None,
+        finish: bool = True,
     ) -> "tf.data.Dataset":
         """Return the batches as a `tf.data.Dataset` of static shapes. Place, counts and class names stay the loader's.
 
@@ -460,6 +468,8 @@ class Loader(Feed, Iterated):
             sharding: what each worker of the service reads: parts of shards as it has time ("dynamic", the default:
                 each sample comes once per epoch, or never if a worker dies), a fixed share of the parts ("file": the
                 dispatcher has to know the workers' addresses), or everything ("off").
+            finish: False leaves the loader's `device_ops` to `Loader.finish`, which a compiled step calls first: a
+                `tf.data.Dataset` itself runs on the host. Elements are then dicts.
 
         Raises:
             MissingExtraError: TensorFlow is not installed.
@@ -468,7 +478,16 @@ class Loader(Feed, Iterated):
         """
         from tpufeed.loaders.tf.dataset import tf_feed
 
-        return tf_feed(self, direct, deterministic, service, sharding)
+        return tf_feed(self, direct, deterministic, service, sharding, finish)
+
+    def finish(self, batch: Mapping[str, Any]) -> Any:
+        """Return a batch of `to_tf(finish=False)` as `to_tf()` gives it: with the device ops applied, on the device.
+
+        Call it within a `tf.function`, best with `jit_compile=True`, or within a Keras model's `train_step`.
+        """
+        from tpufeed.loaders.tf.arrays import ARRAYS
+
+        return self.form.package(self.run_device_ops(batch, ARRAYS))
 
     @checked(_READING)
     def to_keras(self, *, class_weight: Mapping[int, float] | None = None) -> Any:
@@ -506,9 +525,29 @@ class Loader(Feed, Iterated):
         else:
             self._supersede([opened for opened in self._opened if opened.begun])
 
-    def iterate(self, *, ahead: bool = False, as_dict: bool = False) -> "EpochIterator":
+    def iterate(self, *, ahead: bool = False, as_dict: bool = False, on_device: bool = False) -> "EpochIterator":
         """Return the next epoch as adapters want it, see `EpochIterator`."""
-        return EpochIterator(self, ahead=ahead, as_dict=as_dict)
+        return EpochIterator(self, ahead=ahead, as_dict=as_dict, on_device=on_device)
+
+    def run_device_ops(self, columns: Mapping[str, Any], arrays: Arrays) -> Mapping[str, Any]:
+        """Return the columns of a batch of `iterate(on_device=True)`, on a device, with the device ops applied.
+
+        Args:
+            columns: the columns by name.
+            arrays: functions of the columns' framework.
+        """
+        if self.device_ops is None:
+            return columns
+        return {**columns, IMAGE: self.device_ops.apply(columns[IMAGE], columns[DEVICE_NUMBERS], arrays)}
+
+    def batch_form(self, on_device: bool) -> tuple[BatchForm, list[Column]]:
+        """Return the form of the batches of `iterate(on_device=on_device)`, and their columns."""
+        ops = self.device_ops if on_device else None
+        if ops is None:
+            return self.form, [self._columns[name] for name in self.form.names]
+        sent = self._columns | {IMAGE: Column(IMAGE, "uint8", (*ops.size, 3))}
+        columns = [*(sent[name] for name in self.form.names), Column(DEVICE_NUMBERS, "float32", (ops.width,))]
+        return BatchForm((*self.form.names, DEVICE_NUMBERS), as_dict=True), columns
 
     def lead(self, iteration: Iteration | None) -> None:
         """Make an iteration the newest, and end earlier ones. Pass None if it takes nothing ahead of its loop."""
@@ -527,10 +566,10 @@ class Loader(Feed, Iterated):
         assert current is not None, "one was opened"
         return EpochPlace(current.cursor.epoch, current.samples, current.left)
 
-    def start_prefetch(self) -> None:
+    def start_prefetch(self, on_device: bool = False) -> None:
         """Prepare the first batches of the next epoch, without beginning it."""
         try:
-            self._open_next(self._open_executor(), ahead=True).submit(self._prefetch)
+            self._open_next(self._open_executor(on_device), ahead=True).submit(self._prefetch)
         except BaseException:
             self._ahead = None  # it may have stopped in the middle of a batch
             raise
@@ -600,6 +639,9 @@ class Loader(Feed, Iterated):
                 epoch.close()
         if executor is not None:
             executor.close()
+        for opened in tuple(self._opened):  # with device ops, an iteration may still have workers of its own
+            if not opened.executor.closed:
+                opened.executor.close()
 
     def __repr__(self) -> str:
         epoch, samples = self._place
@@ -631,7 +673,7 @@ class Loader(Feed, Iterated):
         """Decode samples of these sources from now on. Raises OptionError if the options do not fit them."""
         decoder = self._decoder = BatchDecoder(sources, self.options, self._workers.threads)
         columns = self.columns = decoder.columns
-        self.pipeline = decoder.decoders[0].pipelines[0]
+        self.pipeline, self.device_ops = decoder.decoders[0].pipelines[0], decoder.decoders[0].device_ops
         masked = self.options.remainder == "pad" or self.options.max_bad_records > 0
         self.form = BatchForm((*columns.names, *((columns.mask,) if masked else ())), self.options.columns is None)
         own = [*columns.every, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]
@@ -691,8 +733,15 @@ class Loader(Feed, Iterated):
             self._bad.add(record.where)
             _logger.warning("bad record skipped, %d of at most %d: %s", len(self._bad), most, record.message)
 
-    def _open_executor(self) -> Executor:
-        """Return the workers, and start them if there are none."""
+    def _open_executor(self, on_device: bool) -> Executor:
+        """Return workers that leave the device ops to a device, or not, and start them if there are none."""
+        if self.device_ops is not None and on_device != self._decoder.on_device:
+            self._decoder = BatchDecoder(self.sources, self.options, self._workers.threads, on_device=on_device)
+            executor, self._executor = self._executor, None
+            if self._ahead is not None:
+                self._ahead.close()
+            if executor is not None and not any(opened.begun and not opened.closed for opened in self._opened):
+                executor.close()  # else an iteration still takes batches from it
         if self._executor is not None and not self._executor.closed:
             return self._executor
         lanes = self._sampler.stream(self.world).lanes // self.world.size
@@ -700,7 +749,10 @@ class Loader(Feed, Iterated):
         try:
             pool = BufferPool(self._decoder.layout, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
             sources, nodes = self._sampler.sources, self._workers.nodes
-            config = WorkerConfig(self._sampler.shares, self.options, threads, lanes, pool.file)
+            config = WorkerConfig(
+                self._sampler.shares, self.options, threads, lanes, pool.file, self._decoder.on_device
+            )
+            self._stats.buffer_bytes = self._prefetch * self._decoder.layout.stride
             if processes:
                 self._executor = ProcessExecutor(sources, config, processes, pool, self._copies_shards, nodes)
             else:
@@ -747,14 +799,16 @@ class EpochIterator(Iterator[Batch]):
         ahead: True if batches are taken ahead of the training loop. The caller then ends earlier iterations with
             `lead`, and says what reaches the loop with `hand_out`.
         as_dict: True for batches as dicts of columns, whatever the loader's form.
+        on_device: True for batches on which device ops still have to run, see `Loader.run_device_ops`.
     """
 
     _begun = False
 
-    def __init__(self, loader: Loader, *, ahead: bool = False, as_dict: bool = False) -> None:
+    def __init__(self, loader: Loader, *, ahead: bool = False, as_dict: bool = False, on_device: bool = False) -> None:
         self._loader, self._leads = loader, ahead
-        self._form = replace(loader.form, as_dict=True) if as_dict else loader.form
-        self._prefetch = loader._open_next(loader._open_executor())
+        form, _ = loader.batch_form(on_device)
+        self._form = replace(form, as_dict=True) if as_dict else form
+        self._prefetch = loader._open_next(loader._open_executor(on_device))
         if ahead or loader._ahead_of_loop is None:
             loader._current = self._prefetch
 

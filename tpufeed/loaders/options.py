@@ -21,6 +21,7 @@ class LoaderOptions:
 
     batch_size: Count = 128
     ops: Ops | None = None
+    device_ops: Ops | None = None
     columns: Literal["default"] | Names | None = "default"
     shuffle: bool = True
     seed: Whole = 0
@@ -53,6 +54,8 @@ class LoaderOptions:
             at_least(1).check(f"pad[{name!r}]", value)
         if self.views is not None and self.ops is not None:
             raise OptionError("give either ops, for one crop of an image, or views, which are lists of ops")
+        if self.views is not None and self.device_ops:
+            raise OptionError("views are made on the host: leave out device_ops, and put its ops into each view")
         for view in () if self.views is None else self.view_ops:
             if not isinstance(view, list | tuple):
                 raise OptionError(f"views are {_VIEWS_FORM}, not {self.views!r}")

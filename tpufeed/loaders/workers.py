@@ -357,7 +357,7 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
             SampleSource(Dataset(open_store(url, follow=False), manifest, version), split, classes, salt)
             for manifest, url, version, split, classes, salt in _sources
         ]
-        decoder = BatchDecoder(sources, config.options, config.threads)
+        decoder = BatchDecoder(sources, config.options, config.threads, on_device=config.on_device)
         executor = ThreadExecutor(sources, config, decoder)
         buffers = MappedBuffers(config.file, decoder.layout)
         begun: _Begun = queue.SimpleQueue()

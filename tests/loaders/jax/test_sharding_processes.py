@@ -75,6 +75,12 @@ def test_meshes_in_any_order(processes, expected, name):
     assert [ids(part) for part in parts] == [expected(0, rank, 1 + max(ranks)) for rank in ranks]
 
 
+@pytest.mark.parametrize("name", ["interleaved", "model in a process", "replicated"])
+def test_device_ops_run_before_rows_become_part_of_a_global_array(processes, name):
+    """The processes have compared the mirrored pixels of each device, and the sums of the global array."""
+    assert [found[f"{name}, device ops"] for found in processes] == [found[name] for found in processes]
+
+
 def test_a_state_goes_on_in_one_process(processes, cache_url):
     states = [found["state"] for found in processes]
     assert states[0] == states[1]

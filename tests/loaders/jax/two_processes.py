@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tpufeed
+from tpufeed.images import HorizontalFlip
 
 SIZE, DEVICES = 2, 4
 COLUMNS = ["image", "sample"]
@@ -95,6 +96,9 @@ def run(process, loader, url, broken):
     for name in ("backwards", "interleaved", "model in a process", "model across", "pixels across", "all across"):
         found[name] = epoch_of(make(url, sharding=shardings[name]), pixels)
     found["replicated"] = epoch_of(make(url, sharding=shardings["replicated"]), pixels)
+    for name in ("interleaved", "model in a process", "replicated"):
+        mirrored = make(url, sharding=shardings[name], device_ops=[HorizontalFlip(p=1.0)])
+        found[f"{name}, device ops"] = epoch_of(mirrored, pixels[:, :, ::-1])
 
     found["batch size"] = error_of(make(url, batch_size=4 if odd else 8))
     found["seed"] = error_of(make(url, seed=int(odd)))

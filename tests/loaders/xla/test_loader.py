@@ -354,6 +354,8 @@ def test_under_spmd_one_process_is_the_world(spmd, cache_url):
         ("batches of dicts", "dict", [*BY_ROWS, "{replicated}"], 8),
         ("one for all", "tuple", [*BY_ROWS, BY_ROWS[1]], 2),
         ("no minibatch", "tuple", [*BY_ROWS, BY_ROWS[1]], 2),
+        ("device ops", "tuple", [*BY_ROWS, "{replicated}"], 8),  # they mirror, so that sums stay
+        ("device ops, one for all", "tuple", [*BY_ROWS, BY_ROWS[1]], 2),
     ],
 )
 def test_every_column_is_split_as_its_spec_says(spmd, sums, case, form, specs, last):

@@ -18,6 +18,7 @@ from torch_xla.distributed import spmd
 
 import tpufeed
 from tpufeed.errors import TpufeedError
+from tpufeed.images import HorizontalFlip
 
 faulthandler.dump_traceback_later(280, exit=True)
 
@@ -71,6 +72,8 @@ def main(cache):
         "one for all": iterate(cache, sharding=images, **given),
         "no minibatch": iterate(cache, sharding=whole, **given),
         "none": iterate(cache, **given),
+        "device ops": iterate(cache, sharding=three, device_ops=[HorizontalFlip(p=1.0)], **given),
+        "device ops, one for all": iterate(cache, sharding=images, device_ops=[HorizontalFlip(p=1.0)], **given),
         "a DataLoader": iterate(host, sharding={"image": images, "label": each}),
         "missing": iterate(cache, sharding={"image": images, "label": each}, **given),
         "other axes": iterate(cache, sharding=three | {"label": images}, **given),

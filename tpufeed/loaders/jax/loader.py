@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from tpufeed.errors import OptionError
+from tpufeed.loaders.columns import DEVICE_NUMBERS, IMAGE
 from tpufeed.loaders.device import DeviceFeed, DeviceIterator, Exchange, Transfer
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
@@ -30,6 +31,11 @@ class JaxFeed(DeviceFeed, Feed):
     def __init__(self, loader: "Loader", sharding: Any, device_prefetch: int) -> None:
         super().__init__(loader, device_prefetch)
         self.placement = Placement(sharding)
+        if loader.device_ops is not None and self.placement.splits_images:
+            raise OptionError(
+                f"device_ops need whole images on each device, and the sharding {sharding.spec} splits images: give "
+                f"one that splits rows alone, like PartitionSpec({sharding.spec[0]!r}), or put the ops into ops"
+            )
         loader.find_world_by(self.placement.world)
 
     @property
@@ -86,7 +92,7 @@ class JaxIterator(DeviceIterator):
         """
         loader = self._feed.loader
         if not (self._closed or loader.is_led):
-            loader.start_prefetch()
+            loader.start_prefetch(on_device=True)
 
     def get_state(self) -> "IteratorState":
         """Return the loader's `state_dict()`, with the method `decode` that handlers expect of Grain's bytes."""
@@ -119,9 +125,9 @@ class _JaxTransfer(Transfer):
     """Makes global arrays from the rows of this process."""
 
     def __init__(self, loader: "Loader", placement: Placement) -> None:
-        self._form, self._placement = loader.form, placement
+        self._form, self._placement, self._ops = loader.form, placement, loader.device_ops
         self._x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # in the caller's thread, see `enable_x64`
-        self.batches: Any = loader.iterate(ahead=True, as_dict=True)
+        self.batches: Any = loader.iterate(ahead=True, as_dict=True, on_device=True)
         self.close = self.batches.close
         spec = loader.epoch_spec()
         self.spec = replace(spec, rank=jax.process_index(), order=f"{spec.order}, sharding {placement}")
@@ -130,9 +136,13 @@ class _JaxTransfer(Transfer):
         sent, size = dict(batch), 0
         with enable_x64(self._x64):
             for name in self._form.names:
-                if batch[name].dtype.kind != "O":
+                if batch[name].dtype.kind == "O":
+                    continue
+                size += batch[name].nbytes
+                if name == IMAGE and self._ops is not None:
+                    sent[name] = self._placement.put_images(self._ops, batch[name], batch[DEVICE_NUMBERS])
+                else:
                     sent[name] = self._placement.put(name, batch[name])
-                    size += batch[name].nbytes
             # Hand out only arrays that are ready: waits inside a step would not count as waits for input.
             wait: Any = jax.block_until_ready
             wait(sent)

@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, OptionError
+from tpufeed.loaders.device_ops import DeviceOps
+from tpufeed.loaders.jax.arrays import ARRAYS
 from tpufeed.loaders.rank_check import EpochSpec
 
 # Without types in JAX, or elsewhere in each version. `enable_x64` holds for the current thread only.
@@ -54,6 +56,7 @@ class Placement:
             raise OptionError("the mesh has no axis to split rows over; give Mesh(jax.devices(), ('data',))")
         self._given = given
         self._fitted: dict[int, Sharding] = {}
+        self._local: _LocalRows | None = None
 
     @cached_property
     def sharding(self) -> Sharding:
@@ -72,16 +75,26 @@ class Placement:
         sharding = self.sharding
         return self if mesh is None or sharding == NamedSharding(mesh, _spec(mesh.axis_names[0])) else Placement(None)
 
+    @property
+    def splits_images(self) -> bool:
+        """True if the sharding splits images themselves, not only their rows. Does not start JAX's backend."""
+        return isinstance(self._given, NamedSharding) and any(axis is not None for axis in self._given.spec[1:])
+
     @cached_property
-    def held(self) -> dict[int, frozenset[int]]:
-        """The numbers of the blocks that each process holds, by process."""
+    def blocks(self) -> dict[Any, int]:
+        """The number of the block of rows that each device holds."""
         sharding = self.fit(1)
         devices = len(sharding.device_set)
         rows = sharding.shard_shape((devices,))[0]  # each axis of the mesh divides it, so all blocks are equal
+        found = sharding.devices_indices_map((devices,))
+        return {device: (block.start or 0) // rows for device, (block, *_) in found.items()}
+
+    @cached_property
+    def held(self) -> dict[int, frozenset[int]]:
+        """The numbers of the blocks that each process holds, by process."""
         held = dict[int, set[int]]()
-        device: Any
-        for device, (block, *_) in sharding.devices_indices_map((devices,)).items():
-            held.setdefault(device.process_index, set()).add((block.start or 0) // rows)
+        for device, block in self.blocks.items():
+            held.setdefault(device.process_index, set()).add(block)
         return {process: frozenset(held[process]) for process in sorted(held)}
 
     @cached_property
@@ -168,6 +181,25 @@ class Placement:
         array_of_all: jax.Array = make(self.fit(array.ndim), array, (len(array) * len(self.ranks), *array.shape[1:]))
         return array_of_all
 
+    def put_images(self, ops: DeviceOps, images: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> jax.Array:
+        """Return the global array of the images that device ops make of this process's images.
+
+        Args:
+            ops: the device ops, the same in all calls.
+            images: uint8 of shape (rows, height, width, 3).
+            numbers: float32 of shape (rows, `ops.width`), from `ops.parameters`.
+        """
+        if self._local is None:
+            blocks = dict[int, list[Any]]()
+            for device, block in self.blocks.items():
+                if device.process_index == jax.process_index():
+                    blocks.setdefault(block, []).append(device)
+            self._local = _LocalRows([blocks[block] for block in sorted(blocks)], ops)
+        made = self._local.apply(images, numbers)
+        shards = [shard.data for shard in made.addressable_shards]
+        shape = (len(made) * len(self.ranks), *made.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self.fit(4), shards)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Placement, (self._given,)
 
@@ -178,6 +210,27 @@ class Placement:
             return str(sharding)
         devices = zlib.crc32(str([device.id for device in sharding.mesh.devices.flat]).encode())
         return f"{sharding.spec} over {dict(sharding.mesh.shape)} of devices {devices:08x}"
+
+
+class _LocalRows:
+    """Device ops on the rows of this process, compiled once for its devices.
+
+    They run before the rows become part of a global array: programs over the devices of several processes would have
+    to start in the same order in all of them, and the training loop starts its own in another thread.
+
+    Args:
+        devices: the devices that hold each block of rows, in the order of the blocks.
+        ops: the device ops.
+    """
+
+    def __init__(self, devices: list[list[Any]], ops: DeviceOps) -> None:
+        self._rows = NamedSharding(Mesh(np.array(devices), ("rows", "copies")), _spec("rows"))
+        self._apply = jax.jit(partial(ops.apply, arrays=ARRAYS), out_shardings=self._rows)
+
+    def apply(self, images: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> jax.Array:
+        """Return the images that the ops make."""
+        made: jax.Array = self._apply(*(jax.device_put(each, self._rows) for each in (images, numbers)))
+        return made
 
 
 def _find_mesh() -> Mesh | None:

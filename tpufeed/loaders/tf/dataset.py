@@ -45,11 +45,17 @@ _GCS_SETTINGS = {
 
 
 def tf_feed(
-    loader: "Loader", direct: bool, deterministic: bool, service: str | None, sharding: Sharding | None
+    loader: "Loader", direct: bool, deterministic: bool, service: str | None, sharding: Sharding | None, finish: bool
 ) -> "tf.data.Dataset":
     """Return the dataset of `Loader.to_tf`."""
     options = loader.options
     direct, sharding = _check_options(loader, direct, deterministic, service, sharding)
+    if not finish and (direct or loader.device_ops is None):
+        raise OptionError(
+            "finish=False leaves device_ops to the step: "
+            + ("with direct=True TensorFlow runs all ops" if direct else "the loader has none for its images")
+            + ", so leave finish out"
+        )
     if direct and "tensorflow" not in sys.modules:
         for name, value in _GCS_SETTINGS.items():
             os.environ.setdefault(name, value)
@@ -75,7 +81,7 @@ def tf_feed(
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
         loader.moved_by, loader.uncounted = None, _UNCOUNTED
     else:
-        dataset = stream_dataset(loader, handed)
+        dataset = stream_dataset(loader, handed, finish)
     if not deterministic:
         dataset = dataset.prefetch(options.prefetch or _PREFETCH if direct else _PREFETCH)
     if handed is not None:

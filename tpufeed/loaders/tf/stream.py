@@ -55,16 +55,16 @@ class HandedEpoch:
             return tf.nest.map_structure(tf.identity, batch)
 
 
-def stream_dataset(loader: "Loader", handed: HandedEpoch | None) -> Any:
+def stream_dataset(loader: "Loader", handed: HandedEpoch | None, finish: bool) -> Any:
     """Return the epochs of a loader as a `tf.data.Dataset`, one per iteration.
 
     The graph holds what an iterator has to remember: where its iteration began, and how many batches it has given. So
     `tf.train.Checkpoint` saves and restores its place exactly.
 
     With `handed`, for `repeat`, elements are (batch, epoch), and an iteration continues with the epoch after that of
-    the last batch that left the dataset.
+    the last batch that left the dataset. Without `finish`, batches still need the device ops.
     """
-    stream = LoaderStream(loader, handed)
+    stream = LoaderStream(loader, handed, on_device=not finish)
     # One outer element per iteration: it opens the epoch when the iteration starts, not when the graph is built.
     opened = tf.data.Dataset.range(1).map(lambda _: tf.ensure_shape(tf.py_function(stream.open, [], tf.int64), (4,)))
     places = opened.flat_map(lambda opened: tf.data.Dataset.from_tensors(opened).repeat(opened[2]).enumerate())
@@ -103,7 +103,7 @@ def place_identity(loader: "Loader") -> int:
 class LoaderStream:
     """Hands the epochs of a loader to a graph. TensorFlow's threads call it."""
 
-    def __init__(self, loader: "Loader", handed: HandedEpoch | None) -> None:
+    def __init__(self, loader: "Loader", handed: HandedEpoch | None, on_device: bool) -> None:
         self.was_placed = loader.is_placed  # it does not begin at its start
         self._loader = loader
         self._handed = handed
@@ -116,7 +116,9 @@ class LoaderStream:
         self._lock = threading.Lock()
         self._calls: deque[int] = deque()  # threads with a call in progress; changing it is atomic
         self._last_call = 0.0
-        dtypes = [loader.column(name).dtype for name in loader.form.names]
+        self._on_device = on_device
+        self._form, self._columns = loader.batch_form(on_device)
+        dtypes = [column.dtype for column in self._columns]
         self.dtypes = [tf.string if dtype == "O" else tf.dtypes.as_dtype(dtype) for dtype in dtypes]
         self.dtypes += [] if handed is None else [tf.int64]
 
@@ -139,10 +141,10 @@ class LoaderStream:
                 self._iterator.close()
                 if self._handed is not None and (last := int(self._handed.last())) >= 0:
                     self._iterator.continue_after(last)
-            self._iterator = self._loader.iterate(as_dict=True)
+            self._iterator = self._iterate()
             if self._next not in (None, self._loader.state_dict()):
                 self._loader.load_state_dict(self._next)
-                self._iterator = self._loader.iterate(as_dict=True)
+                self._iterator = self._iterate()
             self._next, self._identity = None, place_identity(self._loader)
             state = self._loader.state_dict()
             batches = ENDLESS if self._loader.options.repeat else len(self._iterator)
@@ -163,7 +165,7 @@ class LoaderStream:
             arrays: Any = next(iterator)
             self._loader.began = epoch, start  # even if the iteration resumes in its middle
             self._place = epoch, start, place[2] + 1
-            tensors = [self._tensor(name, arrays[name]) for name in self._loader.form.names]
+            tensors = [self._tensor(name, arrays[name]) for name in self._form.names]
             return tensors if self._handed is None else [*tensors, tf.constant(iterator.epoch, tf.int64)]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,11 +202,11 @@ class LoaderStream:
 
     def shaped(self, tensors: list[Any]) -> Any:
         """Return the element of the dataset: the columns with static shapes, and the epoch if it is asked for."""
-        rows, names = self._loader.batch_size, self._loader.form.names
+        names = self._form.names
         columns, epoch = dict(zip(names, tensors, strict=False)), tensors[len(names) :]
-        for name, tensor in columns.items():
-            tensor.set_shape((rows, *self._loader.column(name).shape))
-        batch = self._loader.form.package(columns)
+        for column in self._columns:
+            columns[column.name].set_shape((self._loader.batch_size, *column.shape))
+        batch = self._form.package(columns)
         if not epoch:
             return batch
         epoch[0].set_shape(())
@@ -219,7 +221,10 @@ class LoaderStream:
                 "dataset for each"
             )
         self._loader.load_state_dict(self._loader.state_at(*self._loader.place_after(epoch, start, batch)))
-        return self._loader.iterate(as_dict=True)
+        return self._iterate()
+
+    def _iterate(self) -> "EpochIterator":
+        return self._loader.iterate(as_dict=True, on_device=self._on_device)
 
     @contextmanager
     def _call(self) -> Iterator[None]:

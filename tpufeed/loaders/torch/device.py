@@ -10,6 +10,7 @@ import torch
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.loaders.device import DeviceFeed, Transfer
 from tpufeed.loaders.feed import Feed
+from tpufeed.loaders.torch.arrays import ARRAYS
 from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, map_tensors, refuse_item, to_torch
 
 # Devices whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
@@ -75,8 +76,9 @@ class _TorchTransfer(Transfer):
         if ours is None:
             self.batches = iter(feed.loader.wrapped)
         else:  # only our own iterators can be closed while another thread uses them
-            batches = ours.iterate(ahead=True)
+            batches = ours.iterate(ahead=True, as_dict=True, on_device=True)
             self.batches, self.close, self.spec = map(to_torch, batches), batches.close, ours.epoch_spec()
+        self._ours = ours
         self._device = device
         present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self._asynchronous = present is not None and present.type == device.type
@@ -99,6 +101,8 @@ class _TorchTransfer(Transfer):
             # From pageable memory the driver copies at once, in this thread, whatever `non_blocking` says.
             held = map_tensors(batch, torch.Tensor.pin_memory) if self._pinned else batch
             batch = map_tensors(held, move)
+            if self._ours is not None:
+                batch = self._ours.form.package(self._ours.run_device_ops(batch, ARRAYS))
             copied = None if self._stream is None else self._stream.record_event()
         if waits:
             torch.accelerator.synchronize(self._device)

@@ -101,8 +101,11 @@ class TorchFeed(Undivided, Feed):
         loader = self.loader
         if len(loader.sources) > 1:  # trainers ask every loader for it
             return None
-        options = signature(TFRecordImages).parameters.keys() & set(LoaderOptions.__slots__)
-        return TFRecordImages(loader.dataset, loader.split, **{name: getattr(loader.options, name) for name in options})
+        names = signature(TFRecordImages).parameters.keys() & set(LoaderOptions.__slots__)
+        options = {name: getattr(loader.options, name) for name in names}
+        if loader.options.device_ops:  # a dataset's samples are on the host
+            options["ops"] = loader.pipeline.ops
+        return TFRecordImages(loader.dataset, loader.split, **options)
 
     def __iter__(self) -> Iterator[Any]:
         """Return the next epoch, which begins with its first batch: frameworks call `iter` to see whether they can."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.loaders.xla import runtime
@@ -10,10 +10,15 @@ from tpufeed.loaders.xla.runtime import Shardings
 
 # After `runtime`: without torch the error is to name the extra "xla".
 # isort: split
+from tpufeed.loaders.columns import IMAGE
 from tpufeed.loaders.device import DeviceFeed, Exchange, Transfer
 from tpufeed.loaders.feed import Feed, loader_of
 from tpufeed.loaders.rank_check import EpochSpec
+from tpufeed.loaders.torch.arrays import ARRAYS
 from tpufeed.loaders.torch.loader import Undivided, like, map_tensors, to_torch
+
+if TYPE_CHECKING:
+    from tpufeed.loaders.loader import Loader
 
 
 class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
@@ -85,8 +90,8 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
                 "or XLA takes their batches for copies of one"
             )
         if host is not None:
-            ours = host.iterate(ahead=True)
-            return _XlaTransfer(ours, device, self.shardings, host.form.names, host.epoch_spec(), ours.close)
+            ours = host.iterate(ahead=True, as_dict=True, on_device=True)
+            return _XlaTransfer(ours, device, self.shardings, (), host.epoch_spec(), ours.close, host)
         source, together = self.loader.wrapped, self.find_exchange() is not None
         batches = iter(source)
         count = _length(batches, source)
@@ -112,6 +117,7 @@ class _XlaTransfer(Transfer):
     names: Sequence[str]
     spec: EpochSpec
     close: Callable[[], None] | None = None
+    ours: "Loader | None" = None
 
     def before_step(self) -> None:
         runtime.end_step()
@@ -133,6 +139,17 @@ class _XlaTransfer(Transfer):
             names = (*self.names, *map(str, range(len(self.names), len(batch))))
             return like(batch, [send(name, part) for name, part in zip(names, batch, strict=False)]), size
         return send(self.names[0] if self.names else "0", batch), size
+
+    def receive(self, sent: Any) -> Any:
+        """Return the batch for the training loop. Device ops are traced here, to be compiled with the step."""
+        if self.ours is None:
+            return sent
+        columns = self.ours.run_device_ops(sent, ARRAYS)
+        if columns is not sent and self.shardings is not None:
+            spec = self.shardings.fit(IMAGE, columns[IMAGE])
+            if spec is not None:
+                spec.apply(columns[IMAGE])
+        return self.ours.form.package(columns)
 
 
 def _checked(batches: Iterator[Any], expected: int | None) -> Iterator[Any]:

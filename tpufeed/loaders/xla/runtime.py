@@ -7,6 +7,7 @@ from typing import Any
 
 from tpufeed.dataset.order import World
 from tpufeed.errors import MissingExtraError, OptionError, UsageError
+from tpufeed.loaders.columns import DEVICE_NUMBERS, IMAGE
 from tpufeed.loaders.rank_check import EpochSpec, Rendezvous
 
 if "tensorflow.python._pywrap_tensorflow_internal" in sys.modules and "_XLAC" not in sys.modules:
@@ -137,7 +138,7 @@ class Shardings:
         if spec is None or spec.can_apply(tensor):
             return spec
         axes, shape = tuple(spec.partition_spec), tuple(tensor.shape)
-        if isinstance(self._given, Mapping):
+        if isinstance(self._given, Mapping) and name != DEVICE_NUMBERS:
             raise OptionError(
                 f"the ShardingSpec of {name!r} has {len(axes)} axes, {axes}, but its tensors have {len(shape)}: {shape}"
             )
@@ -152,6 +153,7 @@ class Shardings:
     def _find(self, name: str) -> Any:
         if not isinstance(self._given, Mapping):
             return self._given
+        name = IMAGE if name == DEVICE_NUMBERS else name  # split over the same rows
         if name not in self._given:
             raise OptionError(
                 f"sharding has no ShardingSpec for the column {name!r}, only for {', '.join(map(repr, self._given))}; "
