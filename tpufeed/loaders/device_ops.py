@@ -52,6 +52,10 @@ class Arrays:
 class DeviceOps:
     """A sequence of ops that run on the device. Immutable.
 
+    Results are those of the ops on the host but for one level where a window is resized (two if the device multiplies
+    bfloat16), two after a blur (three in noise of 0 and 255: OpenCV rounds its kernel to 1/256), and one after a change
+    of colours, most often none. A level before a hue is shifted, or RandAugment solarizes, may be many levels after it.
+
     Args:
         ops: run in this order.
         size: (height, width) of all images that reach the device.
