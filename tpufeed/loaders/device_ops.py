@@ -52,6 +52,10 @@ class Arrays:
 class DeviceOps:
     """A sequence of ops that run on the device. Immutable.
 
+    Results are those of the ops on the host but for one level if a window is resized (two if the device multiplies
+    bfloat16), two after a blur (three in noise of 0 and 255: OpenCV rounds its kernel to 1/256), and one after a change
+    of colours, most often none. A level before a hue is shifted, or RandAugment solarizes, may be many levels after it.
+
     Args:
         ops: run in this order.
         size: (height, width) of all images that reach the device.
@@ -199,7 +203,7 @@ def _linear(places: Any, old: Any, arrays: Arrays) -> Any:
 def _weighted(x: Any, rows: Any, columns: Any, fill: Fill, arrays: Arrays) -> Any:
     """Return the sums of pixels by weights of rows and columns, (batch, new, old) or (new, old).
 
-    Where the weights of a new pixel have a sum below 1, the rest is `fill`: the host pads an image before it resizes.
+    If the weights of a new pixel have a sum below 1, the rest is `fill`: the host pads an image before it resizes.
     """
     b = "b" if len(rows.shape) == 3 else ""
     result = arrays.einsum(f"{b}jw,biwc->bijc", columns, arrays.einsum(f"{b}ik,bkwc->biwc", rows, x))
