@@ -16,8 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.loaders.device_ops import DeviceOps
+from tpufeed.loaders.columns import DEVICE_NUMBERS
 from tpufeed.loaders.jax.arrays import ARRAYS
+from tpufeed.loaders.mixing import BatchOps
 from tpufeed.loaders.rank_check import EpochSpec
 
 # Without types in JAX, or elsewhere in each version. `enable_x64` holds for the current thread only.
@@ -181,13 +182,12 @@ class Placement:
         array_of_all: jax.Array = make(self.fit(array.ndim), array, (len(array) * len(self.ranks), *array.shape[1:]))
         return array_of_all
 
-    def put_images(self, ops: DeviceOps, images: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> jax.Array:
-        """Return the global array of the images that device ops make of this process's images.
+    def run(self, ops: BatchOps, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, jax.Array]:
+        """Return the global arrays of the columns that device ops make of this process's rows.
 
         Args:
             ops: the device ops, the same in all calls.
-            images: uint8 of shape (rows, height, width, 3).
-            numbers: float32 of shape (rows, `ops.width`), from `ops.parameters`.
+            columns: the columns of a batch by name.
         """
         if self._local is None:
             blocks = dict[int, list[Any]]()
@@ -195,10 +195,12 @@ class Placement:
                 if device.process_index == jax.process_index():
                     blocks.setdefault(block, []).append(device)
             self._local = _LocalRows([blocks[block] for block in sorted(blocks)], ops)
-        made = self._local.apply(images, numbers)
-        shards = [shard.data for shard in made.addressable_shards]
-        shape = (len(made) * len(self.ranks), *made.shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, self.fit(4), shards)
+        made, result = self._local.run(columns), dict[str, jax.Array]()
+        for name, array in made.items():
+            shape = (len(array) * len(self.ranks), *array.shape[1:])
+            shards = [shard.data for shard in array.addressable_shards]
+            result[name] = jax.make_array_from_single_device_arrays(shape, self.fit(array.ndim), shards)
+        return result
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Placement, (self._given,)
@@ -223,13 +225,16 @@ class _LocalRows:
         ops: the device ops.
     """
 
-    def __init__(self, devices: list[list[Any]], ops: DeviceOps) -> None:
+    def __init__(self, devices: list[list[Any]], ops: BatchOps) -> None:
         self._rows = NamedSharding(Mesh(np.array(devices), ("rows", "copies")), _spec("rows"))
-        self._apply = jax.jit(partial(ops.apply, arrays=ARRAYS), out_shardings=self._rows)
+        self._names = (*ops.names, DEVICE_NUMBERS)
+        self._run = jax.jit(partial(ops.run, arrays=ARRAYS), out_shardings=self._rows)
 
-    def apply(self, images: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> jax.Array:
-        """Return the images that the ops make."""
-        made: jax.Array = self._apply(*(jax.device_put(each, self._rows) for each in (images, numbers)))
+    def run(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, jax.Array]:
+        """Return the columns that the ops make."""
+        made: dict[str, jax.Array] = self._run(
+            {name: jax.device_put(columns[name], self._rows) for name in self._names}
+        )
         return made
 
 
