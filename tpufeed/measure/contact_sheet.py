@@ -28,7 +28,7 @@ from tpufeed.loaders.columns import Sample
 from tpufeed.measure.files import check_output, write_file
 from tpufeed.measure.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_labels
 from tpufeed.measure.wording import number_of
-from tpufeed.options import between, check_fields
+from tpufeed.options import between, checked
 from tpufeed.tfrecord.example import Feature, decode_arrays
 
 # Format and longest side in pixels, by the ending of the sheet's name.
@@ -47,26 +47,6 @@ _FAULT, _FAULT_INK = (150, 20, 20), (255, 235, 235)
 
 
 @dataclass(frozen=True, slots=True)
-class SheetOptions:
-    """Options of a contact sheet.
-
-    Attributes:
-        count: most images on the sheet; a cache shows all K variants of count // K samples.
-        class_name: show only samples of this class, by name or id.
-        seed: seed for the choice of samples.
-        size_px: side of the square that each image is fitted into.
-    """
-
-    count: Annotated[int, between(1, 10_000)] = 64
-    class_name: str | None = None
-    seed: int = 0
-    size_px: Annotated[int, between(16, 2048)] = 160
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, slots=True)
 class ContactSheet:
     """A sheet: its picture, the (left, top) of each image's square, and messages about images that are not shown."""
 
@@ -75,26 +55,42 @@ class ContactSheet:
     problems: tuple[str, ...]
 
 
-def make_contact_sheet(dataset: Dataset, split: str | None = None, options: SheetOptions | None = None) -> ContactSheet:
-    """Draw thumbnails of samples of a split (default: the first), with label and file name or sample number.
+@checked()
+def make_contact_sheet(
+    dataset: Dataset,
+    split: str | None = None,
+    *,
+    count: Annotated[int, between(1, 10_000)] = 64,
+    class_name: str | None = None,
+    seed: int = 0,
+    size_px: Annotated[int, between(16, 2048)] = 160,
+) -> ContactSheet:
+    """Draw thumbnails of samples of a split, with label and file name or sample number.
 
     Only the shown records are read, and those that are searched for a class.
+
+    Args:
+        dataset: the dataset.
+        split: the split. Default: the first one.
+        count: most images on the sheet; a cache shows all K variants of count // K samples.
+        class_name: show only samples of this class, by name or id.
+        seed: seed for the choice of samples.
+        size_px: side of the square that each image is fitted into.
 
     Raises:
         OptionError: there is no such split or class, or the split has no sample of it.
         ShardError: a shard is missing, or is not the one in the manifest.
     """
-    options, manifest = options or SheetOptions(), dataset.manifest
+    manifest = dataset.manifest
     split = next(iter(manifest.splits), "") if split is None else split
-    variants, size_px = dataset.split(split).variants, options.size_px
-    count = max(1, options.count // len(variants))
-    if options.class_name is None:
-        places, problems = draw_evenly(dataset, split, count, options.seed), list[str]()
+    variants = dataset.split(split).variants
+    drawn = max(1, count // len(variants))
+    if class_name is None:
+        places, problems = draw_evenly(dataset, split, drawn, seed), list[str]()
     else:
-        label = find_class(manifest, options.class_name)
-        places, problems = draw_of_class(dataset, split, label, count, options.seed)
+        places, problems = draw_of_class(dataset, split, find_class(manifest, class_name), drawn, seed)
     if not places:
-        what = "" if options.class_name is None else f" of class {options.class_name!r}"
+        what = "" if class_name is None else f" of class {class_name!r}"
         raise OptionError(f"split {split!r} of {dataset.url} holds no samples{what}")
 
     # Choose the number of columns that makes the sheet nearly square, wider rather than higher.
