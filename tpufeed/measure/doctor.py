@@ -19,8 +19,8 @@ from tpufeed.images import HorizontalFlip
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture, parse_mixture
-from tpufeed.measure.alternatives import SAMPLE_SPLIT, FedImages, try_alternatives, write_sample
-from tpufeed.measure.clock import MODERATE_PERCENT, load_steps
+from tpufeed.measure.alternatives import try_alternatives, write_sample
+from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps
 from tpufeed.measure.machine import busy_notes, machine
 from tpufeed.measure.naive import measure_files
 from tpufeed.measure.prediction import (
@@ -37,7 +37,7 @@ from tpufeed.measure.prediction import (
 from tpufeed.measure.results import Diagnosis, Stage
 from tpufeed.measure.sampling import take_sample
 from tpufeed.measure.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
-from tpufeed.measure.wording import number_of
+from tpufeed.measure.wording import number_of, say
 from tpufeed.measure.xplane import read_profile
 from tpufeed.options import Count, between, checked
 from tpufeed.storage.local import temporary_folder
@@ -126,17 +126,15 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
         found.append(Evidence(report.blame, f"{steps}: {report.verdict}"))
     if profile is not None:
         read = read_profile(profile)
-        figures = {
-            "idle": read.idle_percent,
-            "MXU": read.mxu_percent,
-            "duty cycle": read.duty_cycle_percent,
-            "MFU": read.mfu_percent,
-        }
-        known = ", ".join(f"{name} {'n/a' if value is None else f'{value:.1f} %'}" for name, value in figures.items())
-        says = "; ".join((f"{profile}: {known}: {read.verdict}", *read.notes))
-        # A profile cannot tell waiting for a batch from waiting for the host to trace, so data is blamed for both.
-        blames = None if read.input_percent is None else read.input_percent >= MODERATE_PERCENT
-        found.append(Evidence(None if blames is None else "data" if blames else "accelerator", says))
+        figures = (
+            f"idle {say(read.idle_percent, '%', 1)}, MXU {say(read.mxu_percent, '%', 1)}, "
+            f"duty cycle {say(read.duty_cycle_percent, '%', 1)}, MFU {say(read.mfu_percent, '%', 1)}"
+        )
+        blames: Blame | None = None
+        if read.input_percent is not None:
+            # A profile cannot tell waiting for a batch from waiting for the host to trace, so data is blamed for both.
+            blames = "data" if read.input_percent >= MODERATE_PERCENT else "accelerator"
+        found.append(Evidence(blames, "; ".join((f"{profile}: {figures}: {read.verdict}", *read.notes))))
     return tuple(found)
 
 
@@ -178,11 +176,11 @@ def _examine_datasets(
         DatasetNotFoundError, ManifestError, StoreError, ShardError: nothing can be read.
     """
     tell("a sample")
-    mixes, what = isinstance(data, Mixture), data if isinstance(data, Mixture) else data.url
+    mixes = isinstance(data, Mixture)
     split, sources = _choose_split(data, name)
     default = given is None and any(source.manifest.cache is None for source in sources)
     live = _DEFAULT_OPS if default else given
-    with tpufeed.Loader(what, split, ops=live, world=(0, 1)) as loader:
+    with tpufeed.Loader(data, split, ops=live, world=(0, 1)) as loader:
         shape, ops, shares = loader.image_shape, loader.pipeline.ops, loader.shares
     dataset = sources[max(range(len(sources)), key=shares.__getitem__)]
     manifest, records = dataset.manifest, sum(source.split(split).records for source in sources)
@@ -215,21 +213,18 @@ def _examine_datasets(
         with temporary_folder() as folder:
             # Loaders keep local copies of remote shards, so measure with a local dataset of the sample instead.
             copied = dataset.is_remote and not mixes
-            near: tuple[str | Mixture, str, Sequence[Op] | None] = (what, split, live)
-            if copied:
-                near = write_sample(folder / "as-is", images, manifest.tensor_shape), SAMPLE_SPLIT, ops
+            near = write_sample(folder / "as-is", images, manifest.tensor_shape, split=split) if copied else data
+            options = {"ops": ops if copied else live, "max_bad_records": records if damaged else 0}
             tell(ASSEMBLY)
-            bad = records if damaged else 0
-            rates, why = _attempt(
-                lambda: measure_loader(*near[:2], batch_size, seconds * _LOADING, ops=near[2], max_bad_records=bad)
-            )
+            rates, why = _attempt(lambda: measure_loader(near, split, batch_size, seconds * _LOADING, **options))
             stages = {ASSEMBLY: Stage(ASSEMBLY, why_not=why)}
             if rates is not None:
                 stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
             if rates is not None and encoded and manifest.cache is None and not mixes:
                 tell("other ways to store the images")
-                sample = FedImages(dataset.url, images, records, ops, rates.batch_size)
-                alternatives, untried = try_alternatives(sample, folder, seconds)
+                alternatives, untried = try_alternatives(
+                    dataset.url, images, folder, seconds, records=records, ops=ops, batch_size=rates.batch_size
+                )
                 notes += untried
         if copied and rates is not None:
             stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")

@@ -67,8 +67,7 @@ def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int,
     given = {name: value for name, value in options.items() if value is not None}
     if kind_of(data, split) != "cache":
         given.setdefault("ops", [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()])
-    what = data if isinstance(data, Mixture) else data.url
-    loader = tpufeed.Loader(what, split, batch_size=batch_size, **always, **given)
+    loader = tpufeed.Loader(data, split, batch_size=batch_size, **always, **given)
     return getattr(loader, adapter)(**own) if adapter else loader
 
 

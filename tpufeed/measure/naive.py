@@ -21,7 +21,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import DatasetNotFoundError, ImageError, NoInputsError, OptionError, SourceError
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
-from tpufeed.measure.alternatives import FedImages, try_alternatives
+from tpufeed.measure.alternatives import try_alternatives
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Alternative, Measurements, Storage
 from tpufeed.measure.results import Stage
 from tpufeed.measure.stages import measure_transfer
@@ -166,9 +166,10 @@ def measure_files(
             measure_transfer((*size, 3), batch_size, seconds),
         ]
         tell("shards and caches of them")
-        sample = FedImages(url, images, count, ops, batch_size, are_files=True)
         with temporary_folder() as folder:
-            alternatives, untried = try_alternatives(sample, folder, seconds)
+            alternatives, untried = try_alternatives(
+                url, images, folder, seconds, records=count, ops=ops, batch_size=batch_size, are_files=True
+            )
         notes += untried
     return Measurements(
         split="all",

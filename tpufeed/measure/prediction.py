@@ -8,8 +8,9 @@ judged: if the page cache or the local copies of shards hold the split, storage 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from tpufeed.measure.clock import Blame
 from tpufeed.measure.results import Action, Diagnosis, Stage
 from tpufeed.measure.tpu import TPUS, Flops, Tpu, find_model, find_tpu, training_flops
 from tpufeed.measure.wording import between
@@ -110,7 +111,7 @@ class Measurements:
 class Evidence(NamedTuple):
     """Evidence from a training run: what it waited for (None if unknown), and a sentence about it."""
 
-    blames: Literal["data", "tracing", "accelerator"] | None
+    blames: Blame | None
     says: str
 
 
