@@ -87,7 +87,7 @@ def run_once(args: argparse.Namespace, options: BenchOptions) -> BenchRun:
         getattr(loader, "close", lambda: None)()
     problems = (*run.problems, *(() if ledger is None else ledger.problems()))
     about = {"label": f"{what}, {args.loader}", "url": what, "loader": args.loader, "source": source}
-    return dataclasses.replace(run, **about, problems=problems, verdict="" if problems else run.verdict)
+    return dataclasses.replace(run, **about, problems=problems)
 
 
 def show(run: BenchRun) -> None:

@@ -301,4 +301,4 @@ def middle_run(runs: Sequence[BenchRun]) -> BenchRun:
     if doubtful and not problems:
         problems = (f"in {len(doubtful)} of {number_of(len(runs), 'repeat')}: {doubtful[0].problems[0]}",)
     rates = spread([run.images_per_second for run in runs if run.images_per_second is not None])
-    return replace(middle, rates=rates, problems=problems, verdict="" if problems else middle.verdict)
+    return replace(middle, rates=rates, problems=problems)

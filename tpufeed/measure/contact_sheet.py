@@ -165,7 +165,7 @@ def _read_tile(manifest: Manifest, reader: Reader, place: Place, size_px: int) -
     if isinstance(payload, RecordError):
         return "", "", str(payload)
     names: dict[int | str, str] = dict(enumerate(manifest.class_names))
-    found = (names.get(label, label) for label in read_labels(manifest, reader, payload))
+    found = (names.get(label, label) for label in read_labels(manifest, payload))
     label = ", ".join(map(str, dict.fromkeys(found)))
     try:
         features = decode_arrays(payload)

@@ -18,7 +18,7 @@ from tpufeed.measure.accelerator import EmulatedAccelerator, Limits, problems_of
 from tpufeed.measure.clock import StepClock
 from tpufeed.measure.naive import NaiveLoader
 from tpufeed.measure.results import BenchRun
-from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, mfu_percent, read_counters
+from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, read_counters
 from tpufeed.measure.wording import number_of
 
 # Loader: (adapter of `tpufeed.Loader`, its options, the loader's options). One iteration of a tf.data.Dataset goes
@@ -103,16 +103,13 @@ def feed(
         run = _feed_loop(choice, loader, batch_size, limits)
     else:
         run = EmulatedAccelerator(choice.profile, batch_size).run(loader, *limits)
-        mfu = mfu_percent(run.images_per_second, choice.profile.flops_per_sample, choice.profile.tpu)
-        run = replace(run, mfu_percent=mfu)
-    problems = run.problems
     if batches is not None and batches < _FEWEST_BATCHES:
         small = (
             f"an epoch has {number_of(batches, 'batch', 'batches')} of {batch_size}, which only measures how epochs "
             "start: give a larger dataset or a smaller --batch"
         )
-        problems = (small, *problems)
-    return replace(run, problems=problems, verdict="" if problems else run.verdict)
+        run = replace(run, problems=(small, *run.problems))
+    return run
 
 
 def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, limits: Limits) -> BenchRun:

@@ -96,7 +96,7 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot | 
     for number, run in enumerate(runs):
         when = {0: "before: ", len(runs) - 1: "after: "}.get(number, "") if len(runs) > 1 else ""
         mark = (" (EMULATED)" if run.emulated else "") + (", no verdict" if run.problems else "")
-        idle = () if say(run.idle_percent) == say(None) else (run.idle_percent or 0.0,)
+        idle = () if run.idle_percent is None else (run.idle_percent,)
         rows.append((f"{when}{run.label}", mark, idle))
     rows = list(ends(rows, MOST_RUNS))
     if diagnosis is not None:
@@ -151,7 +151,7 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot |
         (f"{number}: {run.loader}", run.images_per_second, _SYNC)
         for number, run in ends(list(enumerate(runs, 1)), MOST_RUNS)
     ]
-    known = {name: rate for name, rate, _ in rows if rate is not None and np.isfinite(rate) and rate > 0}
+    known = {name: rate for name, rate, _ in rows if rate}
     if not known:
         return None
     low = 0.6 * min(*known.values(), *(least for least, _ in needs.values()))
@@ -194,12 +194,10 @@ def _draw_steps(number: int, run: BenchRun) -> Plot | None:
     """Draw the time per step of a run, and below a histogram of the waits. The first step is described, not drawn."""
     timeline = run.timeline
     parts = {"compute": timeline.compute_seconds, "sync": timeline.sync_seconds, "wait": timeline.wait_seconds}
-    length = min((len(part) for part in parts.values() if part), default=0)
-    seconds = np.array([part[:length] or (0.0,) * length for part in parts.values()], np.float64)
-    seconds = np.maximum(seconds[:, np.isfinite(seconds).all(axis=0)], 0)
-    count = seconds.shape[1]
-    if not timeline.wait_seconds or not count:
+    count = len(timeline.wait_seconds)
+    if not count:
         return None
+    seconds = np.array([part or (0.0,) * count for part in parts.values()])
     first = 1 if count > 1 else 0
     layers = [(name, row) for name, row in zip(parts, seconds, strict=True) if row.any()]
     figure = Figure((_WIDTH_PX / 72, (380 if first else 200) / 72), layout="constrained")

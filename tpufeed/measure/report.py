@@ -129,7 +129,7 @@ def headline(runs: Sequence[BenchRun]) -> str:
 
 def has_verdict(run: BenchRun) -> bool:
     """Return True if a run's idle time is known and can be trusted."""
-    return not run.problems and say(run.idle_percent) != say(None)
+    return not run.problems and run.idle_percent is not None
 
 
 def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[str, Any] | None) -> str:
@@ -172,9 +172,10 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
     )
     body.append(f'<h2>Figures</h2>\n<div class="figures">{figures}</div>' if figures else "")
     if runs:
-        rows = zip(*(_figures(run).values() for run in runs), strict=True)
         columns = ["figure", *(f"{number}: {run.label}" for number, run in enumerate(runs, 1))]
-        body.append(_table("Runs", columns, [[name, *row] for name, row in zip(_figures(runs[0]), rows, strict=True)]))
+        figures_of = [_figures(run) for run in runs]
+        rows = [[name, *(each[name] for each in figures_of)] for name in figures_of[0]]
+        body.append(_table("Runs", columns, rows))
     if diagnosis is not None:
         facts = {
             "split": diagnosis.split,
@@ -228,13 +229,9 @@ def _figures(run: BenchRun) -> dict[str, str]:
 
 
 def _plain(value: Any) -> str:
-    """Return a value from the machine's description as text, whatever its type."""
+    """Return a value from the machine's description as text."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_plain(entry)}" for name, entry in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value))
-    if value is None or isinstance(value, bool):
-        return {None: "n/a", True: "yes", False: "no"}[value]
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
-from tpufeed.dataset.schema import LABEL, fixed_ints
+from tpufeed.dataset.schema import LABEL
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.tfrecord.example import decode_example
 
@@ -57,7 +57,7 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
             for place, payload in zip(places, iter_payloads(reader, places), strict=True):
                 if isinstance(payload, RecordError):
                     problems.append(str(payload))
-                elif label in read_labels(dataset.manifest, reader, payload):
+                elif label in read_labels(dataset.manifest, payload):
                     found.append(place)
     return sorted(found[:wanted]), problems
 
@@ -76,16 +76,13 @@ def find_class(manifest: Manifest, name: str) -> int:
     raise OptionError(f"no class {name!r} among {len(names)}; {'similar ones' if near else 'the first'}: {listed}")
 
 
-def read_labels(manifest: Manifest, reader: Reader, payload: memoryview) -> list[int | str]:
+def read_labels(manifest: Manifest, payload: memoryview) -> list[int | str]:
     """Return the labels of a record: one, several, or none."""
-    ints = fixed_ints(manifest.features)
     try:
-        if LABEL in ints:
-            return [reader.layout.decode(payload)[1][ints.index(LABEL)]]
-        keys = [spec.key for spec in manifest.features if spec.name == LABEL]
-        features = decode_example(payload) if keys else {}
+        features = decode_example(payload)
     except RecordError:
         return []
+    keys = [spec.key for spec in manifest.features if spec.name == LABEL]
     values = [value for key in keys if key in features for value in features[key].values]
     return [str(value, "utf-8", "replace") if isinstance(value, memoryview | bytes) else int(value) for value in values]
 
