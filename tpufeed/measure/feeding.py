@@ -130,7 +130,7 @@ def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, lim
         if step is not None:
             counters = read_counters()  # they cover the last second
     report, times = clock.report(batch_size), clock.timeline()
-    unknown = {"images", "notes"}
+    unknown = {"images"}
     if step is None:
         unknown |= {"step_ms", "idle_percent", "bytes_per_second", "compile_seconds", "recompilations"}
         times = replace(times, compute_seconds=())

@@ -66,10 +66,11 @@ class NaiveLoader:
                 sample = decode_example(next(payloads))
                 label = sample.get("image/class/label")
                 labels.append(-1 if label is None else int(label.values[0]))
+                data: Any = sample["image/encoded" if shape is None else "image/tensor"].values[0]
                 if shape is not None:
-                    images.append(np.frombuffer(bytes(sample["image/tensor"].values[0]), np.uint8).reshape(shape))
+                    images.append(np.frombuffer(bytes(data), np.uint8).reshape(shape))
                     continue
-                image = random_crop(read_image(sample["image/encoded"].values[0]), _IMAGE_PX, self._rng)
+                image = random_crop(read_image(data), _IMAGE_PX, self._rng)
                 if self._rng.random() < 0.5:
                     image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
                 images.append(np.asarray(image))

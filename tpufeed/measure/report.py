@@ -166,10 +166,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
     if remarks:
         items = "\n".join(f"<li><b>{_text(about)}</b>: {_text(sentence)}</li>" for about, sentence in remarks)
         body.append(f'<h2>Verdicts, problems and notes</h2>\n<ul class="card">{items}</ul>')
-    figures = "\n".join(
-        f"<figure><h3>{_text(plot.title)}</h3>\n{plot.svg}\n<figcaption>{_text(plot.sentence)}</figcaption></figure>"
-        for plot in draw_figures(diagnosis, runs)
-    )
+    figures = "\n".join(draw_figures(diagnosis, runs))
     body.append(f'<h2>Figures</h2>\n<div class="figures">{figures}</div>' if figures else "")
     if runs:
         columns = ["figure", *(f"{number}: {run.label}" for number, run in enumerate(runs, 1))]
