@@ -44,8 +44,6 @@ def show_command(
 
     check_sheet_path(out)
     dataset = open_dataset(url, version)
-    if split is None and "train" in dataset.manifest.splits:
-        split = "train"
     sheet = make_contact_sheet(dataset, split, count=count, class_name=class_name, seed=seed, size_px=size)
     write_sheet(sheet.image, out)
     width, height = sheet.image.size

@@ -28,6 +28,7 @@ from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
+from tpufeed.measure.wording import reason_of
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.copies_folder import free_bytes
 
@@ -158,7 +159,7 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
             small = write_sample(folder / f"alternative-{number}", made, (*size, 3) if is_raw else None)
             rate = measure_loader(small, _SPLIT, batch_size, seconds, ops=() if is_raw else ops).whole
         except (TpufeedError, OSError, MemoryError) as error:
-            notes.append(f"{do.partition(':')[0]}: could not be tried: {error or type(error).__name__}")
+            notes.append(f"{do.partition(':')[0]}: could not be tried: {reason_of(error)}")
             continue
         record_bytes = mean_bytes + _FEATURES_BYTES
         total, minutes = records * variants * record_bytes, records * variants * took / len(made) / 60

@@ -26,7 +26,15 @@ from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 from tpufeed.loaders.columns import Sample
 from tpufeed.measure.files import check_output, write_file
-from tpufeed.measure.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_labels
+from tpufeed.measure.sampling import (
+    Place,
+    default_split,
+    draw_evenly,
+    draw_of_class,
+    find_class,
+    iter_payloads,
+    read_labels,
+)
 from tpufeed.measure.wording import number_of
 from tpufeed.options import between, checked
 from tpufeed.tfrecord.example import Feature, decode_arrays
@@ -71,7 +79,7 @@ def make_contact_sheet(
 
     Args:
         dataset: the dataset.
-        split: the split. Default: the first one.
+        split: the split. Default: "train", or the first one.
         count: most images on the sheet; a cache shows all K variants of count // K samples.
         class_name: show only samples of this class, by name or id.
         seed: seed for the choice of samples.
@@ -82,7 +90,7 @@ def make_contact_sheet(
         ShardError: a shard is missing, or is not the one in the manifest.
     """
     manifest = dataset.manifest
-    split = next(iter(manifest.splits), "") if split is None else split
+    split = default_split(dataset) if split is None else split
     variants = dataset.split(split).variants
     drawn = max(1, count // len(variants))
     if class_name is None:

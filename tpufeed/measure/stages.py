@@ -73,7 +73,7 @@ def measure_storage(dataset: Dataset, split: str, seconds: float) -> Storage:
     else:
         room = memory_bytes()  # a container's page cache counts as its memory
         detail, nearer = f"{rate / 1e9:,.2g} GB/s", "the page cache"
-    fits = sum(shard.bytes for shard in shards) <= room
+    fits = dataset.split(split).total_bytes <= room
     detail += f"; later epochs read {nearer if fits else f'from there again, because {nearer} cannot hold all of it'}"
     return Storage(bytes_per_second=rate, room=room, detail=detail)
 
