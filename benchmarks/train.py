@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.entry import make_parser
 from benchmarks.harness import describe, figure, machine, print_table, write_result
 from tpufeed.errors import TpufeedError
-from tpufeed.measure.bench import BenchOptions, Measurement, measure, middle_run
-from tpufeed.measure.feeding import LOADERS, feed
+from tpufeed.measure.bench import LOADERS, BenchOptions, Measurement, measure, middle_run
+from tpufeed.measure.feeding import feed
 from tpufeed.measure.results import BenchRun
 
 FROM_PHOTOS = ("pil", "pil-all-cores")
