@@ -20,7 +20,6 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME
 from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
-from tpufeed.images.decoding import Pixels
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
@@ -147,7 +146,7 @@ def make_contact_sheet(
 
 def check_sheet_path(path: Path) -> None:
     """Raise OptionError if no sheet can be written to `path`."""
-    check_output(path, "the sheet's name", tuple(_FORMATS))
+    check_output(path, _FORMATS, "the sheet's name must end in .png, .jpg or .webp")
 
 
 def write_sheet(image: Image.Image, path: Path) -> None:
@@ -211,8 +210,18 @@ def _draw_over(
         features, where, specs, lambda: Geometry.identity(*stored).window(shown), 0.0, upright=manifest.upright
     )
     for spec in specs.values():
-        if spec.kind in ("mask", "depth"):
-            image = Image.blend(image, Image.fromarray(_colours(sample.mask(spec, 0))), _MASK_OPACITY)
+        if spec.kind not in ("mask", "depth"):
+            continue
+        mask = sample.mask(spec, 0)
+        if mask.dtype == np.uint8:  # colours, with neighbouring values far apart and 0 black
+            steps = np.arange(256, dtype=np.uint32)[:, None] * np.array([97, 57, 193], np.uint32)
+            table = (64 + steps % 192).astype(np.uint8)
+            table[0] = 0
+            colours = table[mask]
+        else:  # depth, in greys
+            greys = (mask.astype(np.int64) * 255 // max(1, int(mask.max()))).astype(np.uint8)
+            colours = greys[..., None].repeat(3, 2)
+        image = Image.blend(image, Image.fromarray(colours), _MASK_OPACITY)
     draw = ImageDraw.Draw(image)
     for spec in specs.values():
         if spec.kind == "boxes":
@@ -223,17 +232,6 @@ def _draw_over(
             for x, y in points[visible][:, :2].tolist():
                 draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=_BOXES[0])
     return image
-
-
-def _colours(mask: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Pixels:
-    """Return colours for a mask, with neighbouring values far apart and 0 black; or greys for depth."""
-    if mask.dtype != np.uint8:
-        return (mask.astype(np.int64) * 255 // max(1, int(mask.max()))).astype(np.uint8)[..., None].repeat(3, 2)
-    steps = np.arange(256, dtype=np.uint32)[:, None] * np.array([97, 57, 193], np.uint32)
-    table = (64 + steps % 192).astype(np.uint8)
-    table[0] = 0
-    pixels: Pixels = table[mask]
-    return pixels
 
 
 def _write(

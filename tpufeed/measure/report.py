@@ -97,7 +97,7 @@ def write_report(
 
 def check_report_path(path: Path | str) -> None:
     """Check that a report can be written to `path`. Raises as `check_output`, or MissingExtraError."""
-    check_output(Path(path), "a report's name", (".html",))
+    check_output(Path(path), (".html",), "a report's name must end in .html")
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "report")
 
