@@ -56,9 +56,8 @@ def memory_bytes() -> int:
 def describe(machine: Mapping[str, Any]) -> str:
     """Return the machine in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    numa = f", {machine['numa']}" if "numa" in machine else ""  # older results of benchmarks lack it
     return (
-        f"{machine['cpu']}, {number_of(machine['cores'], 'core')}{numa}, {machine['ram_gib']} GiB, "
+        f"{machine['cpu']}, {number_of(machine['cores'], 'core')}, {machine['numa']}, {machine['ram_gib']} GiB, "
         f"load {machine['load']}, Python {machine['python']}, {versions}, {machine['date']}"
     )
 

@@ -134,7 +134,7 @@ def predict(
     binding, notes = ASSEMBLY, measured.notes
     if fed is None:
         idle = None
-        verdict = f"no prediction: {stages[ASSEMBLY].why_not or 'the loader could not be measured'}"
+        verdict = f"no prediction: {stages[ASSEMBLY].why_not}"
     else:
         overlapping = {name: rate for name, rate in ((STORAGE, limit), (TRANSFER, transfer)) if rate is not None}
         slowest = min(overlapping, key=overlapping.__getitem__, default="")
@@ -146,7 +146,7 @@ def predict(
             if slowest and overlapping[slowest] <= (loader or 0) * _AS_SLOW:
                 binding = slowest
             else:
-                binding = max(shares, key=shares.__getitem__, default=ASSEMBLY)
+                binding = max(shares, key=shares.__getitem__)
             waits = between(*idle) if idle[0] else f"up to {idle[1]:.0f}"
             verdict = f"{who} waits {waits} % of its time for data; the stage that binds is {binding}"
             if binding in shares:

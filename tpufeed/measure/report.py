@@ -187,10 +187,9 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
             (s.name, say(s.images_per_second), "; ".join(filter(None, (s.detail, s.why_not)))) for s in diagnosis.stages
         ]
         body.append(_table("Stages", ["stage", "images a second", "how"], stages))
-        machine = diagnosis.machine or machine
-    body.append(
-        _table("Machine", ["name", "value"], [(str(name), _plain(value)) for name, value in (machine or {}).items()])
-    )
+        machine = diagnosis.machine
+    about = {name: _plain(value) for name, value in (machine or {}).items()}
+    body.append(_table("Machine", ["name", "value"], list(about.items())))
     return _PAGE.substitute(subject=_text(subject), body="\n".join(filter(None, body)))
 
 
