@@ -61,7 +61,7 @@ def epochs(name, url, xla_process=None, count=EPOCHS, **options):
 
 
 def check_equal(found, expected, most_levels, mean_levels):
-    """Images are equal within some levels, other columns exactly."""
+    """Images are equal within some levels, mixed labels but for rounding, and other columns exactly."""
     assert [len(epoch) for epoch in found] == [len(epoch) for epoch in expected]
     far, values = 0.0, 0
     for epoch, wanted in zip(found, expected, strict=True):
@@ -73,7 +73,7 @@ def check_equal(found, expected, most_levels, mean_levels):
             assert difference.max() <= most_levels
             far, values = far + difference.sum(), values + difference.size
             for other, one in zip(others, rest, strict=True):
-                np.testing.assert_array_equal(other, one)
+                np.testing.assert_allclose(other, one, rtol=0, atol=1e-6 if one.dtype == np.float32 else 0)
     assert far / values <= mean_levels
 
 
@@ -157,13 +157,15 @@ def test_host_and_device_take_turns_on_one_loader(whole_url):
     assert not np.array_equal(third[0], again[0])
 
 
-def test_one_program_serves_all_steps_and_epochs(whole_url):
+def test_one_program_serves_all_steps_and_epochs(whole_url, monkeypatch):
+    traced = []
     with tpufeed.Loader(whole_url, device_ops=EVERY, **OPTIONS) as loader:
+        apply = loader.device_ops.ops.apply
+        monkeypatch.setattr(loader.device_ops.ops, "apply", lambda *given: traced.append(given) or apply(*given))
         feed = loader.to_jax()
         for _ in range(2):
-            for _ in feed:
-                pass
-        assert feed.placement._local._run._cache_size() == 1
+            assert len(list(feed)) == 9
+    assert len(traced) == 1
 
 
 @pytest.mark.parametrize("repeat", [False, True])
@@ -262,9 +264,8 @@ def test_images_and_labels_are_mixed_in_every_feed(whole_url, xla_process, mixin
     options = LABELLED | {"device_ops": [*CROPS, *mixing]}
     expected = epochs("numpy", whole_url, **options)
     plain = epochs("numpy", whole_url, **LABELLED | {"device_ops": CROPS})
-    for (images, labels, ids), (before, classes, same) in zip(
-        *(sum(each, []) for each in (expected, plain)), strict=True
-    ):
+    batches = zip(*(itertools.chain.from_iterable(each) for each in (expected, plain)), strict=True)
+    for (images, labels, ids), (before, classes, same) in batches:
         np.testing.assert_array_equal(ids, same)
         assert labels.dtype == np.float32
         assert labels.shape == (16, 3)
@@ -273,10 +274,8 @@ def test_images_and_labels_are_mixed_in_every_feed(whole_url, xla_process, mixin
         both = np.eye(3)[classes] + np.eye(3)[classes.reshape(-1, 2)[:, ::-1].ravel()]
         assert not labels[both == 0].any()  # nothing but the classes of a pair
     for name in FEEDS.keys() - {"numpy", "tf-direct"}:
-        found = epochs(name, whole_url, xla_process, **options)
-        near = [[(images, np.round(labels, 5), ids) for images, labels, ids in epoch] for epoch in found]
-        want = [[(images, np.round(labels, 5), ids) for images, labels, ids in epoch] for epoch in expected]
-        check_equal(near, want, 2 if name in ("torch-device", "torch_xla", "jax") else 0, 0.3)
+        most = 2 if name in ("torch-device", "torch_xla", "jax") else 0
+        check_equal(epochs(name, whole_url, xla_process, **options), expected, most, 0.3)
 
 
 def test_a_mixed_batch_repeats_in_another_world(whole_url):
@@ -307,12 +306,7 @@ def test_labels_of_several_classes_are_mixed(tmp_path, photo_folder):
     host, device = (
         epochs(name, str(tmp_path / "d"), count=1, **given | {"batch_size": 16}) for name in ("numpy", "jax")
     )
-    check_equal(
-        [[(images, np.round(labels, 5)) for images, labels in host[0]]],
-        [[(images, np.round(labels, 5)) for images, labels in device[0]]],
-        1,
-        0.3,
-    )
+    check_equal(device, host, 1, 0.3)
     assert 0 < host[0][0][1].max() <= 1
 
 

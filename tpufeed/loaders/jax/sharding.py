@@ -57,7 +57,7 @@ class Placement:
             raise OptionError("the mesh has no axis to split rows over; give Mesh(jax.devices(), ('data',))")
         self._given = given
         self._fitted: dict[int, Sharding] = {}
-        self._local: _LocalRows | None = None
+        self._run_ops: Callable[[Mapping[str, Any]], dict[str, jax.Array]] | None = None
 
     @cached_property
     def sharding(self) -> Sharding:
@@ -189,13 +189,16 @@ class Placement:
             ops: the device ops, the same in all calls.
             columns: the columns of a batch by name.
         """
-        if self._local is None:
+        if self._run_ops is None:
+            # Over the devices of this process alone: programs over those of several would have to start in the same
+            # order in all of them, and the training loop starts its own in another thread.
             blocks = dict[int, list[Any]]()
             for device, block in self.blocks.items():
                 if device.process_index == jax.process_index():
                     blocks.setdefault(block, []).append(device)
-            self._local = _LocalRows([blocks[block] for block in sorted(blocks)], ops)
-        made, result = self._local.run(columns), dict[str, jax.Array]()
+            mesh = Mesh(np.array([blocks[block] for block in sorted(blocks)]), ("rows", "copies"))
+            self._run_ops = compile_ops(ops, NamedSharding(mesh, _spec("rows")))
+        made, result = self._run_ops(columns), dict[str, jax.Array]()
         for name, array in made.items():
             shape = (len(array) * len(self.ranks), *array.shape[1:])
             shards = [shard.data for shard in array.addressable_shards]
@@ -214,28 +217,21 @@ class Placement:
         return f"{sharding.spec} over {dict(sharding.mesh.shape)} of devices {devices:08x}"
 
 
-class _LocalRows:
-    """Device ops on the rows of this process, compiled once for its devices.
+def compile_ops(
+    ops: BatchOps, rows: NamedSharding | None = None
+) -> Callable[[Mapping[str, Any]], dict[str, jax.Array]]:
+    """Return a function of a batch's columns, on the host, that returns those that device ops make. It compiles once.
 
-    They run before the rows become part of a global array: programs over the devices of several processes would have
-    to start in the same order in all of them, and the training loop starts its own in another thread.
-
-    Args:
-        devices: the devices that hold each block of rows, in the order of the blocks.
-        ops: the device ops.
+    They are split over devices as `rows` says; without it they are on JAX's default device.
     """
+    run = jax.jit(partial(ops.run, arrays=ARRAYS), out_shardings=rows)
+    names = (*ops.names, DEVICE_NUMBERS)
 
-    def __init__(self, devices: list[list[Any]], ops: BatchOps) -> None:
-        self._rows = NamedSharding(Mesh(np.array(devices), ("rows", "copies")), _spec("rows"))
-        self._names = (*ops.names, DEVICE_NUMBERS)
-        self._run = jax.jit(partial(ops.run, arrays=ARRAYS), out_shardings=self._rows)
-
-    def run(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, jax.Array]:
-        """Return the columns that the ops make."""
-        made: dict[str, jax.Array] = self._run(
-            {name: jax.device_put(columns[name], self._rows) for name in self._names}
-        )
+    def run_columns(columns: Mapping[str, Any]) -> dict[str, jax.Array]:
+        made: dict[str, jax.Array] = run({name: jax.device_put(columns[name], rows) for name in names})
         return made
+
+    return run_columns
 
 
 def _find_mesh() -> Mesh | None:
