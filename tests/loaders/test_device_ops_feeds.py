@@ -77,7 +77,11 @@ def check_equal(found, expected, most_levels, mean_levels):
     assert far / values <= mean_levels
 
 
-@pytest.mark.parametrize(("ops", "most", "mean"), [(CROPS, 1, 0.3), (EVERY, 12, 0.6)], ids=["crops", "every"])
+@pytest.mark.parametrize(
+    ("ops", "most", "mean"),
+    [(CROPS, 1, 0.3), (EVERY, 12, 0.6), ([CenterCrop((40, 48))], 0, 0)],
+    ids=["crops", "every", "nothing drawn"],
+)
 def test_all_feeds_give_the_same_samples(whole_url, xla_process, ops, most, mean):
     """Steps of a chain may add up: a level's difference before a large change of contrast is several behind it."""
     options = {"device_ops": ops}
