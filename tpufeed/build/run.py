@@ -312,31 +312,26 @@ def _open(
 
 def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, Standing]:
     """Check the destination of a build or a preview; return the store to build in, and its contents."""
-    base, kind = recipe.base, recipe.kind
+    base, takes_over = recipe.base, overwrite or recipe.is_stale
     store = destination if base is None else open_part(destination, base.number + 1)
     try:
-        standing = check_destination(store, kind, recipe.source, recipe.identity, overwrite or recipe.is_stale)
+        standing = check_destination(store, recipe.kind, recipe.source, recipe.identity, takes_over)
     except DuplicateWriterError as error:
         if base is None:
             raise
-        raise _at_work(recipe, base, store, error) from error
+        try:
+            header = read_plan(store).header
+        except (ObjectNotFoundError, DamageError):
+            raise error from None
+        kind = "append" if header.kind == "shard" else header.kind
+        raise DuplicateWriterError(
+            f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
+            f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run that "
+            f"command again to finish it; or discard it with --overwrite, which removes only {store.url}"
+        ) from error
     if standing.plan is not None:
         recipe.check_joined(store, standing.plan)
     return store, standing
-
-
-def _at_work(recipe: Recipe, base: Dataset, part: Store, error: DuplicateWriterError) -> DuplicateWriterError:
-    """Return the error for a part that another command has begun, or `error` if its plan cannot be read."""
-    try:
-        header = read_plan(part).header
-    except (ObjectNotFoundError, DamageError):
-        return error
-    kind = "append" if header.kind == "shard" else header.kind
-    return DuplicateWriterError(
-        f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
-        f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run that "
-        f"command again to finish it; or discard it with --overwrite, which removes only {part.url}"
-    )
 
 
 def _build(  # noqa: PLR0913, PLR0917  # one run

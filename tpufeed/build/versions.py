@@ -147,7 +147,7 @@ def join_manifests(
     part: Manifest,
     about: Part,
     indexes: Mapping[str, tuple[IndexFile, ...]],
-    layout: Layout | None = None,
+    layout: Layout,
 ) -> Manifest:
     """Return the manifest of a version: the manifest of the version before, joined with that of a part.
 
@@ -157,10 +157,10 @@ def join_manifests(
             name the version of the dataset that the cache covers.
         about: description of the part; its folder holds the shards.
         indexes: for each split the index of each variant, over all shards.
-        layout: the shards of each split. Default: the base's, then the part's.
+        layout: the shards of each split.
     """
     splits = dict[str, Split]()
-    for name, pieces in (append_layout(base, part) if layout is None else layout).items():
+    for name, pieces in layout.items():
         sides = [manifest.splits.get(name) for manifest in (base, part)]
         variants = []
         for number, index in enumerate(indexes[name]):
