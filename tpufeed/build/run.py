@@ -524,7 +524,7 @@ class _Totals:
 
     def __init__(self, header: PlanHeader, folder: Path) -> None:
         self.images, self.odd = Counter[str](), Counter[str]()
-        self.marked, self.unmarked = Counter[str](), Counter[str]()
+        self.markers: Markers | msgspec.UnsetType = msgspec.UNSET
         self.class_counts = {split: np.zeros(len(header.class_names), np.int64) for split in header.splits}
         self.variants = dict[str, list[tuple[str, IndexWriter, list[Shard]]]]()
         for split in header.splits:
@@ -541,8 +541,7 @@ class _Totals:
         self.images.update(report.images)
         self.odd.update(report.odd)
         if report.markers is not msgspec.UNSET:
-            self.marked.update(rewritten=report.markers.rewritten, added_bytes=report.markers.added_bytes)
-            self.unmarked.update(report.markers.unmarked)
+            self.markers = (self.markers or Markers()) + report.markers
         if report.digests is msgspec.UNSET:
             self.has_digests = False
             return
@@ -585,7 +584,6 @@ def _finish(
             f"none of the {len(rejected)} images could be taken; the first: {first.path}: {first.message}. "
             f"{store.url}/{REJECTS} gives a reason for each; correct the source and build again with --overwrite"
         )
-    markers = Markers(**totals.marked, unmarked=dict(sorted(totals.unmarked.items())))
     manifest = Manifest(
         run_id=header.run_id,
         tool_version=__version__,
@@ -597,7 +595,7 @@ def _finish(
         rejects=dict(sorted(Counter(reject.reason for reject in rejected).items())),
         images=dict(sorted(totals.images.items())),
         odd=dict(sorted(totals.odd.items())),
-        markers=markers if totals.marked else msgspec.UNSET,
+        markers=totals.markers,
     )
     manifest, duplicates = recipe.conclude(store, plan, folder, manifest)
     remove_leftovers(store, header, manifest)

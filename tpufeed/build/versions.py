@@ -183,6 +183,9 @@ def join_manifests(
     )
     if about.kind == COMPACT:  # everything else stays
         return joined
+    markers = part.markers if isinstance(part.markers, Markers) else base.markers
+    if isinstance(base.markers, Markers) and isinstance(part.markers, Markers):
+        markers = base.markers + part.markers
     digest = hashlib.blake2b(f"{base.input_digest}\n{part.input_digest}".encode(), digest_size=16).hexdigest()
     options = {name: value for name, value in part.options.items() if name not in PART_OPTIONS}
     return msgspec.structs.replace(
@@ -195,7 +198,7 @@ def join_manifests(
         images=_added(base.images, part.images),
         odd=_added(base.odd, part.odd),
         cache=part.cache,
-        markers=_joined_markers(base, part),
+        markers=markers,
     )
 
 
@@ -373,13 +376,3 @@ def _shards_of(piece: Piece, sides: Sequence[Split | None], variant: int, folder
 
 def _added(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted((Counter(first) + Counter(second)).items()))
-
-
-def _joined_markers(base: Manifest, part: Manifest) -> Any:
-    if isinstance(base.markers, Markers) and isinstance(part.markers, Markers):
-        return Markers(
-            base.markers.rewritten + part.markers.rewritten,
-            base.markers.added_bytes + part.markers.added_bytes,
-            _added(base.markers.unmarked, part.markers.unmarked),
-        )
-    return part.markers if isinstance(part.markers, Markers) else base.markers

@@ -12,9 +12,8 @@ from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.schema import CHANNELS, HEIGHT, LABEL, TEXT, WIDTH, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels, decode
-from tpufeed.images.header import read_header
 from tpufeed.images.masks import decode_mask
-from tpufeed.images.mending import mend, seen_size
+from tpufeed.images.mending import mend, seen_header, seen_size
 from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example, read_text
 from tpufeed.tfrecord.layout import ScalarEntry
 
@@ -130,11 +129,7 @@ class RecordCheck:
         try:
             image, (height, width, channels) = self._decode_mended(sample.image)
             if CHANNELS in sample.sizes:
-                try:
-                    header = read_header(bytes(image))
-                except ImageError as error:
-                    header = read_header(mend(image, error))  # an empty comment, which decoders skip
-                channels = header.channels
+                channels = seen_header(image).channels  # decoders skip an empty comment, so `image` may have one
         except ImageError as error:
             raise RecordError(f"the image does not decode ({error.reason}): {error}") from error
         sizes = sample.sizes

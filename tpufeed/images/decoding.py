@@ -99,7 +99,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
     pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
     if header.format == "tiff" and header.orientation != 1:  # Pillow turns a TIFF, and nothing else, as it loads it
-        pixels = turn(pixels, {6: 8, 8: 6}.get(header.orientation, header.orientation))
+        pixels = turn(pixels, inverse_orientation(header.orientation))
     return pixels
 
 
@@ -132,6 +132,11 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
     if down or across:
         result = cv2.flip(result, -1 if down and across else 0 if down else 1)  # type: ignore[assignment]
     return result.reshape(height, width, channels)
+
+
+def inverse_orientation(orientation: int) -> int:
+    """Return the EXIF orientation that undoes another one: all but 6 and 8 undo themselves."""
+    return {6: 8, 8: 6}.get(orientation, orientation)
 
 
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
