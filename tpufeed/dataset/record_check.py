@@ -235,20 +235,13 @@ class RecordCheck:
         return scratch[:size]
 
 
-def _items(spec: FeatureSpec, feature: Feature) -> float:
-    """Return the number of items of a list, not a whole number if values are left over."""
-    size = np.dtype(spec.dtype).itemsize if spec.is_raw else 1
-    values = sum(map(len, feature.values)) / size if spec.is_raw else len(feature.values)
-    return values / math.prod(spec.each)
-
-
 def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
     """Say what is wrong with the number, or the range, of a feature's values."""
     if (spec.is_raw or spec.is_picture) and spec.shape:
         size, expected = sum(map(len, feature.values)), math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
         return "" if size == expected else f"has {size} bytes; {spec.dtype} of {list(spec.shape)} takes {expected}"
     if spec.shape is None and isinstance(spec.lengths, tuple):
-        items, (least, most) = _items(spec, feature), spec.lengths
+        items, (least, most) = spec.count_items(feature.values), spec.lengths
         if not items.is_integer() or not least <= items <= most:
             return f"has {items:g} items of shape {list(spec.each)}; the manifest says {least} to {most}"
     if spec.is_raw or spec.is_picture:
@@ -269,9 +262,9 @@ def _owner_problem(spec: FeatureSpec, specs: Sequence[FeatureSpec], features: Ma
     owner = next((other for other in specs if other.name == spec.of), None)
     if owner is None:
         return ""
-    items = _items(spec, features.get(spec.key, ABSENT))
-    parts = [features.get(key, ABSENT) for key in owner.keys]
-    boxes = _items(owner, parts[0]) if len(parts) == 1 else float(len(parts[0].values))
+    items = spec.count_items(features.get(spec.key, ABSENT).values)
+    sides = [features.get(key, ABSENT).values for key in owner.keys]
+    boxes = owner.count_items(sides[0]) if len(sides) == 1 else float(len(sides[0]))
     return "" if items == boxes else f"has {items:g} items for {boxes:g} boxes in {owner.key!r}"
 
 

@@ -1,11 +1,13 @@
 """The schema of a dataset: the features of a record, their keys, and the fixed layout that follows from them."""
 
 import itertools
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from tpufeed.errors import ManifestError, OptionError
 from tpufeed.tfrecord import example
@@ -99,6 +101,12 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_raw(self) -> bool:
         """True if one bytes value holds all numbers of a sample."""
         return self.shape != () and self.stored_kind == "bytes" and self.dtype not in ("bytes", "string")
+
+    def count_items(self, values: Sequence[Any]) -> float:
+        """Return the number of items in a record's list of values; not a whole number if values are left over."""
+        if self.is_raw:
+            return sum(map(len, values)) / (math.prod(self.each) * np.dtype(self.dtype).itemsize)
+        return len(values) / math.prod(self.each)
 
     @property
     def type_text(self) -> str:
