@@ -31,7 +31,7 @@ from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.passes import iter_growth_warnings
-from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
+from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import TURNED, UNSURE, SampleMaker, ShardContext
 from tpufeed.storage.store import Store, open_store
@@ -83,7 +83,7 @@ class ShardRecipe(Recipe):
     def __init__(self, src: str | Path, options: ShardOptions) -> None:
         source = open_store(src)
         self.source, self.stores, self.options = source.url, (source,), options
-        self.names_base = source.url.lower().endswith(COCO_SUFFIXES)
+        self.names_base = source.url.lower().endswith(CocoSource.suffixes)
         self.identity, self.warnings = options.to_dict(), options.warnings
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:

@@ -80,7 +80,6 @@ class Place:
 class Source(Protocol):
     """Raw images of one kind, at one place."""
 
-    kind: ClassVar[str]  # name of the kind
     suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
     labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
     spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
