@@ -241,7 +241,7 @@ def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
         size, expected = sum(map(len, feature.values)), math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
         return "" if size == expected else f"has {size} bytes; {spec.dtype} of {list(spec.shape)} takes {expected}"
     if spec.shape is None and isinstance(spec.lengths, tuple):
-        items, (least, most) = spec.count_items(feature.values), spec.lengths
+        items, (least, most) = spec.count_items(feature), spec.lengths
         if not items.is_integer() or not least <= items <= most:
             return f"has {items:g} items of shape {list(spec.each)}; the manifest says {least} to {most}"
     if spec.is_raw or spec.is_picture:
@@ -262,9 +262,9 @@ def _owner_problem(spec: FeatureSpec, specs: Sequence[FeatureSpec], features: Ma
     owner = next((other for other in specs if other.name == spec.of), None)
     if owner is None:
         return ""
-    items = spec.count_items(features.get(spec.key, ABSENT).values)
-    sides = [features.get(key, ABSENT).values for key in owner.keys]
-    boxes = owner.count_items(sides[0]) if len(sides) == 1 else float(len(sides[0]))
+    items = spec.count_items(features.get(spec.key, ABSENT))
+    sides = [features.get(key, ABSENT) for key in owner.keys]
+    boxes = owner.count_items(sides[0]) if len(sides) == 1 else float(len(sides[0].values))
     return "" if items == boxes else f"has {items:g} items for {boxes:g} boxes in {owner.key!r}"
 
 

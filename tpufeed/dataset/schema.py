@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -102,11 +102,11 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """True if one bytes value holds all numbers of a sample."""
         return self.shape != () and self.stored_kind == "bytes" and self.dtype not in ("bytes", "string")
 
-    def count_items(self, values: Sequence[Any]) -> float:
-        """Return the number of items in a record's list of values; not a whole number if values are left over."""
+    def count_items(self, feature: example.Feature) -> float:
+        """Return the number of items in a record's list; not a whole number if values are left over."""
         if self.is_raw:
-            return sum(map(len, values)) / (math.prod(self.each) * np.dtype(self.dtype).itemsize)
-        return len(values) / math.prod(self.each)
+            return sum(map(len, feature.values)) / (math.prod(self.each) * np.dtype(self.dtype).itemsize)
+        return len(feature.values) / math.prod(self.each)
 
     @property
     def type_text(self) -> str:

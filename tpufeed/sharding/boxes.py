@@ -184,7 +184,7 @@ class BoxMover:
             corners = self._to_corners(boxes, np.tile(scale, 2))
             self._check(self._boxes, boxes, corners, height, width)
             for spec in self._owned:
-                count = spec.count_items(features[spec.name].values)
+                count = spec.count_items(features[spec.name])
                 if count != len(boxes):
                     name = "label" if spec.name in (LABEL, TEXT) else spec.name
                     raise ImageError(
