@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.schema import CHANNELS, HEIGHT, LABEL, TEXT, WIDTH, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import ImageError, OptionError, RecordError
-from tpufeed.images.decoding import Pixels, decode
+from tpufeed.images.decoding import Scratch, decode
 from tpufeed.images.masks import decode_mask
 from tpufeed.images.mending import mend, seen_header, seen_size
 from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example, read_text
@@ -86,7 +85,7 @@ class RecordCheck:
         self._left_out = frozenset(manifest.options.get("left_out") or ())
         self._foreign = manifest.options.get("command") == "adopt"
         self._pictures = [spec for spec in features[1:] if spec.is_picture and not spec.shape]
-        self._local = threading.local()
+        self._scratch = Scratch()
 
     def check(self, payload: memoryview) -> CheckedRecord:
         """Check a payload and return its contents. Raises RecordError with everything that is wrong."""
@@ -146,10 +145,10 @@ class RecordCheck:
     def _decode_mended(self, image: bytes | memoryview) -> tuple[bytes | memoryview, tuple[int, ...]]:
         """Return the image, mended if loaders would mend it, and the shape of its pixels."""
         try:
-            return image, decode(image, buffer=self._memory).shape
+            return image, decode(image, buffer=self._scratch).shape
         except ImageError as error:
             image = mend(image, error)
-            return image, decode(image, buffer=self._memory).shape
+            return image, decode(image, buffer=self._scratch).shape
 
     def _picture_problems(self, features: Mapping[str, Feature], size: tuple[int, int]) -> list[str]:
         """Decode further images and masks, and compare the size of masks with that of the image."""
@@ -227,12 +226,6 @@ class RecordCheck:
                 said, name = text.decode("utf-8", "replace"), self._names[number].decode()
                 return [f"feature {self._text.key!r} is {said!r}, and its label {number} is of the class {name!r}"]
         return []
-
-    def _memory(self, size: int) -> Pixels:
-        scratch: Pixels | None = getattr(self._local, "scratch", None)
-        if scratch is None or size > len(scratch):
-            scratch = self._local.scratch = np.empty(size, np.uint8)
-        return scratch[:size]
 
 
 def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
