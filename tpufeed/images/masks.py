@@ -16,6 +16,7 @@ from tpufeed.images.unwritten import PNG_SCALES, check_png_rows, load_whole, one
 
 MaskKind: TypeAlias = Literal["mask", "depth"]
 
+_DTYPES = {"mask": "uint8", "depth": "uint16"}
 _MODES = {"mask": ("1", "L", "P"), "depth": ("1", "L", "P", "I;16", "I")}
 _NO_CHANGE: dict[str, tuple[str, ...]] = {"mask": ("L", "P"), "depth": ("I;16", "I")}
 
@@ -47,9 +48,13 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> bytes:
         whole = data[28] or "animated" in header.odd  # interlaced, or of several frames
         _pixels(image if whole else _open(one_pixel_of(data), kind), kind)
         return data
-    pixels = _pixels(image, kind)
+    return encode_mask(moved.warp(_pixels(image, kind), 0), kind)
+
+
+def encode_mask(values: Array, kind: MaskKind) -> bytes:
+    """Return the PNG of values of shape (height, width): integers of 8 bits for a mask, of 16 for depth."""
     buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(moved.warp(pixels, 0))).save(buffer, "PNG", compress_level=3)
+    Image.fromarray(np.ascontiguousarray(values, _DTYPES[kind])).save(buffer, "PNG", compress_level=3)
     return buffer.getvalue()
 
 
@@ -100,4 +105,4 @@ def _pixels(image: Image.Image, kind: MaskKind, data: bytes | memoryview | None 
     except Exception as error:  # Pillow raises all kinds of errors
         raise ImageError("bad_mask", f"the {kind} does not decode: {error}") from error
     values = np.asarray(image) // scale if scale > 1 else np.asarray(image)
-    return values.astype(np.uint8 if kind == "mask" else np.uint16)
+    return values.astype(_DTYPES[kind])
