@@ -22,6 +22,8 @@ WIDTH = "image/width"
 CHANNELS = "image/channels"
 FORMAT = "image/format"
 FILENAME = "image/filename"
+# Features that tpufeed writes itself: no further column has one of these names.
+OWN_NAMES = frozenset({ENCODED, TENSOR, LABEL, TEXT, HEIGHT, WIDTH, CHANNELS, FORMAT, FILENAME})
 _KAGGLE_KEYS = {ENCODED: "image", LABEL: "class", FILENAME: "id"}
 
 OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax as shares of the image's sides
@@ -196,8 +198,7 @@ def further_columns(features: Iterable[FeatureSpec]) -> dict[str, str]:
 
     These are all features that do not have one of tpufeed's own names, and lists of labels.
     """
-    own = {TENSOR, *(spec.name for spec in record_schema(labelled=True))}
-    shown = (spec for spec in features if spec.name not in own or (spec.name == LABEL and spec.shape != ()))
+    shown = (spec for spec in features if spec.name not in OWN_NAMES or (spec.name == LABEL and spec.shape != ()))
     return {spec.name: spec.type_text for spec in shown}
 
 

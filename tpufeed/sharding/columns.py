@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.build.item import ColumnValue
-from tpufeed.dataset.schema import DType, FeatureSpec, Kind, record_schema
+from tpufeed.dataset.schema import OWN_NAMES, DType, FeatureSpec, Kind
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.tfrecord.example import Feature
 
-_RESERVED = frozenset(spec.name for spec in record_schema(labelled=True)) | {"image/tensor"}
 _DIGITS = re.compile(r"[+-]?[0-9]+")
 _WHOLE = re.compile(r"[+-]?[0-9]+\.?0*")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
@@ -331,7 +330,7 @@ class ColumnTypes:
         for name, value in (values or {}).items():
             column = self._columns.get(name)
             if column is None:
-                if name in _RESERVED:
+                if name in OWN_NAMES:
                     raise SourceError(f"a column is called {name!r}, like a feature that tpufeed writes; rename it")
                 if not name or name.encode("utf-8", "replace").decode() != name:
                     raise SourceError(f"a column is called {name!r}; name it in UTF-8")
