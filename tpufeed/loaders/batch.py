@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import logging
 import math
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import HEIGHT, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
-from tpufeed.images.decoding import Pixels, make_scratch
+from tpufeed.images.decoding import Pixels, Scratch
 from tpufeed.images.mending import seen_size
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
@@ -58,7 +57,7 @@ from tpufeed.tfrecord.example import decode_arrays
 _logger = logging.getLogger(__name__)
 # Smaller chunks cost more to hand over than they gain; larger chunks leave threads without work.
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
-_thread = threading.local()  # with scratch memory for all decoders
+_scratch = Scratch()  # for all decoders
 _ADVICE = "To skip some, give max_bad_records=N; tpufeed verify lists all damage"
 FIX_SIZE = (
     "pass for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation "
@@ -541,14 +540,6 @@ class Decoder:
                 np.copyto(targets[number], np.ndarray(size, np.uint8, payload, start))
 
         return copy
-
-
-def _scratch(size: int) -> Pixels:
-    """Return memory of this thread to decode into: fresh memory would cost page faults for every image."""
-    scratch: Pixels | None = getattr(_thread, "scratch", None)
-    if scratch is None or size > len(scratch):
-        scratch = _thread.scratch = make_scratch(size)
-    return scratch[:size]
 
 
 def warn_of_flips(decoders: Iterable[Decoder]) -> None:
