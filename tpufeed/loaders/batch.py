@@ -180,7 +180,7 @@ class BatchDecoder:
             (variant, reader), decoder = open_reader(source, epoch), self.decoders[source]
             rows = range(size) if isinstance(numbers, slice) else numbers.tolist()
             own = where if isinstance(numbers, slice) else [where[row] for row in rows]
-            draws = decoder.draw(epoch, places.sample[numbers])
+            draws = [pipeline.draw(epoch, places.sample[numbers]) for pipeline in decoder.drawn]
             if DEVICE_NUMBERS in arrays:
                 arrays[DEVICE_NUMBERS][numbers] = decoder.device_numbers(epoch, places.sample[numbers])
             job.parts.append(JobPart(source, epoch, variant, reader, decoder, own, draws, rows))
@@ -248,6 +248,7 @@ class Decoder:
         sizes: (height, width) of each view's images; None if they differ from sample to sample.
         columns: the columns that samples are decoded to.
         specs: the features of the dataset by name.
+        drawn: the pipelines that draw for `decode`: without ops left to a device, unless columns move with the pixels.
         device_ops: the ops that a device may run; None if there are none, or no images.
         mixing_here: the ops that mix rows, if they are not left to a device.
 
@@ -294,7 +295,7 @@ class Decoder:
         self.columns: Columns = resolve_columns(manifest, options, self.sizes, self._classes is not None)
         if batched and None in self.sizes and self.columns.pooled:
             raise OptionError(f"{self._url}: {_NO_SIZE}")
-        self._drawn, self._host = self.pipelines, self.pipelines  # those drawn for, and those whose pixels are made
+        self.drawn, self._host = self.pipelines, self.pipelines  # those drawn for, and those whose pixels are made
         self.device_ops: BatchOps | None = None
         self.mixing_here: Mixing | None = None
         if options.device_ops and self.columns.images:
@@ -361,11 +362,7 @@ class Decoder:
         else:
             self.columns = self.columns.before_device_ops(size, self.device_ops.width)
             self._host = [Pipeline(here.ops, whole.seed, whole.fast, whole.upright)]
-            self._drawn = self.pipelines if self.columns.fields else self._host
-
-    def draw(self, epoch: int, samples: Ints) -> list[DrawnBatch]:
-        """Return the draws that `decode` takes for these samples."""
-        return [pipeline.draw(epoch, samples) for pipeline in self._drawn]
+            self.drawn = self.pipelines if self.columns.fields else self._host
 
     def device_numbers(self, epoch: int, samples: Ints) -> Array:
         """Return what ops that run over whole batches do to these samples, float32 of shape (samples, numbers)."""
@@ -405,7 +402,7 @@ class Decoder:
         Args:
             reader: the reader of the variant.
             places: the places of the samples.
-            draws: `[view][op][sample]`, from `draw`.
+            draws: `[view][op][sample]`, of the pipelines `drawn`.
             rows: arrays, or lists if sizes differ.
             at: the row of each sample; a range if rows adjoin.
 

@@ -807,7 +807,7 @@ class EpochIterator(Iterator[Batch]):
 
     def __init__(self, loader: Loader, *, ahead: bool = False, as_dict: bool = False, on_device: bool = False) -> None:
         self._loader, self._leads = loader, ahead
-        form, _ = loader.batch_form(on_device)
+        form = loader.batch_form(on_device)[0] if on_device else loader.form
         self._form = replace(form, as_dict=True) if as_dict else form
         self._prefetch = loader._open_next(loader._open_executor(on_device))
         if ahead or loader._ahead_of_loop is None:

@@ -55,9 +55,6 @@ class LoaderOptions:
             at_least(1).check(f"pad[{name!r}]", value)
         if self.views is not None and self.ops is not None:
             raise OptionError("give either ops, for one crop of an image, or views, which are lists of ops")
-        here = [op for ops in (self.ops or (), *self.view_ops) for op in ops if isinstance(op, MixUp | CutMix)]
-        if here:
-            raise OptionError(f"{type(here[0]).__name__} mixes the images of a batch: give it last in device_ops")
         mixing = [type(op).__name__ for op in self.device_ops or () if isinstance(op, MixUp | CutMix)]
         if mixing and (self.batch_size % 2 or self.remainder == "pad"):
             raise OptionError(
@@ -66,9 +63,13 @@ class LoaderOptions:
             )
         if self.views is not None and self.device_ops:
             raise OptionError("views are made on the host: leave out device_ops, and put its ops into each view")
-        for view in () if self.views is None else self.view_ops:
-            if not isinstance(view, list | tuple):
+        crops = (self.ops or (),) if self.views is None else self.view_ops
+        for view in crops:
+            if self.views is not None and not isinstance(view, list | tuple):
                 raise OptionError(f"views are {_VIEWS_FORM}, not {self.views!r}")
+            for op in view:
+                if isinstance(op, MixUp | CutMix):
+                    raise OptionError(f"{type(op).__name__} mixes the images of a batch: give it last in device_ops")
 
     @property
     def view_ops(self) -> tuple[Sequence[Op], ...]:

@@ -114,7 +114,7 @@ class Inventory:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
-        types = ColumnTypes(declared, contents.box_columns)
+        types = ColumnTypes(declared, contents.box_columns) if source.has_values or declared else None
         labels, list_lengths = Counter[Label](), set[int]()
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
@@ -130,10 +130,11 @@ class Inventory:
                     list_lengths.add(len(item.label_name))
                 else:
                     labels[item.label_name] += 1
-                values, wrong = types.learn(item.values)
                 learnt = item
-                if values is not None or wrong is not None:
-                    learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
+                if types is not None:
+                    values, wrong = types.learn(item.values)
+                    if values is not None or wrong is not None:
+                        learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
                 lines.append(to_line(learnt, options.seed, shares, base))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
             if source.splits:
@@ -150,7 +151,7 @@ class Inventory:
             *found.notes,
             *source.iter_warnings(found, self.classes.names if self.labelled else None, columns),
             *iter_class_warnings(labels, self.classes, source.labels_are_names or contents.class_names is not None),
-            *types.iter_warnings(),
+            *(() if types is None else types.iter_warnings()),
         )
         if standing is not None:
             skip_rejected(self)
@@ -214,7 +215,7 @@ class Inventory:
         self,
         labels: Counter[Label],
         list_lengths: set[int],
-        types: ColumnTypes,
+        types: ColumnTypes | None,
         contents: Contents,
         are_names: bool,
     ) -> None:
@@ -237,7 +238,7 @@ class Inventory:
             self.classes = self._grow_classes(standing, labels, contents.class_names, are_names)
         several = (min(list_lengths, default=0), max(list_lengths, default=0)) if self.several_labels else None
         own = record_schema(self.labelled, several, contents.boxes)
-        columns = types.schema(needs_all=standing is None)
+        columns = () if types is None else types.schema(needs_all=standing is None)
         features = (*own, *columns, *(picture.spec for picture in options.pictures))
         are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
         pairs = contents.pairs
@@ -245,7 +246,8 @@ class Inventory:
             pairs = standing.flip_pairs if pairs is None else pairs
         elif pairs is not None and contents.keypoints is None:
             raise OptionError("flip_pairs are for keypoints; name the column that holds them: --keypoints COLUMN")
-        features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
+        if types is not None:  # boxes are columns
+            features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
         self.features = kaggle_keys(features) if options.names == "kaggle" else features
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if standing is not None:

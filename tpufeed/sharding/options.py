@@ -160,15 +160,17 @@ class ShardOptions:
             **policy,
         )
         columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
+        has_marks = self.boxes is not None or self.keypoints is not None
+        has_pictures = bool(self.image_columns) or self.masks is not None
         lacks_markers = self.encode in ("keep", "jpeg") and not images.restart_markers
         for name, value in (
             ("size_bytes", size_bytes),
             ("split_shares", None if self.splits is None else parse_shares(self.splits)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
-            ("declared", declare(self.boxes, self.keypoints, columns)),
+            ("declared", declare(self.boxes, self.keypoints, columns) if has_marks else tuple(columns)),
             ("pairs", None if self.flip_pairs is None else parse_pairs(self.flip_pairs)),
-            ("pictures", parse_pictures(self.image_columns, self.masks is not None)),
+            ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
             ("sizes_differ", self.presize is not None or self.encode != "keep" or images.greyscale == "rgb"),
             ("warnings", (_NO_EXTENSION,) if lacks_markers else ()),
         ):
