@@ -93,6 +93,18 @@ def check_agreement(batch, tolerance=1.6):
     return seen
 
 
+def test_all_of_a_sample_moves_with_an_image_that_a_device_crops(scenes):
+    options = {"ops": [Resize((80, 96))], "device_ops": [RandomResizedCrop(64, scale=(0.4, 1.0)), HorizontalFlip()]}
+    expected = batches(scenes, **options)
+    with tpufeed.Loader(scenes, batch_size=COUNT, columns=COLUMNS, seed=3, processes=0, **options) as loader:
+        found = next(iter(loader.to_device("cpu")))
+        found = {name: column.numpy() for name, column in zip(loader.form.names, found, strict=True)}
+    for name, column in expected.items():
+        most = 1 if name == "image" else 0
+        np.testing.assert_allclose(found[name].astype(float), column, rtol=0, atol=most, err_msg=name)
+    assert check_agreement(found) >= 6
+
+
 @pytest.mark.parametrize("processes", [0, 1])
 @pytest.mark.parametrize("ops", [WHOLE, RANDOM_OPS, [Resize(70), CenterCrop(60)]])
 def test_all_of_a_sample_moves_together(scenes, ops, processes):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import tensorflow as tf
+import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 import tpufeed
@@ -31,6 +32,7 @@ from tpufeed.images import (
     Resize,
     Rotate,
 )
+from tpufeed.loaders.torch.arrays import ARRAYS
 
 EPOCHS = 2
 CROPS = [RandomResizedCrop((40, 48)), HorizontalFlip()]
@@ -106,6 +108,16 @@ def test_the_device_gets_whole_images_and_a_few_numbers(whole_url, monkeypatch):
     assert tuple(images.shape) == (8, 64, 72, 3)
     assert numbers.shape[0] == 8
     assert numbers.shape[1] < 20
+
+
+def test_autocast_of_a_training_loop_changes_no_pixel(whole_url):
+    with tpufeed.Loader(whole_url, device_ops=CROPS, **OPTIONS) as loader:
+        columns = next(loader.iterate(on_device=True))
+        columns = {name: torch.from_numpy(column) for name, column in columns.items()}
+        expected = loader.run_device_ops(columns, ARRAYS)["image"]
+        with torch.autocast("cpu", torch.bfloat16):
+            found = loader.run_device_ops(columns, ARRAYS)["image"]
+    assert torch.equal(found, expected)
 
 
 def test_ops_on_the_host_come_first(dataset_url):

@@ -1,10 +1,19 @@
 """Torch's functions for ops on the device, XLA included: constants are made there, and none is read back."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 
 from tpufeed.loaders.device_ops import Arrays
+
+
+def _einsum(form: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return `torch.einsum` in float32: a training loop may be within autocast, whose bfloat16 would round weights."""
+    kind = x.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+        return torch.einsum(form, x, y)
+
 
 ARRAYS = Arrays(
     floats=lambda x: x.to(torch.float32),
@@ -17,7 +26,7 @@ ARRAYS = Arrays(
     floor=torch.floor,
     round=torch.round,
     exp=torch.exp,
-    einsum=torch.einsum,
+    einsum=_einsum,
     flip=lambda x, axis: x.flip(axis),
     reshape=torch.reshape,
     stack=partial(torch.stack, dim=-1),
