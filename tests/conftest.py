@@ -4,7 +4,8 @@ import gc
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,22 @@ _SKIMAGE = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "rocket.
 _SKLEARN = ("china.jpg", "flower.jpg")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import without the garbage collector and freeze what is imported: it need not look through all frameworks."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """Freeze what is imported: the garbage collector need not look through all frameworks in every test."""
-    gc.collect()
-    gc.freeze()
+    """Have TensorFlow run its functions as they are: most run once, and to optimise them takes longer than that."""
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

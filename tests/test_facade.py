@@ -51,7 +51,8 @@ def test_each_name_is_there_and_stays_the_same_whatever_is_imported():
     It runs in another process: TensorFlow and torch_xla, loaded in this order, end it (LLVM registers options twice).
     """
     program = """
-import importlib, json, os, pkgutil, tpufeed
+import gc, importlib, json, os, pkgutil, tpufeed
+gc.disable()  # collections take a second beside all frameworks
 os.environ["KERAS_BACKEND"] = "jax"
 first = {name: getattr(tpufeed, name) for name in tpufeed.__all__}
 again = {name: getattr(tpufeed, name) for name in tpufeed.__all__}

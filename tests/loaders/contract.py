@@ -176,6 +176,11 @@ FEEDS: dict[str, type[Feed]] = {
 def start_on_cpu() -> None:
     """In the process of torch_xla, before that is imported."""
     os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="1")
+    gc.disable()
+    import torch_xla  # noqa: F401
+
+    gc.freeze()  # collections need not look through it
+    gc.enable()
 
 
 def run(name: str, do: Callable[..., Any], url: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

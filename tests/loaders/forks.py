@@ -7,6 +7,7 @@ NUMBER.err. The statuses with which they ended are printed as JSON; if they run 
 A framework's runtime starts in each fork, so MODULES must not start it.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -30,8 +31,11 @@ def run(number, folder, command, cwd=None, env=None):
 
 
 def main(modules, runs, folder, together=""):
+    gc.disable()
     for name in modules.split(","):
         importlib.import_module(name)
+    gc.freeze()  # else each fork's collector looks through all frameworks, and copies their memory as it does
+    gc.enable()
     children, statuses = [], []
     for number, given in enumerate(json.loads(runs)):
         child = os.fork()

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
+import tpufeed
 from tests.loaders import contract
 from tests.loaders.contract import FEEDS, OPTIONS
 from tpufeed import Mixture, cache
@@ -21,10 +23,11 @@ from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.loaders.batch import Decoder
+from tpufeed.loaders.keras.dataset import KerasFeed
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sampler import SampleSource
 
-SAMPLES, BATCH, SEED = 70, OPTIONS["batch_size"], OPTIONS["seed"]
+SAMPLES, EPOCHS, BATCH, SEED = 70, 2, OPTIONS["batch_size"], OPTIONS["seed"]
 SAVERS = [name for name, feed in FEEDS.items() if feed.saves]
 LOADERS = [name for name, feed in FEEDS.items() if feed.loads]
 
@@ -65,7 +68,7 @@ def loader(request, loaders):
 
 @pytest.fixture(params=["numpy", "tf-direct"])
 def reader(request, loaders):
-    """What reads: the loader, whose batches all feeds hand on (test_parity.py), and TensorFlow by itself."""
+    """What reads: the loader, whose batches all feeds hand on, and TensorFlow by itself."""
     return loaders(request.param)
 
 
@@ -254,6 +257,62 @@ def test_repeat_goes_on_within_an_epoch_and_with_whole_ones_after_it(loaders, na
     loops, _ = loaders(name).run(contract.cut, cache_url, [6, 9, 3], **given)
     due = [places(cache_url, 1, start=24, lanes=16), *(places(cache_url, epoch, lanes=16) for epoch in (2, 3))]
     assert list(map(lists, loops)) == [lists(epoch[:count]) for epoch, count in zip(due, [6, 9, 3], strict=True)]
+
+
+# Feeds of frameworks, and what is beside them
+
+
+def rows(batches):
+    """[(sample, label, pixels)] of an epoch."""
+    columns = [[np.asarray(column) for column in batch] for batch in batches]
+    return [
+        (int(sample), int(label), image.tobytes())
+        for images, labels, samples in columns
+        for image, label, sample in zip(images, labels, samples, strict=True)
+    ]
+
+
+def of_keras(url, **options):
+    """On JAX and torch; Keras runs on TensorFlow here, whose `to_keras` is `to_tf`."""
+    feed = KerasFeed(tpufeed.Loader(url, **OPTIONS | options))
+    for _ in range(EPOCHS):
+        feed.on_epoch_begin()
+        yield rows([feed[number] for number in range(feed.num_batches)])
+    feed.close()
+
+
+def of_sampler(url, ops):
+    dataset = tpufeed.TFRecordImages(url, ops=ops, seed=SEED, columns=OPTIONS["columns"])
+    sampler = tpufeed.LaneSampler(dataset, 1, 0, seed=SEED)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        yield rows(DataLoader(dataset, BATCH, sampler=sampler, drop_last=True))
+
+
+def of_grain(url, ops, expected):
+    """Grain has its own order: find the samples of each epoch, and return them in the expected order."""
+    source = tpufeed.grain_source(url, ops=ops, seed=SEED, columns=OPTIONS["columns"])
+    samples = source.to_map_dataset().repeat(EPOCHS)
+    for epoch, part in enumerate(expected):
+        found = [samples[epoch * len(samples) // EPOCHS + sample] for sample, _, _ in part]
+        yield [(int(each["sample"]), int(each["label"]), each["image"].tobytes()) for each in found]
+
+
+@pytest.mark.parametrize("source", ["dataset", "cache"])
+def test_every_loader_has_the_same_samples(request, loaders, ops, source):
+    """The same seeds give two epochs of the same ids, pixels and labels."""
+    url, options = request.getfixturevalue(f"{source}_url"), {"ops": ops if source == "dataset" else None}
+    given = options | {"remainder": "drop"}
+    found = {
+        name: list(map(rows, loaders(name).run(contract.epochs, url, EPOCHS, **given)))
+        for name in FEEDS
+        if name != "tf-direct"
+    }
+    expected = found["numpy"]
+    assert expected[0] != expected[1]
+    found |= {"keras": list(of_keras(url, **given)), "LaneSampler": list(of_sampler(url, **options))}
+    found["grain"] = list(of_grain(url, **options, expected=expected))
+    assert [name for name, epochs in found.items() if epochs != expected] == []
 
 
 # Columns

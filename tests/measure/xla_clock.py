@@ -3,7 +3,9 @@
 xla_clock.py OUT PROGRAM, a program that is run here as well, to import torch_xla but once: docs/measuring.md's
 """
 
+# ruff: noqa: E402
 import contextlib
+import gc
 import io
 import json
 import os
@@ -14,6 +16,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+gc.disable()  # until all is imported
 os.environ["PJRT_DEVICE"] = "CPU"
 import torch
 import torch_xla
@@ -25,6 +28,9 @@ import tpufeed
 from tpufeed.loaders import device as device_loaders
 from tpufeed.measure.clock import StepClock
 from tpufeed.measure.compiling import compile_advice, xla_counts
+
+gc.freeze()  # collections need not look through torch_xla
+gc.enable()
 
 SYNC, LOOK, COMPUTE = 3.0, 2.0, 5.0
 

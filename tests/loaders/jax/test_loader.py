@@ -1,6 +1,6 @@
 """Iterations of to_jax on 8 CPU devices: what is ahead of need, and Grain's protocol of iterators.
 
-test_parity.py and test_contract.py have what all feeds share.
+test_contract.py has what all feeds share.
 """
 
 import gc

@@ -224,7 +224,7 @@ def test_a_thin_image_that_would_be_enlarged_to_gigabytes_is_named(tmp_path):
         list(tpufeed.Loader(url, ops=[Resize(256), CenterCrop(224)], batch_size=4).to_tf(direct=True))
 
 
-def test_a_dataset_that_was_built_anew_is_not_read(copied, dataset_url):
+def test_a_dataset_that_was_built_anew_is_not_read(copied):
     url, path, _ = copied
     for repeat in (False, True):
         dataset = tpufeed.Loader(url, batch_size=5, repeat=repeat).to_tf(direct=True)

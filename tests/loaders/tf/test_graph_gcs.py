@@ -16,7 +16,8 @@ from tpufeed.dataset.reader import open_dataset
 pytest.importorskip("google.cloud.storage")
 
 PROGRAM = """
-import json, logging, os, sys
+import gc, json, logging, os, sys
+gc.disable()  # collections take a second beside TensorFlow
 logging.basicConfig(stream=sys.stderr)
 import tpufeed
 from tpufeed.loaders.tf.dataset import _GCS_SETTINGS

@@ -323,7 +323,8 @@ def test_a_pickle_holds_neither_manifest_nor_index(cache_url):
     assert len(pickle.loads(pickle.dumps(large))) == len(large) == 2_000_000
     assert len(pickle.dumps(large)) < 1500
     assert abs(len(pickle.dumps(large)) - len(pickle.dumps(dataset))) < 100
-    assert len(pickle.dumps(pickle.loads(pickle.dumps(large)))) == len(pickle.dumps(large))
+    again = pickle.loads(pickle.dumps(large))
+    assert abs(len(pickle.dumps(again)) - len(pickle.dumps(large))) < 10  # torch writes addresses in it, as decimals
     counting = tpufeed.TFRecordImages("memory://many/shards", "val", ops=[RandomCrop(32)])
     assert len(pickle.dumps(counting)) < 2500
     assert len(pickle.loads(pickle.dumps(counting))._drawn) == 2_000_000

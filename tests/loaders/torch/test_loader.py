@@ -1,4 +1,4 @@
-"""What to_torch alone can get wrong; test_parity.py and test_contract.py have what all feeds share."""
+"""What to_torch alone can get wrong; test_contract.py has what all feeds share."""
 
 import threading
 
