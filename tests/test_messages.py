@@ -30,7 +30,17 @@ from tests.sharding.written import encode_tar
 from tests.tfrecords import encode_record
 from tpufeed.cli.app import app
 from tpufeed.errors import TpufeedError
-from tpufeed.images import CenterCrop, Custom, RandomResizedCrop, Resize
+from tpufeed.images import (
+    CenterCrop,
+    Custom,
+    CutMix,
+    HorizontalFlip,
+    MixUp,
+    RandAugment,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+)
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.gcs_requests import Patience
 from tpufeed.tfrecord.example import Feature, encode_example
@@ -378,6 +388,17 @@ READING = {
     "multi-hot of single labels": lambda at: batches(at.cache, label_format="multi_hot"),
     "an op that is a function": lambda at: batches(at.dataset, ops=[halve]),
     "an op that raises in a loader": lambda at: batches(at.cache, ops=[Custom(fail)]),
+    "device ops: an op that needs a gather": lambda at: batches(at.cache, device_ops=[Rotate(10)]),
+    "device ops: RandAugment as it is": lambda at: batches(at.cache, device_ops=[RandAugment()]),
+    "device ops: a user's op": lambda at: batches(at.cache, device_ops=[Custom(fail)]),
+    "device ops: images of several sizes": lambda at: batches(at.dataset, device_ops=[HorizontalFlip()]),
+    "device ops: a crop of crops": lambda at: batches(at.cache, device_ops=[RandomResizedCrop(16)]),
+    "device ops: views": lambda at: batches(at.cache, views=[[], []], device_ops=[HorizontalFlip()]),
+    "device ops: an op that mixes in ops": lambda at: batches(at.cache, ops=[MixUp()]),
+    "device ops: padding would be mixed": lambda at: batches(at.cache, device_ops=[MixUp()], remainder="pad"),
+    "device ops: an op after one that mixes": lambda at: batches(at.cache, device_ops=[MixUp(), HorizontalFlip()]),
+    "device ops: no labels to mix": lambda at: batches(at.cache, columns=["image"], device_ops=[CutMix()]),
+    "device ops: none, and nothing to finish": lambda at: tpufeed.Loader(at.cache).to_tf(finish=False),
     "ops of several sizes": lambda at: batches(at.dataset, ops=[Resize(size=16)]),
     "a rank beyond the world": lambda at: batches(at.cache, world=(8, 8)),
     "a world that is a number": lambda at: batches(at.cache, world=8),

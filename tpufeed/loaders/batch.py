@@ -294,7 +294,7 @@ class Decoder:
             raise OptionError(f"{self._url}: {_NO_SIZE}; each view needs an op that fixes the size")
         self.columns: Columns = resolve_columns(manifest, options, self.sizes, self._classes is not None)
         if batched and None in self.sizes and self.columns.pooled:
-            raise OptionError(f"{self._url}: {_NO_SIZE}")
+            raise OptionError(f"{self._url}: {_NO_DEVICE_SIZE if options.device_ops else _NO_SIZE}")
         self.drawn, self._host = self.pipelines, self.pipelines  # those drawn for, and those whose pixels are made
         self.device_ops: BatchOps | None = None
         self.mixing_here: Mixing | None = None

@@ -76,7 +76,10 @@ class DeviceOps:
         for op in ops:
             make = _STEPS.get(type(op)) or (_Window if isinstance(op, WindowOp) else None)
             if make is None or isinstance(op, type):
-                raise _refused(op, f"; {', '.join(kind.__name__ for kind in _STEPS)} and ops that cut a window can")
+                there = ", ".join(
+                    ["Resize", "CenterCrop", "RandomCrop", "RandomResizedCrop", *(op.__name__ for op in _STEPS)]
+                )
+                raise _refused(op, f", which has {there}")
             self._steps.append(make(op, size))
             size = self._steps[-1].out_size
         self.out_size = size
