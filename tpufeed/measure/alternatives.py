@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from shlex import quote
@@ -146,13 +146,13 @@ def plan_device_ops(ops: Sequence[Op], size: _Size | None = None) -> DevicePlan 
         if size is None:
             return None
     for start in range(len(rest)):
-        before = Pipeline(rest[:start], seed=0).output_size(size)
-        try:
-            DeviceOps(rest[start:], before or (0, 0))
-        except OptionError:
+        host, device = rest[:start], rest[start:]
+        before = Pipeline(host, seed=0).output_size(size)
+        if before is None or not any(op.draws for op in device):
             continue
-        if before is not None and any(op.draws for op in rest[start:]):
-            return DevicePlan(cached, rest[:start], rest[start:])
+        with suppress(OptionError):
+            DeviceOps(device, before)
+            return DevicePlan(cached, host, device)
     return None
 
 
