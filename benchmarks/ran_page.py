@@ -110,6 +110,15 @@ def _on_tpu(framework: str, counters: bool = False) -> Callable[[Results], Itera
     return found
 
 
+def _device_ops_on_tpu(results: Results) -> Iterator[str]:
+    for name, page in results.items():
+        if name.startswith("tpu-") and page["devices"] == "TPU":
+            for framework, checked in page["frameworks"].items():
+                if later := checked.get("device ops"):
+                    ok = all(found["ok"] for found in later.values())
+                    yield f"{page['host']['date']}, {name}: {framework} {'ok' if ok else 'failed'}"
+
+
 def _on_machine(wanted: Callable[[Mapping[str, Any]], bool]) -> Callable[[Results], Iterator[str]]:
     def found(results: Results) -> Iterator[str]:
         for name, result in results.items():
@@ -145,6 +154,7 @@ SUBJECTS = (
     Subject(
         "TensorFlow and Keras on a TPU", "TensorFlow's CPU, and its strategies on it", CHECK, _on_tpu("tensorflow")
     ),
+    Subject("device ops on a TPU", "CPU devices of each framework", CHECK, _device_ops_on_tpu),
     Subject("libtpu's counters", "values that tests make up", CHECK, _on_tpu("jax", counters=True)),
     Subject("a pod: several TPU hosts", "several processes on one machine", "[tpu-vm.md](tpu-vm.md)"),
     Subject(

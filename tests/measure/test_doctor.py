@@ -15,7 +15,7 @@ from tpufeed.cache import warmup
 from tpufeed.errors import DamageError, DatasetNotFoundError, OptionError
 from tpufeed.images import Custom, HorizontalFlip
 from tpufeed.images.windows import CenterCrop, Resize
-from tpufeed.measure import alternatives, stages
+from tpufeed.measure import alternatives, doctor, stages
 from tpufeed.measure.clock import SavedSteps, StepReport, StepTimes
 from tpufeed.measure.doctor import examine
 from tpufeed.measure.stages import LoaderRates, measure_loader
@@ -55,6 +55,61 @@ def test_a_raw_cache_has_nothing_to_decode(cache_url: str) -> None:
     assert stages["decoding"].why_not == "raw pixels need no decoding"
     assert stages["ops"].why_not == "there are none"
     assert stages["assembly"].images_per_second > 0
+
+
+def test_of_device_ops_the_host_s_part_is_measured(
+    dataset_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, shapes = str(tmp_path / "cache"), []
+    warmup(dataset_url, url, ops=[Resize(40), CenterCrop(40)], workers=1)
+    transfer = stages.measure_transfer
+    monkeypatch.setattr(doctor, "measure_transfer", lambda *given: shapes.append(given[0]) or transfer(*given))
+    found = examine(url, seconds=1.0, batch_size=8, device_ops=OPS)
+    of_host = stages_of(found)
+    assert found.fed == of_host["assembly"].images_per_second
+    assert of_host["reading"].detail.startswith("CRCs verified, pixels copied")
+    assert of_host["ops"].why_not == "the device runs them all"
+    assert any(note.startswith("the device runs RandomResizedCrop, HorizontalFlip: ") for note in found.notes)
+    found = examine(url, seconds=1.0, batch_size=8, device_ops=[HorizontalFlip()], ops=[CenterCrop(36)])
+    assert stages_of(found)["ops"].images_per_second > 0
+    assert shapes == [(40, 40, 3), (36, 36, 3)]
+
+
+def measure_faster(*args: Any, **options: Any) -> LoaderRates:
+    """Measure alternatives as faster than they are: what a second measures on a busy host varies."""
+    found = measure_loader(*args, **options)
+    return replace(found, whole=1000 * found.whole)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_ops_on_the_device_are_advised(
+    cached: bool, dataset_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alternatives, "measure_loader", measure_faster)
+    url, arguments = dataset_url, "device_ops=[RandomResizedCrop(32), HorizontalFlip()]"
+    do = f"read a cache of whole images with {arguments}: "
+    if cached:
+        url, do = str(tmp_path / "cache"), f"run ops on the device: give Loader ops=[] and {arguments}"
+        warmup(dataset_url, url, ops=[Resize(40), CenterCrop(40)], workers=1)
+    found = examine(url, **(SHORT | {"tpu": "v6e-8"}))
+    (action,) = (action for action in found.actions if action.do.startswith(do))
+    assert "the device's own time for the ops is not counted" in action.cost
+    assert action.images_per_second > found.fed
+
+
+@pytest.mark.parametrize("encode", ["raw", "jpeg"])
+def test_device_ops_of_a_remote_cache_are_measured_from_local_copies(dataset_url: str, encode: str) -> None:
+    url = f"memory://doctor-{encode}"
+    warmup(dataset_url, url, ops=[Resize(40), CenterCrop(40)], encode=encode, workers=1)
+    found = examine(url, seconds=1.0, batch_size=8, device_ops=OPS)
+    assert "from local copies" in stages_of(found)["assembly"].detail
+    found = examine(url, **SHORT)
+    assert not [note for note in found.notes if "could not be tried" in note]
+
+
+def test_raw_images_have_no_device_ops(colour_folder: Path) -> None:
+    with pytest.raises(OptionError, match="dataset or cache"):
+        examine(str(colour_folder), device_ops=OPS)
 
 
 def test_live_ops_of_a_raw_cache_are_measured(cache_url: str) -> None:
@@ -115,10 +170,6 @@ def test_a_remote_dataset_that_no_copies_hold_is_limited_by_its_storage(
 
 
 def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure_faster(*args: Any, **options: Any) -> LoaderRates:  # what a second measures on a busy host varies
-        found = measure_loader(*args, **options)
-        return replace(found, whole=1000 * found.whole)
-
     monkeypatch.setattr(alternatives, "measure_loader", measure_faster)
     found = examine(str(colour_folder), **(SHORT | {"tpu": "v6e-8"}))
     stages = stages_of(found)

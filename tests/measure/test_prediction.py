@@ -122,6 +122,13 @@ def test_a_slow_transfer_binds() -> None:
     assert found.actions == ()  # nothing on the host would help
 
 
+def test_the_transfer_of_larger_images_is_slower() -> None:
+    whole = replace(other(4500), sent=1.5)
+    (found,) = diagnose(measurements(transfer=6000, alternatives=(whole,))).actions
+    assert found.images_per_second == 4000
+    assert "the transfer limits it to that rate, from memory it is 4,500" in found.cost
+
+
 def test_where_nothing_binds_there_is_nothing_to_do() -> None:
     found = diagnose(measurements(loader=20_000, alternatives=(other(48_000),), hints=("reshard",)))
     assert found.binding == "accelerator"

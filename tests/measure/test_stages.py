@@ -7,7 +7,8 @@ import pytest
 
 import tpufeed
 from tests.measure.conftest import OPS
-from tpufeed.images import Custom
+from tpufeed.images import Custom, HorizontalFlip
+from tpufeed.loaders.device_ops import DeviceOps
 from tpufeed.measure import stages
 
 pytestmark = pytest.mark.usefixtures("quiet_host")
@@ -24,6 +25,14 @@ def test_slow_images_come_in_smaller_batches(dataset_url: str) -> None:
     assert rates.batch_size < 32
     assert 0 < rates.whole <= 1.1 * rates.decoding
     assert rates.reading > rates.whole
+
+
+def test_device_ops_do_not_run_here(cache_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, parameters = list[object](), DeviceOps.parameters
+    monkeypatch.setattr(DeviceOps, "parameters", lambda *given: sent.append(given) or parameters(*given))
+    monkeypatch.setattr(HorizontalFlip, "apply", lambda *_: pytest.fail("it ran on the host"))
+    stages.measure_loader(tpufeed.open_dataset(cache_url), "train", 8, 0.02, device_ops=[HorizontalFlip(p=1.0)])
+    assert sent
 
 
 def test_images_that_do_not_decode_take_no_part_in_timing(photos: dict[str, bytes]) -> None:

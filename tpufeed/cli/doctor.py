@@ -29,6 +29,16 @@ def doctor_command(
     ],
     split: flags.SplitName = None,
     ops: flags.LiveOps = None,
+    device_ops: Annotated[
+        list[str] | None,
+        flags.in_data(
+            "--device-op",
+            metavar="OP",
+            autocompletion=flags.ops,
+            help="An op that loaders leave to the device, written like --op. Repeatable. The rest is judged.",
+            show_default="none",
+        ),
+    ] = None,
     tpu: Annotated[
         str | None,
         flags.in_device(
@@ -73,14 +83,16 @@ def doctor_command(
     Examples:
       tpufeed doctor flowers --tpu v5e-8
       tpufeed doctor gs://bucket/flowers --tpu v4-8 --model vit_b_16 --batch 1024 --report doctor.html
-      tpufeed doctor flowers --clock run.json --profile logs
+      tpufeed doctor flowers-256 --device-op "RandomResizedCrop(224)" --device-op HorizontalFlip
     """
     find_own_modules()
     from tpufeed.images.ops import parse_op
     from tpufeed.measure.doctor import examine
     from tpufeed.measure.report import check_report_path, write_report
 
-    values: dict[str, Any] = locals() | {"ops": None if ops is None else [parse_op(text) for text in ops]}
+    values: dict[str, Any] = locals()
+    for name, texts in (("ops", ops), ("device_ops", device_ops)):
+        values[name] = None if texts is None else [parse_op(text) for text in texts]
     if report is not None:
         check_report_path(report)
     logger = logging.getLogger("tpufeed.loaders")

@@ -1,15 +1,19 @@
-"""Measure with the real loader how fast a sample of images could be fed if it were stored in another way.
+"""Measure with the real loader how fast a sample could be fed if it were stored, or augmented, in another way.
 
 Each alternative is made as `tpufeed shard` or `tpufeed cache warmup` would make it, and written as a small dataset. The
-loader then feeds from that for a short time.
+loader then feeds from that for a short time. If ops are left to the device, that is the host's part: it hands over
+whole images, and the numbers that the device needs.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from shlex import quote
+from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -20,12 +24,15 @@ from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
 from tpufeed.dataset.writer import ShardWriter
-from tpufeed.errors import ImageError, StoreError, TpufeedError
+from tpufeed.errors import ImageError, OptionError, StoreError, TpufeedError
 from tpufeed.images.affine import HorizontalFlip
+from tpufeed.images.custom import Custom
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.images.protocols import Op
-from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
+from tpufeed.loaders.device_ops import DeviceOps
+from tpufeed.loaders.loader import Loader
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
 from tpufeed.measure.wording import reason_of
@@ -41,19 +48,26 @@ _VARIANTS = 4  # in a raw cache
 _MARGIN = 8 / 7  # makes 256 of 224: people presize to that
 _SMALLER = 0.8  # share of the bytes: a smaller gain is not worth a build
 _FEATURES_BYTES = 400  # size of a record without its image
+_DRAWS_ANEW = "random numbers are new in every epoch; the device's own time for the ops is not counted"
+
+_Ops = tuple[Op, ...]
+_Size = tuple[int, int]  # (height, width)
 
 
-def write_sample(
+def write_sample(  # noqa: PLR0913  # what tests and benchmarks vary
     folder: Path,
     images: Sequence[bytes],
     shape: tuple[int, int, int] | None = None,
     shards: int = 8,
     least_bytes: int = _PLENTY_BYTES,
     split: str = _SPLIT,
+    *,
+    cache: CacheInfo | None = None,
 ) -> Dataset:
     """Write a dataset of these images, which are raw pixels if a `shape` is given, and open it.
 
-    The images are repeated up to `least_bytes`, so that the processor's cache does not help.
+    The images are repeated up to `least_bytes`, so that the processor's cache does not help. `cache` is what the
+    manifest says of the cache that they are from, if any.
 
     Raises:
         StoreError: the dataset cannot be written.
@@ -87,12 +101,81 @@ def write_sample(
             rejects={},
             images={},
             odd={},
-            cache=None if shape is None else CacheInfo("", (), (), "raw", shape, "uint8", 1, 0, "sample"),
+            cache=CacheInfo("", (), (), "raw", shape, "uint8", 1, 0, "sample") if shape and cache is None else cache,
         )
         (folder / MANIFEST).write_bytes(encode_manifest(manifest))
     except OSError as error:
         raise StoreError(f"{folder}: {error.strerror or error}") from error
     return open_dataset(folder)
+
+
+class DevicePlan(NamedTuple):
+    """How ops are shared between a cache, the host, and a device that runs the last ones.
+
+    Attributes:
+        cached: the ops of a cache of whole images.
+        host: the ops that the loader runs on the host.
+        device: the ops that the device runs after them.
+    """
+
+    cached: _Ops
+    host: _Ops
+    device: _Ops
+
+
+def plan_device_ops(ops: Sequence[Op], size: _Size | None = None) -> DevicePlan | None:
+    """Leave as many of the last ops to a device as it can run. Return None if none of them is random.
+
+    Args:
+        ops: all ops of the loader.
+        size: size of the stored images, if they have one size. Otherwise plan a cache of whole images: its ops are
+            those before the first random one; if there are none, a resize with a margin and a central crop.
+    """
+    cached, rest = _Ops(), tuple(ops)
+    if size is None:
+        first = next((number for number, op in enumerate(rest) if op.draws), len(rest))
+        cached, rest = rest[:first], rest[first:]
+        size = Pipeline(cached, seed=0).output_size(None)
+        if size is None and rest:
+            if not cached and isinstance(rest[0], RandomResizedCrop):
+                side = _margin(Pipeline(rest[:1], seed=0).output_size(None))
+                cached = (Resize(side), CenterCrop(side))
+            elif cached and isinstance(cached[-1], Resize):  # to a shorter side
+                cached = (*cached, CenterCrop(cached[-1].size))
+            size = Pipeline(cached, seed=0).output_size(None)
+        if size is None:
+            return None
+    for start in range(len(rest)):
+        host, device = rest[:start], rest[start:]
+        before = Pipeline(host, seed=0).output_size(size)
+        if before is None or not any(op.draws for op in device):
+            continue
+        with suppress(OptionError):
+            DeviceOps(device, before)
+            return DevicePlan(cached, host, device)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A way to store the images, and the loader's ops over them.
+
+    Attributes:
+        name: what is done, for people.
+        command: how it is done, for a shell or for people.
+        change: makes what is stored of the image with this number.
+        size: size of raw pixels; None if images stay encoded.
+        gain: what it gives beside its rate.
+    """
+
+    name: str
+    command: str
+    change: Callable[[int], bytes]
+    ops: _Ops
+    device_ops: _Ops
+    size: _Size | None = None
+    variants: int = 1
+    gain: str = ""
 
 
 def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editors show
@@ -104,6 +187,7 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
     records: int,
     ops: Sequence[Op],
     batch_size: int,
+    device_ops: Sequence[Op] = (),
     are_files: bool = False,
 ) -> tuple[tuple[Alternative, ...], list[str]]:
     """Measure other ways to store encoded images. Return them, and notes on those that could not be tried.
@@ -116,14 +200,13 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
         records: number of all images.
         ops: ops of the loader, which bring images to one size.
         batch_size: batch size of the loader.
+        device_ops: ops that a device runs after them already.
         are_files: the images are files; there is no dataset yet.
     """
-    url, ops = quote(url), tuple(ops)
-    pipeline = Pipeline(ops, seed=0)
-    size = pipeline.output_size(None)
+    url, ops, device_ops = quote(url), tuple(ops), tuple(device_ops)
+    size = Pipeline(ops, seed=0).output_size(None)
     assert size is not None, "the loader only takes ops that bring images to one size"
-    side = round(max(size) * _MARGIN)
-    draws = pipeline.draw(0, np.arange(len(images)))
+    side = _margin(size)
 
     def store(number: int) -> bytes:
         return store_image(images[number], ImagePolicy()).data
@@ -131,43 +214,159 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
     def presize(number: int) -> bytes:
         return store_image(images[number], ImagePolicy(presize_px=side)).data
 
-    def warm(number: int) -> bytes:
-        return pipeline.run_stored(memoryview(images[number]), None, [op[number] for op in draws]).tobytes()
+    def warm_by(ops: _Ops) -> Callable[[int], bytes]:
+        pipeline = Pipeline(ops, seed=0)
+        draws = pipeline.draw(0, np.arange(len(images)))
+        return lambda number: pipeline.run_stored(
+            memoryview(images[number]), None, [op[number] for op in draws]
+        ).tobytes()
 
-    flags = "".join(f" --op {quote(repr(op))}" for op in ops)
-    if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # the default of warmup
-        flags = f" --size {size[0]}"
     command = f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
     if are_files:
         command = f"tpufeed shard {url} DATASET-{side} --presize {side}"
-    cache = f"tpufeed cache warmup {url} CACHE{flags} --variants {_VARIANTS}"
-    ways = {f"make shards of the files: tpufeed shard {url} DATASET": store} if are_files else {}
-    ways |= {f"presize to {side}: {command}": presize, f"warm a raw cache: {cache}": warm}
+    same: dict[str, Any] = {"ops": ops, "device_ops": device_ops}
+    ways = [_Way(name=f"presize to {side}", command=command, change=presize, **same)]
+    if are_files:
+        ways.insert(
+            0, _Way(name="make shards of the files", command=f"tpufeed shard {url} DATASET", change=store, **same)
+        )
+    flags = _flags(ops)
+    if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # the default of warmup
+        flags = f" --size {size[0]}"
+    variants = _VARIANTS if any(op.draws for op in ops) else 1
+    command = f"tpufeed cache warmup {url} CACHE{flags}" + (f" --variants {variants}" if variants > 1 else "")
+    raw: dict[str, Any] = {"size": size, "ops": (), "device_ops": device_ops, "variants": variants}
+    ways.append(_Way(name="warm a raw cache", command=command, change=warm_by(ops), **raw))
+    plan = plan_device_ops((*ops, *device_ops))
+    if plan is not None and plan.cached != ops:  # otherwise it is the raw cache
+        ways.append(
+            _Way(
+                name=f"read a cache of whole images with {_arguments(plan)}",
+                command=f"tpufeed cache warmup {url} CACHE{_flags(plan.cached)}",
+                change=warm_by(plan.cached),
+                ops=plan.host,
+                device_ops=plan.device,
+                size=Pipeline(plan.cached, seed=0).output_size(None),
+                gain=_DRAWS_ANEW,
+            )
+        )
     found, notes = list[Alternative](), list[str]()
-    for number, (do, change) in enumerate(ways.items()):
-        is_raw = change is warm
-        variants = _VARIANTS if is_raw else 1
+    for number, way in enumerate(ways):
         try:
             start = time.perf_counter()
-            made = _change(change, len(images), seconds)
+            made = _change(way.change, len(images), seconds)
             took = time.perf_counter() - start
             if not made:
                 continue  # a build would reject all of them
             mean_bytes = float(np.mean([len(image) for image in made]))
-            if change is presize and mean_bytes > _SMALLER * float(np.mean([len(image) for image in images])):
+            if way.change is presize and mean_bytes > _SMALLER * float(np.mean([len(image) for image in images])):
                 continue
-            small = write_sample(folder / f"alternative-{number}", made, (*size, 3) if is_raw else None)
-            rate = measure_loader(small, _SPLIT, batch_size, seconds, ops=() if is_raw else ops).whole
+            small = write_sample(folder / f"alternative-{number}", made, way.size and (*way.size, 3))
+            given = {"ops": way.ops, "device_ops": way.device_ops}
+            rate = measure_loader(small, _SPLIT, batch_size, seconds, **given).whole
         except (TpufeedError, OSError, MemoryError) as error:
-            notes.append(f"{do.partition(':')[0]}: could not be tried: {reason_of(error)}")
+            notes.append(f"{way.name}: could not be tried: {reason_of(error)}")
             continue
-        record_bytes = mean_bytes + _FEATURES_BYTES
-        total, minutes = records * variants * record_bytes, records * variants * took / len(made) / 60
-        cost = f"{total / 1e9:,.1f} GB" if total >= 1e8 else f"{total / 1e6:,.1f} MB"
-        cost += f" for {variants} variants" if variants > 1 else ""
-        cost += f", about {minutes:,.0f} minutes" if minutes >= 2 else f", about {max(1, round(minutes * 60))} s"
-        found.append(Alternative(do, rate, record_bytes, total, f"{cost} on this host"))
+        record_bytes, stored = mean_bytes + _FEATURES_BYTES, records * way.variants
+        cost = _cost(stored * record_bytes, stored * took / len(made), way)
+        sent = _size_ratio(way.ops, way.size, size)
+        found.append(Alternative(f"{way.name}: {way.command}", rate, record_bytes, stored * record_bytes, cost, sent))
     return tuple(found), notes
+
+
+def _cost(total_bytes: float, seconds: float, way: _Way) -> str:
+    """Return the size of the result and the time to make it, in words."""
+    cost = f"{total_bytes / 1e9:,.1f} GB" if total_bytes >= 1e8 else f"{total_bytes / 1e6:,.1f} MB"
+    cost += f" for {way.variants} variants" if way.variants > 1 else ""
+    minutes = seconds / 60
+    cost += f", about {minutes:,.0f} minutes" if minutes >= 2 else f", about {max(1, round(seconds))} s"
+    return f"{cost} on this host" + (f"; {way.gain}" if way.gain else "")
+
+
+def try_device_ops(  # noqa: PLR0913  # each option is a parameter that editors show
+    cache: Dataset,
+    split: str,
+    near: Dataset,
+    seconds: float,
+    *,
+    ops: Sequence[Op],
+    batch_size: int,
+    device_ops: Sequence[Op] = (),
+    max_bad_records: int = 0,
+) -> tuple[tuple[Alternative, ...], list[str]]:
+    """Measure a cache whose loader leaves its ops to the device. Return that as `try_alternatives` does.
+
+    Args:
+        cache: the cache.
+        split: the split that is read.
+        near: what is measured instead of a remote cache: a local sample of it.
+        seconds: time of the measurement.
+        ops: ops of the loader.
+        batch_size: batch size of the loader.
+        device_ops: ops that a device runs after them already.
+        max_bad_records: as in `Loader`.
+    """
+    info, entry = cache.manifest.cache, cache.split(split)
+    assert info is not None, "it is a cache"
+    stored = info.shape[:2]
+    plan = plan_device_ops((*ops, *device_ops), stored)
+    if plan is None or len(plan.host) >= len(ops):
+        return (), []
+    given: dict[str, Any] = {"ops": plan.host, "device_ops": plan.device}
+    try:
+        Loader(cache, split, world=(0, 1), **given).close()
+    except OptionError:  # it holds crops, which no device may crop again
+        return (), []
+    do = f"run ops on the device: give Loader {_arguments(plan, always=True)}"
+    try:
+        rate = measure_loader(near, split, batch_size, seconds, max_bad_records=max_bad_records, **given).whole
+    except (TpufeedError, OSError, MemoryError) as error:
+        return (), [f"{do}: could not be tried: {reason_of(error)}"]
+    now = Pipeline(ops, seed=0).output_size(stored)
+    assert now is not None, "the loader only takes ops that bring images to one size"
+    mean = entry.total_bytes / (entry.records * len(entry.variants))
+    sent = _size_ratio(plan.host, stored, now)
+    return (Alternative(do, rate, mean, entry.total_bytes, _DRAWS_ANEW, sent),), []
+
+
+def _margin(size: _Size | None) -> int:
+    """Return the side that people presize to for crops of `size`."""
+    assert size is not None, "crops have a size"
+    return round(max(size) * _MARGIN)
+
+
+def _size_ratio(ops: _Ops, stored: _Size | None, now: _Size) -> float:
+    """Return the pixels that leave the host after `ops`, divided by those of the size `now`."""
+    size = Pipeline(ops, seed=0).output_size(stored)
+    assert size is not None, "a loader fed them"
+    return math.prod(size) / math.prod(now)
+
+
+def _flags(ops: _Ops) -> str:
+    return "".join(f" --op {quote(_written(op))}" for op in ops)
+
+
+def _arguments(plan: DevicePlan, always: bool = False) -> str:
+    """Return the arguments of `Loader`, and which op stays on the host. Empty `ops` are left out, unless `always`."""
+    device = f"device_ops=[{', '.join(map(_written, plan.device))}]"
+    if not plan.host:
+        return f"ops=[] and {device}" if always else device
+    host = f"ops=[{', '.join(map(_written, plan.host))}]"
+    return f"{host} and {device} ({type(plan.host[-1]).__name__} runs on the host only)"
+
+
+def _written(op: Any) -> str:
+    """Return an op as one writes it: without arguments that have their default, but for `size`."""
+    kind: Any = type(op)
+    if isinstance(op, Custom) or not is_dataclass(op):
+        return repr(op)
+    own = [field for field in fields(op) if field.init]
+    needed = [getattr(op, field.name) for field in own if field.default is MISSING or field.name == "size"]
+    plain = kind(*needed)
+    changed = [
+        (field.name, getattr(op, field.name)) for field in own if getattr(op, field.name) != getattr(plain, field.name)
+    ]
+    return f"{kind.__name__}({', '.join([*map(repr, needed), *(f'{name}={value!r}' for name, value in changed)])})"
 
 
 def _change(change: Callable[[int], bytes], count: int, seconds: float) -> list[bytes]:

@@ -6,10 +6,12 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
+
+import msgspec
 
 import tpufeed
 from tpufeed.dataset.manifest import iter_warnings
@@ -19,12 +21,13 @@ from tpufeed.images import HorizontalFlip
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture, parse_mixture
-from tpufeed.measure.alternatives import try_alternatives, write_sample
+from tpufeed.measure.alternatives import try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps
 from tpufeed.measure.machine import busy_notes, machine
 from tpufeed.measure.naive import measure_files
 from tpufeed.measure.prediction import (
     ASSEMBLY,
+    OPS,
     STORAGE,
     TRANSFER,
     Alternative,
@@ -49,8 +52,21 @@ _BATCH_SIZE = 128
 _DEFAULT_OPS = (RandomResizedCrop(224), HorizontalFlip())
 _NOTE_ON_OPS = "ops: RandomResizedCrop(224) and HorizontalFlip(), because none were given (--op)"
 
-_MEASUREMENTS = 14  # equal parts of the time; starting processes takes the rest
+_MEASUREMENTS = 16  # equal parts of the time; starting processes takes the rest
 _SAMPLING, _LOADING = 1.5, 4.0  # lengths in such parts: most of the prediction depends on the loader
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is measured, for how many seconds each. `split` and `ops` are None if they were not given."""
+
+    split: str | None
+    ops: Sequence[Op] | None
+    device_ops: tuple[Op, ...]
+    batch_size: int
+    seconds: float
+    tell: Listener
+    max_bad_records: int = 0
 
 
 @checked()
@@ -63,6 +79,7 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     flops_per_sample: float | None = None,
     batch_size: Count | None = None,
     ops: Sequence[Op] | None = None,
+    device_ops: Sequence[Op] | None = None,
     seconds: Annotated[float, between(1.0, 600.0)] = 25.0,
     steps: Path | None = None,
     profile: Path | None = None,
@@ -79,7 +96,9 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
         model: the model that it trains. Default: resnet50.
         flops_per_sample: FLOPs of training on one sample, instead of a model.
         batch_size: batch size of this host. Default: 128, without advice about it.
-        ops: ops of the loader. Default: the cache's live ops, or RandomResizedCrop(224) and HorizontalFlip().
+        ops: ops of the loader. Default: the cache's live ops; for other data without `device_ops`
+            RandomResizedCrop(224) and HorizontalFlip().
+        device_ops: ops that the loader leaves to the device. All figures are those of the host's part.
         seconds: approximate time of all measurements together.
         steps: a report that `StepClock` saved.
         profile: a folder that a profiler wrote.
@@ -97,17 +116,23 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     mixture = parse_mixture(str(url))
     about = machine()  # before the measurements load the machine
     batch, each, tell = batch_size or _BATCH_SIZE, seconds / _MEASUREMENTS, listener or (lambda _: None)
+    asked = _Asked(split, ops, tuple(device_ops or ()), batch, each, tell)
     if isinstance(mixture, Mixture):
-        where, measured = str(url), _examine_datasets(mixture, split, ops, batch, each, tell)
+        where, measured = str(url), _examine_datasets(mixture, asked)
     else:
         store = open_store(url, follow=False)
         dataset = find_dataset(store)
         if dataset is None:
+            if device_ops:
+                raise OptionError(
+                    f"{store.url} is no dataset, and only a loader has device_ops: give the URL of a dataset or cache, "
+                    "or leave device_ops out to see what they would give"
+                )
             if ops is None:
                 assumed += (_NOTE_ON_OPS,)
             where, measured = store.url, measure_files(store.url, ops or _DEFAULT_OPS, batch, each, tell)
         else:
-            where, measured = dataset.url, _examine_datasets(dataset, split, ops, batch, each, tell)
+            where, measured = dataset.url, _examine_datasets(dataset, asked)
     measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
     return predict(measured, goal, where, about, evidence)
 
@@ -146,23 +171,16 @@ def _advise_on_shards(dataset: Dataset, split: str) -> tuple[str, ...]:
     return tuple(f"reshard: {sentence}" for sentence in sentences)
 
 
-def _examine_datasets(
-    data: Dataset | Mixture,
-    name: str | None,
-    given: Sequence[Op] | None,
-    batch_size: int,
-    seconds: float,
-    tell: Listener,
-) -> Measurements:
+def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
     """Measure the loader, the storage of its heaviest dataset, the transfer, and other ways to store a single dataset.
 
     Raises:
         OptionError: options do not fit the data, images differ in size, or the split is empty.
         DatasetNotFoundError, ManifestError, StoreError, ShardError: nothing can be read.
     """
-    tell("a sample")
-    mixes = isinstance(data, Mixture)
-    split = name or ("train" if isinstance(data, Mixture) else default_split(data))
+    asked.tell("a sample")
+    mixes, later, batch_size = isinstance(data, Mixture), asked.device_ops, asked.batch_size
+    split = asked.split or ("train" if isinstance(data, Mixture) else default_split(data))
     sources = data.open(split) if isinstance(data, Mixture) else [data]
     entries = [source.split(split) for source in sources]
     records = sum(entry.records for entry in entries)
@@ -170,14 +188,19 @@ def _examine_datasets(
         raise OptionError(
             f"{sources[0].url}: split {split!r} is empty, so there is nothing to measure; choose another with --split"
         )
-    default = given is None and any(source.manifest.cache is None for source in sources)
-    live = _DEFAULT_OPS if default else given
-    with tpufeed.Loader(data, split, ops=live, world=(0, 1)) as loader:
-        shape, ops, shares = loader.image_shape, loader.pipeline.ops, loader.shares
+    # Device ops may crop themselves.
+    default = asked.ops is None and not later and any(source.manifest.cache is None for source in sources)
+    live = _DEFAULT_OPS if default else asked.ops
+    with tpufeed.Loader(data, split, ops=live, device_ops=later, world=(0, 1)) as loader:
+        shape = loader.image_shape if loader.device_ops is None else (*loader.device_ops.size, 3)
+        ops, shares = loader.pipeline.ops[: len(loader.pipeline.ops) - len(later)], loader.shares
     dataset = sources[max(range(len(sources)), key=shares.__getitem__)]
-    manifest, encoded = dataset.manifest, dataset.manifest.tensor_shape is None
     notes = [_NOTE_ON_OPS] if default else []
-    alternatives: tuple[Alternative, ...] = ()
+    if later:
+        notes.append(
+            f"the device runs {', '.join(type(op).__name__ for op in later)}: all rates are those of the host, and the "
+            "device's time for them is not counted"
+        )
     if mixes:
         notes.append(
             f"storage was measured at {dataset.url}, the dataset with the largest share; other ways to store images "
@@ -188,37 +211,21 @@ def _examine_datasets(
             f"split {split!r} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: each batch was "
             "the whole split"
         )
-    images, damage = take_sample(dataset, split, seconds * _SAMPLING)
+    images, damage = take_sample(dataset, split, asked.seconds * _SAMPLING)
     notes += damage
     storage, stages = Storage(), {ASSEMBLY: Stage(ASSEMBLY, why_not="none of the records in the sample can be read")}
+    alternatives: tuple[Alternative, ...] = ()
     if images:
-        tell(STORAGE)
+        asked.tell(STORAGE)
         try:
-            storage = measure_storage(dataset, split, seconds)
+            storage = measure_storage(dataset, split, asked.seconds)
         except (TpufeedError, OSError, MemoryError) as error:
             storage = Storage(why_not=reason_of(error))
-        with temporary_folder() as folder:
-            # Loaders keep local copies of remote shards, so measure with a local dataset of the sample instead.
-            copied = dataset.is_remote and not mixes
-            near = write_sample(folder / "as-is", images, manifest.tensor_shape, split=split) if copied else data
-            fed_ops, bad = ops if copied else live, records if damage else 0
-            tell(ASSEMBLY)
-            try:
-                rates = measure_loader(near, split, batch_size, seconds * _LOADING, ops=fed_ops, max_bad_records=bad)
-            except (TpufeedError, OSError, MemoryError) as error:
-                stages = {ASSEMBLY: Stage(ASSEMBLY, why_not=reason_of(error))}
-            else:
-                stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
-                if copied:
-                    stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
-                if encoded and manifest.cache is None and not mixes:
-                    tell("other ways to store the images")
-                    alternatives, untried = try_alternatives(
-                        dataset.url, images, folder, seconds, records=records, ops=ops, batch_size=rates.batch_size
-                    )
-                    notes += untried
-        tell(TRANSFER)
-        stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
+        asked = replace(asked, split=split, ops=live, max_bad_records=records if damage else 0)
+        stages, alternatives, untried = _measure_loading(data, dataset, split, images, ops, asked)
+        notes += untried
+        asked.tell(TRANSFER)
+        stages[TRANSFER] = measure_transfer(shape, batch_size, asked.seconds)
     means = [entry.total_bytes / (entry.records * len(entry.variants)) for entry in entries]
     return Measurements(
         split=split,
@@ -230,3 +237,48 @@ def _examine_datasets(
         hints=() if mixes else _advise_on_shards(dataset, split),
         notes=tuple(notes),
     )
+
+
+def _measure_loading(
+    data: Dataset | Mixture, dataset: Dataset, split: str, images: Sequence[bytes], ops: Sequence[Op], asked: _Asked
+) -> tuple[dict[str, Stage], tuple[Alternative, ...], list[str]]:
+    """Measure the loader of `data`, and other ways to store `dataset`, if that is all of it, or to run its ops.
+
+    Return the stages of the loader, the alternatives, and notes on those that could not be tried.
+
+    Args:
+        images: a sample of the dataset's images.
+        ops: the ops that the loader runs on the host.
+    """
+    manifest, alone = dataset.manifest, not isinstance(data, Mixture)
+    encoded, seconds = manifest.tensor_shape is None, asked.seconds
+    # Loaders keep local copies of remote shards, so measure with a local dataset of the sample instead.
+    copied = dataset.is_remote and alone
+    with temporary_folder() as folder:
+        near, fed_ops = data, asked.ops
+        if copied:
+            cache = manifest.cache and msgspec.structs.replace(manifest.cache, ops=(), live=(), variants=1)
+            near = write_sample(folder / "as-is", images, manifest.tensor_shape, split=split, cache=cache)
+            fed_ops = ops
+        asked.tell(ASSEMBLY)
+        bad: dict[str, Any] = {"max_bad_records": asked.max_bad_records}
+        given = {"ops": fed_ops, "device_ops": asked.device_ops, **bad}
+        try:
+            rates = measure_loader(near, split, asked.batch_size, seconds * _LOADING, **given)
+        except (TpufeedError, OSError, MemoryError) as error:
+            return {ASSEMBLY: Stage(ASSEMBLY, why_not=reason_of(error))}, (), []
+        stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
+        if asked.device_ops and not ops:
+            stages[OPS] = Stage(OPS, why_not="the device runs them all")
+        if copied:
+            stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
+        same: dict[str, Any] = {"ops": ops, "device_ops": asked.device_ops, "batch_size": rates.batch_size}
+        alternatives, untried = tuple[Alternative, ...](), list[str]()
+        if alone and encoded and manifest.cache is None:
+            asked.tell("other ways to store the images")
+            records = dataset.split(split).records
+            alternatives, untried = try_alternatives(dataset.url, images, folder, seconds, records=records, **same)
+        elif isinstance(near, Dataset) and manifest.cache is not None and ops:
+            asked.tell("ops on the device")
+            alternatives, untried = try_device_ops(dataset, split, near, seconds, **same, **bad)
+    return stages, alternatives, untried

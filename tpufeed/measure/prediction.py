@@ -76,6 +76,7 @@ class Alternative:
     Attributes:
         record_bytes: mean size of a record.
         total_bytes: size of all records.
+        sent: bytes that an image sends to the device, divided by what it sends now.
     """
 
     do: str
@@ -83,6 +84,7 @@ class Alternative:
     record_bytes: float
     total_bytes: float
     cost: str = ""
+    sent: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +190,13 @@ def _advise(
     gains = list[Action]()
     for one in measured.alternatives:
         limit = measured.storage.limit(one.record_bytes, one.total_bytes)
-        rate = compose(one.images_per_second, limit, transfer) or 0.0
+        sending = None if transfer is None else transfer / one.sent
+        rate = compose(one.images_per_second, limit, sending) or 0.0
         if fed and rate < fed * LEAST_FACTOR:
             continue
         cost = one.cost
         if rate < one.images_per_second / LEAST_FACTOR:
-            holder = "the transfer" if rate == transfer else "storage"
+            holder = "the transfer" if rate == sending else "storage"
             cost += f"; {holder} limits it to that rate, from memory it is {one.images_per_second:,.0f}"
         gain = rate / fed if fed else None
         idle = predict_band(rate, goal.needed)

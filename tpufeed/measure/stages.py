@@ -100,12 +100,12 @@ class LoaderRates:
 def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
     """Take batches of at most `batch_size` from the real loader for some seconds, after a warm-up.
 
-    Raises the loader's `TpufeedError`s.
+    With `device_ops` it is the host's part: batches as the device gets them. Raises the loader's `TpufeedError`s.
     """
     batch = min(batch_size, data.split(split).records) if isinstance(data, Dataset) else batch_size
     begun = time.perf_counter()
     loader = tpufeed.Loader(data, split, batch_size=batch, repeat=True, world=(0, 1), **options)
-    with loader, closing(iter(loader)) as batches:
+    with loader, closing(loader.iterate(on_device=True)) as batches:
         next(batches)
         first = loader.stats()
         # If only a few batches would come, make them smaller: those prepared in advance would have too much weight.

@@ -35,7 +35,11 @@ def test_a_result_moves_its_subject(tmp_path):
     assert not_run.count("\n| ") == 1 + len(ran_page.SUBJECTS)
     assert "EPYC" not in run
 
-    checked = {"jax": {"result": "ok", "counters": {"duty": 1.0}}, "torch_xla": {"result": "n/a", "reason": "no"}}
+    later = {"windows": {"ok": True}, "colours": {"ok": True}}
+    checked = {
+        "jax": {"result": "ok", "counters": {"duty": 1.0}, "device ops": later},
+        "torch_xla": {"result": "n/a", "reason": "no"},
+    }
     host = {**MACHINE, "cores": 224, "numa": "2 NUMA nodes (node 0: 112 cores; node 1: 112 cores)"}
     put("tpu-v5e", {"devices": "TPU", "host": host, "frameworks": checked})
     tried = {"torch_xla": {"result": "ok"}}
@@ -44,7 +48,15 @@ def test_a_result_moves_its_subject(tmp_path):
     line = {"subject": "the long tests", "date": "2026-12-02", "machine": "n2", "command": "x --long", "outcome": "ok"}
     put("by-hand", {"rows": [line]})
     not_run, run = parts(ran_page.make_page(tmp_path))
-    moved = "JAX on a TPU", "libtpu's counters", "more than 2 cores", "2 NUMA nodes", "an Arm host", "the long tests"
+    moved = (
+        "JAX on a TPU",
+        "device ops on a TPU",
+        "libtpu's counters",
+        "more than 2 cores",
+        "2 NUMA nodes",
+        "an Arm host",
+        "the long tests",
+    )
     for name in moved:
         assert f"| {name}" in run
         assert f"| {name}" not in not_run
