@@ -34,6 +34,9 @@ def parse(arguments):
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=128, help="of each process")
     parser.add_argument("--size", type=int, default=224, help="pixels a side, where the dataset is no cache")
+    parser.add_argument(
+        "--device-ops", action="store_true", help="crop on the devices; --data is a cache of whole images"
+    )
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--every", type=int, default=100, help="steps from one checkpoint to the next")
     parser.add_argument("--seed", type=int, default=0)
@@ -106,8 +109,12 @@ def restore(folder, state, loader):
 
 def train(options, dataset, mesh):
     """The params, after the epochs that were left to do."""
-    ops = None if dataset.manifest.cache else [RandomResizedCrop(size=options.size), HorizontalFlip()]
-    given = {"batch_size": options.batch_size, "ops": ops, "seed": options.seed}
+    crops = [RandomResizedCrop(size=options.size), HorizontalFlip()]
+    given = {"batch_size": options.batch_size, "seed": options.seed}
+    if options.device_ops:
+        given["device_ops"] = crops
+    elif not dataset.manifest.cache:
+        given["ops"] = crops
     everywhere = NamedSharding(mesh, P())
     # The old state's memory becomes the new one's.
     compiled = jax.jit(step, donate_argnums=0, out_shardings=everywhere)
@@ -142,7 +149,8 @@ def evaluate(options, dataset, params, mesh):
     def count(params, image, label, mask):
         return ((logits_of(params, image).argmax(1) == label) & mask).sum(), mask.sum()
 
-    ops = None if dataset.manifest.cache else [Resize(options.size), CenterCrop(options.size)]
+    cropped = dataset.manifest.cache and not options.device_ops
+    ops = None if cropped else [Resize(options.size), CenterCrop(options.size)]
     given = {"batch_size": options.batch_size, "ops": ops, "shuffle": False, "remainder": "pad"}
     with tpufeed.Loader(options.data, "val", **given).to_jax(mesh) as loader:
         counts = [count(params, *batch) for batch in loader]

@@ -63,9 +63,11 @@ def train(_, options):
 
 def open_train(options, dataset, world):
     """This rank's share of each epoch. As `--batch-size` is of all ranks, their number changes no step."""
-    # The pixels of a cache have been augmented.
-    ops = None if dataset.manifest.cache else [RandomResizedCrop(size=options.size), HorizontalFlip()]
+    crops = [RandomResizedCrop(size=options.size), HorizontalFlip()]
     batch_size = options.batch_size // world
+    if options.device_ops:  # compiled with the step
+        return tpufeed.Loader(options.data, batch_size=batch_size, device_ops=crops, seed=options.seed).to_xla()
+    ops = None if dataset.manifest.cache else crops  # the pixels of a cache have been augmented
     if options.sampler == "lanes":
         return tpufeed.Loader(options.data, batch_size=batch_size, ops=ops, seed=options.seed).to_xla()
     images = tpufeed.TFRecordImages(options.data, ops=ops, seed=options.seed)
@@ -76,7 +78,8 @@ def open_train(options, dataset, world):
 
 def open_val(options, dataset, world):
     """Each image once on one of the ranks; padded, so that all take equal steps of one shape, which compile once."""
-    ops = None if dataset.manifest.cache else [Resize(options.size * 9 // 8), CenterCrop(options.size)]
+    cropped = dataset.manifest.cache and not options.device_ops
+    ops = None if cropped else [Resize(options.size * 9 // 8), CenterCrop(options.size)]
     batch_size = options.batch_size // world
     padded = {"shuffle": False, "remainder": "pad"}
     return tpufeed.Loader(options.data, "val", batch_size=batch_size, ops=ops, **padded).to_xla()
@@ -206,6 +209,9 @@ def parse(arguments):
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=128, help="of all devices together")
     parser.add_argument("--size", type=int, default=224, help="pixels a side, where the dataset is no cache")
+    parser.add_argument(
+        "--device-ops", action="store_true", help="crop on the device; --data is a cache of whole images"
+    )
     parser.add_argument("--width", type=int, default=32, help="channels of the first stage")
     parser.add_argument("--blocks", type=int, nargs="+", default=[2, 2, 2, 2], help="of each stage")
     parser.add_argument("--learning-rate", type=float, default=0.1)
@@ -213,7 +219,10 @@ def parse(arguments):
     parser.add_argument("--sampler", choices=("lanes", "distributed"), default="lanes", help="whose order")
     parser.add_argument("--no-measure", dest="measure", action="store_false", help="faster; idle comes out too high")
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.device_ops and options.sampler == "distributed":
+        parser.error("--device-ops needs --sampler lanes: a DataLoader's ops run on the host")
+    return options
 
 
 def main(options):

@@ -1,4 +1,4 @@
-"""README.md and the pages on loaders, torch, torch_xla, its guides and resume: commands and programs run as they stand.
+"""README.md and pages on loaders, torch, torch_xla, its guides, device ops and resume: commands and programs run.
 
 All that one process with one device can run is run by one, as to import the frameworks takes longer than the programs.
 """
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tpufeed
+from tests.quick_xla import QUICK
 from tests.repo.docs.pages import blocks, commands, make_photos, run, run_here, run_program
 
 PROJECT_SCRIPTS = ("./scripts/", "pip install")  # run by CI itself, and by .venv's installation
@@ -43,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_photos(folder, 100, "160x120")
     own = [line for line in commands("README.md") if not line.startswith(PROJECT_SCRIPTS)]
     assert {line.split()[1] for line in own} == {"shard", "show", "cache", "info", "verify", "doctor", "bench"}
-    run_here([*own, *commands("concepts.md")], folder)
+    run_here([*own, *commands("concepts.md"), *commands("device_ops.md")], folder)
     return folder
 
 
@@ -57,6 +58,7 @@ def outputs(folder: Path) -> dict[str, str]:
     """What each program printed that needs one device."""
     programs = {"xla": [code for code in blocks("xla.md") if not re.search("torch_xla.launch|use_spmd", code)]}
     programs |= {name: blocks(f"{name}.md") for name in ("torch", "loaders")}
+    programs["device_ops"] = [code for code in blocks("device_ops.md") if "torch_xla" in code]
     programs["resume"] = blocks("resume.md")[:2]
     programs["guides"] = blocks("coming-from.md")
     assert len(blocks("README.md")) == 3  # that for JAX runs with docs/jax.md
@@ -93,6 +95,16 @@ def test_torch_lightning_and_accelerate(outputs: dict[str, str]) -> None:
 
 def test_torch_xla_on_one_device(outputs: dict[str, str]) -> None:
     assert outputs["xla"].count("after 9 steps") == 2
+
+
+def test_device_ops_of_torch_xla(outputs: dict[str, str]) -> None:
+    assert outputs["device_ops"].endswith("of images (16, 224, 224, 3)\n")
+
+
+def test_device_ops_of_jax_and_tensorflow(folder: Path) -> None:
+    code = "\n".join(code for code in blocks("device_ops.md") if "torch_xla" not in code)
+    output = run_program(code, folder, TPUFEED_PROCESSES="0", XLA_FLAGS=QUICK)
+    assert re.fullmatch(r"loss \d\.\d+ of images \(16, 224, 224, 3\)\nmean -?\d\.\d+\n", output)
 
 
 def test_the_script_of_the_guides(outputs: dict[str, str]) -> None:

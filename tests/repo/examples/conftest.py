@@ -13,6 +13,7 @@ import pytest
 import tpufeed
 from tests.quick_xla import QUICK
 from tpufeed import cache
+from tpufeed.images import CenterCrop, Resize
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "examples/README.md"
@@ -43,6 +44,11 @@ class Flowers:
         """uint8 64x64, two variants of a random crop and flip in train."""
         return str(self.folder / "flowers-64")
 
+    @property
+    def whole_url(self) -> str:
+        """uint8 72x72: a raw cache of whole images."""
+        return str(self.folder / "flowers-72")
+
 
 @pytest.fixture(scope="session")
 def flowers(tmp_path_factory: pytest.TempPathFactory) -> Flowers:
@@ -51,6 +57,7 @@ def flowers(tmp_path_factory: pytest.TempPathFactory) -> Flowers:
     subprocess.run([*map(str, command), "--size", "160x120"], check=True, capture_output=True)
     tpufeed.shard(folder / "photos", folder / "flowers", shard_bytes="200KB", splits="train=0.8,val=0.2", workers=1)
     cache.warmup(folder / "flowers", folder / "flowers-64", size=SIDE, variants=2, shard_bytes="300KB", workers=1)
+    cache.warmup(folder / "flowers", folder / "flowers-72", ops=[Resize(72), CenterCrop(72)], workers=1)
     splits = tpufeed.open_dataset(folder / "flowers").manifest.splits
     return Flowers(folder, splits["train"].records, splits["val"].records)
 

@@ -9,8 +9,8 @@ from tests.quick_xla import QUICK
 from tests.repo.examples.conftest import Output
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-# Two trainings in one process: a whole one, and one with a SIGKILL in the second epoch, with params written and the
-# checkpoint that names them not yet.
+# Trainings in one process: a whole one, one that crops on the devices, and one with a SIGKILL in the second epoch, with
+# params written and the checkpoint that names them not yet.
 PROGRAM = """
 import os
 import signal
@@ -20,7 +20,10 @@ sys.path.insert(0, sys.argv[1])
 import jax_flowers
 from pathlib import Path
 
-jax_flowers.main(jax_flowers.parse(sys.argv[2:]))
+whole, *arguments = sys.argv[2:]
+jax_flowers.main(jax_flowers.parse(arguments))
+print("on the device", flush=True)
+jax_flowers.main(jax_flowers.parse([*arguments, "--device-ops", "--data", whole, "--out", "device"]))
 print("killed", flush=True)
 
 
@@ -31,12 +34,12 @@ def replace(path, target):
 
 
 rename, Path.replace = Path.replace, replace
-jax_flowers.main(jax_flowers.parse([*sys.argv[2:], "--every", "2", "--out", "killed"]))
+jax_flowers.main(jax_flowers.parse([*arguments, "--every", "2", "--out", "killed"]))
 """
 
 
 def test_it_learns_and_goes_on_after_a_kill_as_if_there_were_none(
-    workplace, page_arguments, run_example, tmp_path_factory
+    flowers, workplace, page_arguments, run_example, tmp_path_factory
 ):
     """The devices' rounding is the same each time, so losses come out equal where batches do."""
     compiled = str(tmp_path_factory.mktemp("compiled"))
@@ -44,8 +47,11 @@ def test_it_learns_and_goes_on_after_a_kill_as_if_there_were_none(
     devices["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     arguments = page_arguments("jax_flowers.py")
     (workplace / "program.py").write_text(PROGRAM)
-    killed = run_example(workplace / "program.py", EXAMPLES, *arguments, folder=workplace, returncode=-9, **devices)
-    whole = Output(killed.text.partition("killed\n")[0])
+    killed = run_example(
+        workplace / "program.py", EXAMPLES, flowers.whole_url, *arguments, folder=workplace, returncode=-9, **devices
+    )
+    whole, device = map(Output, killed.text.partition("killed\n")[0].split("on the device\n"))
+    assert device.losses[-1] < 0.8 * device.losses[0]
     assert whole.text.startswith("4 devices (cpu), 1 processes\n")
     assert whole.epochs == list(range(6))
     assert whole.losses[-1] < 0.7 * whole.losses[0]  # 0.28 to 0.56 with four seeds

@@ -11,8 +11,8 @@ from tests.repo.examples.conftest import Output
 from tpufeed.images import RandomResizedCrop
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-# Runs in one process, so that all but the first find their steps compiled: with our order, with DistributedSampler, and
-# one that dies when its second checkpoint is to take the first one's place, and goes on.
+# Runs in one process, so that most find their steps compiled: with our order, with DistributedSampler, one that dies
+# when its second checkpoint is to take the first one's place, and goes on, and one that crops on the device.
 ONE_DEVICE = """
 import functools
 import sys
@@ -49,6 +49,8 @@ try:
 except PowerCut:
     Path.replace = rename
 train(*killed)
+# The last argument is the dataset.
+train("--device-ops", "--data", f"{sys.argv[-1]}-72", "--epochs", "3", "--out", "device", "--no-measure")
 """
 # Notes the labels of each step, by rank. The first training dies when its second checkpoint is to take the first one's
 # place; the second one goes on, from the same process, which saves an import of torch_xla.
@@ -128,12 +130,18 @@ def test_a_distributed_sampler_does_as_well(one_device):
 
 
 def test_killed_in_mid_epoch_it_goes_on_from_the_last_whole_checkpoint(one_device):
-    killed, rest = one_device[2:]
+    killed, rest = one_device[2:4]
     assert "saved: epoch 0, 48 samples\n" in killed.text
     assert "saved: epoch 0, 96 samples\n" not in killed.text
     assert "goes on in epoch 0 after 48 samples\n" in rest.text
     assert "of 144 samples, " in rest.text
     assert rest.losses[0] == pytest.approx(one_device[0].losses[0], rel=0.02)  # bfloat16's rounding
+
+
+def test_it_learns_from_crops_that_the_device_makes(one_device):
+    device = one_device[4]
+    assert device.epochs == [0, 1, 2]
+    assert device.losses[-1] < device.losses[0]
 
 
 @pytest.mark.long  # each process imports torch_xla and compiles for both devices
