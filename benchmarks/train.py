@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.entry import make_parser
 from benchmarks.harness import describe, figure, machine, print_table, write_result
 from tpufeed.errors import TpufeedError
-from tpufeed.measure.bench import BenchOptions, Measurement, measure, middle_run
-from tpufeed.measure.feeding import LOADERS, feed
+from tpufeed.measure.bench import LOADERS, BenchOptions, Measurement, measure, middle_run
+from tpufeed.measure.feeding import feed
 from tpufeed.measure.results import BenchRun
 
 FROM_PHOTOS = ("pil", "pil-all-cores")
@@ -87,7 +87,7 @@ def run_once(args: argparse.Namespace, options: BenchOptions) -> BenchRun:
         getattr(loader, "close", lambda: None)()
     problems = (*run.problems, *(() if ledger is None else ledger.problems()))
     about = {"label": f"{what}, {args.loader}", "url": what, "loader": args.loader, "source": source}
-    return dataclasses.replace(run, **about, problems=problems, verdict="" if problems else run.verdict)
+    return dataclasses.replace(run, **about, problems=problems)
 
 
 def show(run: BenchRun) -> None:

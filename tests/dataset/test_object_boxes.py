@@ -19,7 +19,7 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
-from tpufeed.measure.contact_sheet import SheetOptions, make_contact_sheet
+from tpufeed.measure.contact_sheet import make_contact_sheet
 
 
 def unchanged(sample, random):
@@ -187,7 +187,7 @@ def test_caches_sheets_and_single_samples_have_the_boxes_there(exif, of, tmp_pat
                 assert counts.sum() > 4
                 for image, box, count in zip(images, boxes, counts, strict=True):
                     assert not count or box[0, 2] - box[0, 0] < 3 or off_by(image, box[0]) <= 2.5
-    sheet = make_contact_sheet(tpufeed.open_dataset(url), options=SheetOptions(count=8))
+    sheet = make_contact_sheet(tpufeed.open_dataset(url), count=8)
     pixels = np.asarray(sheet.image).astype(int)
     for left, top in sheet.corners:
         tile = pixels[top : top + 160, left : left + 160]

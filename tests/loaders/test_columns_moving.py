@@ -289,9 +289,9 @@ def test_the_padding_mask_has_another_name_beside_a_column_mask(scenes):
 
 
 def test_the_contact_sheet_draws_masks_and_boxes(scenes, tmp_path):
-    from tpufeed.measure.contact_sheet import SheetOptions, make_contact_sheet
+    from tpufeed.measure.contact_sheet import make_contact_sheet
 
-    sheet = make_contact_sheet(tpufeed.open_dataset(scenes), options=SheetOptions(count=COUNT))
+    sheet = make_contact_sheet(tpufeed.open_dataset(scenes), count=COUNT)
     pixels = np.asarray(sheet.image).reshape(-1, 3)
     assert not sheet.problems
     assert (pixels == (0, 255, 0)).all(1).sum() > 50  # the outline of a second box

@@ -89,10 +89,9 @@ def make_diagnosis() -> Diagnosis:
         machine={
             "cpu": "AMD EPYC 9B14",
             "cores": 2,
-            "ram_gb": 23.5,
-            "disk": None,
-            "versions": {"python": "3.11.2", "numpy": "2.4.0", "torch_xla": None},
-            "load": [0.4, 0.9, 0.9],
+            "ram_gib": 23.5,
+            "load": 0.4,
+            "versions": {"tpufeed": "0.1.0", "numpy": "2.4.0"},
         },
         stages=(
             Stage(name="storage", images_per_second=41_300, detail="1.1 GB/s from the stage in /dev/shm"),

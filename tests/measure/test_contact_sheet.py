@@ -13,7 +13,7 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import ImageError, OptionError, ShardError
 from tpufeed.images.decoding import decode
 from tpufeed.measure import contact_sheet
-from tpufeed.measure.contact_sheet import SheetOptions, make_contact_sheet, write_sheet
+from tpufeed.measure.contact_sheet import make_contact_sheet, write_sheet
 from tpufeed.measure.sampling import draw_evenly, find_class
 from tpufeed.tfrecord.example import decode_example
 
@@ -33,7 +33,7 @@ def stored(dataset, split, place, variant=0):
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_each_thumbnail_is_its_samples(split, dataset_url):
     dataset = open_dataset(dataset_url)
-    made = make_contact_sheet(dataset, split, SheetOptions(count=7, size_px=SIZE, seed=3))
+    made = make_contact_sheet(dataset, split, count=7, size_px=SIZE, seed=3)
     places = draw_evenly(dataset, split, 7, 3)
     pixels = [decode(stored(dataset, split, place)["image/encoded"].values[0]) for place in places]
     assert middles(made) == [tuple(map(int, image[0, 0])) for image in pixels]
@@ -51,11 +51,11 @@ def test_the_first_split_is_the_default(dataset_url):
 def test_classes_that_are_none(dataset_url, flat_url):
     dataset = open_dataset(dataset_url)
     with pytest.raises(OptionError, match=r"'Gren' among 4; .*green"):
-        make_contact_sheet(dataset, "train", SheetOptions(class_name="Gren"))
+        make_contact_sheet(dataset, "train", class_name="Gren")
     with pytest.raises(OptionError, match=r"'4' among 4; .*blue, green"):
-        make_contact_sheet(dataset, "train", SheetOptions(class_name="4"))
+        make_contact_sheet(dataset, "train", class_name="4")
     with pytest.raises(OptionError, match="no labels"):
-        make_contact_sheet(open_dataset(flat_url), "train", SheetOptions(class_name="red"))
+        make_contact_sheet(open_dataset(flat_url), "train", class_name="red")
     assert find_class(dataset.manifest, "größe猫") == 2
 
 
@@ -64,12 +64,12 @@ def test_a_class_without_a_sample_in_the_split(dataset_url):
     classes = (*dataset.manifest.class_names, "none")
     manifest = msgspec.structs.replace(dataset.manifest, class_names=classes)
     with pytest.raises(OptionError, match=r"'train' of .*'none'"):
-        make_contact_sheet(Dataset(dataset.store, manifest), "train", SheetOptions(class_name="none"))
+        make_contact_sheet(Dataset(dataset.store, manifest), "train", class_name="none")
 
 
 def test_variants_stand_side_by_side(cache_url):
     dataset = open_dataset(cache_url)
-    made = make_contact_sheet(dataset, "train", SheetOptions(count=14, size_px=32))
+    made = make_contact_sheet(dataset, "train", count=14, size_px=32)
     places = draw_evenly(dataset, "train", 4, 0)
     expected = []
     for place in places:
@@ -78,7 +78,7 @@ def test_variants_stand_side_by_side(cache_url):
             expected.append(tuple(map(int, image.reshape(32, 32, 3)[16, 16])))
     assert middles(made, 32) == expected
     assert len(made.corners) == 12
-    assert len(make_contact_sheet(dataset, "train", SheetOptions(count=1)).corners) == 3
+    assert len(make_contact_sheet(dataset, "train", count=1).corners) == 3
 
 
 def test_an_image_that_does_not_decode_is_marked_under_its_own_name(dataset_url, monkeypatch):
@@ -86,7 +86,7 @@ def test_an_image_that_does_not_decode_is_marked_under_its_own_name(dataset_url,
         raise ImageError("unreadable", "rotten")
 
     monkeypatch.setattr(contact_sheet.Pipeline, "run_stored", fail)
-    made = make_contact_sheet(open_dataset(dataset_url), "train", SheetOptions(count=2, size_px=SIZE))
+    made = make_contact_sheet(open_dataset(dataset_url), "train", count=2, size_px=SIZE)
     assert middles(made) == [contact_sheet._FAULT_INK] * 2  # where the lines of the cross meet
     assert len(made.problems) == 2
     assert all(re.search(r"tfrecord, record \d+.*: rotten$", problem) for problem in made.problems)
@@ -144,19 +144,19 @@ def test_damage_is_marked_and_told(copy):
     offset, _ = records_of(data)[places[2][1]]
     data[offset + 100] ^= 1
     (copy / shard.name).write_bytes(data)
-    made = make_contact_sheet(open_dataset(copy), "train", SheetOptions(count=6, size_px=SIZE))
+    made = make_contact_sheet(open_dataset(copy), "train", count=6, size_px=SIZE)
     (problem,) = made.problems
     assert re.match(rf"{re.escape(str(copy / shard.name))}, record {places[2][1]}, byte {offset}: the CRC", problem)
     left, top = made.corners[2]
     assert made.image.getpixel((left + SIZE // 2, top + 2)) == contact_sheet._FAULT
     assert len({colour for number, colour in enumerate(middles(made)) if number != 2}) == 5
-    of_class = make_contact_sheet(open_dataset(copy), "train", SheetOptions(class_name="red"))
+    of_class = make_contact_sheet(open_dataset(copy), "train", class_name="red")
     assert of_class.problems in ((problem,), ())
 
 
 @pytest.mark.parametrize(("count", "variants"), [(1, 1), (63, 1), (14, 3)])
 def test_sheets_are_about_square(count, variants, dataset_url, cache_url):
-    made = make_contact_sheet(open_dataset(dataset_url if variants == 1 else cache_url), None, SheetOptions(count))
+    made = make_contact_sheet(open_dataset(dataset_url if variants == 1 else cache_url), count=count)
     columns = len({left for left, _ in made.corners}) // variants
     rows = len({top for _, top in made.corners})
     assert columns == 1 or rows == 1 or 0.5 < made.image.width / made.image.height < 2
@@ -169,22 +169,22 @@ def test_sheets_are_about_square(count, variants, dataset_url, cache_url):
 )
 def test_the_label_is_drawn_under_its_image_whatever_it_is(text, dataset_url, flat_url, monkeypatch):
     """And only there: another label changes no pixel elsewhere."""
-    dataset, options = open_dataset(dataset_url), SheetOptions(count=1, size_px=SIZE)
-    plain = make_contact_sheet(dataset, "train", options)
+    dataset, options = open_dataset(dataset_url), {"count": 1, "size_px": SIZE}
+    plain = make_contact_sheet(dataset, "train", **options)
     monkeypatch.setattr(contact_sheet, "read_labels", lambda *_: [text] if text else [])
-    box = ImageChops.difference(plain.image, make_contact_sheet(dataset, "train", options).image).getbbox()
+    box = ImageChops.difference(plain.image, make_contact_sheet(dataset, "train", **options).image).getbbox()
     left, top = plain.corners[0]
     assert box is not None
     assert left - 1 <= box[0] < box[2] <= left + SIZE + 1  # a glyph may begin a pixel before its place
     assert top + SIZE <= box[1] < box[3] <= top + SIZE + 32
     monkeypatch.undo()
-    assert make_contact_sheet(open_dataset(flat_url), "train", options).problems == ()
+    assert make_contact_sheet(open_dataset(flat_url), "train", **options).problems == ()
 
 
 @pytest.mark.parametrize("name", ["blue", "0"])
 def test_one_class(name, dataset_url):
     dataset = open_dataset(dataset_url)
-    made = make_contact_sheet(dataset, "train", SheetOptions(count=5, class_name=name, size_px=SIZE))
+    made = make_contact_sheet(dataset, "train", count=5, class_name=name, size_px=SIZE)
     assert all(blue > 200 and red < 60 for red, _, blue in middles(made))
-    everything = make_contact_sheet(dataset, "train", SheetOptions(count=100, class_name=name, size_px=SIZE))
+    everything = make_contact_sheet(dataset, "train", count=100, class_name=name, size_px=SIZE)
     assert len(everything.corners) == dataset.split("train").class_counts[0]

@@ -108,11 +108,12 @@ def test_what_is_not_known_is_never_nought(tmp_path: Path) -> None:
 
 
 def test_a_run_with_problems_has_no_verdict(tmp_path: Path) -> None:
-    run = make_run("b, numpy", 1.0, 5, problems=("It dropped 3 images.", "It slept too long."))
-    page = write(tmp_path, None, [run], {"cpu": "EPYC", "turbo": False})
+    run = make_run("b, numpy", 1.0, 5, verdict="It is fed.", problems=("It dropped 3 images.", "It slept too long."))
+    page = write(tmp_path, None, [run], {"cpu": "EPYC"})
     for part in ("EPYC", "No verdict for any run: It dropped 3 images.", "It slept too long.", ", no verdict"):
         assert part in page.text
-    assert run.verdict not in page.text
+    assert run.verdict == ""
+    assert "It is fed." not in page.text
     assert "card verdict " in page.values("class")  # of no colour
 
 

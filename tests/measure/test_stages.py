@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import tpufeed
 from tests.measure.conftest import OPS
 from tpufeed.images import Custom
 from tpufeed.measure import stages
@@ -19,7 +20,7 @@ def sleep(image, rng):
 
 def test_slow_images_come_in_smaller_batches(dataset_url: str) -> None:
     ops = [*OPS, Custom("tests.measure.test_stages:sleep")]
-    rates = stages.measure_loader(dataset_url, "train", 32, 0.2, ops=ops)
+    rates = stages.measure_loader(tpufeed.open_dataset(dataset_url), "train", 32, 0.2, ops=ops)
     assert rates.batch_size < 32
     assert 0 < rates.whole <= 1.1 * rates.decoding
     assert rates.reading > rates.whole

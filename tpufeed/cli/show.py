@@ -40,14 +40,11 @@ def show_command(
       tpufeed show gs://bucket/flowers --split val --class rose --count 16 --out roses.webp
     """
     from tpufeed.dataset.reader import open_dataset
-    from tpufeed.measure.contact_sheet import SheetOptions, check_sheet_path, make_contact_sheet, write_sheet
+    from tpufeed.measure.contact_sheet import check_sheet_path, make_contact_sheet, write_sheet
 
     check_sheet_path(out)
-    options = SheetOptions(count=count, class_name=class_name, seed=seed, size_px=size)
     dataset = open_dataset(url, version)
-    if split is None and "train" in dataset.manifest.splits:
-        split = "train"
-    sheet = make_contact_sheet(dataset, split, options)
+    sheet = make_contact_sheet(dataset, split, count=count, class_name=class_name, seed=seed, size_px=size)
     write_sheet(sheet.image, out)
     width, height = sheet.image.size
     if as_json:

@@ -81,6 +81,11 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     class_counts: tuple[int, ...]
     variants: tuple[Variant, ...]
 
+    @property
+    def total_bytes(self) -> int:
+        """Size of the shards of all variants."""
+        return sum(shard.bytes for variant in self.variants for shard in variant.shards)
+
 
 class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Origin of a cache: the dataset that it was made from and the ops that made it; loaders apply the `live` ops."""

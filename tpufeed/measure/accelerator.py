@@ -17,7 +17,7 @@ import numpy as np
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.measure.clock import StepTimes, first_shape, idle_band, length_of, wait_percentiles
 from tpufeed.measure.results import BenchRun
-from tpufeed.measure.tpu import AcceleratorProfile
+from tpufeed.measure.tpu import AcceleratorProfile, mfu_percent
 from tpufeed.options import Count, above, checked
 
 _AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's floor for ResNet-50
@@ -129,7 +129,6 @@ class EmulatedAccelerator:
             )
         waits = begun - ends
         steady = dict[str, Any]()  # figures of the steady state, after the loader has started
-        verdict = ""
         if len(images) > 1:
             wait, computed = float(waits[1:].sum()), (len(images) - 1) * self.step_seconds
             wall = wait + computed
@@ -142,9 +141,17 @@ class EmulatedAccelerator:
                 )
             passes = "passes" if au >= _AU_FLOOR_PERCENT else "is below"
             floor = f"AU {au:.1f} % {passes} MLPerf Storage's floor of {_AU_FLOOR_PERCENT:.0f} %"
-            verdict = "" if problems else f"idle {idle:.1f} %: {idle_band(idle)}; {floor}"
-            steady = {"images_per_second": sum(images[1:]) / wall, "idle_percent": idle, "au_percent": au}
-            steady |= {"oversleep_percent": late, "wall_seconds": wall, **wait_percentiles(waits[1:])}
+            rate = sum(images[1:]) / wall
+            steady = {
+                "images_per_second": rate,
+                "idle_percent": idle,
+                "au_percent": au,
+                "mfu_percent": mfu_percent(rate, self.profile.flops_per_sample, self.profile.tpu),
+                "oversleep_percent": late,
+                "wall_seconds": wall,
+                "verdict": f"idle {idle:.1f} %: {idle_band(idle)}; {floor}",
+                **wait_percentiles(waits[1:]),
+            }
         return BenchRun(
             label=self.profile.name,
             device=f"EMULATED {self.profile.name}",
@@ -154,7 +161,6 @@ class EmulatedAccelerator:
             images=sum(images),
             first_batch_seconds=float(waits[0]),
             problems=tuple(problems),
-            verdict=verdict,
             timeline=StepTimes(
                 wait_seconds=tuple(waits.tolist()),
                 compute_seconds=(self.step_seconds,) * len(images),

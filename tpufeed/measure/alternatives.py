@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
@@ -18,6 +17,7 @@ from crc32c import crc32c
 from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST
+from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.errors import ImageError, StoreError, TpufeedError
@@ -28,11 +28,11 @@ from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
+from tpufeed.measure.wording import reason_of
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.copies_folder import free_bytes
 
-SAMPLE_SPLIT = "train"
-
+_SPLIT = "train"
 _BLOCK = 16
 _PLENTY_BYTES = 128 << 20  # more than the processor's cache holds, or copying would look faster than it is
 _MOST_ROUNDS = 64
@@ -49,8 +49,9 @@ def write_sample(
     shape: tuple[int, int, int] | None = None,
     shards: int = 8,
     least_bytes: int = _PLENTY_BYTES,
-) -> str:
-    """Write a dataset of these images, which are raw pixels if a `shape` is given, and return its URL.
+    split: str = _SPLIT,
+) -> Dataset:
+    """Write a dataset of these images, which are raw pixels if a `shape` is given, and open it.
 
     The images are repeated up to `least_bytes`, so that the processor's cache does not help.
 
@@ -78,7 +79,7 @@ def write_sample(
         manifest = Manifest(
             run_id="doctor",
             tool_version=__version__,
-            splits={SAMPLE_SPLIT: Split(sum(shard.records for shard in made), (), (variant,))},
+            splits={split: Split(sum(shard.records for shard in made), (), (variant,))},
             class_names=(),
             features=features,
             options={},
@@ -91,34 +92,33 @@ def write_sample(
         (folder / MANIFEST).write_bytes(encode_manifest(manifest))
     except OSError as error:
         raise StoreError(f"{folder}: {error.strerror or error}") from error
-    return str(folder)
+    return open_dataset(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class FedImages:
-    """Encoded images of a dataset or of files, and how the loader feeds them.
+def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editors show
+    url: str,
+    images: Sequence[bytes],
+    folder: Path,
+    seconds: float,
+    *,
+    records: int,
+    ops: Sequence[Op],
+    batch_size: int,
+    are_files: bool = False,
+) -> tuple[tuple[Alternative, ...], list[str]]:
+    """Measure other ways to store encoded images. Return them, and notes on those that could not be tried.
 
-    Attributes:
+    Args:
+        url: the dataset or the files, for the commands in the advice.
         images: a sample of the images.
+        folder: a folder for small datasets.
+        seconds: time of each measurement.
         records: number of all images.
         ops: ops of the loader, which bring images to one size.
+        batch_size: batch size of the loader.
         are_files: the images are files; there is no dataset yet.
     """
-
-    url: str
-    images: Sequence[bytes]
-    records: int
-    ops: Sequence[Op]
-    batch_size: int
-    are_files: bool = False
-
-
-def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[tuple[Alternative, ...], list[str]]:
-    """Measure other ways to store a sample, each for some seconds, with small datasets in `folder`.
-
-    Return the alternatives, and notes on those that could not be tried.
-    """
-    url, images, ops = quote(sample.url), sample.images, tuple(sample.ops)
+    url, ops = quote(url), tuple(ops)
     pipeline = Pipeline(ops, seed=0)
     size = pipeline.output_size(None)
     assert size is not None, "the loader only takes ops that bring images to one size"
@@ -138,18 +138,15 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
     if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # the default of warmup
         flags = f" --size {size[0]}"
     command = f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
-    if sample.are_files:
+    if are_files:
         command = f"tpufeed shard {url} DATASET-{side} --presize {side}"
     cache = f"tpufeed cache warmup {url} CACHE{flags} --variants {_VARIANTS}"
-    # (what to do, how to convert an image, (height, width, channels) of raw pixels, live ops, variants)
-    ways: list[tuple[str, Callable[[int], bytes], tuple[int, int, int] | None, Sequence[Op] | None, int]] = [
-        (f"presize to {side}: {command}", presize, None, ops, 1),
-        (f"warm a raw cache: {cache}", warm, (*size, 3), None, _VARIANTS),
-    ]
-    if sample.are_files:
-        ways.insert(0, (f"make shards of the files: tpufeed shard {url} DATASET", store, None, ops, 1))
+    ways = {f"make shards of the files: tpufeed shard {url} DATASET": store} if are_files else {}
+    ways |= {f"presize to {side}: {command}": presize, f"warm a raw cache: {cache}": warm}
     found, notes = list[Alternative](), list[str]()
-    for number, (do, change, shape, live, variants) in enumerate(ways):
+    for number, (do, change) in enumerate(ways.items()):
+        is_raw = change is warm
+        variants = _VARIANTS if is_raw else 1
         try:
             start = time.perf_counter()
             made = _change(change, len(images), seconds)
@@ -159,13 +156,13 @@ def try_alternatives(sample: FedImages, folder: Path, seconds: float) -> tuple[t
             mean_bytes = float(np.mean([len(image) for image in made]))
             if change is presize and mean_bytes > _SMALLER * float(np.mean([len(image) for image in images])):
                 continue
-            small = write_sample(folder / f"alternative-{number}", made, shape)
-            rate = measure_loader(small, SAMPLE_SPLIT, sample.batch_size, seconds, ops=live).whole
+            small = write_sample(folder / f"alternative-{number}", made, (*size, 3) if is_raw else None)
+            rate = measure_loader(small, _SPLIT, batch_size, seconds, ops=() if is_raw else ops).whole
         except (TpufeedError, OSError, MemoryError) as error:
-            notes.append(f"{do.partition(':')[0]}: could not be tried: {error or type(error).__name__}")
+            notes.append(f"{do.partition(':')[0]}: could not be tried: {reason_of(error)}")
             continue
         record_bytes = mean_bytes + _FEATURES_BYTES
-        total, minutes = sample.records * variants * record_bytes, sample.records * variants * took / len(made) / 60
+        total, minutes = records * variants * record_bytes, records * variants * took / len(made) / 60
         cost = f"{total / 1e9:,.1f} GB" if total >= 1e8 else f"{total / 1e6:,.1f} MB"
         cost += f" for {variants} variants" if variants > 1 else ""
         cost += f", about {minutes:,.0f} minutes" if minutes >= 2 else f", about {max(1, round(minutes * 60))} s"

@@ -7,13 +7,18 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Annotated, Any
 
+import tpufeed
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
+from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.ops import parse_op
+from tpufeed.images.protocols import Op
+from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.measure.accelerator import Limits
-from tpufeed.measure.feeding import LOADERS, DeviceChoice, check_split, feed, kind_of, open_loader
+from tpufeed.measure.feeding import DeviceChoice, feed
 from tpufeed.measure.machine import machine, place_of
+from tpufeed.measure.naive import NaiveLoader
 from tpufeed.measure.results import BenchRun, spread
 from tpufeed.measure.tpu import AcceleratorProfile, find_tpu, nearest, profile
 from tpufeed.measure.wording import number_of
@@ -28,6 +33,19 @@ _BATCH_SIZE, _SECONDS = 128, 8.0
 _WARM_UP_SECONDS = 2.0
 _LONGEST_SECONDS = 900.0  # to import frameworks, to start workers, to copy shards and to compile
 _ENTRY = "tpufeed.measure.bench:serve"
+
+# Loader: (adapter of `tpufeed.Loader`, its options, the loader's options). One iteration of a tf.data.Dataset goes
+# through all epochs, because beginning another iteration takes up to 0.4 s.
+LOADERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "numpy": ("", {}, {}),
+    "torch": ("to_torch", {}, {}),
+    "tf": ("to_tf", {}, {"repeat": True}),
+    "tf-direct": ("to_tf", {"direct": True}, {"repeat": True}),
+    "xla": ("to_xla", {}, {}),
+    "jax": ("to_jax", {}, {}),
+    "naive": ("", {}, {}),
+}
+_DEFAULT_OPS = (RandomResizedCrop(224), HorizontalFlip())
 
 # Packages that loaders and kinds of devices need: (module, its name for people, extra).
 _PACKAGES = {
@@ -157,29 +175,55 @@ def measure(measurement: Measurement) -> BenchRun:
     """Make the measurement, in this process.
 
     Raises:
-        UsageError: a dataset, split, device or package does not exist.
+        UsageError: a dataset, split, device or package does not exist, or they do not fit together.
         Exception: an error of the loader.
     """
-    options, choice = measurement.options, measurement.options.choice
-    check_loaders([measurement.loader], options)
-    if choice.kind == "xla" or measurement.loader == "xla":
+    url, name, options = measurement.url, measurement.loader, measurement.options
+    choice, split, size = options.choice, options.split, options.images_a_step
+    check_loaders([name], options)
+    if choice.kind == "xla" or name == "xla":
         from tpufeed.loaders.xla import runtime  # noqa: F401  # torch_xla cannot be imported after TensorFlow
-    ops = None if options.ops is None else [parse_op(text) for text in options.ops]
-    given = {"ops": ops, "threads": options.threads, "processes": options.processes}
-    data, size = _open(measurement.url), options.images_a_step
-    batches = None if isinstance(data, Mixture) else check_split(data, options.split, size) // size
-    source = "mixture" if isinstance(data, Mixture) else kind_of(data, options.split)
-    loader = open_loader(measurement.loader, data, options.split, size, given)
+    data, datasets = _open(url, split, size)
+    are_caches = all(dataset.manifest.cache is not None for dataset in datasets)
+    source, batches = "cache" if are_caches else "shards", None
+    if isinstance(data, Mixture):
+        source = "mixture"
+    else:
+        batches = data.split(split).records // size
+    loader: Any
+    if name == "naive":
+        if isinstance(data, Mixture):
+            raise OptionError("the loader naive reads a single dataset; use another loader for a mixture")
+        loader = NaiveLoader(data, split, size)
+    else:
+        ops: Sequence[Op] | None = None if are_caches else _DEFAULT_OPS  # caches have their own live ops
+        if options.ops is not None:
+            ops = [parse_op(text) for text in options.ops]
+        adapter, own, always = LOADERS[name]
+        loader = tpufeed.Loader(
+            data, split, batch_size=size, ops=ops, threads=options.threads, processes=options.processes, **always
+        )
+        loader = getattr(loader, adapter)(**own) if adapter else loader
     try:
         run = feed(choice, loader, size, options.limits, batches)
     finally:
         getattr(loader, "close", lambda: None)()
-    return replace(run, label=str(measurement), url=measurement.url, loader=measurement.loader, source=source)
+    return replace(run, label=str(measurement), url=url, loader=name, source=source)
 
 
-def _open(url: str) -> Dataset | Mixture:
-    found = parse_mixture(url)
-    return found if isinstance(found, Mixture) else open_dataset(found)
+def _open(url: str, split: str, batch_size: int) -> tuple[Dataset | Mixture, list[Dataset]]:
+    """Open a dataset, or a mixture and its datasets. Raises OptionError if a batch of a dataset needs more samples."""
+    data = parse_mixture(url)
+    if isinstance(data, Mixture):
+        return data, data.open(split)
+    dataset = open_dataset(data)
+    records = dataset.split(split).records
+    if records < batch_size:
+        raise OptionError(
+            f"split {split!r} of {dataset.url} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: "
+            "give a smaller --batch, or a larger dataset"
+        )
+    return dataset, [dataset]
 
 
 def measure_apart(measurement: Measurement) -> BenchRun:
@@ -247,12 +291,7 @@ def bench(
         raise OptionError("no dataset is given")
     places = list[dict[str, Any]]()
     for url in urls:
-        data = _open(url)
-        if isinstance(data, Mixture):
-            places += [place_of(dataset) for dataset in data.open(options.split)]
-        else:
-            check_split(data, options.split, options.images_a_step)
-            places.append(place_of(data))
+        places += map(place_of, _open(url, options.split, options.images_a_step)[1])
     about = machine()
     measurements = [Measurement(url=url, loader=loader, options=options) for url in urls for loader in loaders]
     label = options.choice.label
@@ -301,4 +340,4 @@ def middle_run(runs: Sequence[BenchRun]) -> BenchRun:
     if doubtful and not problems:
         problems = (f"in {len(doubtful)} of {number_of(len(runs), 'repeat')}: {doubtful[0].problems[0]}",)
     rates = spread([run.images_per_second for run in runs if run.images_per_second is not None])
-    return replace(middle, rates=rates, problems=problems, verdict="" if problems else middle.verdict)
+    return replace(middle, rates=rates, problems=problems)

@@ -160,10 +160,8 @@ class StepClock:
         self._end_wait = 0.0  # waiting to learn that an epoch is over counts as wait, but belongs to no step
         self._splits = False  # waits and syncs were told apart for some loader
         self._compiling = CompileWatch()
-        self._settled = False  # the first step is over
         self._shape, self._size = _UNSEEN, (-1, -1)  # shape and (images, bytes) of the last batch
         self._epochs = 0
-        self._iterations = 0  # iterations under way
         self._short: list[tuple[int, int, int]] = []
         # The running step: (begin, wait, sync, images, bytes). There is at most one, so that time counts once. The
         # clock has to hold it, not the iterator: leaving a loop must free the iterator, which ends the step.
@@ -262,8 +260,6 @@ class StepClock:
         Path(path).write_bytes(msgspec.json.encode(SavedSteps("tpufeed-steps", 1, report, self.timeline())) + b"\n")
         return report
 
-    # The iterators below call these two.
-
     def _finish(self, now: float) -> int | None:
         """End the running step. Return its number, from 0, or None if no step is running."""
         if self._step is None:
@@ -276,12 +272,6 @@ class StepClock:
         self._images.append(images)
         self._nbytes.append(nbytes)
         return len(self._waits) - 1
-
-    def _settle(self) -> None:
-        """Note that the first step and the sync after it are over."""
-        if self._waits and not self._settled:
-            self._settled = True
-            self._compiling.settle()
 
 
 class _TimedEpoch(Iterator[Batch]):
@@ -335,8 +325,8 @@ class _TimedEpoch(Iterator[Batch]):
             if before is not None:  # the sync before an epoch's first step belongs to no other step
                 clock._syncs[before] += sync
                 sync = 0.0
-        if not clock._settled:
-            clock._settle()
+        if clock._waits:  # the first step and the sync after it are over
+            clock._compiling.settle()
         shape = first_shape(batch)
         if shape != clock._shape:  # batches of the same shape have the same size
             clock._shape, clock._size = shape, size_of(batch)
@@ -353,10 +343,9 @@ class _TimedEpoch(Iterator[Batch]):
             return
         self._closed = True
         if self._iterator is not None:
-            clock._settle()
-            clock._iterations -= 1
-            if clock._iterations == 0:
-                clock._compiling.end()
+            if clock._waits:
+                clock._compiling.settle()
+            clock._compiling.end()
         if self._splitter is not None:
             self._splitter.close()
         close = getattr(self._iterator, "close", None)
@@ -379,9 +368,7 @@ class _TimedEpoch(Iterator[Batch]):
         iterator = iter(loader)
         clock._epochs += 1
         self._number = clock._epochs
-        if clock._iterations == 0:
-            clock._compiling.begin()
-        clock._iterations += 1
+        clock._compiling.begin()
         self._iterator = iterator
         self._splitter = split_waits(loader, iterator, clock._now() - asked, clock._now)
         clock._splits |= self._splitter is not None

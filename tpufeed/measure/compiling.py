@@ -78,22 +78,28 @@ class CompileWatch:
     def __init__(self) -> None:
         self._counts = Counter[str](), Counter[str]()  # the first step, the later steps
         self._settled = False
+        self._epochs = 0  # under way: loops of one clock may be nested
         self._before: Counter[str] | None = None  # None between epochs
         self._jax: Counter[str] | None = None
 
     def begin(self) -> None:
         """Begin an epoch."""
-        self._before = self._read()
+        self._epochs += 1
+        if self._before is None:
+            self._before = self._read()
 
     def settle(self) -> None:
-        """End the first step: all that follows belongs to the later steps."""
-        self._collect()
-        self._settled = True
+        """End the first step: all that follows belongs to the later steps. Later calls do nothing."""
+        if not self._settled:
+            self._collect()
+            self._settled = True
 
     def end(self) -> None:
-        """End the epoch."""
-        self._collect()
-        self._before = None
+        """End an epoch."""
+        self._epochs -= 1
+        if not self._epochs:
+            self._collect()
+            self._before = None
 
     def result(self) -> tuple[Counter[str], Counter[str]] | None:
         """Return the counts of the first step and of the later steps.

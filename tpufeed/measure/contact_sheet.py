@@ -20,15 +20,22 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME
 from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
-from tpufeed.images.decoding import Pixels
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 from tpufeed.loaders.columns import Sample
 from tpufeed.measure.files import check_output, write_file
-from tpufeed.measure.sampling import Place, draw_evenly, draw_of_class, find_class, iter_payloads, read_labels
+from tpufeed.measure.sampling import (
+    Place,
+    default_split,
+    draw_evenly,
+    draw_of_class,
+    find_class,
+    iter_payloads,
+    read_labels,
+)
 from tpufeed.measure.wording import number_of
-from tpufeed.options import between, check_fields
+from tpufeed.options import between, checked
 from tpufeed.tfrecord.example import Feature, decode_arrays
 
 # Format and longest side in pixels, by the ending of the sheet's name.
@@ -47,26 +54,6 @@ _FAULT, _FAULT_INK = (150, 20, 20), (255, 235, 235)
 
 
 @dataclass(frozen=True, slots=True)
-class SheetOptions:
-    """Options of a contact sheet.
-
-    Attributes:
-        count: most images on the sheet; a cache shows all K variants of count // K samples.
-        class_name: show only samples of this class, by name or id.
-        seed: seed for the choice of samples.
-        size_px: side of the square that each image is fitted into.
-    """
-
-    count: Annotated[int, between(1, 10_000)] = 64
-    class_name: str | None = None
-    seed: int = 0
-    size_px: Annotated[int, between(16, 2048)] = 160
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, slots=True)
 class ContactSheet:
     """A sheet: its picture, the (left, top) of each image's square, and messages about images that are not shown."""
 
@@ -75,26 +62,42 @@ class ContactSheet:
     problems: tuple[str, ...]
 
 
-def make_contact_sheet(dataset: Dataset, split: str | None = None, options: SheetOptions | None = None) -> ContactSheet:
-    """Draw thumbnails of samples of a split (default: the first), with label and file name or sample number.
+@checked()
+def make_contact_sheet(
+    dataset: Dataset,
+    split: str | None = None,
+    *,
+    count: Annotated[int, between(1, 10_000)] = 64,
+    class_name: str | None = None,
+    seed: int = 0,
+    size_px: Annotated[int, between(16, 2048)] = 160,
+) -> ContactSheet:
+    """Draw thumbnails of samples of a split, with label and file name or sample number.
 
     Only the shown records are read, and those that are searched for a class.
+
+    Args:
+        dataset: the dataset.
+        split: the split. Default: "train", or the first one.
+        count: most images on the sheet; a cache shows all K variants of count // K samples.
+        class_name: show only samples of this class, by name or id.
+        seed: seed for the choice of samples.
+        size_px: side of the square that each image is fitted into.
 
     Raises:
         OptionError: there is no such split or class, or the split has no sample of it.
         ShardError: a shard is missing, or is not the one in the manifest.
     """
-    options, manifest = options or SheetOptions(), dataset.manifest
-    split = next(iter(manifest.splits), "") if split is None else split
-    variants, size_px = dataset.split(split).variants, options.size_px
-    count = max(1, options.count // len(variants))
-    if options.class_name is None:
-        places, problems = draw_evenly(dataset, split, count, options.seed), list[str]()
+    manifest = dataset.manifest
+    split = default_split(dataset) if split is None else split
+    variants = dataset.split(split).variants
+    drawn = max(1, count // len(variants))
+    if class_name is None:
+        places, problems = draw_evenly(dataset, split, drawn, seed), list[str]()
     else:
-        label = find_class(manifest, options.class_name)
-        places, problems = draw_of_class(dataset, split, label, count, options.seed)
+        places, problems = draw_of_class(dataset, split, find_class(manifest, class_name), drawn, seed)
     if not places:
-        what = "" if options.class_name is None else f" of class {options.class_name!r}"
+        what = "" if class_name is None else f" of class {class_name!r}"
         raise OptionError(f"split {split!r} of {dataset.url} holds no samples{what}")
 
     # Choose the number of columns that makes the sheet nearly square, wider rather than higher.
@@ -143,7 +146,7 @@ def make_contact_sheet(dataset: Dataset, split: str | None = None, options: Shee
 
 def check_sheet_path(path: Path) -> None:
     """Raise OptionError if no sheet can be written to `path`."""
-    check_output(path, "the sheet's name", tuple(_FORMATS))
+    check_output(path, _FORMATS, "the sheet's name must end in .png, .jpg or .webp")
 
 
 def write_sheet(image: Image.Image, path: Path) -> None:
@@ -169,7 +172,7 @@ def _read_tile(manifest: Manifest, reader: Reader, place: Place, size_px: int) -
     if isinstance(payload, RecordError):
         return "", "", str(payload)
     names: dict[int | str, str] = dict(enumerate(manifest.class_names))
-    found = (names.get(label, label) for label in read_labels(manifest, reader, payload))
+    found = (names.get(label, label) for label in read_labels(manifest, payload))
     label = ", ".join(map(str, dict.fromkeys(found)))
     try:
         features = decode_arrays(payload)
@@ -207,8 +210,18 @@ def _draw_over(
         features, where, specs, lambda: Geometry.identity(*stored).window(shown), 0.0, upright=manifest.upright
     )
     for spec in specs.values():
-        if spec.kind in ("mask", "depth"):
-            image = Image.blend(image, Image.fromarray(_colours(sample.mask(spec, 0))), _MASK_OPACITY)
+        if spec.kind not in ("mask", "depth"):
+            continue
+        mask = sample.mask(spec, 0)
+        if mask.dtype == np.uint8:  # colours, with neighbouring values far apart and 0 black
+            steps = np.arange(256, dtype=np.uint32)[:, None] * np.array([97, 57, 193], np.uint32)
+            table = (64 + steps % 192).astype(np.uint8)
+            table[0] = 0
+            colours = table[mask]
+        else:  # depth, in greys
+            greys = (mask.astype(np.int64) * 255 // max(1, int(mask.max()))).astype(np.uint8)
+            colours = greys[..., None].repeat(3, 2)
+        image = Image.blend(image, Image.fromarray(colours), _MASK_OPACITY)
     draw = ImageDraw.Draw(image)
     for spec in specs.values():
         if spec.kind == "boxes":
@@ -219,17 +232,6 @@ def _draw_over(
             for x, y in points[visible][:, :2].tolist():
                 draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=_BOXES[0])
     return image
-
-
-def _colours(mask: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> Pixels:
-    """Return colours for a mask, with neighbouring values far apart and 0 black; or greys for depth."""
-    if mask.dtype != np.uint8:
-        return (mask.astype(np.int64) * 255 // max(1, int(mask.max()))).astype(np.uint8)[..., None].repeat(3, 2)
-    steps = np.arange(256, dtype=np.uint32)[:, None] * np.array([97, 57, 193], np.uint32)
-    table = (64 + steps % 192).astype(np.uint8)
-    table[0] = 0
-    pixels: Pixels = table[mask]
-    return pixels
 
 
 def _write(

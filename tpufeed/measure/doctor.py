@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import tpufeed
 from tpufeed.dataset.manifest import iter_warnings
@@ -19,8 +19,8 @@ from tpufeed.images import HorizontalFlip
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture, parse_mixture
-from tpufeed.measure.alternatives import SAMPLE_SPLIT, FedImages, try_alternatives, write_sample
-from tpufeed.measure.clock import MODERATE_PERCENT, load_steps
+from tpufeed.measure.alternatives import try_alternatives, write_sample
+from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps
 from tpufeed.measure.machine import busy_notes, machine
 from tpufeed.measure.naive import measure_files
 from tpufeed.measure.prediction import (
@@ -35,16 +35,15 @@ from tpufeed.measure.prediction import (
     predict,
 )
 from tpufeed.measure.results import Diagnosis, Stage
-from tpufeed.measure.sampling import take_sample
+from tpufeed.measure.sampling import default_split, take_sample
 from tpufeed.measure.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
-from tpufeed.measure.wording import number_of
+from tpufeed.measure.wording import number_of, reason_of, say
 from tpufeed.measure.xplane import read_profile
 from tpufeed.options import Count, between, checked
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import open_store
 
 Listener = Callable[[str], None]
-T = TypeVar("T")
 
 _BATCH_SIZE = 128
 _DEFAULT_OPS = (RandomResizedCrop(224), HorizontalFlip())
@@ -126,32 +125,16 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
         found.append(Evidence(report.blame, f"{steps}: {report.verdict}"))
     if profile is not None:
         read = read_profile(profile)
-        figures = {
-            "idle": read.idle_percent,
-            "MXU": read.mxu_percent,
-            "duty cycle": read.duty_cycle_percent,
-            "MFU": read.mfu_percent,
-        }
-        known = ", ".join(f"{name} {'n/a' if value is None else f'{value:.1f} %'}" for name, value in figures.items())
-        says = "; ".join((f"{profile}: {known}: {read.verdict}", *read.notes))
-        # A profile cannot tell waiting for a batch from waiting for the host to trace, so data is blamed for both.
-        blames = None if read.input_percent is None else read.input_percent >= MODERATE_PERCENT
-        found.append(Evidence(None if blames is None else "data" if blames else "accelerator", says))
-    return tuple(found)
-
-
-def _choose_split(data: Dataset | Mixture, name: str | None) -> tuple[str, list[Dataset]]:
-    """Return the name of the split, and the datasets that have it. Raises OptionError if it is empty."""
-    if isinstance(data, Mixture):
-        split = name or "train"
-        return split, data.open(split)
-    splits = data.manifest.splits
-    split = name or ("train" if "train" in splits else next(iter(splits), "train"))
-    if not data.split(split).records:
-        raise OptionError(
-            f"{data.url}: split {split!r} is empty, so there is nothing to measure; choose another with --split"
+        figures = (
+            f"idle {say(read.idle_percent, '%', 1)}, MXU {say(read.mxu_percent, '%', 1)}, "
+            f"duty cycle {say(read.duty_cycle_percent, '%', 1)}, MFU {say(read.mfu_percent, '%', 1)}"
         )
-    return split, [data]
+        blames: Blame | None = None
+        if read.input_percent is not None:
+            # A profile cannot tell waiting for a batch from waiting for the host to trace, so data is blamed for both.
+            blames = "data" if read.input_percent >= MODERATE_PERCENT else "accelerator"
+        found.append(Evidence(blames, "; ".join((f"{profile}: {figures}: {read.verdict}", *read.notes))))
+    return tuple(found)
 
 
 def _advise_on_shards(dataset: Dataset, split: str) -> tuple[str, ...]:
@@ -178,15 +161,21 @@ def _examine_datasets(
         DatasetNotFoundError, ManifestError, StoreError, ShardError: nothing can be read.
     """
     tell("a sample")
-    mixes, what = isinstance(data, Mixture), data if isinstance(data, Mixture) else data.url
-    split, sources = _choose_split(data, name)
+    mixes = isinstance(data, Mixture)
+    split = name or ("train" if isinstance(data, Mixture) else default_split(data))
+    sources = data.open(split) if isinstance(data, Mixture) else [data]
+    entries = [source.split(split) for source in sources]
+    records = sum(entry.records for entry in entries)
+    if not records:
+        raise OptionError(
+            f"{sources[0].url}: split {split!r} is empty, so there is nothing to measure; choose another with --split"
+        )
     default = given is None and any(source.manifest.cache is None for source in sources)
     live = _DEFAULT_OPS if default else given
-    with tpufeed.Loader(what, split, ops=live, world=(0, 1)) as loader:
+    with tpufeed.Loader(data, split, ops=live, world=(0, 1)) as loader:
         shape, ops, shares = loader.image_shape, loader.pipeline.ops, loader.shares
     dataset = sources[max(range(len(sources)), key=shares.__getitem__)]
-    manifest, records = dataset.manifest, sum(source.split(split).records for source in sources)
-    encoded = manifest.tensor_shape is None
+    manifest, encoded = dataset.manifest, dataset.manifest.tensor_shape is None
     notes = [_NOTE_ON_OPS] if default else []
     alternatives: tuple[Alternative, ...] = ()
     if mixes:
@@ -199,62 +188,45 @@ def _examine_datasets(
             f"split {split!r} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: each batch was "
             "the whole split"
         )
-    images, damaged = take_sample(dataset, split, seconds * _SAMPLING)
-    if damaged:
-        looked_at = number_of(len(damaged) + len(images), "record")
-        notes.append(
-            f"{len(damaged)} of {looked_at} in the sample {'is' if len(damaged) == 1 else 'are'} damaged, the first: "
-            f"{damaged[0]}. Run: tpufeed verify {quote(dataset.url)}"
-        )
-    storage = Storage()
-    stages = {ASSEMBLY: Stage(ASSEMBLY, why_not="none of the records in the sample can be read")}
+    images, damage = take_sample(dataset, split, seconds * _SAMPLING)
+    notes += damage
+    storage, stages = Storage(), {ASSEMBLY: Stage(ASSEMBLY, why_not="none of the records in the sample can be read")}
     if images:
         tell(STORAGE)
-        found, why = _attempt(lambda: measure_storage(dataset, split, seconds))
-        storage = found or Storage(why_not=why)
+        try:
+            storage = measure_storage(dataset, split, seconds)
+        except (TpufeedError, OSError, MemoryError) as error:
+            storage = Storage(why_not=reason_of(error))
         with temporary_folder() as folder:
             # Loaders keep local copies of remote shards, so measure with a local dataset of the sample instead.
             copied = dataset.is_remote and not mixes
-            near: tuple[str | Mixture, str, Sequence[Op] | None] = (what, split, live)
-            if copied:
-                near = write_sample(folder / "as-is", images, manifest.tensor_shape), SAMPLE_SPLIT, ops
+            near = write_sample(folder / "as-is", images, manifest.tensor_shape, split=split) if copied else data
+            fed_ops, bad = ops if copied else live, records if damage else 0
             tell(ASSEMBLY)
-            bad = records if damaged else 0
-            rates, why = _attempt(
-                lambda: measure_loader(*near[:2], batch_size, seconds * _LOADING, ops=near[2], max_bad_records=bad)
-            )
-            stages = {ASSEMBLY: Stage(ASSEMBLY, why_not=why)}
-            if rates is not None:
+            try:
+                rates = measure_loader(near, split, batch_size, seconds * _LOADING, ops=fed_ops, max_bad_records=bad)
+            except (TpufeedError, OSError, MemoryError) as error:
+                stages = {ASSEMBLY: Stage(ASSEMBLY, why_not=reason_of(error))}
+            else:
                 stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
-            if rates is not None and encoded and manifest.cache is None and not mixes:
-                tell("other ways to store the images")
-                sample = FedImages(dataset.url, images, records, ops, rates.batch_size)
-                alternatives, untried = try_alternatives(sample, folder, seconds)
-                notes += untried
-        if copied and rates is not None:
-            stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
+                if copied:
+                    stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
+                if encoded and manifest.cache is None and not mixes:
+                    tell("other ways to store the images")
+                    alternatives, untried = try_alternatives(
+                        dataset.url, images, folder, seconds, records=records, ops=ops, batch_size=rates.batch_size
+                    )
+                    notes += untried
         tell(TRANSFER)
         stages[TRANSFER] = measure_transfer(shape, batch_size, seconds)
-    shards = [[shard for variant in source.split(split).variants for shard in variant.shards] for source in sources]
-    sizes = [sum(shard.bytes for shard in each) for each in shards]
-    means = [size / sum(shard.records for shard in each) for size, each in zip(sizes, shards, strict=True)]
+    means = [entry.total_bytes / (entry.records * len(entry.variants)) for entry in entries]
     return Measurements(
         split=split,
         record_bytes=sum(share * mean for share, mean in zip(shares, means, strict=True)),
-        total_bytes=sum(sizes),
+        total_bytes=sum(entry.total_bytes for entry in entries),
         storage=storage,
         stages=stages,
         alternatives=alternatives,
         hints=() if mixes else _advise_on_shards(dataset, split),
         notes=tuple(notes),
     )
-
-
-def _attempt(measure: Callable[[], T]) -> tuple[T | None, str]:
-    """Return the result of `measure`, or None and the reason why it failed."""
-    try:
-        return measure(), ""
-    except (TpufeedError, OSError) as error:
-        return None, str(error) or type(error).__name__
-    except MemoryError:
-        return None, "there is not enough memory"

@@ -1,4 +1,4 @@
-"""Open a loader, and feed a device from it once: an emulated one, a real one, or none, which only drains the loader."""
+"""Feed a device once from a loader: an emulated device, a real one, or none, which only drains the loader."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -8,31 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-import tpufeed
-from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
-from tpufeed.images.affine import HorizontalFlip
-from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.loaders.mixture import Mixture
 from tpufeed.measure.accelerator import EmulatedAccelerator, Limits, problems_of, repeat_epochs
 from tpufeed.measure.clock import StepClock
-from tpufeed.measure.naive import NaiveLoader
 from tpufeed.measure.results import BenchRun
-from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, mfu_percent, read_counters
+from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, read_counters
 from tpufeed.measure.wording import number_of
 
-# Loader: (adapter of `tpufeed.Loader`, its options, the loader's options). One iteration of a tf.data.Dataset goes
-# through all epochs, because beginning another iteration takes up to 0.4 s.
-LOADERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "numpy": ("", {}, {}),
-    "torch": ("to_torch", {}, {}),
-    "tf": ("to_tf", {}, {"repeat": True}),
-    "tf-direct": ("to_tf", {"direct": True}, {"repeat": True}),
-    "xla": ("to_xla", {}, {}),
-    "jax": ("to_jax", {}, {}),
-    "naive": ("", {}, {}),
-}
-_IMAGE_PX = 224
 _FEWEST_BATCHES = 3
 _REASON_CHARACTERS = 150
 
@@ -52,43 +34,6 @@ class DeviceChoice:
         return self.name if self.profile is None else f"EMULATED {self.profile.name}"
 
 
-def open_loader(name: str, data: Dataset | Mixture, split: str, batch_size: int, options: dict[str, Any]) -> Any:
-    """Open one of `LOADERS` on a split of a dataset or mixture. Options that are None keep the loader's default.
-
-    Raises:
-        OptionError: options or datasets do not fit.
-        MissingExtraError: the loader's framework is not installed.
-    """
-    if name == "naive":
-        if isinstance(data, Mixture):
-            raise OptionError("the loader naive reads a single dataset; use another loader for a mixture")
-        return NaiveLoader(data, split, batch_size)
-    adapter, own, always = LOADERS[name]
-    given = {name: value for name, value in options.items() if value is not None}
-    if kind_of(data, split) != "cache":
-        given.setdefault("ops", [RandomResizedCrop(size=_IMAGE_PX), HorizontalFlip()])
-    what = data if isinstance(data, Mixture) else data.url
-    loader = tpufeed.Loader(what, split, batch_size=batch_size, **always, **given)
-    return getattr(loader, adapter)(**own) if adapter else loader
-
-
-def kind_of(data: Dataset | Mixture, split: str) -> str:
-    """Return "cache" if all datasets are caches, which have their own live ops, else "shards"."""
-    datasets = data.open(split) if isinstance(data, Mixture) else [data]
-    return "cache" if all(dataset.manifest.cache is not None for dataset in datasets) else "shards"
-
-
-def check_split(dataset: Dataset, split: str, batch_size: int) -> int:
-    """Return the number of samples of a split. Raises OptionError if a batch needs more."""
-    records = dataset.split(split).records
-    if records < batch_size:
-        raise OptionError(
-            f"split {split!r} of {dataset.url} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: "
-            "give a smaller --batch, or a larger dataset"
-        )
-    return records
-
-
 def feed(
     choice: DeviceChoice, loader: Iterable[Any], batch_size: int, limits: Limits, batches: int | None = None
 ) -> BenchRun:
@@ -104,16 +49,13 @@ def feed(
         run = _feed_loop(choice, loader, batch_size, limits)
     else:
         run = EmulatedAccelerator(choice.profile, batch_size).run(loader, *limits)
-        mfu = mfu_percent(run.images_per_second, choice.profile.flops_per_sample, choice.profile.tpu)
-        run = replace(run, mfu_percent=mfu)
-    problems = run.problems
     if batches is not None and batches < _FEWEST_BATCHES:
         small = (
             f"an epoch has {number_of(batches, 'batch', 'batches')} of {batch_size}, which only measures how epochs "
             "start: give a larger dataset or a smaller --batch"
         )
-        problems = (small, *problems)
-    return replace(run, problems=problems, verdict="" if problems else run.verdict)
+        run = replace(run, problems=(small, *run.problems))
+    return run
 
 
 def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, limits: Limits) -> BenchRun:
@@ -134,7 +76,7 @@ def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, lim
         if step is not None:
             counters = read_counters()  # they cover the last second
     report, times = clock.report(batch_size), clock.timeline()
-    unknown = {"images", "notes"}
+    unknown = {"images"}
     if step is None:
         unknown |= {"step_ms", "idle_percent", "bytes_per_second", "compile_seconds", "recompilations"}
         times = replace(times, compute_seconds=())

@@ -4,9 +4,8 @@ import io
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,46 +58,32 @@ _SETTINGS: dict[str, Any] = {
 }
 _PREDICTED_BAR: dict[str, Any] = {"facecolor": "none", "edgecolor": _FAINT, "hatch": "////", "linewidth": 1}
 
-Item = TypeVar("Item")
 
+def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> list[str]:
+    """Return a `<figure>` for idle, for the rates and for the steps of each run, as far as there is data.
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A figure: its title, what it shows in words, and its `<svg>`, whose ids no other figure has."""
-
-    title: str
-    sentence: str
-    svg: str
-
-
-def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> list[Plot]:
-    """Draw idle, rates, and the steps of each run, as far as there is data. The same data give the same SVG.
-
-    The user's settings of matplotlib have no effect and do not change.
+    The same data give the same text. The user's settings of matplotlib have no effect and do not change.
     """
+    shown = list(enumerate(runs, 1))
+    if len(shown) > MOST_RUNS:
+        shown = [*shown[: MOST_RUNS // 2], *shown[-(MOST_RUNS // 2) :]]
     settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_SETTINGS}
     del settings["backend"]
     # The warnings are about glyphs that our font lacks; the browser's fonts may have them.
     with warnings.catch_warnings(action="ignore"), matplotlib.rc_context(settings):
-        plots = [_draw_idle(diagnosis, runs), _draw_rates(diagnosis, runs)]
-        plots += [_draw_steps(number, run) for number, run in ends(list(enumerate(runs, 1)), MOST_RUNS)]
-    return [plot for plot in plots if plot is not None]
+        figures = [_draw_idle(diagnosis, shown), _draw_rates(diagnosis, shown)]
+        figures += [_draw_steps(number, run) for number, run in shown]
+    return [figure for figure in figures if figure is not None]
 
 
-def ends(items: Sequence[Item], most: int) -> Sequence[Item]:
-    """Return all items, or the first and the last if there are more than `most`."""
-    return items if len(items) <= most else [*items[: most // 2], *items[-(most // 2) :]]
-
-
-def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot | None:
+def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]]) -> str | None:
     """Draw a bar for each run, from before to after, and below them, hatched, the doctor's predictions."""
     rows = list[tuple[str, str, tuple[float, ...]]]()  # (label, mark behind it, percents)
-    for number, run in enumerate(runs):
-        when = {0: "before: ", len(runs) - 1: "after: "}.get(number, "") if len(runs) > 1 else ""
+    for number, run in runs:
+        when = {1: "before: ", runs[-1][0]: "after: "}.get(number, "") if len(runs) > 1 else ""
         mark = (" (EMULATED)" if run.emulated else "") + (", no verdict" if run.problems else "")
-        idle = () if say(run.idle_percent) == say(None) else (run.idle_percent or 0.0,)
+        idle = () if run.idle_percent is None else (run.idle_percent,)
         rows.append((f"{when}{run.label}", mark, idle))
-    rows = list(ends(rows, MOST_RUNS))
     if diagnosis is not None:
         predicted = [(f"now, on {diagnosis.tpu}", diagnosis.idle_percent)]
         for number, action in enumerate(diagnosis.actions, 1):
@@ -126,11 +111,11 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot | 
     sentences.append("Dashed: 5 %, above which input counts as slow, and 20 %, above which it holds training back.")
     if any(mark == _PREDICTED for _, mark, _ in rows):
         sentences.append(f"{PREDICTED} They range from the TPU's low rate to its high rate.")
-    sentences += [EMULATED] * any(run.emulated for run in runs)
-    return _to_plot(figure, "idle", "Idle before and after" if len(rows) > 1 else "Idle", " ".join(sentences))
+    sentences += [EMULATED] * any(run.emulated for _, run in runs)
+    return _to_html(figure, "idle", "Idle before and after" if len(rows) > 1 else "Idle", " ".join(sentences))
 
 
-def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot | None:
+def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]]) -> str | None:
     """Draw bars of stages, actions and runs, above what each TPU needs."""
     rows = list[tuple[str, float | None, str]]()  # (name, rate, colour; without one the rate is predicted)
     needs = {name: (tpu.low, tpu.high) for name, tpu in TPUS.items()}
@@ -142,16 +127,13 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot |
         actions = [(f"action {n}", action.images_per_second) for n, action in enumerate(diagnosis.actions, 1)]
         rows += [(name, rate, "") for name, rate in actions if rate is not None]
         # The table's rates are for ResNet-50; those of another model are scaled as on the chosen TPU.
-        chosen = diagnosis.tpu.removeprefix("tpu-")
+        chosen = diagnosis.tpu
         low, high = (
             now / then for now, then in zip(diagnosis.needed, needs.get(chosen, diagnosis.needed), strict=True)
         )
         needs = {name: (need[0] * low, need[1] * high) for name, need in needs.items()} | {chosen: diagnosis.needed}
-    rows += [
-        (f"{number}: {run.loader}", run.images_per_second, _SYNC)
-        for number, run in ends(list(enumerate(runs, 1)), MOST_RUNS)
-    ]
-    known = {name: rate for name, rate, _ in rows if rate is not None and np.isfinite(rate) and rate > 0}
+    rows += [(f"{number}: {run.loader}", run.images_per_second, _SYNC) for number, run in runs]
+    known = {name: rate for name, rate, _ in rows if rate}
     if not known:
         return None
     low = 0.6 * min(*known.values(), *(least for least, _ in needs.values()))
@@ -186,20 +168,18 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> Plot |
             f"{between(*diagnosis.needed)} for {diagnosis.model}. The stage that binds is {diagnosis.binding}."
         )
         said += f" {PREDICTED}" * any(not colour for *_, colour in rows)
-    said += f" A run is no faster than its device. {EMULATED}" * any(run.emulated for run in runs)
-    return _to_plot(figure, "rates", "Rates against what TPUs need", said)
+    said += f" A run is no faster than its device. {EMULATED}" * any(run.emulated for _, run in runs)
+    return _to_html(figure, "rates", "Rates against what TPUs need", said)
 
 
-def _draw_steps(number: int, run: BenchRun) -> Plot | None:
+def _draw_steps(number: int, run: BenchRun) -> str | None:
     """Draw the time per step of a run, and below a histogram of the waits. The first step is described, not drawn."""
     timeline = run.timeline
     parts = {"compute": timeline.compute_seconds, "sync": timeline.sync_seconds, "wait": timeline.wait_seconds}
-    length = min((len(part) for part in parts.values() if part), default=0)
-    seconds = np.array([part[:length] or (0.0,) * length for part in parts.values()], np.float64)
-    seconds = np.maximum(seconds[:, np.isfinite(seconds).all(axis=0)], 0)
-    count = seconds.shape[1]
-    if not timeline.wait_seconds or not count:
+    count = len(timeline.wait_seconds)
+    if not count:
         return None
+    seconds = np.array([part or (0.0,) * count for part in parts.values()])
     first = 1 if count > 1 else 0
     layers = [(name, row) for name, row in zip(parts, seconds, strict=True) if row.any()]
     figure = Figure((_WIDTH_PX / 72, (380 if first else 200) / 72), layout="constrained")
@@ -234,7 +214,7 @@ def _draw_steps(number: int, run: BenchRun) -> Plot | None:
     if timeline.ready:
         sentences.append(f"On average {np.mean(timeline.ready):.1f} batches were ready when a step asked for one.")
     sentences += [EMULATED] * run.emulated
-    return _to_plot(figure, f"run{number}", f"Run {number}: {run.label}", " ".join(sentences))
+    return _to_html(figure, f"run{number}", f"Run {number}: {run.label}", " ".join(sentences))
 
 
 def _draw_waits(axes: Axes, waits: NDArray[np.float64]) -> str:
@@ -270,8 +250,8 @@ def _short(text: str, letters: int) -> str:
     return text if len(text) <= letters else f"{text[:half]}…{text[-half:]}"
 
 
-def _to_plot(figure: Figure, name: str, title: str, sentence: str) -> Plot:
-    """Return the figure as inline SVG for a page; `name` makes its ids unique there."""
+def _to_html(figure: Figure, name: str, title: str, sentence: str) -> str:
+    """Return a `<figure>` with inline SVG and, as its caption, a sentence; `name` makes its ids unique on the page."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -280,7 +260,8 @@ def _to_plot(figure: Figure, name: str, title: str, sentence: str) -> Plot:
     svg = re.sub(r"(?<=: )#00f00\d", lambda found: f"var(--{_VARIABLES[int(found[0][-1])]})", svg)
     referred = set(re.findall(r"[\"(]#([\w-]+)[\")]", svg))
     svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in referred else "", svg)
-    ids = f"{name}-title", f"{name}-desc"
-    words = f'<title id="{ids[0]}">{escape(clean(title))}</title><desc id="{ids[1]}">{escape(clean(sentence))}</desc>'
     view, rest = re.findall(r'viewBox="[^"]*"', svg)[0], svg.partition(">")[2]
-    return Plot(title, sentence, f'<svg {view} role="img" aria-labelledby="{ids[0]} {ids[1]}">{words}{rest}')
+    title, sentence = escape(clean(title)), escape(clean(sentence))
+    words = f'<title id="{name}-title">{title}</title><desc id="{name}-desc">{sentence}</desc>'
+    svg = f'<svg {view} role="img" aria-labelledby="{name}-title {name}-desc">{words}{rest}'
+    return f"<figure><h3>{title}</h3>\n{svg}\n<figcaption>{sentence}</figcaption></figure>"

@@ -1,7 +1,7 @@
 """Write an output file atomically, and check before the work that it can be written."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -28,17 +28,16 @@ def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             temporary.unlink()
 
 
-def check_output(path: Path, what: str = "the name", suffixes: tuple[str, ...] = ()) -> None:
+def check_output(path: Path, suffixes: Collection[str] = (), rule: str = "") -> None:
     """Check that a file can be written to `path`, before measurements that take minutes.
 
     Raises:
-        OptionError: the path has none of the `suffixes`, is a folder, or its folder does not exist.
+        OptionError: the path has none of the `suffixes`, as the `rule` says; it is a folder, or its folder does not
+            exist.
         StoreError: the folder may not be searched.
     """
     if suffixes and path.suffix.lower() not in suffixes:
-        known = [suffix for suffix in suffixes if suffix != ".jpeg"]
-        listed = f"{', '.join(known[:-1])} or {known[-1]}" if len(known) > 1 else known[0]
-        raise OptionError(f"{path}: {what} must end in {listed}")
+        raise OptionError(f"{path}: {rule}")
     if not is_folder(path.parent):
         raise OptionError(f"{path}: there is no folder {path.parent}; create it first")
     if is_folder(path):

@@ -56,9 +56,8 @@ def memory_bytes() -> int:
 def describe(machine: Mapping[str, Any]) -> str:
     """Return the machine in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    numa = f", {machine['numa']}" if "numa" in machine else ""  # older results of benchmarks lack it
     return (
-        f"{machine['cpu']}, {number_of(machine['cores'], 'core')}{numa}, {machine['ram_gib']} GiB, "
+        f"{machine['cpu']}, {number_of(machine['cores'], 'core')}, {machine['numa']}, {machine['ram_gib']} GiB, "
         f"load {machine['load']}, Python {machine['python']}, {versions}, {machine['date']}"
     )
 
@@ -76,9 +75,8 @@ def busy_notes(machine: Mapping[str, Any]) -> tuple[str, ...]:
 
 def place_of(dataset: Dataset) -> dict[str, Any]:
     """Return the place of a dataset: `url`, `bytes`, and `file_system` and `free_gb` (None if it is remote)."""
-    manifest = dataset.manifest
-    shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
-    found: dict[str, Any] = {"url": dataset.url, "bytes": sum(shard.bytes for shard in shards)}
+    size = sum(split.total_bytes for split in dataset.manifest.splits.values())
+    found: dict[str, Any] = {"url": dataset.url, "bytes": size}
     path = dataset.shards.local_path("x")
     if path is None:
         return found | {"file_system": None, "free_gb": None}

@@ -21,7 +21,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import DatasetNotFoundError, ImageError, NoInputsError, OptionError, SourceError
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
-from tpufeed.measure.alternatives import FedImages, try_alternatives
+from tpufeed.measure.alternatives import try_alternatives
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Alternative, Measurements, Storage
 from tpufeed.measure.results import Stage
 from tpufeed.measure.stages import measure_transfer
@@ -32,7 +32,7 @@ from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.kinds import find_source
 from tpufeed.sharding.sources.source import Found
 from tpufeed.storage.local import temporary_folder
-from tpufeed.tfrecord.example import Feature, decode_example
+from tpufeed.tfrecord.example import decode_example
 
 _IMAGE_PX = 224
 _MOST_LISTED = 20_000
@@ -59,23 +59,22 @@ class NaiveLoader:
         variant = self._epoch % len(self._entry.variants)
         self._epoch += 1
         payloads = self.dataset.reader(self.split, variant).iter_payloads(0, len(self) * self.batch_size)
-        for _ in range(len(self)):
-            samples = [decode_example(next(payloads)) for _ in range(self.batch_size)]
-            labels = [sample.get("image/class/label") for sample in samples]
-            yield (
-                np.stack([self._read_image(sample) for sample in samples]),
-                np.array([-1 if label is None else int(label.values[0]) for label in labels], np.int64),
-            )
-
-    def _read_image(self, sample: dict[str, Feature]) -> Any:
         shape = self.dataset.manifest.tensor_shape
-        data: Any = sample["image/encoded" if shape is None else "image/tensor"].values[0]
-        if shape is not None:
-            return np.frombuffer(bytes(data), np.uint8).reshape(shape)
-        image = random_crop(read_image(data), _IMAGE_PX, self._rng)
-        if self._rng.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return np.asarray(image)
+        for _ in range(len(self)):
+            images, labels = list[Any](), list[int]()
+            for _ in range(self.batch_size):
+                sample = decode_example(next(payloads))
+                label = sample.get("image/class/label")
+                labels.append(-1 if label is None else int(label.values[0]))
+                data: Any = sample["image/encoded" if shape is None else "image/tensor"].values[0]
+                if shape is not None:
+                    images.append(np.frombuffer(bytes(data), np.uint8).reshape(shape))
+                    continue
+                image = random_crop(read_image(data), _IMAGE_PX, self._rng)
+                if self._rng.random() < 0.5:
+                    image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+                images.append(np.asarray(image))
+            yield np.stack(images), np.array(labels, np.int64)
 
 
 def read_image(data: bytes) -> Image.Image:
@@ -166,9 +165,10 @@ def measure_files(
             measure_transfer((*size, 3), batch_size, seconds),
         ]
         tell("shards and caches of them")
-        sample = FedImages(url, images, count, ops, batch_size, are_files=True)
         with temporary_folder() as folder:
-            alternatives, untried = try_alternatives(sample, folder, seconds)
+            alternatives, untried = try_alternatives(
+                url, images, folder, seconds, records=count, ops=ops, batch_size=batch_size, are_files=True
+            )
         notes += untried
     return Measurements(
         split="all",

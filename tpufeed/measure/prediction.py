@@ -8,8 +8,9 @@ judged: if the page cache or the local copies of shards hold the split, storage 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from tpufeed.measure.clock import Blame
 from tpufeed.measure.results import Action, Diagnosis, Stage
 from tpufeed.measure.tpu import TPUS, Flops, Tpu, find_model, find_tpu, training_flops
 from tpufeed.measure.wording import between
@@ -110,7 +111,7 @@ class Measurements:
 class Evidence(NamedTuple):
     """Evidence from a training run: what it waited for (None if unknown), and a sentence about it."""
 
-    blames: Literal["data", "tracing", "accelerator"] | None
+    blames: Blame | None
     says: str
 
 
@@ -133,7 +134,7 @@ def predict(
     binding, notes = ASSEMBLY, measured.notes
     if fed is None:
         idle = None
-        verdict = f"no prediction: {stages[ASSEMBLY].why_not or 'the loader could not be measured'}"
+        verdict = f"no prediction: {stages[ASSEMBLY].why_not}"
     else:
         overlapping = {name: rate for name, rate in ((STORAGE, limit), (TRANSFER, transfer)) if rate is not None}
         slowest = min(overlapping, key=overlapping.__getitem__, default="")
@@ -145,7 +146,7 @@ def predict(
             if slowest and overlapping[slowest] <= (loader or 0) * _AS_SLOW:
                 binding = slowest
             else:
-                binding = max(shares, key=shares.__getitem__, default=ASSEMBLY)
+                binding = max(shares, key=shares.__getitem__)
             waits = between(*idle) if idle[0] else f"up to {idle[1]:.0f}"
             verdict = f"{who} waits {waits} % of its time for data; the stage that binds is {binding}"
             if binding in shares:

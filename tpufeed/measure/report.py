@@ -97,7 +97,7 @@ def write_report(
 
 def check_report_path(path: Path | str) -> None:
     """Check that a report can be written to `path`. Raises as `check_output`, or MissingExtraError."""
-    check_output(Path(path), "a report's name", (".html",))
+    check_output(Path(path), (".html",), "a report's name must end in .html")
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("matplotlib", "report")
 
@@ -129,7 +129,7 @@ def headline(runs: Sequence[BenchRun]) -> str:
 
 def has_verdict(run: BenchRun) -> bool:
     """Return True if a run's idle time is known and can be trusted."""
-    return not run.problems and say(run.idle_percent) != say(None)
+    return not run.problems and run.idle_percent is not None
 
 
 def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[str, Any] | None) -> str:
@@ -166,15 +166,13 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
     if remarks:
         items = "\n".join(f"<li><b>{_text(about)}</b>: {_text(sentence)}</li>" for about, sentence in remarks)
         body.append(f'<h2>Verdicts, problems and notes</h2>\n<ul class="card">{items}</ul>')
-    figures = "\n".join(
-        f"<figure><h3>{_text(plot.title)}</h3>\n{plot.svg}\n<figcaption>{_text(plot.sentence)}</figcaption></figure>"
-        for plot in draw_figures(diagnosis, runs)
-    )
+    figures = "\n".join(draw_figures(diagnosis, runs))
     body.append(f'<h2>Figures</h2>\n<div class="figures">{figures}</div>' if figures else "")
     if runs:
-        rows = zip(*(_figures(run).values() for run in runs), strict=True)
         columns = ["figure", *(f"{number}: {run.label}" for number, run in enumerate(runs, 1))]
-        body.append(_table("Runs", columns, [[name, *row] for name, row in zip(_figures(runs[0]), rows, strict=True)]))
+        figures_of = [_figures(run) for run in runs]
+        rows = [[name, *(each[name] for each in figures_of)] for name in figures_of[0]]
+        body.append(_table("Runs", columns, rows))
     if diagnosis is not None:
         facts = {
             "split": diagnosis.split,
@@ -189,10 +187,9 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
             (s.name, say(s.images_per_second), "; ".join(filter(None, (s.detail, s.why_not)))) for s in diagnosis.stages
         ]
         body.append(_table("Stages", ["stage", "images a second", "how"], stages))
-        machine = diagnosis.machine or machine
-    body.append(
-        _table("Machine", ["name", "value"], [(str(name), _plain(value)) for name, value in (machine or {}).items()])
-    )
+        machine = diagnosis.machine
+    about = {name: _plain(value) for name, value in (machine or {}).items()}
+    body.append(_table("Machine", ["name", "value"], list(about.items())))
     return _PAGE.substitute(subject=_text(subject), body="\n".join(filter(None, body)))
 
 
@@ -228,13 +225,9 @@ def _figures(run: BenchRun) -> dict[str, str]:
 
 
 def _plain(value: Any) -> str:
-    """Return a value from the machine's description as text, whatever its type."""
+    """Return a value from the machine's description as text."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_plain(entry)}" for name, entry in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value))
-    if value is None or isinstance(value, bool):
-        return {None: "n/a", True: "yes", False: "no"}[value]
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 

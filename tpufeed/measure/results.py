@@ -45,7 +45,8 @@ class BenchRun:
         oversleep_percent: time by which an emulator woke late while its queue was full / wall. It may have delayed the
             loader by that time; above 2 % there is no verdict.
         wall_seconds: waits + steps.
-        problems: reasons not to trust the figures, as sentences; if there are any, there is no verdict.
+        problems: reasons not to trust the figures, as sentences.
+        verdict: a sentence; always empty if there are problems.
     """
 
     label: str
@@ -76,6 +77,10 @@ class BenchRun:
     problems: tuple[str, ...] = ()
     verdict: str = ""
     timeline: StepTimes = field(default_factory=StepTimes)
+
+    def __post_init__(self) -> None:
+        if self.problems:
+            object.__setattr__(self, "verdict", "")
 
     @property
     def emulated(self) -> bool:

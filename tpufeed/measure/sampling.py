@@ -7,12 +7,14 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
+from shlex import quote
 
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
-from tpufeed.dataset.schema import LABEL, fixed_ints
+from tpufeed.dataset.schema import LABEL
 from tpufeed.errors import OptionError, RecordError
+from tpufeed.measure.wording import number_of
 from tpufeed.tfrecord.example import decode_example
 
 _NAMED = 5
@@ -20,6 +22,12 @@ _BLOCK = 32
 _MOST_TAKEN, _TAKEN_AT_ONCE = 512, 16
 
 Place = tuple[int, int]  # (shard, record)
+
+
+def default_split(dataset: Dataset) -> str:
+    """Return "train", or the first split if there is none of this name."""
+    splits = dataset.manifest.splits
+    return "train" if "train" in splits else next(iter(splits), "train")
 
 
 def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Place]:
@@ -57,7 +65,7 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
             for place, payload in zip(places, iter_payloads(reader, places), strict=True):
                 if isinstance(payload, RecordError):
                     problems.append(str(payload))
-                elif label in read_labels(dataset.manifest, reader, payload):
+                elif label in read_labels(dataset.manifest, payload):
                     found.append(place)
     return sorted(found[:wanted]), problems
 
@@ -76,16 +84,13 @@ def find_class(manifest: Manifest, name: str) -> int:
     raise OptionError(f"no class {name!r} among {len(names)}; {'similar ones' if near else 'the first'}: {listed}")
 
 
-def read_labels(manifest: Manifest, reader: Reader, payload: memoryview) -> list[int | str]:
+def read_labels(manifest: Manifest, payload: memoryview) -> list[int | str]:
     """Return the labels of a record: one, several, or none."""
-    ints = fixed_ints(manifest.features)
     try:
-        if LABEL in ints:
-            return [reader.layout.decode(payload)[1][ints.index(LABEL)]]
-        keys = [spec.key for spec in manifest.features if spec.name == LABEL]
-        features = decode_example(payload) if keys else {}
+        features = decode_example(payload)
     except RecordError:
         return []
+    keys = [spec.key for spec in manifest.features if spec.name == LABEL]
     values = [value for key in keys if key in features for value in features[key].values]
     return [str(value, "utf-8", "replace") if isinstance(value, memoryview | bytes) else int(value) for value in values]
 
@@ -105,7 +110,7 @@ def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | 
 def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[bytes], list[str]]:
     """Read images from all over the first variant of a split: as many as this time allows, at least one block.
 
-    Return them as they are stored, and messages about records that could not be read.
+    Return them as they are stored, and a note if some records could not be read.
 
     Raises:
         StoreError, ShardError: a shard cannot be read at all.
@@ -125,4 +130,11 @@ def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[byte
             except RecordError as error:
                 damaged.append(str(error))
     reader.release()
-    return images, damaged
+    if not damaged:
+        return images, []
+    note = (
+        f"{len(damaged)} of {number_of(len(damaged) + len(images), 'record')} in the sample "
+        f"{'is' if len(damaged) == 1 else 'are'} damaged, the first: {damaged[0]}. "
+        f"Run: tpufeed verify {quote(dataset.url)}"
+    )
+    return images, [note]

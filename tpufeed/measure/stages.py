@@ -73,7 +73,7 @@ def measure_storage(dataset: Dataset, split: str, seconds: float) -> Storage:
     else:
         room = memory_bytes()  # a container's page cache counts as its memory
         detail, nearer = f"{rate / 1e9:,.2g} GB/s", "the page cache"
-    fits = sum(shard.bytes for shard in shards) <= room
+    fits = dataset.split(split).total_bytes <= room
     detail += f"; later epochs read {nearer if fits else f'from there again, because {nearer} cannot hold all of it'}"
     return Storage(bytes_per_second=rate, room=room, detail=detail)
 
@@ -97,16 +97,14 @@ class LoaderRates:
     workers: str
 
 
-def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
+def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
     """Take batches of at most `batch_size` from the real loader for some seconds, after a warm-up.
 
     Raises the loader's `TpufeedError`s.
     """
-    batch = batch_size
-    if not isinstance(url, Mixture):
-        batch = min(batch_size, tpufeed.open_dataset(url).split(split).records)
+    batch = min(batch_size, data.split(split).records) if isinstance(data, Dataset) else batch_size
     begun = time.perf_counter()
-    loader = tpufeed.Loader(url, split, batch_size=batch, repeat=True, world=(0, 1), **options)
+    loader = tpufeed.Loader(data, split, batch_size=batch, repeat=True, world=(0, 1), **options)
     with loader, closing(iter(loader)) as batches:
         next(batches)
         first = loader.stats()
@@ -126,7 +124,7 @@ def measure_loader(url: str | Mixture, split: str, batch_size: int, seconds: flo
         after = loader.stats()
     if slow:
         smaller = max(1, min(batch // 2, int(batch * seconds / _BATCHES_TIMED / each)))
-        return measure_loader(url, split, smaller, seconds, **options)
+        return measure_loader(data, split, smaller, seconds, **options)
     # Each thread counts its seconds of reading and of decoding. All threads together do `threads` times as much.
     work = taken * batch * after.threads
     reading, decoding = after.read_seconds - before.read_seconds, after.decode_seconds - before.decode_seconds

@@ -24,6 +24,11 @@ def say(value: float | None, unit: str = "", digits: int = 0) -> str:
     return f"{value:,.{digits}f}{' ' if unit else ''}{unit}"
 
 
+def reason_of(error: Exception) -> str:
+    """Return an error's text, or what kind of error it is if it has none."""
+    return "there is not enough memory" if isinstance(error, MemoryError) else str(error) or type(error).__name__
+
+
 def clean(text: str) -> str:
     """Return `text` without the secrets of URLs, and without characters that HTML does not allow."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", mask_secrets(text))

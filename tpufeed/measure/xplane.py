@@ -220,6 +220,10 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
     steps = [{column: float(row.get(column) or 0) for column in _STEP_COLUMNS} for row in rows if "tcIdleTimeMs" in row]
     steps = [step for step in steps if sum(step.values()) > 0]
     steps = steps[1:-1] if len(steps) > 2 else steps  # a capture may begin and end in the middle of a step
+    milliseconds = sum(sum(step.values()) for step in steps)
+
+    def share(column: str) -> float | None:
+        return 100 * sum(step[column] for step in steps) / milliseconds if steps else None
 
     def percent(name: str) -> float | None:
         try:
@@ -231,27 +235,20 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
     duty = percent("device_duty_cycle_percent")
     program = [row for row in rows if (row.get("step"), row.get("category")) == ("Total", "Program")]
     rate, peak = (float(value or 0) for value in (program and program[0]["model_flop_rate"], told["peak_flop_rate"]))
-    report = ProfileReport(
+    infeed, idle = share("tcInfeedTimeMs"), share("tcIdleTimeMs")
+    return ProfileReport(
         devices=int(told["device_core_count"]),
         device_type=told["device_type"] or None,
         host=host,
+        steps=len(steps),
+        step_ms=milliseconds / len(steps) if steps else None,
+        infeed_percent=infeed,
+        idle_percent=idle,
+        input_percent=None if infeed is None or idle is None else infeed + idle,
         duty_cycle_percent=duty if duty or steps else None,
         mxu_percent=percent("mxu_utilization_percent") or None,
         mfu_percent=100 * rate / peak if rate > 0 and peak > 0 else None,
         notes=tuple(dict.fromkeys(notes)),
-    )
-    if not steps:
-        return report
-    lengths = [sum(step.values()) for step in steps]
-    infeed = 100 * sum(step["tcInfeedTimeMs"] for step in steps) / sum(lengths)
-    idle = 100 * sum(step["tcIdleTimeMs"] for step in steps) / sum(lengths)
-    return replace(
-        report,
-        steps=len(steps),
-        step_ms=sum(lengths) / len(lengths),
-        infeed_percent=infeed,
-        idle_percent=idle,
-        input_percent=infeed + idle,
     )
 
 
