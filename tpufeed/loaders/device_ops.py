@@ -19,6 +19,7 @@ from tpufeed.images.affine import HorizontalFlip, VerticalFlip
 from tpufeed.images.color import ORDERS, ColorJitter, GaussianBlur, Grayscale
 from tpufeed.images.erasing import RandomErasing
 from tpufeed.images.protocols import Fill, Op, WindowOp
+from tpufeed.images.randaugment import RandAugment
 from tpufeed.images.windows import RandomCrop, RandomResizedCrop
 
 _Size: TypeAlias = tuple[int, int]  # (height, width)
@@ -50,6 +51,10 @@ class Arrays:
 
 class DeviceOps:
     """A sequence of ops that run on the device. Immutable.
+
+    Results are those of the ops on the host but for one level if a window is resized (two if the device multiplies
+    bfloat16), two after a blur (three in noise of 0 and 255: OpenCV rounds its kernel to 1/256), and one after a change
+    of colours, most often none. A level before a hue is shifted, or RandAugment solarizes, may be many levels after it.
 
     Args:
         ops: run in this order.
@@ -119,9 +124,9 @@ class _Step(Protocol):
         """Return the new `x`."""
 
 
-def _refused(op: Any, why: str) -> OptionError:
+def _refused(op: Any, why: str, instead: str = "") -> OptionError:
     name = op.__name__ if isinstance(op, type) else type(op).__name__
-    return OptionError(f"device_ops: {name} cannot run on the device{why}: put it in ops")
+    return OptionError(f"device_ops: {name} cannot run on the device{why}: {instead}put it in ops")
 
 
 # Windows
@@ -198,7 +203,7 @@ def _linear(places: Any, old: Any, arrays: Arrays) -> Any:
 def _weighted(x: Any, rows: Any, columns: Any, fill: Fill, arrays: Arrays) -> Any:
     """Return the sums of pixels by weights of rows and columns, (batch, new, old) or (new, old).
 
-    Where the weights of a new pixel have a sum below 1, the rest is `fill`: the host pads an image before it resizes.
+    If the weights of a new pixel have a sum below 1, the rest is `fill`: the host pads an image before it resizes.
     """
     b = "b" if len(rows.shape) == 3 else ""
     result = arrays.einsum(f"{b}jw,biwc->bijc", columns, arrays.einsum(f"{b}ik,bkwc->biwc", rows, x))
@@ -425,6 +430,89 @@ class _ColorJitter:
         return x
 
 
+def _sharpen(x: Any, factor: Any, arrays: Arrays) -> Any:
+    height, width = x.shape[1], x.shape[2]
+    if min(height, width) < 3:
+        return x
+    row, column = arrays.count(height, x), arrays.count(width, x)
+    # Sums over 3 x 3 pixels, by products with matrices that are 1 on three diagonals.
+    rows, columns = (arrays.minimum(arrays.maximum(2 - abs(side[:, None] - side), 0.0), 1.0) for side in (row, column))
+    sums = arrays.einsum("jw,biwc->bijc", columns, arrays.einsum("ik,bkwc->biwc", rows, x))
+    smooth = arrays.round((sums + 4 * x) / 13)
+    inside_rows = ((row > 0) & (row < height - 1))[:, None, None]
+    inside = inside_rows & ((column > 0) & (column < width - 1))[:, None]
+    return arrays.where(inside, _whole(x * factor + smooth * (1 - factor), arrays), x)
+
+
+def _autocontrast(x: Any, arrays: Arrays) -> Any:
+    low, high = (end(x, (1, 2))[:, None, None, :] for end in (arrays.least, arrays.most))
+    stretched = arrays.floor((x - low) * 255 / arrays.maximum(high - low, 1.0))
+    return arrays.where(high > low, stretched, x)
+
+
+_Transform: TypeAlias = Callable[[Any, Any, int, Arrays], Any]
+
+# Each takes x, the factor 1 + 0.9 * (signed magnitude) / 30 as (batch, 1, 1, 1), and the magnitude.
+_TRANSFORMS: dict[str, _Transform] = {
+    "brightness": lambda x, factor, _magnitude, arrays: _brighten(x, factor, arrays),
+    "color": lambda x, factor, _magnitude, arrays: _saturate(x, factor, arrays),
+    "contrast": lambda x, factor, _magnitude, arrays: _contrast(x, factor, arrays),
+    "sharpness": lambda x, factor, _magnitude, arrays: _sharpen(x, factor, arrays),
+    "posterize": lambda x, _factor, magnitude, arrays: (
+        arrays.floor(x / 2 ** round(magnitude / 7.5)) * 2 ** round(magnitude / 7.5)
+    ),
+    "solarize": lambda x, _factor, magnitude, arrays: arrays.where(x < 255 - 8.5 * magnitude, x, 255 - x),
+    "autocontrast": lambda x, _factor, _magnitude, arrays: _autocontrast(x, arrays),
+}
+_NOT_THERE = ("shear_x", "shear_y", "rotate", "equalize")
+
+
+class _RandAugment:
+    """Transforms one after another.
+
+    Numbers: for each the index of its name, pixels down and to the right, and the factor of colours.
+    """
+
+    def __init__(self, op: RandAugment, size: _Size) -> None:
+        refused = [name for name in _NOT_THERE if op.transforms is None or name in op.transforms]
+        if refused:
+            raise _refused(
+                op,
+                f" with {', '.join(refused)}, which need a gather or a histogram",
+                "leave them out by transforms=(...), or ",
+            )
+        self._op, self._names = op, op.transforms or ()
+        self.out_size = size
+        self.width = 4 * op.num_ops
+
+    def parameters(self, draws: _Draws) -> _Columns:
+        index = (draws[:, ::2] * len(self._names)).astype(np.int64)
+        sign = np.where(draws[:, 1::2] < 0.5, 1, -1)
+        down, right = (
+            sign * (150 * side * self._op.magnitude // (331 * 30)) * (np.array(self._names) == name)[index]
+            for side, name in zip(self.out_size, ("translate_y", "translate_x"), strict=True)
+        )
+        numbers = np.stack((index, down, right, 1 + 0.9 * sign * self._op.magnitude / 30), 2)
+        return list(numbers.reshape(-1, self.width).T)
+
+    def apply(self, x: Any, p: Any, arrays: Arrays) -> Any:
+        for start in range(0, self.width, 4):
+            index, factor = _per_image(p[:, start]), _per_image(p[:, start + 3])
+            changed = x
+            if {"translate_x", "translate_y"} & set(self._names):
+                rows, columns = (
+                    _linear(pixels - p[:, start + number : start + number + 1], pixels, arrays)
+                    for number, pixels in enumerate((arrays.count(x.shape[1], x), arrays.count(x.shape[2], x)), 1)
+                )
+                changed = _weighted(x, rows, columns, self._op.fill, arrays)
+            for number, name in enumerate(self._names):
+                if name in _TRANSFORMS:
+                    transformed = _TRANSFORMS[name](x, factor, self._op.magnitude, arrays)
+                    changed = arrays.where(index == number, transformed, changed)
+            x = changed
+        return x
+
+
 _STEPS: dict[type, Callable[[Any, _Size], _Step]] = {
     HorizontalFlip: _HorizontalFlip,
     VerticalFlip: _VerticalFlip,
@@ -432,4 +520,5 @@ _STEPS: dict[type, Callable[[Any, _Size], _Step]] = {
     Grayscale: _Grayscale,
     GaussianBlur: _GaussianBlur,
     RandomErasing: _RandomErasing,
+    RandAugment: _RandAugment,
 }
