@@ -94,8 +94,7 @@ def bench_command(
     Examples:
       tpufeed bench flowers flowers-224 --loader naive --loader numpy
       tpufeed bench gs://bucket/flowers-224 --loader tf --tpu v5e-8 --batch 1024 --report bench.html
-      tpufeed bench flowers-256 --device-op "RandomResizedCrop(224)" --device-op HorizontalFlip
-      tpufeed bench flowers-224 --device emulated --step-ms 40 --batch 256 --steps 100 --save result.json
+      tpufeed bench flowers-256 --device-op "RandomResizedCrop(224)" --step-ms 40 --batch 256 --save result.json
     """
     find_own_modules()
     values: dict[str, Any] = locals() | {
