@@ -36,7 +36,7 @@ class MadeUp(Source):
 options = ShardOptions()
 start, cpu = time.perf_counter(), time.process_time()
 with closing(Inventory(folder, MadeUp(None, options), options)) as inventory:
-    draft = plan_shards(inventory, options, SizeEstimate(), "/made/up", options.to_dict())
+    draft = plan_shards(inventory, SizeEstimate(), "/made/up", options.to_dict())
     write_plan(folder / "plan", draft.header, draft.tasks)
 print(json.dumps({
     "seconds": time.perf_counter() - start,

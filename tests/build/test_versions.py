@@ -75,7 +75,7 @@ def add_part(base, part):
     )
     layout = append_layout(base, part)
     indexes = {name: (IndexFile(f"{name}-version-{number}.index.npy", 128 + 8 * 100, 3),) for name in layout}
-    return join_manifests(base, part, added, indexes)
+    return join_manifests(base, part, added, indexes, layout)
 
 
 @given(st.lists(st.tuples(SPLITS, st.integers(0, 3), st.integers(0, 5)), min_size=2, max_size=5))

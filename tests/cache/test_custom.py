@@ -40,7 +40,7 @@ def importable(here, monkeypatch):
     monkeypatch.syspath_prepend(str(here))
     yield here
     sys.modules.pop("my_ops", None)
-    custom._load.cache_clear()
+    custom._find_once.cache_clear()
 
 
 def run(command, folder, *arguments):

@@ -212,8 +212,8 @@ def test_an_epoch_that_wraps_fills_its_last_batch_from_its_start(records, batch,
 
 def test_default_lanes_are_the_world_times_a_power_of_two():
     assert default_lanes(World()) == 16
-    assert default_lanes(World(0, 8), 1) == 16
-    assert default_lanes(World(0, 32), 4) == 64
+    assert default_lanes(World(0, 8)) == 16
+    assert default_lanes(World(0, 32)) == 64
     assert default_lanes(World(0, 3)) == 24
 
 
@@ -297,9 +297,9 @@ def touched(order, rank, size):
 
 
 @given(uneven_sizes, seeds, worlds, st.sampled_from([1, 2, 4]), st.data())
-def test_a_shard_is_read_by_one_rank_but_for_those_at_the_borders(sizes, seed, size, hosts, data):
-    """With the default lanes, and for any shards: ranks split the line of shards, one range each."""
-    lanes = default_lanes(World(0, size), hosts)
+def test_a_shard_is_read_by_one_rank_but_for_those_at_the_borders(sizes, seed, size, times, data):
+    """With the default lanes or more, and for any shards: ranks split the line of shards, one range each."""
+    lanes = default_lanes(World(0, size)) * times
     order = EpochOrder(sizes, seed, 2, lanes)
     doubled = data.draw(st.sampled_from([w for w in (size, 2 * size, 4 * size) if lanes % w == 0]))
     reads = [touched(order, rank, doubled) for rank in range(doubled)]
@@ -316,11 +316,11 @@ def test_in_how_many_ranges_the_lanes_of_a_rank_lie(lanes, size, most):
     assert max(ranges) == most
 
 
-@given(st.integers(1, 64), st.sampled_from([1, 2, 3, 8]))
-def test_default_lanes_let_a_world_double(size, hosts):
-    lanes = default_lanes(World(0, size), hosts)
+@given(st.integers(1, 64))
+def test_default_lanes_let_a_world_double(size):
+    lanes = default_lanes(World(0, size))
     assert (lanes // size).bit_count() == 1
-    assert max(16 * hosts, 2 * size) <= lanes < max(2 * (16 * hosts + size), 4 * size)
+    assert max(16, 2 * size) <= lanes < max(2 * (16 + size), 4 * size)
     order = EpochOrder([1] * lanes, 0, 0, lanes, shuffle=False)
     for grown in (size, 2 * size):
         assert all(runs_of(order.places_at(np.arange(rank, lanes, grown)).sample) == 1 for rank in range(grown))

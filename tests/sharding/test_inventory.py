@@ -170,7 +170,7 @@ def test_a_plan_sorts_all_inputs_once(large):
     """The shards need them by key. The digest, which needs them by path, is made with the inventory."""
     statements = []
     large.database.set_trace_callback(statements.append)
-    draft = plan_shards(large, ShardOptions(), SizeEstimate(), "memory://s", {})
+    draft = plan_shards(large, SizeEstimate(), "memory://s", {})
     list(draft.tasks)
     assert draft.header.listed_twice == ROWS // 100
     whole = [statement for statement in statements if " ORDER BY " in statement and " LIMIT " not in statement]

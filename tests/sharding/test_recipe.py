@@ -46,7 +46,7 @@ def inventory_of(rows, options, ignored_files=()):
 
 def make_plan(rows, options, estimate=RECORD):
     with inventory_of(rows, options, {".txt": 2}) as inventory:
-        draft = plan_shards(inventory, options, estimate, "memory://source", options.to_dict())
+        draft = plan_shards(inventory, estimate, "memory://source", options.to_dict())
         return draft.header, list(draft.tasks)
 
 

@@ -236,22 +236,17 @@ def _find_build(store: Store) -> list[ObjectInfo]:
         adopted = dataset.manifest.options.get("command") == "adopt"
         variants = [variant for split in dataset.manifest.splits.values() for variant in split.variants]
         names += [file.name for variant in variants for file in ([variant.index] if adopted else variant.files)]
-        names += _names_of_growth(store, dataset, present)
+        # The indexes of all versions, and the parts that they have added, with the one of an interrupted append.
+        numbers, splits = range(2, dataset.number + 2), dataset.manifest.splits
+        indexes = ((name, parse_version_index(name)) for name in present)
+        names += [name for name, index in indexes if index is not None and index[0] in splits and index[1] in numbers]
+        folders = {name.partition("/")[0] for name in present}
+        for number in numbers:
+            if (folder := part_folder(number)) in folders:
+                names += [f"{folder}/{info.name}" for info in find_build(open_part(store, number))]
     names = [MANIFEST, *filter(is_build_name, names), REJECTS, DIGESTS, DUPLICATES] if names else []
     reports = [name for name in present if name.startswith((f"{REPORTS}/", f"{REMOVALS}-", f"{VERSIONS}/"))]
     return [present[name] for name in dict.fromkeys((*names, *reports, PLAN)) if name in present]
-
-
-def _names_of_growth(store: Store, dataset: Dataset, present: Mapping[str, ObjectInfo]) -> list[str]:
-    """Return the names of files of a dataset's versions, and of an interrupted append."""
-    numbers, splits = range(2, dataset.number + 2), dataset.manifest.splits
-    indexes = [(name, parse_version_index(name)) for name in present]
-    names = [name for name, found in indexes if found is not None and found[0] in splits and found[1] in numbers]
-    folders = {name.partition("/")[0] for name in present}
-    for number in numbers:
-        if (folder := part_folder(number)) in folders:
-            names += [f"{folder}/{info.name}" for info in find_build(open_part(store, number))]
-    return [name for name in names if name in present]
 
 
 def find_finished(store: Store) -> Dataset | None:

@@ -31,7 +31,7 @@ from tpufeed.errors import DatasetNotFoundError, ManifestError, OptionError
 from tpufeed.options import checked
 from tpufeed.storage.store import Store
 
-_LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64  # of a cache whose command gave no size
+_LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64
 _MOST_HOSTS = 1 << 20
 _SMALL = 2  # a shard smaller than the usual size divided by this is small
 
@@ -206,6 +206,11 @@ class Compaction(Recipe):
         return self.base
 
 
+def default_shard_bytes(split_bytes: float) -> float:
+    """Return the size of the shards of a cache whose command gives none, by the bytes of its largest split."""
+    return min(_LARGE_SHARD, max(_SMALL_SHARD, split_bytes / _ENOUGH_SHARDS))
+
+
 def usual_shard_bytes(manifest: Manifest) -> float:
     """Return the intended size of a dataset's shards."""
     stated, number = manifest.options.get("shard_bytes"), manifest.options.get("shards")
@@ -217,7 +222,7 @@ def usual_shard_bytes(manifest: Manifest) -> float:
             (shard.bytes for split in manifest.splits.values() for shard in split.variants[0].shards[:number]),
             default=1,
         )
-    return min(_LARGE_SHARD, max(_SMALL_SHARD, max(totals, default=0) / _ENOUGH_SHARDS))
+    return default_shard_bytes(max(totals, default=0))
 
 
 def find_runs(manifest: Manifest) -> dict[str, list[Run]]:

@@ -312,31 +312,26 @@ def _open(
 
 def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, Standing]:
     """Check the destination of a build or a preview; return the store to build in, and its contents."""
-    base, kind = recipe.base, recipe.kind
+    base, takes_over = recipe.base, overwrite or recipe.is_stale
     store = destination if base is None else open_part(destination, base.number + 1)
     try:
-        standing = check_destination(store, kind, recipe.source, recipe.identity, overwrite or recipe.is_stale)
+        standing = check_destination(store, recipe.kind, recipe.source, recipe.identity, takes_over)
     except DuplicateWriterError as error:
         if base is None:
             raise
-        raise _at_work(recipe, base, store, error) from error
+        try:
+            header = read_plan(store).header
+        except (ObjectNotFoundError, DamageError):
+            raise error from None
+        kind = "append" if header.kind == "shard" else header.kind
+        raise DuplicateWriterError(
+            f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
+            f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run that "
+            f"command again to finish it; or discard it with --overwrite, which removes only {store.url}"
+        ) from error
     if standing.plan is not None:
         recipe.check_joined(store, standing.plan)
     return store, standing
-
-
-def _at_work(recipe: Recipe, base: Dataset, part: Store, error: DuplicateWriterError) -> DuplicateWriterError:
-    """Return the error for a part that another command has begun, or `error` if its plan cannot be read."""
-    try:
-        header = read_plan(part).header
-    except (ObjectNotFoundError, DamageError):
-        return error
-    kind = "append" if header.kind == "shard" else header.kind
-    return DuplicateWriterError(
-        f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
-        f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run that "
-        f"command again to finish it; or discard it with --overwrite, which removes only {part.url}"
-    )
 
 
 def _build(  # noqa: PLR0913, PLR0917  # one run
@@ -529,7 +524,7 @@ class _Totals:
 
     def __init__(self, header: PlanHeader, folder: Path) -> None:
         self.images, self.odd = Counter[str](), Counter[str]()
-        self.marked, self.unmarked = Counter[str](), Counter[str]()
+        self.markers: Markers | msgspec.UnsetType = msgspec.UNSET
         self.class_counts = {split: np.zeros(len(header.class_names), np.int64) for split in header.splits}
         self.variants = dict[str, list[tuple[str, IndexWriter, list[Shard]]]]()
         for split in header.splits:
@@ -546,8 +541,7 @@ class _Totals:
         self.images.update(report.images)
         self.odd.update(report.odd)
         if report.markers is not msgspec.UNSET:
-            self.marked.update(rewritten=report.markers.rewritten, added_bytes=report.markers.added_bytes)
-            self.unmarked.update(report.markers.unmarked)
+            self.markers = (self.markers or Markers()) + report.markers
         if report.digests is msgspec.UNSET:
             self.has_digests = False
             return
@@ -590,7 +584,6 @@ def _finish(
             f"none of the {len(rejected)} images could be taken; the first: {first.path}: {first.message}. "
             f"{store.url}/{REJECTS} gives a reason for each; correct the source and build again with --overwrite"
         )
-    markers = Markers(**totals.marked, unmarked=dict(sorted(totals.unmarked.items())))
     manifest = Manifest(
         run_id=header.run_id,
         tool_version=__version__,
@@ -602,7 +595,7 @@ def _finish(
         rejects=dict(sorted(Counter(reject.reason for reject in rejected).items())),
         images=dict(sorted(totals.images.items())),
         odd=dict(sorted(totals.odd.items())),
-        markers=markers if totals.marked else msgspec.UNSET,
+        markers=totals.markers,
     )
     manifest, duplicates = recipe.conclude(store, plan, folder, manifest)
     remove_leftovers(store, header, manifest)

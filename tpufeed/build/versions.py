@@ -147,7 +147,7 @@ def join_manifests(
     part: Manifest,
     about: Part,
     indexes: Mapping[str, tuple[IndexFile, ...]],
-    layout: Layout | None = None,
+    layout: Layout,
 ) -> Manifest:
     """Return the manifest of a version: the manifest of the version before, joined with that of a part.
 
@@ -157,10 +157,10 @@ def join_manifests(
             name the version of the dataset that the cache covers.
         about: description of the part; its folder holds the shards.
         indexes: for each split the index of each variant, over all shards.
-        layout: the shards of each split. Default: the base's, then the part's.
+        layout: the shards of each split.
     """
     splits = dict[str, Split]()
-    for name, pieces in (append_layout(base, part) if layout is None else layout).items():
+    for name, pieces in layout.items():
         sides = [manifest.splits.get(name) for manifest in (base, part)]
         variants = []
         for number, index in enumerate(indexes[name]):
@@ -183,6 +183,9 @@ def join_manifests(
     )
     if about.kind == COMPACT:  # everything else stays
         return joined
+    markers = part.markers if isinstance(part.markers, Markers) else base.markers
+    if isinstance(base.markers, Markers) and isinstance(part.markers, Markers):
+        markers = base.markers + part.markers
     digest = hashlib.blake2b(f"{base.input_digest}\n{part.input_digest}".encode(), digest_size=16).hexdigest()
     options = {name: value for name, value in part.options.items() if name not in PART_OPTIONS}
     return msgspec.structs.replace(
@@ -195,7 +198,7 @@ def join_manifests(
         images=_added(base.images, part.images),
         odd=_added(base.odd, part.odd),
         cache=part.cache,
-        markers=_joined_markers(base, part),
+        markers=markers,
     )
 
 
@@ -373,13 +376,3 @@ def _shards_of(piece: Piece, sides: Sequence[Split | None], variant: int, folder
 
 def _added(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted((Counter(first) + Counter(second)).items()))
-
-
-def _joined_markers(base: Manifest, part: Manifest) -> Any:
-    if isinstance(base.markers, Markers) and isinstance(part.markers, Markers):
-        return Markers(
-            base.markers.rewritten + part.markers.rewritten,
-            base.markers.added_bytes + part.markers.added_bytes,
-            _added(base.markers.unmarked, part.markers.unmarked),
-        )
-    return part.markers if isinstance(part.markers, Markers) else base.markers

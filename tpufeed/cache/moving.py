@@ -1,17 +1,16 @@
 """Crop and flip further images, masks, boxes and keypoints together with the image, for each variant of a cache."""
 
-import io
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
 import numpy as np
-from PIL import Image
 
 from tpufeed.cache.options import CacheOptions, Size
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import RecordError
 from tpufeed.images.decoding import Pixels
+from tpufeed.images.masks import encode_mask
 from tpufeed.images.mending import seen_size
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import encode
@@ -85,13 +84,10 @@ class Mover:
             pixels = self._pipeline.run_stored(memoryview(found[0]), spec.shape, draws)
             return Feature("bytes", (bytes(encode_pixels(pixels, self._options)),))
         if spec.kind in ("mask", "depth"):
-            values, buffer = sample.mask(spec, 0), io.BytesIO()
+            values = sample.mask(spec, 0)
             if self._options.encode == "raw":
-                buffer.write(values.astype("<i4" if spec.kind == "depth" else np.uint8).tobytes())
-            else:
-                stored = values.astype(np.uint16 if spec.kind == "depth" else np.uint8)
-                Image.fromarray(stored).save(buffer, "PNG", compress_level=3)
-            return Feature("bytes", (buffer.getvalue(),))
+                return Feature("bytes", (values.astype("<i4" if spec.kind == "depth" else np.uint8).tobytes(),))
+            return Feature("bytes", (encode_mask(values, "mask" if spec.kind == "mask" else "depth"),))
         if spec.dtype in ("bytes", "string"):
             return Feature("bytes", sample.texts(spec))
         if spec.kind == "boxes":

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from tpufeed.dataset.manifest import CacheInfo
 from tpufeed.errors import OptionError
 from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.custom import Custom
@@ -101,20 +100,6 @@ class CacheOptions:
                 )
             from_dict(to_dict(op))  # as loaders do, which only know tpufeed's ops
         return size
-
-    def cache_info(self, source_digest: str, identity: Mapping[str, Any], size: Size) -> CacheInfo:
-        """Return the manifest's entry for the cache; `identity` is as in `fingerprint`."""
-        return CacheInfo(
-            source_digest=source_digest,
-            ops=tuple(identity["ops"]),  # as a manifest has them: with lists instead of tuples
-            live=tuple(identity["live"]),
-            encode=self.encode,
-            shape=(*size, 3),
-            dtype="uint8",
-            variants=self.variants,
-            seed=self.seed,
-            fingerprint=fingerprint(source_digest, identity),
-        )
 
 
 def fingerprint(source_digest: str, identity: Mapping[str, Any]) -> str:

@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 
 from tpufeed.build.commit import Reject, find_finished, find_lost, is_stored, open_part
+from tpufeed.build.compact import default_shard_bytes
 from tpufeed.build.digests import Duplicates
 from tpufeed.build.plan import Plan, PlanHeader, Task, check_forged, differing_options, forged, read_plan
 from tpufeed.build.recipe import Draft, Recipe, SplitPreview
 from tpufeed.build.versions import follows, put_version
 from tpufeed.cache.moving import cached_spec, encode_pixels
-from tpufeed.cache.options import CacheOptions, Size
+from tpufeed.cache.options import CacheOptions, Size, fingerprint
 from tpufeed.cache.source import SOURCE_VERSION, Listing, RawSource, open_source
 from tpufeed.cache.worker import Augmenter, CacheContext
 from tpufeed.dataset.manifest import CacheInfo, Manifest, Part
@@ -44,7 +45,6 @@ from tpufeed.storage.store import Store
 
 KIND = "cache warmup"
 _FEATURES_BYTES = 400  # size of a record without its image
-_LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64
 _READ_WHOLE_BYTES = 2 * 10**9  # verify the CRCs of a finished cache up to this size
 _PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
 _PROBED_SECONDS = 1.0  # an op may take seconds per image
@@ -149,7 +149,7 @@ class CacheRecipe(Recipe):
             finished.manifest,
             run_id=secrets.token_hex(8),
             version=finished.number + 1,
-            cache=self.options.cache_info(digest, self.wanted, self.size),
+            cache=self._cache_info(digest),
             options={"command": KIND, "source": mask_secrets(self.source), **self.identity},
             input_digest=digest,
         )
@@ -182,7 +182,7 @@ class CacheRecipe(Recipe):
                 },
                 probed=len(seconds),
                 probed_seconds=fmean(seconds or [0]),
-                fingerprint=self._cache_info(header).fingerprint,
+                fingerprint=fingerprint(header.input_digest, self.wanted),
             )
 
     def _probe(
@@ -256,10 +256,21 @@ class CacheRecipe(Recipe):
 
     def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
         """Add the description of the cache to the manifest."""
-        return msgspec.structs.replace(manifest, cache=self._cache_info(plan.header)), None
+        return msgspec.structs.replace(manifest, cache=self._cache_info(plan.header.input_digest)), None
 
-    def _cache_info(self, header: PlanHeader) -> CacheInfo:
-        return self.options.cache_info(header.input_digest, self.wanted, self.size)
+    def _cache_info(self, source_digest: str) -> CacheInfo:
+        """Return the manifest's entry for the cache of a source with these contents."""
+        return CacheInfo(
+            source_digest=source_digest,
+            ops=tuple(self.wanted["ops"]),  # as a manifest has them: with lists instead of tuples
+            live=tuple(self.wanted["live"]),
+            encode=self.options.encode,
+            shape=(*self.size, 3),
+            dtype="uint8",
+            variants=self.options.variants,
+            seed=self.options.seed,
+            fingerprint=fingerprint(source_digest, self.wanted),
+        )
 
     def _new(self, listing: Listing) -> dict[str, int]:
         return {name: count - self.before.get(name, 0) for name, count in listing.samples.items()}
@@ -303,8 +314,7 @@ def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes
     """
     target: float | None = options.size_bytes
     if target is None:
-        total = max(samples.values(), default=0) * record_bytes
-        target = min(_LARGE_SHARD, max(_SMALL_SHARD, total / _ENOUGH_SHARDS))
+        target = default_shard_bytes(max(samples.values(), default=0) * record_bytes)
     elif record_bytes > target:
         raise OptionError(
             f"a shard of {options.size_bytes} bytes cannot hold a record of {record_bytes:.0f} bytes; give a "

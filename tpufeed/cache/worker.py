@@ -14,7 +14,7 @@ from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import CacheSource, SourceSample
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError
-from tpufeed.images.decoding import Pixels, make_scratch
+from tpufeed.images.decoding import Pixels, Scratch
 from tpufeed.images.mending import mend
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws
@@ -88,7 +88,7 @@ class Augmenter:
         self._mover = Mover(() if manifest is None else manifest.features, options, self._pipeline)
         self._mends = mends
         self._variants = options.variants
-        self._scratch = np.empty(0, np.uint8)
+        self._scratch = Scratch()
         self._outs: Sequence[Pixels | None] = [None] * options.variants
         self._block, self._draws = -1, list[DrawnBatch]()
 
@@ -123,11 +123,6 @@ class Augmenter:
             if isinstance(sample.image, np.ndarray):
                 return [self._pipeline.run(sample.image, *each) for each in zip(draws, self._outs, strict=True)]
             pipelines = [self._pipeline] * len(draws)
-            return run_views(pipelines, memoryview(sample.image), draws, self._outs, self._memory)
+            return run_views(pipelines, memoryview(sample.image), draws, self._outs, self._scratch)
         except OpError as error:
             raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error
-
-    def _memory(self, size: int) -> Pixels:
-        if size > len(self._scratch):  # it only grows, because fresh memory costs page faults
-            self._scratch = make_scratch(size)
-        return self._scratch[:size]

@@ -30,9 +30,6 @@ _SIZE_KEYS = {
 }
 _FORMAT_KEYS = (schema.FORMAT, "format")
 _NO_LABELS = frozenset(key for keys in _SIZE_KEYS.values() for key in keys) | {"depth", "image/depth"}
-_OWN_NAMES = frozenset(
-    (schema.ENCODED, schema.TENSOR, schema.LABEL, schema.TEXT, *_SIZE_KEYS, schema.FORMAT, schema.FILENAME)
-)
 _BOXES = FeatureSpec("boxes", "float32", None, schema.OBJECT_BOXES, item_shape=(4,), kind="boxes")
 _NOT_ADOPTED = (
     "Tensors, raw or serialized, cannot be adopted: write the images as JPEG or PNG, or run tpufeed shard on the files"
@@ -211,7 +208,7 @@ def make_features(
             most = tallies[keys.label].most
             specs.append(FeatureSpec(schema.LABEL, "int64", None, keys.label, (0, most), of=_BOXES.name))
     for key in tallies:
-        take(key, () if key in _OWN_NAMES else (key,))
+        take(key, () if key in schema.OWN_NAMES else (key,))
     if len(sides) == len(_BOXES.keys):
         specs = [_mark(spec, tallies, sides[0].values) for spec in specs]
     return tuple(specs), [key for key in tallies if key not in taken]
@@ -229,6 +226,6 @@ def _mark(spec: FeatureSpec, tallies: Mapping[str, Tally], boxes: int) -> Featur
         return spec
     tally = tallies[spec.key]
     # If there are as many values as boxes, records without the feature have no boxes.
-    if not tally.per_box or tally.values != boxes or (spec.name in _OWN_NAMES and spec.shape is not None):
+    if not tally.per_box or tally.values != boxes or (spec.name in schema.OWN_NAMES and spec.shape is not None):
         return spec
     return msgspec.structs.replace(spec, shape=None, lengths=(0, tally.most), of=_BOXES.name)

@@ -114,6 +114,11 @@ class Markers(msgspec.Struct, frozen=True):
     added_bytes: int = 0
     unmarked: dict[str, int] = {}
 
+    def __add__(self, other: "Markers") -> "Markers":
+        """Return the sums of two tasks, or of two parts of a dataset, with sorted reasons."""
+        unmarked = dict(sorted((Counter(self.unmarked) + Counter(other.unmarked)).items()))
+        return Markers(self.rewritten + other.rewritten, self.added_bytes + other.added_bytes, unmarked)
+
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One version of a dataset that has grown: what it has added to the version before.

@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from tpufeed.dataset.schema import HEIGHT, WIDTH, FeatureSpec
 from tpufeed.errors import RecordError
+from tpufeed.images.decoding import inverse_orientation
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.mending import orientation_of, seen_size
 from tpufeed.tfrecord.example import ABSENT, Feature
 
 Told = Literal["stored", "upright", "nothing", "another"]
-
-INVERSES = {6: 8, 8: 6}  # of orientations; all others are their own inverses
 
 
 def tell_image(features: Mapping[str, Feature], image: memoryview) -> Told:
@@ -67,6 +66,6 @@ def read_boxes(
     turn = orientation_of(image) if len(boxes) else 1
     if turn == 1 or upright == ((spec.boxes_of or tell_image(features, image)) == "upright"):
         return boxes
-    geometry = Geometry.identity(1, 1).turned(turn if upright else INVERSES.get(turn, turn))
+    geometry = Geometry.identity(1, 1).turned(turn if upright else inverse_orientation(turn))
     corners = geometry.move_points(boxes.reshape(-1, 2))[0].reshape(-1, 2, 2)
     return np.hstack([corners.min(1), corners.max(1)]).astype(np.float64)

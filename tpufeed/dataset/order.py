@@ -256,9 +256,9 @@ class Share:
         return positions % self.records if self.wraps else positions, mask
 
 
-def default_lanes(world: World, hosts: int = 1) -> int:
-    """Return 16 lanes per host, at least 2 per rank: the world's size times a power of two, so that a rank's adjoin."""
-    lanes_of_rank = max(2, -(-16 * hosts // world.size))
+def default_lanes(world: World) -> int:
+    """Return 16 lanes, at least 2 per rank: the world's size times a power of two, so that those of a rank adjoin."""
+    lanes_of_rank = max(2, -(-16 // world.size))
     return world.size << (lanes_of_rank - 1).bit_length()
 
 

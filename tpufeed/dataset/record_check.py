@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,10 +10,9 @@ import numpy as np
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.schema import CHANNELS, HEIGHT, LABEL, TEXT, WIDTH, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import ImageError, OptionError, RecordError
-from tpufeed.images.decoding import Pixels, decode
-from tpufeed.images.header import read_header
+from tpufeed.images.decoding import Scratch, decode
 from tpufeed.images.masks import decode_mask
-from tpufeed.images.mending import mend, seen_size
+from tpufeed.images.mending import mend, seen_header, seen_size
 from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example, read_text
 from tpufeed.tfrecord.layout import ScalarEntry
 
@@ -87,7 +85,7 @@ class RecordCheck:
         self._left_out = frozenset(manifest.options.get("left_out") or ())
         self._foreign = manifest.options.get("command") == "adopt"
         self._pictures = [spec for spec in features[1:] if spec.is_picture and not spec.shape]
-        self._local = threading.local()
+        self._scratch = Scratch()
 
     def check(self, payload: memoryview) -> CheckedRecord:
         """Check a payload and return its contents. Raises RecordError with everything that is wrong."""
@@ -130,11 +128,7 @@ class RecordCheck:
         try:
             image, (height, width, channels) = self._decode_mended(sample.image)
             if CHANNELS in sample.sizes:
-                try:
-                    header = read_header(bytes(image))
-                except ImageError as error:
-                    header = read_header(mend(image, error))  # an empty comment, which decoders skip
-                channels = header.channels
+                channels = seen_header(image).channels  # decoders skip an empty comment, so `image` may have one
         except ImageError as error:
             raise RecordError(f"the image does not decode ({error.reason}): {error}") from error
         sizes = sample.sizes
@@ -151,10 +145,10 @@ class RecordCheck:
     def _decode_mended(self, image: bytes | memoryview) -> tuple[bytes | memoryview, tuple[int, ...]]:
         """Return the image, mended if loaders would mend it, and the shape of its pixels."""
         try:
-            return image, decode(image, buffer=self._memory).shape
+            return image, decode(image, buffer=self._scratch).shape
         except ImageError as error:
             image = mend(image, error)
-            return image, decode(image, buffer=self._memory).shape
+            return image, decode(image, buffer=self._scratch).shape
 
     def _picture_problems(self, features: Mapping[str, Feature], size: tuple[int, int]) -> list[str]:
         """Decode further images and masks, and compare the size of masks with that of the image."""
@@ -233,19 +227,6 @@ class RecordCheck:
                 return [f"feature {self._text.key!r} is {said!r}, and its label {number} is of the class {name!r}"]
         return []
 
-    def _memory(self, size: int) -> Pixels:
-        scratch: Pixels | None = getattr(self._local, "scratch", None)
-        if scratch is None or size > len(scratch):
-            scratch = self._local.scratch = np.empty(size, np.uint8)
-        return scratch[:size]
-
-
-def _items(spec: FeatureSpec, feature: Feature) -> float:
-    """Return the number of items of a list, not a whole number if values are left over."""
-    size = np.dtype(spec.dtype).itemsize if spec.is_raw else 1
-    values = sum(map(len, feature.values)) / size if spec.is_raw else len(feature.values)
-    return values / math.prod(spec.each)
-
 
 def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
     """Say what is wrong with the number, or the range, of a feature's values."""
@@ -253,7 +234,7 @@ def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
         size, expected = sum(map(len, feature.values)), math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
         return "" if size == expected else f"has {size} bytes; {spec.dtype} of {list(spec.shape)} takes {expected}"
     if spec.shape is None and isinstance(spec.lengths, tuple):
-        items, (least, most) = _items(spec, feature), spec.lengths
+        items, (least, most) = spec.count_items(feature), spec.lengths
         if not items.is_integer() or not least <= items <= most:
             return f"has {items:g} items of shape {list(spec.each)}; the manifest says {least} to {most}"
     if spec.is_raw or spec.is_picture:
@@ -274,9 +255,9 @@ def _owner_problem(spec: FeatureSpec, specs: Sequence[FeatureSpec], features: Ma
     owner = next((other for other in specs if other.name == spec.of), None)
     if owner is None:
         return ""
-    items = _items(spec, features.get(spec.key, ABSENT))
-    parts = [features.get(key, ABSENT) for key in owner.keys]
-    boxes = _items(owner, parts[0]) if len(parts) == 1 else float(len(parts[0].values))
+    items = spec.count_items(features.get(spec.key, ABSENT))
+    sides = [features.get(key, ABSENT) for key in owner.keys]
+    boxes = owner.count_items(sides[0]) if len(sides) == 1 else float(len(sides[0].values))
     return "" if items == boxes else f"has {items:g} items for {boxes:g} boxes in {owner.key!r}"
 
 

@@ -1,11 +1,13 @@
 """The schema of a dataset: the features of a record, their keys, and the fixed layout that follows from them."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from tpufeed.errors import ManifestError, OptionError
 from tpufeed.tfrecord import example
@@ -20,6 +22,8 @@ WIDTH = "image/width"
 CHANNELS = "image/channels"
 FORMAT = "image/format"
 FILENAME = "image/filename"
+# Features that tpufeed writes itself: no further column has one of these names.
+OWN_NAMES = frozenset({ENCODED, TENSOR, LABEL, TEXT, HEIGHT, WIDTH, CHANNELS, FORMAT, FILENAME})
 _KAGGLE_KEYS = {ENCODED: "image", LABEL: "class", FILENAME: "id"}
 
 OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax as shares of the image's sides
@@ -99,6 +103,12 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_raw(self) -> bool:
         """True if one bytes value holds all numbers of a sample."""
         return self.shape != () and self.stored_kind == "bytes" and self.dtype not in ("bytes", "string")
+
+    def count_items(self, feature: example.Feature) -> float:
+        """Return the number of items in a record's list; not a whole number if values are left over."""
+        if self.is_raw:
+            return sum(map(len, feature.values)) / (math.prod(self.each) * np.dtype(self.dtype).itemsize)
+        return len(feature.values) / math.prod(self.each)
 
     @property
     def type_text(self) -> str:
@@ -188,8 +198,7 @@ def further_columns(features: Iterable[FeatureSpec]) -> dict[str, str]:
 
     These are all features that do not have one of tpufeed's own names, and lists of labels.
     """
-    own = {TENSOR, *(spec.name for spec in record_schema(labelled=True))}
-    shown = (spec for spec in features if spec.name not in own or (spec.name == LABEL and spec.shape != ()))
+    shown = (spec for spec in features if spec.name not in OWN_NAMES or (spec.name == LABEL and spec.shape != ()))
     return {spec.name: spec.type_text for spec in shown}
 
 

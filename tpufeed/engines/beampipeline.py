@@ -103,7 +103,7 @@ class BeamPipeline:
     """One run of tasks, which sends its progress and its end through the connection, each as a `Message`."""
 
     def __init__(self, arguments: Sequence[str], work: Work, connection: Connection) -> None:
-        self._work, self._connection = work, connection
+        self._connection = connection
         self._pipeline = beam.Pipeline(options=_make_options(arguments))
         (
             self._pipeline

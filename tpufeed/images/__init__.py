@@ -8,16 +8,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tpufeed.images.mixing import CutMix as CutMix
+    from tpufeed.images.mixing import MixUp as MixUp
     from tpufeed.images.ops import *  # noqa: F403  # its `__all__`, so that there is only one list
     from tpufeed.loaders.pixels import cutmix as cutmix
     from tpufeed.loaders.pixels import mixup as mixup
 
-_BETWEEN_IMAGES = ("cutmix", "mixup")  # these run on a device, by the batch's framework, so they are not in this folder
+# Of several images. The functions run on a device, by the batch's framework, so they are not in this folder.
+_OF_BATCHES = {
+    "CutMix": "tpufeed.images.mixing",
+    "MixUp": "tpufeed.images.mixing",
+    "cutmix": "tpufeed.loaders.pixels",
+    "mixup": "tpufeed.loaders.pixels",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _BETWEEN_IMAGES:
-        return getattr(importlib.import_module("tpufeed.loaders.pixels"), name)
+    if name in _OF_BATCHES:
+        return getattr(importlib.import_module(_OF_BATCHES[name]), name)
     ops = importlib.import_module("tpufeed.images.ops")
     if name == "__all__" or name in ops.__all__:
         return getattr(ops, name)
@@ -26,4 +34,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     names: list[str] = importlib.import_module("tpufeed.images.ops").__all__
-    return [*names, *_BETWEEN_IMAGES]
+    return [*names, *_OF_BATCHES]

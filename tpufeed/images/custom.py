@@ -76,7 +76,7 @@ class Custom(SameSizeOp):
     def load(self) -> Augmentation:
         """Return the function. Raises OptionError if it cannot be imported."""
         # Notebooks redefine functions of their __main__ under the same names.
-        return _find(str(self.target)) if self.obstacle else _load(str(self.target))
+        return _find(str(self.target)) if self.obstacle else _find_once(str(self.target))
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         given = np.array(image, order="C")
@@ -196,6 +196,4 @@ def _find(target: str) -> Augmentation:
     return function
 
 
-@cache
-def _load(target: str) -> Augmentation:
-    return _find(target)
+_find_once = cache(_find)

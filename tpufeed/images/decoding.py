@@ -1,6 +1,7 @@
 """Decode images to uint8 RGB: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow."""
 
 import io
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -30,16 +31,23 @@ Pixels = npt.NDArray[np.uint8]
 Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least this size, free to be overwritten
 
 
-def make_scratch(size: int) -> Pixels:
-    """Return memory to decode into, from which a crop is resized right away.
+class Scratch(threading.local):
+    """A `Buffer` with memory of each thread, which only grows: fresh memory would cost page faults for every image.
 
-    Its address is 16 past a multiple of 32: libjpeg-turbo's AVX2 code writes rows that begin at a multiple past the
-    cache (jdcolext-avx2.asm), and `resize` then reads all of them from memory. That made decoding and cropping of
-    photographs of 256 pixels 5 % slower.
+    A crop is resized out of it right away. So its address is 16 past a multiple of 32: libjpeg-turbo's AVX2 code writes
+    rows that begin at a multiple past the cache (jdcolext-avx2.asm), and `resize` then reads all of them from memory.
+    That made decoding and cropping of photographs of 256 pixels 5 % slower.
     """
-    memory = np.empty(size + 2 * _LINE_BYTES, np.uint8)
-    start = (_LINE_BYTES // 2 - memory.ctypes.data) % _LINE_BYTES
-    return memory[start : start + size]
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def __call__(self, size: int) -> Pixels:
+        if size > len(self._memory):
+            memory = np.empty(size + 2 * _LINE_BYTES, np.uint8)
+            start = (_LINE_BYTES // 2 - memory.ctypes.data) % _LINE_BYTES
+            self._memory = memory[start : start + size]
+        return self._memory[:size]
 
 
 def decode(
@@ -99,7 +107,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
     pixels = decode_by_pillow(data, mode, backdrop)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
     if header.format == "tiff" and header.orientation != 1:  # Pillow turns a TIFF, and nothing else, as it loads it
-        pixels = turn(pixels, {6: 8, 8: 6}.get(header.orientation, header.orientation))
+        pixels = turn(pixels, inverse_orientation(header.orientation))
     return pixels
 
 
@@ -132,6 +140,11 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
     if down or across:
         result = cv2.flip(result, -1 if down and across else 0 if down else 1)  # type: ignore[assignment]
     return result.reshape(height, width, channels)
+
+
+def inverse_orientation(orientation: int) -> int:
+    """Return the EXIF orientation that undoes another one: all but 6 and 8 undo themselves."""
+    return {6: 8, 8: 6}.get(orientation, orientation)
 
 
 def image_size(data: bytes | memoryview) -> tuple[int, int]:

@@ -176,7 +176,10 @@ class Geometry:
         if not len(given):
             return moved, np.zeros(0, np.bool_)
         moved[:, :2] = _apply(_invert(self.to_source), given[:, :2].astype(np.float64))
-        shown = _within(self.visible, given[:, 0], given[:, 1]) if self.visible else np.zeros(len(given), np.bool_)
+        shown = np.full(len(given), bool(self.visible))
+        for (x, y), (along_x, along_y) in _sides(self.visible):
+            slack = _SLACK * (abs(along_x) + abs(along_y))
+            shown &= along_x * (given[:, 1] - y) - along_y * (given[:, 0] - x) >= -slack
         if given.shape[1] > 2:
             shown &= given[:, 2] > 0
             moved[~shown, 2] = 0
@@ -197,8 +200,9 @@ class Geometry:
 
     def _then(self, step: Affine, size: tuple[int, int]) -> "Geometry":
         to_source = _compose(self.to_source, step)
-        height, width = float(size[0]), float(size[1])
-        shown: Polygon = tuple(_place(to_source, *corner) for corner in _rectangle(0.0, 0.0, width, height))
+        a, b, c, d, e, f = to_source
+        corners = _rectangle(0.0, 0.0, float(size[1]), float(size[0]))
+        shown: Polygon = tuple((a * x + b * y + c, d * x + e * y + f) for x, y in corners)
         return Geometry(self.source, size, to_source, _intersect(self.visible, shown))
 
 
@@ -218,11 +222,6 @@ def _invert(affine: Affine) -> Affine:
     determinant = a * e - b * d
     p, q, s, t = e / determinant, -b / determinant, -d / determinant, a / determinant
     return p, q, -(p * c + q * f), s, t, -(s * c + t * f)
-
-
-def _place(affine: Affine, x: float, y: float) -> Point:
-    a, b, c, d, e, f = affine
-    return a * x + b * y + c, d * x + e * y + f
 
 
 def _apply(affine: Affine, points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -292,12 +291,3 @@ def _sides(polygon: Polygon) -> Iterator[tuple[Point, Point]]:
         # Cutting leaves corners that are equal except for rounding: the direction of such a side means nothing.
         if abs(along_x) + abs(along_y) > _SLACK:
             yield (x, y), (along_x, along_y)
-
-
-def _within(polygon: Polygon, x: Array, y: Array) -> Bools:
-    """Return which places lie in a convex polygon."""
-    inside = np.ones(x.shape, np.bool_)
-    for (left, top), (along_x, along_y) in _sides(polygon):
-        slack = _SLACK * (abs(along_x) + abs(along_y))
-        inside &= along_x * (y - top) - along_y * (x - left) >= -slack
-    return inside

@@ -4,7 +4,6 @@ The values of a mask with a palette are its indices: segmentation datasets use t
 """
 
 import io
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -12,27 +11,18 @@ from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
 from tpufeed.images.geometry import Array, Geometry
-from tpufeed.images.header import read_header
+from tpufeed.images.header import read_header, sniff
 from tpufeed.images.unwritten import PNG_SCALES, check_png_rows, load_whole, one_pixel_of
 
 MaskKind: TypeAlias = Literal["mask", "depth"]
 
-_PNG = b"\x89PNG\r\n\x1a\n"
+_DTYPES = {"mask": "uint8", "depth": "uint16"}
 _MODES = {"mask": ("1", "L", "P"), "depth": ("1", "L", "P", "I;16", "I")}
 _NO_CHANGE: dict[str, tuple[str, ...]] = {"mask": ("L", "P"), "depth": ("I;16", "I")}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMask:
-    """A mask as its record holds it: a PNG, with its size in pixels."""
-
-    data: bytes
-    height: int
-    width: int
-
-
-def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
-    """Return the mask of a file as its record holds it.
+def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> bytes:
+    """Return the PNG that the record of a sample holds for the mask in a file.
 
     Args:
         data: all of the file: a PNG of one channel, or of a palette; of 8 bits for a mask, of up to 16 for depth.
@@ -57,11 +47,15 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> StoredMask:
     if moved == Geometry.identity(height, width) and image.mode in _NO_CHANGE[kind] and _scale(image) == 1:
         whole = data[28] or "animated" in header.odd  # interlaced, or of several frames
         _pixels(image if whole else _open(one_pixel_of(data), kind), kind)
-        return StoredMask(data, height, width)
-    pixels = _pixels(image, kind)
+        return data
+    return encode_mask(moved.warp(_pixels(image, kind), 0), kind)
+
+
+def encode_mask(values: Array, kind: MaskKind) -> bytes:
+    """Return the PNG of values of shape (height, width): integers of 8 bits for a mask, of 16 for depth."""
     buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(moved.warp(pixels, 0))).save(buffer, "PNG", compress_level=3)
-    return StoredMask(buffer.getvalue(), *moved.size)
+    Image.fromarray(np.ascontiguousarray(values, _DTYPES[kind])).save(buffer, "PNG", compress_level=3)
+    return buffer.getvalue()
 
 
 def decode_mask(data: bytes | memoryview, kind: MaskKind) -> Array:
@@ -75,8 +69,8 @@ def decode_mask(data: bytes | memoryview, kind: MaskKind) -> Array:
 
 def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
     """Open a mask without decoding its pixels. Raises ImageError."""
-    if bytes(data[:8]) != _PNG:
-        found = "a JPEG, which does not keep its values" if bytes(data[:2]) == b"\xff\xd8" else "not a PNG"
+    if sniff(data) != "png":
+        found = "a JPEG, which does not keep its values" if sniff(data) == "jpeg" else "not a PNG"
         raise ImageError("bad_mask", f"the {kind} is {found}; expected a PNG of one channel")
     try:
         image = Image.open(io.BytesIO(data), formats=("PNG",))
@@ -111,4 +105,4 @@ def _pixels(image: Image.Image, kind: MaskKind, data: bytes | memoryview | None 
     except Exception as error:  # Pillow raises all kinds of errors
         raise ImageError("bad_mask", f"the {kind} does not decode: {error}") from error
     values = np.asarray(image) // scale if scale > 1 else np.asarray(image)
-    return values.astype(np.uint8 if kind == "mask" else np.uint16)
+    return values.astype(_DTYPES[kind])

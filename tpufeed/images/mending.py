@@ -9,6 +9,7 @@ from tpufeed.images.decoding import check_pixels, decode_by_pillow, image_size
 from tpufeed.images.header import (
     ALL_COEFFICIENTS,
     SEQUENTIAL,
+    ImageHeader,
     find_colour_notes,
     read_header,
     read_jpeg_header,
@@ -51,16 +52,22 @@ def mend(data: bytes | memoryview, error: ImageError) -> bytes:
     raise error
 
 
-def orientation_of(data: bytes | memoryview) -> int:
-    """Return the EXIF orientation, 1 to 8, that pixels from `decode` still need.
+def seen_header(data: bytes | memoryview) -> ImageHeader:
+    """Read an image's header; if only its mended copy can be read, whose pixels are used then, that of the copy.
 
-    If only the mended copy can be read, it is that of the copy, whose pixels are used; if nothing can be read, 1.
+    Raises:
+        ImageError: neither can be read.
     """
     try:
-        try:
-            header = read_header(bytes(data))
-        except ImageError as error:
-            header = read_header(mend(data, error))
+        return read_header(bytes(data))
+    except ImageError as error:
+        return read_header(mend(data, error))
+
+
+def orientation_of(data: bytes | memoryview) -> int:
+    """Return the EXIF orientation, 1 to 8, that pixels from `decode` still need; 1 if no header can be read."""
+    try:
+        header = seen_header(data)
     except ImageError:
         return 1
     return 1 if header.format == "tiff" else header.orientation  # Pillow turns a TIFF as it loads it

@@ -117,14 +117,8 @@ def parse_op(text: str) -> Op:
                 raise OptionError(op.obstacle)
             return op
         return _parse_call(text)
-    except _Misfit as error:
+    except OptionError as error:  # it says what is wrong with the text, without the text
         raise OptionError(f"op {_shorten(text)!r}: {error}") from None
-    except OptionError as error:
-        raise OptionError(f"op {_shorten(text)!r}: {error}") from error
-
-
-class _Misfit(Exception):  # never leaves this file
-    """Description of what is wrong with the text, still without the text."""
 
 
 def _parse_call(text: str) -> Op:
@@ -140,18 +134,22 @@ def _parse_call(text: str) -> Op:
         _refuse_name(name)
     names = [field.name for field in fields(OPS[name])]
     if len(tree.args) > len(names):
-        raise _Misfit(f"{len(tree.args)} values are too many: it is {signature(OPS[name])}")
+        raise OptionError(f"{len(tree.args)} values are too many: it is {signature(OPS[name])}")
     parameters = {key: _literal(text, node) for key, node in zip(names, tree.args, strict=False)}
     for keyword in tree.keywords:
         key = keyword.arg
         if key is None:
-            raise _Misfit(f"'**'{_place(text, keyword.value)} is not allowed here; write each parameter by its name")
+            raise OptionError(
+                f"'**'{_place(text, keyword.value)} is not allowed here; write each parameter by its name"
+            )
         if key not in names:
             near = get_close_matches(key, names, 1)
             hint = f"Did you mean {near[0]}? " if near else ""
-            raise _Misfit(f"{name} has no parameter {key!r}{_place(text, keyword)}. {hint}It is {signature(OPS[name])}")
+            raise OptionError(
+                f"{name} has no parameter {key!r}{_place(text, keyword)}. {hint}It is {signature(OPS[name])}"
+            )
         if key in parameters:
-            raise _Misfit(f"{key!r}{_place(text, keyword)} is given twice")
+            raise OptionError(f"{key!r}{_place(text, keyword)} is given twice")
         parameters[key] = _literal(text, keyword.value)
     return _make(name, parameters)
 
@@ -163,9 +161,9 @@ def _parse(text: str) -> ast.expr:
             return ast.parse(text, mode="eval").body
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset else ""
-        raise _Misfit(f"{error.msg}{place}; write a name or a call, like RandomResizedCrop(size=224)") from error
+        raise OptionError(f"{error.msg}{place}; write a name or a call, like RandomResizedCrop(size=224)") from error
     except (ValueError, MemoryError, RecursionError) as error:
-        raise _Misfit(f"it cannot be read ({error or type(error).__name__})") from error
+        raise OptionError(f"it cannot be read ({error or type(error).__name__})") from error
 
 
 def _make(name: str, parameters: dict[str, Any]) -> Op:
@@ -174,11 +172,11 @@ def _make(name: str, parameters: dict[str, Any]) -> Op:
         _refuse_name(name)
     missing = [field.name for field in fields(op) if field.default is MISSING and field.name not in parameters]
     if missing:
-        raise _Misfit(f"{name} needs {' and '.join(missing)}: it is {signature(op)}")
+        raise OptionError(f"{name} needs {' and '.join(missing)}: it is {signature(op)}")
     try:
         made: Op = op(**parameters)
     except OptionError as error:
-        raise _Misfit(f"{error}. It is {signature(op)}") from error
+        raise OptionError(f"{error}. It is {signature(op)}") from error
     return made
 
 
@@ -187,7 +185,7 @@ def _literal(text: str, node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         written = _shorten(ast.get_source_segment(text, node) or "it")
-        raise _Misfit(
+        raise OptionError(
             f"{written}{_place(text, node)} is not a number, text or tuple of these; nothing else is allowed there"
         ) from None
 
@@ -198,7 +196,7 @@ def _refuse_name(name: str) -> NoReturn:
     module, _, function = name.rpartition(".")
     if all(part.isidentifier() for part in (*module.split("."), function)):
         hint = f"A function of your own is written {_shorten(f'{module}:{function}')}. "
-    raise _Misfit(
+    raise OptionError(
         f"no op is called {_shorten(name)!r}. {hint}There are {', '.join(OPS)}, and functions of your own as "
         "module:function or module:function@version"
     )

@@ -66,13 +66,9 @@ class Pipeline:
     def draw(self, round_: int, samples: npt.NDArray[np.int64]) -> DrawnBatch:
         """Draw the random numbers of a whole batch: `round_` is the epoch, or the variant in a cache."""
         return [
-            self.uniforms(round_, samples, position).tolist() if op.draws else [()] * len(samples)
+            uniforms(self.seed, round_, samples, position, op.draws).tolist() if op.draws else [()] * len(samples)
             for position, op in enumerate(self.ops)
         ]
-
-    def uniforms(self, round_: int, samples: npt.NDArray[np.int64], position: int) -> npt.NDArray[np.float64]:
-        """Draw the random numbers of the op at `position`, of shape (samples, draws of the op)."""
-        return uniforms(self.seed, round_, samples, position, self.ops[position].draws)
 
     def geometry(self, height: int, width: int, draws: Sequence[Draws]) -> Geometry:
         """Return where the pixels of the result lie in an image of this size. No pixels are needed.

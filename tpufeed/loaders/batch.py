@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import logging
 import math
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,22 +16,25 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from tpufeed.dataset import schema
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
-from tpufeed.dataset.schema import HEIGHT, LABEL, WIDTH, fixed_ints
+from tpufeed.dataset.schema import HEIGHT, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
-from tpufeed.images.decoding import Pixels, make_scratch
+from tpufeed.images.decoding import Pixels, Scratch
 from tpufeed.images.mending import seen_size
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
+from tpufeed.images.rng import uniforms
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.buffers import BufferLayout, Memory
 from tpufeed.loaders.columns import (
     DEVICE_NUMBERS,
     IMAGE,
+    LABEL,
     SAMPLE,
     SOURCE,
     Array,
@@ -46,6 +48,7 @@ from tpufeed.loaders.columns import (
 )
 from tpufeed.loaders.device_ops import DeviceOps
 from tpufeed.loaders.joint import JointPipeline
+from tpufeed.loaders.mixing import BatchOps, Mixing, MixingOp, mix_on_host
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sampler import BatchRequest, SampleSource, group_rows
 from tpufeed.options import shown
@@ -54,7 +57,7 @@ from tpufeed.tfrecord.example import decode_arrays
 _logger = logging.getLogger(__name__)
 # Smaller chunks cost more to hand over than they gain; larger chunks leave threads without work.
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
-_thread = threading.local()  # with scratch memory for all decoders
+_scratch = Scratch()  # for all decoders
 _ADVICE = "To skip some, give max_bad_records=N; tpufeed verify lists all damage"
 FIX_SIZE = (
     "pass for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation "
@@ -177,8 +180,8 @@ class BatchDecoder:
             (variant, reader), decoder = open_reader(source, epoch), self.decoders[source]
             rows = range(size) if isinstance(numbers, slice) else numbers.tolist()
             own = where if isinstance(numbers, slice) else [where[row] for row in rows]
-            draws = decoder.draw(epoch, places.sample[numbers])
-            if self.on_device:
+            draws = [pipeline.draw(epoch, places.sample[numbers]) for pipeline in decoder.drawn]
+            if DEVICE_NUMBERS in arrays:
                 arrays[DEVICE_NUMBERS][numbers] = decoder.device_numbers(epoch, places.sample[numbers])
             job.parts.append(JobPart(source, epoch, variant, reader, decoder, own, draws, rows))
         return job
@@ -221,6 +224,10 @@ class BatchDecoder:
                 repeated = good[max(0, int(np.searchsorted(good, row)) - 1)]
                 for name, values in job.arrays.items():
                     values[row] = False if name == self.columns.mask else values[repeated]
+        mixing = self.decoders[0].mixing_here
+        if mixing is not None:
+            arrays = job.arrays
+            arrays[LABEL] = mix_on_host(mixing, arrays[IMAGE], arrays[LABEL], arrays.pop(DEVICE_NUMBERS))
         total = Cost(*map(sum, zip(*itertools.chain.from_iterable(costs), strict=True)))
         requested = sum(part.reader.take_requested() for part in job.parts)
         return DecodedBatch(job.arrays, tuple(record for _, record in bad), total, requested)
@@ -241,7 +248,9 @@ class Decoder:
         sizes: (height, width) of each view's images; None if they differ from sample to sample.
         columns: the columns that samples are decoded to.
         specs: the features of the dataset by name.
+        drawn: the pipelines that draw for `decode`: without ops left to a device, unless columns move with the pixels.
         device_ops: the ops that a device may run; None if there are none, or no images.
+        mixing_here: the ops that mix rows, if they are not left to a device.
 
     Raises:
         OptionError: something is not an op; an op that the manifest names is not allowed; columns do not fit.
@@ -272,7 +281,7 @@ class Decoder:
             manifest = msgspec.structs.replace(manifest, class_names=self._classes.names)
         views: Sequence[Sequence[Op]] = (options.ops,) if options.ops is not None else options.view_ops
         views = views or (_own_ops(source.dataset),)
-        later = options.device_ops or ()
+        later = [op for op in options.device_ops or () if not isinstance(op, MixingOp)]
         self.pipelines = list[Pipeline]()
         for view, ops in enumerate(views):
             # The first view draws with the loader's own seed.
@@ -286,10 +295,11 @@ class Decoder:
         self.columns: Columns = resolve_columns(manifest, options, self.sizes, self._classes is not None)
         if batched and None in self.sizes and self.columns.pooled:
             raise OptionError(f"{self._url}: {_NO_SIZE}")
-        self._drawn, self._host = self.pipelines, self.pipelines  # those drawn for, and those whose pixels are made
-        self.device_ops: DeviceOps | None = None
-        if later and self.columns.images:
-            self._add_device_ops(Pipeline(views[0], 0), later, source.dataset, on_device)
+        self.drawn, self._host = self.pipelines, self.pipelines  # those drawn for, and those whose pixels are made
+        self.device_ops: BatchOps | None = None
+        self.mixing_here: Mixing | None = None
+        if options.device_ops and self.columns.images:
+            self._add_device_ops(Pipeline(views[0], 0), options.device_ops, source.dataset, on_device)
         self._shape, self._upright = manifest.tensor_shape, manifest.upright
         self._tensor_bytes = math.prod(self._shape or (0,))  # 0: images are encoded
         self._min_visibility = float(options.min_visibility)
@@ -326,34 +336,58 @@ class Decoder:
             )
         return JointPipeline(self.pipelines[0], moving, self._fields)
 
-    def _add_device_ops(self, here: Pipeline, later: Sequence[Op], dataset: Dataset, on_device: bool) -> None:
-        """Check that a device can run the ops `later` after the ops `here`, and with `on_device` leave them to it."""
+    def _add_device_ops(self, here: Pipeline, ops: Sequence[Op], dataset: Dataset, on_device: bool) -> None:
+        """Check that a device can run `ops` after the ops `here`, and with `on_device` leave them to it."""
         cache, whole = dataset.manifest.cache, self.pipelines[0]
         size = here.output_size(None if cache is None else cache.shape[:2])
         if size is None:
             raise OptionError(f"{self._url}: {_NO_DEVICE_SIZE}")
         cropped = [] if cache is None else [str(op.get("op")) for op in cache.ops if op.get("op") in _RANDOM_CROPS]
-        if cropped and any(isinstance(op, RandomResizedCrop) for op in later):
+        if cropped and any(isinstance(op, RandomResizedCrop) for op in ops):
             raise OptionError(
                 f"{self._url}: the cache holds crops already, of {cropped[0]}, and RandomResizedCrop would crop them "
                 f"again: read {_WHOLE}; or leave RandomResizedCrop out of device_ops"
             )
-        self.device_ops = DeviceOps(later, size)
-        if on_device:
+        first = next((number for number, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
+        image_ops, mixing = DeviceOps(ops[:first], size), None
+        if first < len(ops):
+            mixing = self._make_mixing(ops[first:], image_ops.out_size, len(dataset.manifest.class_names))
+        self.device_ops = BatchOps(image_ops, mixing)
+        # Draws of an op depend on its place among all ops.
+        self._sent = [*enumerate(ops, len(here.ops))]
+        if not on_device:
+            self.mixing_here, self._sent = mixing, self._sent[first:]
+            if mixing is not None:
+                self.columns = self.columns.before_device_ops(image_ops.out_size, mixing.width)
+        else:
             self.columns = self.columns.before_device_ops(size, self.device_ops.width)
             self._host = [Pipeline(here.ops, whole.seed, whole.fast, whole.upright)]
-            self._drawn = self.pipelines if self.columns.fields else self._host
-
-    def draw(self, epoch: int, samples: Ints) -> list[DrawnBatch]:
-        """Return the draws that `decode` takes for these samples."""
-        return [pipeline.draw(epoch, samples) for pipeline in self._drawn]
+            self.drawn = self.pipelines if self.columns.fields else self._host
 
     def device_numbers(self, epoch: int, samples: Ints) -> Array:
-        """Return what the device ops do to the images of these samples, float32 of shape (samples, numbers)."""
-        assert self.device_ops is not None, "this decoder leaves them to a device"
-        every = self.pipelines[0]
-        positions = range(len(self._host[0].ops), len(every.ops))
-        return self.device_ops.parameters([every.uniforms(epoch, samples, position) for position in positions])
+        """Return what ops that run over whole batches do to these samples, float32 of shape (samples, numbers)."""
+        ops, seed = self.mixing_here or self.device_ops, self.pipelines[0].seed
+        assert ops is not None, "there is a column for them"
+        return ops.parameters([uniforms(seed, epoch, samples, place, op.draws) for place, op in self._sent])
+
+    def _make_mixing(self, ops: Sequence[Op], size: tuple[int, int], classes: int) -> Mixing:
+        """Return the ops that mix rows. Raises OptionError if they cannot mix labels, or are not the last ones."""
+        name, other = type(ops[0]).__name__, next((op for op in ops if not isinstance(op, MixingOp)), None)
+        if other is not None:
+            raise OptionError(f"{name} mixes whole batches: put {type(other).__name__} before it in device_ops")
+        label = next((column for column in self.columns.every if column.name == LABEL), None)
+        if label is None or (label.shape and label.dtype != "float32") or label.dtype == "O":
+            raise OptionError(
+                f"{name} mixes labels with images: ask for the column 'label', with one label per sample or "
+                "label_format='multi_hot'"
+            )
+        classes = label.shape[0] if label.shape else classes if self._classes is None else len(self._classes.names)
+        if not classes:
+            raise OptionError(
+                f"{name} needs the number of classes, and {self._url} does not name its classes: mix in the training "
+                "step, by tpufeed.images.mixup or cutmix"
+            )
+        return Mixing([op for op in ops if isinstance(op, MixingOp)], size, classes)
 
     def decode(
         self,
@@ -368,7 +402,7 @@ class Decoder:
         Args:
             reader: the reader of the variant.
             places: the places of the samples.
-            draws: `[view][op][sample]`, from `draw`.
+            draws: `[view][op][sample]`, of the pipelines `drawn`.
             rows: arrays, or lists if sizes differ.
             at: the row of each sample; a range if rows adjoin.
 
@@ -415,7 +449,7 @@ class Decoder:
         index: Any = slice(at.start, at.stop) if isinstance(at, range) else at
         for scalar in columns.scalars:
             values: Sequence[int] | Ints = [ints[scalar.position or 0] for ints in found]
-            if scalar.spec.name == LABEL and self._classes is not None:
+            if scalar.spec.name == schema.LABEL and self._classes is not None:
                 values = self._classes.join(values, self._url)
             rows[scalar.columns[0].name][index] = values
         return Cost(read - begun, perf_counter() - read, sum(map(len, payloads)), dropped)
@@ -503,14 +537,6 @@ class Decoder:
                 np.copyto(targets[number], np.ndarray(size, np.uint8, payload, start))
 
         return copy
-
-
-def _scratch(size: int) -> Pixels:
-    """Return memory of this thread to decode into: fresh memory would cost page faults for every image."""
-    scratch: Pixels | None = getattr(_thread, "scratch", None)
-    if scratch is None or size > len(scratch):
-        scratch = _thread.scratch = make_scratch(size)
-    return scratch[:size]
 
 
 def warn_of_flips(decoders: Iterable[Decoder]) -> None:

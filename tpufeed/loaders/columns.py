@@ -29,7 +29,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 Rows: TypeAlias = Mapping[str, Array] | Mapping[str, list[Any]]  # a batch's arrays, or a list for each column
 
-IMAGE, SAMPLE, SOURCE, WINDOW = "image", "sample", "source", "window"
+IMAGE, LABEL, SAMPLE, SOURCE, WINDOW = "image", "label", "sample", "source", "window"
 DEVICE_NUMBERS = "(device_ops)"  # what device ops do to each image; no feature has this name
 _OWN_NAMES = frozenset({IMAGE, SAMPLE})  # columns that loaders make; no feature has these names
 _FEATURE_OF_NAME = {

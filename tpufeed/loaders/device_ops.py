@@ -43,6 +43,7 @@ class Arrays:
     exp: Callable[[Any], Any]
     einsum: Callable[[str, Any, Any], Any]
     flip: Callable[[Any, int], Any]  # along an axis
+    reshape: Callable[[Any, tuple[int, ...]], Any]
     stack: Callable[[Sequence[Any]], Any]  # along a new last axis
     sum: Callable[[Any, int], Any]  # over an axis, which goes
     least: Callable[[Any, tuple[int, ...]], Any]  # the minimum over axes, which go

@@ -20,7 +20,7 @@ from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.batch import BatchDecoder, DecodedBatch, warn_of_flips
 from tpufeed.loaders.buffers import BufferPool
-from tpufeed.loaders.columns import DEVICE_NUMBERS, IMAGE, SAMPLE, Batch, BatchForm, Column
+from tpufeed.loaders.columns import DEVICE_NUMBERS, IMAGE, LABEL, SAMPLE, Batch, BatchForm, Column
 from tpufeed.loaders.device_ops import Arrays
 from tpufeed.loaders.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
 from tpufeed.loaders.feed import REPLACED, SUPERSEDED, DatasetLike, Feed, Iterated, Iteration
@@ -536,16 +536,15 @@ class Loader(Feed, Iterated):
             columns: the columns by name.
             arrays: functions of the columns' framework.
         """
-        if self.device_ops is None:
-            return columns
-        return {**columns, IMAGE: self.device_ops.apply(columns[IMAGE], columns[DEVICE_NUMBERS], arrays)}
+        return columns if self.device_ops is None else {**columns, **self.device_ops.run(columns, arrays)}
 
     def batch_form(self, on_device: bool) -> tuple[BatchForm, list[Column]]:
         """Return the form of the batches of `iterate(on_device=on_device)`, and their columns."""
         ops = self.device_ops if on_device else None
         if ops is None:
             return self.form, [self._columns[name] for name in self.form.names]
-        sent = self._columns | {IMAGE: Column(IMAGE, "uint8", (*ops.size, 3))}
+        sent = self._columns | {IMAGE: Column(IMAGE, "uint8", (*ops.ops.size, 3))}
+        sent |= {column.name: column for column in self.columns.every if column.name == LABEL}
         columns = [*(sent[name] for name in self.form.names), Column(DEVICE_NUMBERS, "float32", (ops.width,))]
         return BatchForm((*self.form.names, DEVICE_NUMBERS), as_dict=True), columns
 
@@ -678,6 +677,8 @@ class Loader(Feed, Iterated):
         self.form = BatchForm((*columns.names, *((columns.mask,) if masked else ())), self.options.columns is None)
         own = [*columns.every, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]
         self._columns: dict[str, Column] = {column.name: column for column in own}
+        if self.device_ops is not None and self.device_ops.mixing is not None:
+            self._columns[LABEL] = Column(LABEL, "float32", (self.device_ops.mixing.classes,))
         self.pixels = frozenset(column.name for column in columns.pooled)
 
     def _take(self, sampler: Sampler) -> None:
@@ -806,7 +807,7 @@ class EpochIterator(Iterator[Batch]):
 
     def __init__(self, loader: Loader, *, ahead: bool = False, as_dict: bool = False, on_device: bool = False) -> None:
         self._loader, self._leads = loader, ahead
-        form, _ = loader.batch_form(on_device)
+        form = loader.batch_form(on_device)[0] if on_device else loader.form
         self._form = replace(form, as_dict=True) if as_dict else form
         self._prefetch = loader._open_next(loader._open_executor(on_device))
         if ahead or loader._ahead_of_loop is None:

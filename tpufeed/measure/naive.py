@@ -31,6 +31,7 @@ from tpufeed.sharding.inputs import Files, iter_read
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.kinds import find_source
 from tpufeed.sharding.sources.source import Found
+from tpufeed.sharding.sources.table import TableSource
 from tpufeed.storage.local import temporary_folder
 from tpufeed.tfrecord.example import decode_example
 
@@ -142,7 +143,7 @@ def measure_files(
     notes = [f"there is no dataset here yet, only images: {many}"]
     if unreadable:
         notes.append(f"{len(unreadable):,} of the images in the sample cannot be read, the first: {unreadable[0]}")
-    if source.kind == "table":  # the printed commands cannot know its columns
+    if isinstance(source, TableSource):  # the printed commands cannot know its columns
         notes.append("add --label COLUMN and --split-by COLUMN to the commands, as this table needs them")
     mean = float(np.mean([row.bytes for row in rows])) if rows else 0.0
     stages = [Stage(ASSEMBLY, why_not="none of the files in the sample can be read")]

@@ -16,7 +16,7 @@ from tpufeed.errors import DatasetNotFoundError, OptionError
 from tpufeed.options import Names, checked
 from tpufeed.sharding.options import POLICIES, ROLES, Handling, Role, ShardOptions
 from tpufeed.sharding.recipe import ShardRecipe
-from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
+from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.storage.store import Store
 
@@ -148,7 +148,8 @@ class AppendRecipe(ShardRecipe):
             raise OptionError(f"there is no option {unknown[0]!r} to unset; the names are those that tpufeed.shard has")
         if both := sorted(left_out & given.keys()):
             raise OptionError(f"{both[0]} is both given and unset; leave one of them out")
-        is_of_coco = any(url.lower().endswith(COCO_SUFFIXES) for url in (self.source, str(stored.get("source"))))
+        sources = self.source, str(stored.get("source"))
+        is_of_coco = any(url.lower().endswith(CocoSource.suffixes) for url in sources)
         places = {Role.PLACE, Role.COCO_PLACE} if is_of_coco else {Role.PLACE}
         inherited = {name for name, role in ROLES.items() if role not in places} - left_out
         options: dict[str, Any] = {

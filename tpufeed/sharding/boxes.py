@@ -184,7 +184,7 @@ class BoxMover:
             corners = self._to_corners(boxes, np.tile(scale, 2))
             self._check(self._boxes, boxes, corners, height, width)
             for spec in self._owned:
-                count = _count(spec, features[spec.name])
+                count = spec.count_items(features[spec.name])
                 if count != len(boxes):
                     name = "label" if spec.name in (LABEL, TEXT) else spec.name
                     raise ImageError(
@@ -244,14 +244,6 @@ def _refuse(spec: FeatureSpec, rows: _Numbers, wrong: Any, why: str, corners: _N
 def _say(values: Sequence[Any]) -> str:
     text = str([float(f"{value:g}") if isinstance(value, float) else value for value in values])
     return text if len(text) <= _SAID else f"{text[:_SAID]} ..."
-
-
-def _count(spec: FeatureSpec, feature: Feature) -> float:
-    """Return the number of items in a column that should have one for each box."""
-    if spec.is_raw:
-        item_bytes = math.prod(spec.each) * np.dtype(spec.dtype).itemsize
-        return len(b"".join(feature.values)) / item_bytes  # type: ignore[arg-type]  # of bytes
-    return len(feature.values) / math.prod(spec.each)
 
 
 def _pick(spec: FeatureSpec, feature: Feature, kept: _Bools) -> Feature:

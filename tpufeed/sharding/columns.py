@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.build.item import ColumnValue
-from tpufeed.dataset.schema import DType, FeatureSpec, Kind, record_schema
+from tpufeed.dataset.schema import OWN_NAMES, DType, FeatureSpec, Kind
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.tfrecord.example import Feature
 
-_RESERVED = frozenset(spec.name for spec in record_schema(labelled=True)) | {"image/tensor"}
 _DIGITS = re.compile(r"[+-]?[0-9]+")
 _WHOLE = re.compile(r"[+-]?[0-9]+\.?0*")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
@@ -79,14 +78,21 @@ class Declared(NamedTuple):
 
     def convert(self, value: Any) -> Any:
         """Return a value as numbers, in nested lists; None if it is missing. Raises BadValue."""
-        if self.grows:
-            return self._convert_any(value)
         if self.dtype in ("bytes", "string"):
-            return None if _is_missing(value) else self._check_text(value)
+            if not self.grows or not isinstance(value, list | tuple):
+                return None if _is_missing(value) else self._check_text(value)
+            keeps_lists = self.dtype == "string"  # a list within the list becomes JSON
+            return [
+                item if keeps_lists and isinstance(item, list | tuple) else self._check_text(item) for item in value
+            ]
         if _is_missing(value):
             if self.shape:
                 raise BadValue("has no value")
-            return None if self.shape == () else []
+            return None if self.shape == () or self.grows else []
+        if self.grows:
+            is_text_of_list = isinstance(value, str) and value.lstrip().startswith("[")
+            is_list = is_text_of_list or isinstance(value, list | tuple | bytes)
+            return self._replace(shape=None if is_list else self.each, grows=False).convert(value)
         array = self._to_array(value)
         if self.shape is None:
             each = array.shape[1:] if self.each is None else self.each
@@ -97,18 +103,6 @@ class Declared(NamedTuple):
         elif array.shape != self.shape:
             raise BadValue(f"has the shape {list(array.shape)}")
         return array.tolist()
-
-    def _convert_any(self, value: Any) -> Any:
-        """Return one value, or a list of any length, as items of the type; None if missing. Raises BadValue."""
-        is_list = isinstance(value, list | tuple)
-        if not is_list and _is_missing(value):
-            return None
-        if self.dtype == "string" and is_list:  # a list within it becomes JSON
-            return [item if isinstance(item, list | tuple) else self._check_text(item) for item in value]
-        if self.dtype in ("bytes", "string"):
-            return [self._check_text(item) for item in value] if is_list else self._check_text(value)
-        is_list = is_list or isinstance(value, bytes) or (isinstance(value, str) and value.lstrip().startswith("["))
-        return self._replace(shape=None if is_list else self.each, grows=False).convert(value)
 
     def _check_text(self, value: Any) -> Any:
         if value is None:  # within a list
@@ -336,7 +330,7 @@ class ColumnTypes:
         for name, value in (values or {}).items():
             column = self._columns.get(name)
             if column is None:
-                if name in _RESERVED:
+                if name in OWN_NAMES:
                     raise SourceError(f"a column is called {name!r}, like a feature that tpufeed writes; rename it")
                 if not name or name.encode("utf-8", "replace").decode() != name:
                     raise SourceError(f"a column is called {name!r}; name it in UTF-8")

@@ -20,9 +20,10 @@ from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schem
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.sharding.inputs import files_of, place_of
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources import tars
+from tpufeed.sharding.sources.folder import FolderSource
 from tpufeed.sharding.sources.kinds import expand, find_source, named_files
 from tpufeed.sharding.sources.source import identity_of, is_image_name, stem_of
+from tpufeed.sharding.sources.tars import TarSource
 from tpufeed.storage.store import Store, check_name, open_store
 
 _WILD = re.compile(r"[*?\[]")
@@ -87,13 +88,13 @@ def check_joined(
 def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
     """Return the base of a source, and a function that finds the first file of some inputs that it does not have."""
     named = named_files(source)
-    if named is None or not named[1].lower().endswith(tars.SUFFIXES):
+    if named is None or not named[1].lower().endswith(TarSource.suffixes):
         found = find_source(source, options)
-        if found.kind not in ("folder", "tars"):
+        if not isinstance(found, FolderSource | TarSource):
             return found.base, _not_among(found.base, found.iter_files())
     if named is None:
         masks = None if options.masks is None else open_store(options.masks).url.rstrip("/")
-        is_tar = _first_not(lambda name: name.lower().endswith(tars.SUFFIXES), folder=True, masks=masks)
+        is_tar = _first_not(lambda name: name.lower().endswith(TarSource.suffixes), folder=True, masks=masks)
         return open_store(source).url, is_tar
     store, pattern = named
     patterns = expand(pattern)

@@ -31,7 +31,7 @@ from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.passes import iter_growth_warnings
-from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
+from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import TURNED, UNSURE, SampleMaker, ShardContext
 from tpufeed.storage.store import Store, open_store
@@ -49,8 +49,9 @@ class SizeEstimate:
     fixed: float = _FEATURES_BYTES
 
 
-def probe_images(inventory: Inventory, options: ShardOptions) -> list[tuple[Item, int | ImageError]]:
+def probe_images(inventory: Inventory) -> list[tuple[Item, int | ImageError]]:
     """Process a few images as the build would; return each with the bytes to store, or why it cannot be taken."""
+    options = inventory.options
     make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.box_format)
     inputs = inventory.sample(_PROBED_IMAGES)
     taken = iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes)
@@ -82,7 +83,7 @@ class ShardRecipe(Recipe):
     def __init__(self, src: str | Path, options: ShardOptions) -> None:
         source = open_store(src)
         self.source, self.stores, self.options = source.url, (source,), options
-        self.names_base = source.url.lower().endswith(COCO_SUFFIXES)
+        self.names_base = source.url.lower().endswith(CocoSource.suffixes)
         self.identity, self.warnings = options.to_dict(), options.warnings
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
@@ -132,13 +133,13 @@ class ShardRecipe(Recipe):
                 return
             start = time.perf_counter()
             if is_preview or options.sizes_differ:
-                probed = probe_images(inventory, options)
+                probed = probe_images(inventory)
             seconds = time.perf_counter() - start
             rejects = [(item, wrong) for item, wrong in probed if isinstance(wrong, ImageError)]
             read = [Reject(item.path, wrong.reason, str(wrong)) for item, wrong in rejects if item.problem is None]
             estimate = fit_sizes(probed) if options.sizes_differ else SizeEstimate()
             yield replace(
-                plan_shards(inventory, options, estimate, self.source, self.identity),
+                plan_shards(inventory, estimate, self.source, self.identity),
                 warnings=said,
                 columns=further_columns(inventory.features) if is_preview else {},
                 source_bytes=sum(size for _, size, _ in inventory.totals.values()),
@@ -178,9 +179,7 @@ class ShardRecipe(Recipe):
             )
 
 
-def plan_shards(
-    inventory: Inventory, options: ShardOptions, estimate: SizeEstimate, source: str, identity: dict[str, Any]
-) -> Draft:
+def plan_shards(inventory: Inventory, estimate: SizeEstimate, source: str, identity: dict[str, Any]) -> Draft:
     """Plan a build: cut the inputs of each split, in the global order, into shards of nearly equal size.
 
     `source` (the URL of the inputs) and `identity` (the options as plain data) identify the plan.
@@ -188,7 +187,8 @@ def plan_shards(
     Raises:
         OptionError: a shard would be smaller than its largest record, or names of shards would be ambiguous.
     """
-    counts, shards = {name: count for name, (count, _, _) in inventory.totals.items()}, dict[str, int]()
+    options, shards = inventory.options, dict[str, int]()
+    counts = {name: count for name, (count, _, _) in inventory.totals.items()}
     sizes = {
         name: estimate.slope * size + estimate.fixed * count + extra
         for name, (count, size, extra) in inventory.totals.items()

@@ -14,7 +14,7 @@ from tpufeed.build.item import Item
 from tpufeed.build.plan import iter_tasks, read_plan
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import record_schema
+from tpufeed.dataset.schema import OWN_NAMES
 from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
@@ -22,7 +22,6 @@ from tpufeed.sharding.sources.source import file_of_row
 from tpufeed.storage.store import Store, open_store
 
 _REJECT = msgspec.json.Decoder(Reject)
-_OWN = frozenset({spec.name for spec in record_schema(labelled=True)})
 
 _NO_FATE = frozenset({  # options that do not decide whether an image is taken
     "append_to", "base_digest", "shard_bytes", "shards", "hosts", "split", "split_by", "split_by_content", "seed",
@@ -78,7 +77,7 @@ class StandingDataset:
         """Return the column types of the dataset, so that new values become the same, with those that are given."""
         declared = dict[str, Declared]()
         for spec in self.manifest.features:
-            is_column = spec.name not in _OWN and not spec.is_picture and spec.name != "image/encoded"
+            is_column = spec.name not in OWN_NAMES and not spec.is_picture
             if spec.kind in ("boxes", "keypoints"):
                 declared[spec.name] = Declared(spec.name, spec.dtype, None, spec.each, spec.kind)
             elif is_column and spec.lengths != (0, 0):

@@ -12,9 +12,9 @@ from tpufeed.build.item import Item
 from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.build.worker import Output, TaskContext, reach, run
 from tpufeed.dataset.manifest import Markers
-from tpufeed.dataset.object_boxes import INVERSES
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import BuildError, ImageError
+from tpufeed.images.decoding import inverse_orientation
 from tpufeed.images.masks import store_mask
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
@@ -99,7 +99,7 @@ class SampleMaker:
                 if spec.kind == "image":
                     stored = store_image(part, self._policy, where).data
                 else:
-                    stored = store_mask(part, "mask" if spec.kind == "mask" else "depth", geometry).data
+                    stored = store_mask(part, "mask" if spec.kind == "mask" else "depth", geometry)
             except ImageError as error:
                 raise ImageError(error.reason, f"{spec.name!r}, {where}: {error}") from error
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
@@ -116,7 +116,7 @@ class SampleMaker:
             is_told = orientation == 1 or (orientation >= 5 and said[0] != said[1])
             return 1, () if is_told else (UNSURE,)
         if said == image.source[::-1] and orientation >= 5:
-            turn = orientation if self._policy.exif == "apply" else INVERSES.get(orientation, orientation)
+            turn = orientation if self._policy.exif == "apply" else inverse_orientation(orientation)
             return turn, (TURNED,)
         (height, width), (there, across) = said, image.source
         scale = f" ({across / width:.4g} times)" if width and height * across == width * there else ""

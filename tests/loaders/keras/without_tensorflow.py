@@ -21,7 +21,7 @@ from keras import ops
 from training import Recorder, Seen, all_steps, find_saved, train
 
 import tpufeed
-from tpufeed.images import CenterCrop, Resize
+from tpufeed.images import CenterCrop, HorizontalFlip, Resize
 
 EPOCH, SIDE = 70, 64
 OPS = [Resize(SIDE), CenterCrop(SIDE)]
@@ -213,6 +213,21 @@ def check_place(url, folder):
     assert [samples for _, samples in recorder.taken] == expected(url, 7, 2)[:12]
 
 
+def check_device_ops(url):
+    """They run on JAX's device; for torch, whose batches Keras takes from the host, they run there."""
+    given = {"batch_size": 7, "columns": ["image", "sample"]}
+    with tpufeed.Loader(url, **given) as loader:
+        images, _ = next(iter(loader))
+    feed = tpufeed.Loader(url, device_ops=[HorizontalFlip(p=1.0)], **given).to_keras()
+    feed.on_epoch_begin()
+    assert feed.num_batches == EPOCH // 7
+    mirrored, _ = feed[0]
+    assert isinstance(mirrored, np.ndarray) == (keras.backend.backend() == "torch")
+    np.testing.assert_array_equal(np.asarray(mirrored), images[:, :, ::-1])
+    feed.set_epoch(0)
+    assert [samples for _, samples in fit(feed, 7, epochs=2)] == expected(url, 7, 2)
+
+
 def check_data_parallel(url):
     import jax
 
@@ -237,6 +252,7 @@ if __name__ == "__main__":
     check_weights(dataset)
     check_resume(cache, Path(folder))
     check_place(cache, Path(folder))
+    check_device_ops(cache)
     if backend == "jax":
         check_data_parallel(cache)
     assert backend == "torch" or "tensorflow" not in sys.modules

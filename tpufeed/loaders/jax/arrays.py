@@ -20,6 +20,7 @@ ARRAYS = Arrays(
     # A TPU takes bfloat16 without it, and weights would lose 16 bits. Levels need no more: they are whole.
     einsum=partial(jnp.einsum, precision="high"),
     flip=jnp.flip,
+    reshape=jnp.reshape,
     stack=partial(jnp.stack, axis=-1),
     sum=jnp.sum,
     least=jnp.min,

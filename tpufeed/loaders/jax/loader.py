@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from tpufeed.errors import OptionError
-from tpufeed.loaders.columns import DEVICE_NUMBERS, IMAGE
 from tpufeed.loaders.device import DeviceFeed, DeviceIterator, Exchange, Transfer
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.jax.sharding import Placement, enable_x64, find_exchange
@@ -58,6 +57,12 @@ class JaxFeed(DeviceFeed, Feed):
         columns = [loader.column(name) for name in loader.form.names]
         shapes = {column.name: column.shape for column in columns if column.dtype != "O"}
         self.placement.check(loader.batch_size, shapes)
+        rows = loader.batch_size // len(self.placement.own)
+        if rows % 2 and loader.device_ops is not None and loader.device_ops.mixing is not None:
+            raise OptionError(
+                f"MixUp and CutMix mix pairs of rows within a device, and each device has {rows}: give a batch_size "
+                f"that {2 * len(self.placement.own)} divides"
+            )
         return _JaxTransfer(loader, self.placement)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
@@ -135,13 +140,13 @@ class _JaxTransfer(Transfer):
     def send(self, batch: dict[str, Any]) -> tuple[Any, int]:
         sent, size = dict(batch), 0
         with enable_x64(self._x64):
+            if self._ops is not None:
+                sent |= self._placement.run(self._ops, batch)
             for name in self._form.names:
                 if batch[name].dtype.kind == "O":
                     continue
                 size += batch[name].nbytes
-                if name == IMAGE and self._ops is not None:
-                    sent[name] = self._placement.put_images(self._ops, batch[name], batch[DEVICE_NUMBERS])
-                else:
+                if sent[name] is batch[name]:
                     sent[name] = self._placement.put(name, batch[name])
             # Hand out only arrays that are ready: waits inside a step would not count as waits for input.
             wait: Any = jax.block_until_ready

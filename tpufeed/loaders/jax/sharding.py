@@ -16,8 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.loaders.device_ops import DeviceOps
+from tpufeed.loaders.columns import DEVICE_NUMBERS
 from tpufeed.loaders.jax.arrays import ARRAYS
+from tpufeed.loaders.mixing import BatchOps
 from tpufeed.loaders.rank_check import EpochSpec
 
 # Without types in JAX, or elsewhere in each version. `enable_x64` holds for the current thread only.
@@ -56,7 +57,7 @@ class Placement:
             raise OptionError("the mesh has no axis to split rows over; give Mesh(jax.devices(), ('data',))")
         self._given = given
         self._fitted: dict[int, Sharding] = {}
-        self._local: _LocalRows | None = None
+        self._run_ops: Callable[[Mapping[str, Any]], dict[str, jax.Array]] | None = None
 
     @cached_property
     def sharding(self) -> Sharding:
@@ -181,24 +182,28 @@ class Placement:
         array_of_all: jax.Array = make(self.fit(array.ndim), array, (len(array) * len(self.ranks), *array.shape[1:]))
         return array_of_all
 
-    def put_images(self, ops: DeviceOps, images: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> jax.Array:
-        """Return the global array of the images that device ops make of this process's images.
+    def run(self, ops: BatchOps, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, jax.Array]:
+        """Return the global arrays of the columns that device ops make of this process's rows.
 
         Args:
             ops: the device ops, the same in all calls.
-            images: uint8 of shape (rows, height, width, 3).
-            numbers: float32 of shape (rows, `ops.width`), from `ops.parameters`.
+            columns: the columns of a batch by name.
         """
-        if self._local is None:
+        if self._run_ops is None:
+            # Over the devices of this process alone: programs over those of several would have to start in the same
+            # order in all of them, and the training loop starts its own in another thread.
             blocks = dict[int, list[Any]]()
             for device, block in self.blocks.items():
                 if device.process_index == jax.process_index():
                     blocks.setdefault(block, []).append(device)
-            self._local = _LocalRows([blocks[block] for block in sorted(blocks)], ops)
-        made = self._local.apply(images, numbers)
-        shards = [shard.data for shard in made.addressable_shards]
-        shape = (len(made) * len(self.ranks), *made.shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, self.fit(4), shards)
+            mesh = Mesh(np.array([blocks[block] for block in sorted(blocks)]), ("rows", "copies"))
+            self._run_ops = compile_ops(ops, NamedSharding(mesh, _spec("rows")))
+        made, result = self._run_ops(columns), dict[str, jax.Array]()
+        for name, array in made.items():
+            shape = (len(array) * len(self.ranks), *array.shape[1:])
+            shards = [shard.data for shard in array.addressable_shards]
+            result[name] = jax.make_array_from_single_device_arrays(shape, self.fit(array.ndim), shards)
+        return result
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Placement, (self._given,)
@@ -212,25 +217,21 @@ class Placement:
         return f"{sharding.spec} over {dict(sharding.mesh.shape)} of devices {devices:08x}"
 
 
-class _LocalRows:
-    """Device ops on the rows of this process, compiled once for its devices.
+def compile_ops(
+    ops: BatchOps, rows: NamedSharding | None = None
+) -> Callable[[Mapping[str, Any]], dict[str, jax.Array]]:
+    """Return a function of a batch's columns, on the host, that returns those that device ops make. It compiles once.
 
-    They run before the rows become part of a global array: programs over the devices of several processes would have
-    to start in the same order in all of them, and the training loop starts its own in another thread.
-
-    Args:
-        devices: the devices that hold each block of rows, in the order of the blocks.
-        ops: the device ops.
+    They are split over devices as `rows` says; without it they are on JAX's default device.
     """
+    run = jax.jit(partial(ops.run, arrays=ARRAYS), out_shardings=rows)
+    names = (*ops.names, DEVICE_NUMBERS)
 
-    def __init__(self, devices: list[list[Any]], ops: DeviceOps) -> None:
-        self._rows = NamedSharding(Mesh(np.array(devices), ("rows", "copies")), _spec("rows"))
-        self._apply = jax.jit(partial(ops.apply, arrays=ARRAYS), out_shardings=self._rows)
-
-    def apply(self, images: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> jax.Array:
-        """Return the images that the ops make."""
-        made: jax.Array = self._apply(*(jax.device_put(each, self._rows) for each in (images, numbers)))
+    def run_columns(columns: Mapping[str, Any]) -> dict[str, jax.Array]:
+        made: dict[str, jax.Array] = run({name: jax.device_put(columns[name], rows) for name in names})
         return made
+
+    return run_columns
 
 
 def _find_mesh() -> Mesh | None:

@@ -2,7 +2,8 @@
 
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +109,10 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
         batches = self._batches
         # An epoch that was resumed in its middle has fewer batches than Keras counts.
         if batches is None or not (len(batches) or self.loader.options.repeat):
-            batches = self._batches = iter(self.loader)
+            batches = self._batches = self._iterate()
         batch = next(batches)
+        if self._device_ops is not None:
+            batch = self.loader.form.package({**batch, **self._device_ops(batch)})  # type: ignore[dict-item]  # a dict
         return batches.epoch, self._weights.add(batch, np) if self._weights.given else batch
 
     def _begin(self) -> None:
@@ -122,12 +125,33 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
         if batches is not None:
             batches.close()
             batches.continue_after(self._epochs[0 if _takes_ahead() else 1])
-        self._batches, self._again, self._placed = iter(loader), [], self._next is not None
+        self._batches, self._again, self._placed = self._iterate(), [], self._next is not None
         if self._next not in (None, loader.state_dict()):
             loader.load_state_dict(self._next)
-            self._batches = iter(loader)
+            self._batches = self._iterate()
         if not self._begins and _takes_ahead():
             self._take()  # Keras took this batch at the end of its last epoch
+
+    def _iterate(self) -> "EpochIterator":
+        return self.loader.iterate(on_device=self._device_ops is not None)
+
+    @cached_property
+    def _device_ops(self) -> Callable[[Any], dict[str, Any]] | None:
+        """The loader's device ops on Keras' device; None to run them on the host.
+
+        On JAX alone: for TensorFlow and torch Keras takes arrays of the host, and a distribution splits these, too.
+        """
+        ops = self.loader.device_ops
+        if ops is None or keras.backend.backend() != "jax" or keras.distribution.distribution() is not None:
+            return None
+        from tpufeed.loaders.jax.sharding import compile_ops
+
+        return compile_ops(ops)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("_device_ops", None)
+        return state
 
     @property
     def begun(self) -> bool:

@@ -19,6 +19,7 @@ ARRAYS = Arrays(
     exp=tf.exp,
     einsum=tf.einsum,
     flip=lambda x, axis: tf.reverse(x, [axis]),
+    reshape=tf.reshape,
     stack=partial(tf.stack, axis=-1),
     sum=tf.reduce_sum,
     least=tf.reduce_min,

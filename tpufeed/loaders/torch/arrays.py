@@ -19,6 +19,7 @@ ARRAYS = Arrays(
     exp=torch.exp,
     einsum=torch.einsum,
     flip=lambda x, axis: x.flip(axis),
+    reshape=torch.reshape,
     stack=partial(torch.stack, dim=-1),
     sum=torch.sum,
     least=torch.amin,

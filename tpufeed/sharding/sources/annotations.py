@@ -13,9 +13,9 @@ from typing import Any
 from tpufeed.errors import TpufeedError
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources.coco import SUFFIXES as COCO_SUFFIXES
+from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.sources.source import is_hidden, resolve
-from tpufeed.sharding.sources.table import LABEL_COLUMNS, SUFFIXES, TableColumns, has_box, iter_head
+from tpufeed.sharding.sources.table import LABEL_COLUMNS, TableColumns, TableSource, has_box, iter_head
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
@@ -57,7 +57,7 @@ class AnnotationFiles:
     def add(self, name: str) -> None:
         """Add a file."""
         suffix = posixpath.splitext(name)[1].lower()
-        if suffix in (*SUFFIXES, *_OWN_FORMATS) and not is_hidden(name):
+        if suffix in (*TableSource.suffixes, *_OWN_FORMATS) and not is_hidden(name):
             self.counts[suffix] += 1
             kept = self.names.setdefault(suffix, [])
             if len(kept) == _MOST_KEPT:
@@ -70,7 +70,7 @@ class AnnotationFiles:
         If images are `classed` by their folders, a table of labels adds nothing.
         """
         commands, with_boxes = list[str](), list[str]()
-        for name in itertools.chain.from_iterable(self.names.get(suffix, []) for suffix in SUFFIXES):
+        for name in itertools.chain.from_iterable(self.names.get(suffix, []) for suffix in TableSource.suffixes):
             with suppress(TpufeedError):  # not a table of images, or unreadable: the folder is fine without it
                 options = _read_table(store, name, classed)
                 if options == _ROW_A_BOX:
@@ -84,7 +84,7 @@ class AnnotationFiles:
                 "image (docs/samples.md has a program), and run: tpufeed shard boxes.jsonl DST --boxes boxes --label "
                 "label"
             )
-        documents = {name: _read_head(store, name) for name in self.names.get(COCO_SUFFIXES[0], [])}
+        documents = {name: _read_head(store, name) for name in self.names.get(CocoSource.suffixes[0], [])}
         files = list[str]()
         for name, head in documents.items():
             keys = {found[1] for found in _COCO_KEY.finditer(head)}

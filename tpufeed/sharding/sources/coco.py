@@ -24,7 +24,6 @@ from tpufeed.sharding.sources.source import Contents, Found, Place, Source, iden
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 
-SUFFIXES = (".json",)
 _BOXES, _KEYPOINTS, _CROWD, _IMAGE_ID = "boxes", "keypoints", "iscrowd", "image_id"
 _TRIED_IMAGES = 16
 _LEVELS = 3
@@ -283,7 +282,7 @@ def _kinds(name: str) -> set[str]:
 class CocoSource(Source):
     """The images of a file with their boxes; an image without annotations is a sample without boxes."""
 
-    kind, suffixes = "coco", SUFFIXES
+    suffixes = (".json",)
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:

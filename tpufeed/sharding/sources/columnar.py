@@ -166,7 +166,7 @@ def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) ->
 class ColumnarSource(Source):
     """The rows of Parquet and Arrow files that hold images."""
 
-    kind, suffixes, numbers_rows = "rows", (ARROW, PARQUET), True
+    suffixes, numbers_rows = (ARROW, PARQUET), True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store = place.store

@@ -41,7 +41,7 @@ _SPLIT_NAME = re.compile(
 class FolderSource(Source):
     """Images below a folder; masks may be in a parallel one."""
 
-    kind, has_values, labels_are_names = "folder", False, True
+    has_values, labels_are_names = False, True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store, label = place.store, options.label

@@ -80,7 +80,6 @@ class Place:
 class Source(Protocol):
     """Raw images of one kind, at one place."""
 
-    kind: ClassVar[str]  # name of the kind
     suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
     has_values: ClassVar[bool] = True  # items may have further values, which become columns
     labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers

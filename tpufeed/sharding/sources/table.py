@@ -23,7 +23,6 @@ from tpufeed.sharding.sources.source import Found, Place, Source, identity_of, l
 from tpufeed.storage.reading import open_compared, open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
 LABEL_COLUMNS = ("label", "class", "category", "cls")
 # Names of columns that hold a side of a box, in small letters and without "_" and "bbox".
@@ -177,8 +176,7 @@ def check_others(said: str, names: AbstractSet[str], options: ShardOptions, imag
 class TableSource(Source):
     """The rows of one or more tables, with paths below their folder or elsewhere, or URLs."""
 
-    kind, suffixes = "table", SUFFIXES
-    spells_files = True
+    suffixes, spells_files = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"), True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by == "folder":

@@ -22,7 +22,6 @@ from tpufeed.sharding.sources.table import check_others, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo
 
-SUFFIXES = (".tar",)
 _IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
 _TEXTS = frozenset({"cls", "cls2", "txt", "text", "caption", "transcript", "json"})
 _LARGEST_TEXT = 1 << 20
@@ -40,7 +39,7 @@ class TarSource(Source):
     the json. If a file and a key have the same name, their values must agree.
     """
 
-    kind, suffixes = "tars", SUFFIXES
+    suffixes = (".tar",)
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by is not None:

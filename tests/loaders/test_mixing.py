@@ -1,0 +1,70 @@
+"""Pairs of rows are mixed as a plain loop mixes them, in every framework."""
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+
+from tpufeed.images import CutMix, MixUp
+from tpufeed.loaders.jax.arrays import ARRAYS as JAX
+from tpufeed.loaders.mixing import Mixing, mix_on_host
+from tpufeed.loaders.tf.arrays import ARRAYS as TF
+from tpufeed.loaders.torch.arrays import ARRAYS as TORCH
+
+ROWS, SIZE, CLASSES = 10, (6, 8), 4
+
+
+@pytest.fixture
+def batch():
+    random = np.random.default_rng(3)
+    images = random.integers(0, 256, (ROWS, *SIZE, 3), np.uint8)
+    labels = random.integers(-1, CLASSES + 1, ROWS)  # some are no classes
+    return images, labels, [random.random((ROWS, 2)), random.random((ROWS, 4))]
+
+
+def mixed_one_by_one(images, labels, numbers):
+    """MixUp, then CutMix."""
+    hot = np.zeros((ROWS, CLASSES))
+    for row, label in enumerate(labels):
+        if 0 <= label < CLASSES:
+            hot[row, label] = 1
+    pairs = [row ^ 1 for row in range(ROWS)]
+    share = numbers[:, 0].astype(np.float64)
+    images = np.rint(images * share[:, None, None, None] + images[pairs] * (1 - share)[:, None, None, None])
+    hot = hot * share[:, None] + hot[pairs] * (1 - share[:, None])
+    before, hot_before = images.copy(), hot.copy()
+    for row, (kept, top, left, bottom, right) in enumerate(numbers[:, 1:]):
+        box = slice(int(top), int(bottom)), slice(int(left), int(right))
+        images[row][box] = before[row ^ 1][box]
+        pasted = (bottom - top) * (right - left) / (SIZE[0] * SIZE[1])
+        assert kept == pytest.approx(1 - pasted)
+        hot[row] = hot_before[row] * (1 - pasted) + hot_before[row ^ 1] * pasted
+    return images, hot
+
+
+def test_every_framework_mixes_as_a_plain_loop_does(batch):
+    images, labels, draws = batch
+    mixing = Mixing([MixUp(), CutMix()], SIZE, CLASSES)
+    numbers = mixing.parameters(draws)
+    assert numbers.shape == (ROWS, mixing.width) == (ROWS, 6)
+    expected, hot = mixed_one_by_one(images, labels, numbers)
+    on_host = images.copy()
+    found = {"numpy": (on_host, mix_on_host(mixing, on_host, labels, numbers))}
+    found["jax"] = jax.jit(lambda *given: mixing.apply(*given, JAX))(images, labels, numbers)
+    found["torch"] = mixing.apply(*map(torch.from_numpy, (images, labels, numbers)), TORCH)
+    step = tf.function(lambda *given: mixing.apply(*given, TF), jit_compile=True)
+    found["tf"] = step(*map(tf.constant, (images, labels, numbers)))
+    for name, (pixels, mixed) in found.items():
+        assert np.abs(np.asarray(pixels).astype(int) - expected).max() <= 1, name
+        np.testing.assert_allclose(np.asarray(mixed), hot, atol=1e-6, err_msg=name)
+
+
+def test_labels_of_several_classes_are_taken_as_they_are(batch):
+    images, _, draws = batch
+    hot = np.random.default_rng(4).integers(0, 2, (ROWS, CLASSES)).astype(np.float32)
+    mixing = Mixing([MixUp()], SIZE, CLASSES)
+    numbers = mixing.parameters(draws[:1])
+    mixed = mix_on_host(mixing, images.copy(), hot, numbers)
+    swapped = hot.reshape(-1, 2, CLASSES)[:, ::-1].reshape(ROWS, CLASSES)
+    np.testing.assert_allclose(mixed, hot * numbers + swapped * (1 - numbers), atol=1e-6)

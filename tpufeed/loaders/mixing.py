@@ -1,0 +1,167 @@
+"""MixUp and CutMix over a batch on the device, or on the host, in any framework: see `images/mixing.py`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.images.mixing import CutMix, MixUp
+from tpufeed.loaders.columns import DEVICE_NUMBERS, IMAGE, LABEL, Array
+from tpufeed.loaders.device_ops import Arrays, DeviceOps
+
+MixingOp: TypeAlias = MixUp | CutMix
+
+
+class Mixing:
+    """Ops that mix pairs of rows of a batch. Immutable.
+
+    Args:
+        ops: run in this order.
+        size: (height, width) of the images.
+        classes: number of classes.
+
+    Attributes:
+        ops: `ops`.
+        classes: `classes`.
+        width: float32 numbers per image.
+    """
+
+    def __init__(self, ops: Sequence[MixingOp], size: tuple[int, int], classes: int) -> None:
+        self.ops, self._size, self.classes = tuple(ops), size, classes
+        self.width = sum(_width(op) for op in ops)
+
+    def parameters(self, draws: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float32]:
+        """Return the numbers that `apply` needs, of shape (batch, width). `draws` is as in `DeviceOps.parameters`."""
+        columns = list[npt.NDArray[np.float64]]()
+        height, width = self._size
+        for op, drawn in zip(self.ops, draws, strict=True):
+            if isinstance(op, MixUp):
+                columns.append(op.shares(drawn)[:, None])
+            else:
+                box = op.boxes(height, width, drawn)
+                area = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
+                columns.append(np.concatenate(((1 - area / (height * width))[:, None], box), 1))
+        return np.concatenate(columns, 1).astype(np.float32)
+
+    def apply(self, images: Any, labels: Any, parameters: Any, arrays: Arrays) -> tuple[Any, Any]:
+        """Return images and labels, mixed.
+
+        Args:
+            images: uint8 (batch, *size, 3), maybe traced; an even number of rows.
+            labels: ids (batch,), or float32 (batch, classes). An id that is not a class becomes a row of zeros.
+            parameters: from `parameters`, float32 (batch, width).
+            arrays: functions of their framework.
+
+        Returns:
+            uint8 of the same shape, and float32 (batch, classes).
+        """
+        x, start = arrays.floats(images), 0
+        y = arrays.floats(labels)
+        if len(y.shape) == 1:
+            y = arrays.floats(y[:, None] == arrays.count(self.classes, y))
+        for op in self.ops:
+            p = parameters[:, start : start + _width(op)]
+            start += _width(op)
+            other, share = _neighbours(x, arrays), p[:, 0:1]
+            if isinstance(op, MixUp):
+                weight = share[:, :, None, None]
+                x = arrays.round(x * weight + other * (1 - weight))
+            else:
+                top, left, bottom, right = (p[:, number][:, None, None, None] for number in range(1, 5))
+                row, column = arrays.count(x.shape[1], x)[:, None, None], arrays.count(x.shape[2], x)[:, None]
+                inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
+                x = arrays.where(inside, other, x)
+            y = y * share + _neighbours(y, arrays) * (1 - share)
+        return arrays.levels(x), y
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOps:
+    """What runs on a device over the columns of a batch: device ops, and ops that mix its rows.
+
+    Attributes:
+        ops: the ops of single images.
+        mixing: the ops that mix images and labels; None if there are none.
+    """
+
+    ops: DeviceOps
+    mixing: Mixing | None
+
+    @property
+    def width(self) -> int:
+        """Numbers per image."""
+        return self.ops.width + (0 if self.mixing is None else self.mixing.width)
+
+    def parameters(self, draws: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float32]:
+        """Return the numbers of all ops, of shape (batch, width). `draws` is as in `DeviceOps.parameters`."""
+        if self.mixing is None:
+            return self.ops.parameters(draws)
+        first = len(draws) - len(self.mixing.ops)
+        parts = [self.mixing.parameters(draws[first:])]
+        if self.ops.width:
+            parts.insert(0, self.ops.parameters(draws[:first]))
+        return np.concatenate(parts, 1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns that change."""
+        return (IMAGE,) if self.mixing is None else (IMAGE, LABEL)
+
+    def run(self, columns: Mapping[str, Any], arrays: Arrays) -> dict[str, Any]:
+        """Return the columns that change, as the ops make them.
+
+        Args:
+            columns: image, label and `DEVICE_NUMBERS` on a device, maybe traced; others are ignored.
+            arrays: functions of their framework.
+        """
+        numbers = columns[DEVICE_NUMBERS]
+        images = self.ops.apply(columns[IMAGE], numbers[:, : self.ops.width], arrays)
+        if self.mixing is None:
+            return {IMAGE: images}
+        images, labels = self.mixing.apply(images, columns[LABEL], numbers[:, self.ops.width :], arrays)
+        return {IMAGE: images, LABEL: labels}
+
+
+def _width(op: MixingOp) -> int:
+    return 1 if isinstance(op, MixUp) else 5
+
+
+def _neighbours(values: Any, arrays: Arrays) -> Any:
+    """Return the rows in pairs, swapped: a roll would move rows from device to device."""
+    shape = tuple(values.shape)
+    return arrays.reshape(arrays.flip(arrays.reshape(values, (shape[0] // 2, 2, *shape[1:])), 1), shape)
+
+
+_NUMPY = Arrays(
+    floats=lambda x: np.asarray(x, np.float32),
+    levels=lambda x: x.astype(np.uint8),
+    count=lambda stop, _x: np.arange(stop, dtype=np.float32),
+    row=lambda numbers, _x: np.array(numbers, np.float32),
+    where=np.where,
+    minimum=np.minimum,
+    maximum=np.maximum,
+    floor=np.floor,
+    round=np.rint,
+    exp=np.exp,
+    einsum=np.einsum,
+    flip=np.flip,
+    reshape=np.reshape,
+    stack=partial(np.stack, axis=-1),
+    sum=np.sum,
+    least=np.min,
+    most=np.max,
+)
+_ROWS_AT_ONCE = 8  # so that floats stay in the CPU's cache
+
+
+def mix_on_host(mixing: Mixing, images: Array, labels: Array, parameters: Array) -> Array:
+    """Mix a batch of numpy arrays: images in place. Return the labels. See `Mixing.apply`."""
+    mixed = list[Array]()
+    for start in range(0, len(images), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        images[rows], new = mixing.apply(images[rows], labels[rows], parameters[rows], _NUMPY)
+        mixed.append(new)
+    return np.concatenate(mixed)
