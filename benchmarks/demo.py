@@ -7,6 +7,7 @@ cache are in a bucket of a local GCS server instead, and naive ways are left out
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -135,7 +136,7 @@ def prepare(work: Path, root: str, photos: int) -> dict[str, float]:
         if not remote and (work / name / "manifest.json").exists():
             print(f"{name}: there already")
             continue
-        print("$", " ".join([Path(command[0]).name, *command[1:]]), flush=True)
+        print("$", shlex.join([Path(command[0]).name, *command[1:]]), flush=True)
         start = time.perf_counter()
         _run(command)
         if remote and name == "photos":
