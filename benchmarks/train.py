@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> int:
             seconds=args.seconds,
             repeats=args.repeats,
             split=args.split,
+            device_ops=tuple(args.device_op),
         )
         # Before any framework is imported.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -109,6 +110,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--photos", metavar="FOLDER", type=Path, help="a folder of class folders, for pil")
     parser.add_argument("--split", default="train")
     parser.add_argument("--device", default="emulated:tpu-v3-8", help="see `tpufeed bench --help`")
+    parser.add_argument("--device-op", action="append", default=[], metavar="OP", help="see `tpufeed bench --help`")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--steps", type=int, help="end after so many")
     parser.add_argument("--seconds", type=float, help="end after so long; default: 8 where there are no --steps")

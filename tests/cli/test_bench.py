@@ -62,6 +62,13 @@ def test_what_all_rows_have_in_common_is_said_once() -> None:
     assert list(_iter_verdicts(runs[:1])) == ["a: no verdict: few batches"]
 
 
+def test_rows_with_device_ops_say_so(run, cache_url):
+    done = run("bench", cache_url, *DEVICE, "--device-op", "HorizontalFlip", "--device-op", "Grayscale")
+    assert done.returncode == 0, done.stderr
+    assert f"EMULATED {Path(cache_url).name}, numpy, device ops " in done.stdout
+    assert f"EMULATED {cache_url}, numpy, device ops: " in done.stdout
+
+
 def test_json_and_a_report(run, cache_url, tmp_path):
     pytest.importorskip("matplotlib")
     page = tmp_path / "out.html"

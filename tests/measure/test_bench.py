@@ -12,6 +12,7 @@ from PIL import Image
 import tpufeed
 from tpufeed.cache import warmup
 from tpufeed.errors import DatasetNotFoundError, LoaderError, MissingExtraError, OptionError
+from tpufeed.images import Resize
 from tpufeed.measure import bench as bench_module
 from tpufeed.measure import feeding
 from tpufeed.measure.bench import BenchOptions, Measurement, bench, measure, measure_apart, middle_run
@@ -35,6 +36,13 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
         Image.fromarray(rng.integers(0, 256, (24, 32, 3), np.uint8)).save(path)
     tpufeed.shard(folder / "photos", folder / "shards", workers=1)
     return str(folder / "shards")
+
+
+@pytest.fixture(scope="module")
+def whole(shards: str) -> str:
+    """A raw cache of whole images."""
+    warmup(shards, f"{shards}-whole", ops=[Resize((24, 24))], workers=1)
+    return f"{shards}-whole"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +97,26 @@ def test_drained_loaders_have_no_figures_of_a_step(place: str, loader: str, requ
     assert run.images_per_second is not None
     assert (run.step_ms, run.idle_percent, run.au_percent, run.verdict) == (None, None, None, "")
     assert (len(run.timeline.wait_seconds), run.timeline.compute_seconds) == (40, ())
+
+
+def test_device_ops_are_left_to_a_device_that_takes_no_time(whole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[Any] = []
+
+    def feed(choice: Any, loader: Any, *rest: Any) -> BenchRun:
+        fed.append(next(iter(loader)))
+        return feeding.feed(choice, loader, *rest)
+
+    monkeypatch.setattr(bench_module, "feed", feed)
+    given = {"device_ops": (*CROP, "HorizontalFlip"), "batch_size": 8}  # JAX has 8 devices here
+    run = one(whole, **given)
+    assert (run.label, run.steps, problems_of(run)) == (f"{whole}, numpy, device ops", 40, [])
+    images, *_ = fed[0].values()
+    assert images.shape == (8, 24, 24, 3)
+    pytest.importorskip("jax")
+    assert problems_of(one(whole, "jax", device="jax-cpu", step_ms=None, **given)) == []
+    assert not isinstance(fed[1][0], np.ndarray)
+    one(whole, device="jax-cpu", step_ms=None, **given)  # numpy runs them on the host
+    assert [images.shape for images, _ in fed[1:]] == [(8, SIDE, SIDE, 3)] * 2
 
 
 def test_the_naive_loader_is_what_people_write(shards: str, cached: str) -> None:
@@ -176,6 +204,7 @@ def test_the_middle_run_has_the_spread_of_all_and_what_is_wrong_with_any() -> No
         ({"batch_size": 0}, "batch_size is a whole number"),
         ({"step_ms": -3.0}, "step_ms is a number above 0"),
         ({"ops": ("Blur(3)",)}, "op 'Blur"),
+        ({"device_ops": ("Blur(3)",)}, "op 'Blur"),
     ],
 )
 def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
@@ -192,6 +221,7 @@ def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
         (["xla"], {}, "give --device xla-cpu or xla-tpu"),
         (["jax"], {"device": "xla-cpu"}, "give --device jax-cpu or jax-tpu"),
         (["naive"], {"ops": CROP}, "leave out the ops"),
+        (["naive"], {"device_ops": CROP}, "leave out the ops"),
         (["numpy"], {"batch_size": 63}, "has 62 samples, fewer than a batch of 63"),
         (["numpy"], {"split": "val"}, "has no split 'val'; it has train"),
     ],

@@ -22,6 +22,10 @@ _DEVICES = (
     "jax-cpu, jax-tpu for a small real step; none only drains the loader."
 )
 _LOADERS = "numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pillow. Repeatable."
+_DEVICE_OPS = (
+    "An op that is left to the device, written like --op. Repeatable. Loaders xla and jax run it on a real device; "
+    "numpy leaves it out for an emulated one, which does not count its work; otherwise it runs on the host."
+)
 
 
 @reports_errors
@@ -36,6 +40,10 @@ def bench_command(
     ] = None,
     split: Annotated[str, flags.in_data(metavar="NAME", help="The split to read.")] = "train",
     ops: flags.LiveOps = None,
+    device_op: Annotated[
+        list[str] | None,
+        flags.in_data(metavar="OP", autocompletion=flags.ops, help=_DEVICE_OPS, show_default="none"),
+    ] = None,
     threads: flags.Threads = None,
     processes: flags.Processes = None,
     device: Annotated[
@@ -86,10 +94,13 @@ def bench_command(
     Examples:
       tpufeed bench flowers flowers-224 --loader naive --loader numpy
       tpufeed bench gs://bucket/flowers-224 --loader tf --tpu v5e-8 --batch 1024 --report bench.html
-      tpufeed bench flowers-224 --device emulated --step-ms 40 --batch 256 --steps 100 --save result.json
+      tpufeed bench flowers-256 --device-op "RandomResizedCrop(224)" --step-ms 40 --batch 256 --save result.json
     """
     find_own_modules()
-    values: dict[str, Any] = locals() | {"ops": None if ops is None else tuple(ops)}
+    values: dict[str, Any] = locals() | {
+        "ops": None if ops is None else tuple(ops),
+        "device_ops": tuple(device_op or ()),
+    }
     import msgspec
 
     from tpufeed.measure.bench import BenchOptions, bench
@@ -117,7 +128,8 @@ def _print(result: "BenchResult") -> None:
     runs = result.runs
     mark = "EMULATED " if runs[0].emulated else ""
     folders = [run.source if run.source == "mixture" else run.url.rstrip("/").rpartition("/")[2] for run in runs]
-    names = [f"{folder}, {run.loader}" for folder, run in zip(folders, runs, strict=True)]
+    later = ", device ops" if result.options.device_ops else ""
+    names = [f"{folder}, {run.loader}{later}" for folder, run in zip(folders, runs, strict=True)]
     if len(set(names)) < len({run.label for run in runs}):  # several URLs have the same last part
         names = [run.label for run in runs]
     # Column: (field of a run, digits). An emulated accelerator has no counters, and a real one has no nominal times.
@@ -138,6 +150,8 @@ def _print(result: "BenchResult") -> None:
     print_table(title, (f"{mark}fed from", *columns), rows)
     for sentence in _iter_verdicts(runs):
         echo(f"{mark}{sentence}")
+    if later and result.options.choice.kind in ("emulated", "none") and any(run.loader == "numpy" for run in runs):
+        echo(f"{mark}device ops are left to the device by the loader numpy, and their work there is not counted")
     for place in result.places:
         echo(f"{mark}from {describe_place(place)}")
     echo(f"{mark}on {describe(result.machine)}")

@@ -1,7 +1,7 @@
 """The benchmark: feed a device from each dataset by each loader, in turns, each time in a new process."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
@@ -71,7 +71,11 @@ class BenchOptions:
         repeats: number of measurements of each loader; loaders take turns.
         warm_up: number of short rounds that are not counted; they fill the page cache and the local copies.
         split: the split to read.
-        ops: ops as the command line writes them. Default: a random-resized crop and a flip, or a cache's live ops.
+        ops: ops as the command line writes them. Default: a random-resized crop and a flip, or a cache's live ops; no
+            default for other datasets if there are `device_ops`.
+        device_ops: ops that are left to the device, see `tpufeed.Loader`. The loaders xla and jax run them on a real
+            device. With the loader numpy and the device emulated or none, nothing runs them: only the host is measured.
+            All other combinations run them on the host.
         threads: see `tpufeed.Loader`.
         processes: see `tpufeed.Loader`.
         model: the model that an emulated TPU trains. Default: ResNet-50, which the profiles are for.
@@ -88,6 +92,7 @@ class BenchOptions:
     warm_up: Number = 1
     split: str = "train"
     ops: tuple[str, ...] | None = None
+    device_ops: tuple[str, ...] = ()
     threads: Count | None = None
     processes: Number | None = None
     model: str | None = None
@@ -96,7 +101,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for text in self.ops or ():
+        for text in (*(self.ops or ()), *self.device_ops):
             parse_op(text)
         if self.tpu is not None and (self.device is not None or self.step_ms is not None):
             raise OptionError(
@@ -151,7 +156,7 @@ class Measurement:
     options: BenchOptions
 
     def __str__(self) -> str:
-        return f"{self.url}, {self.loader}"
+        return f"{self.url}, {self.loader}{', device ops' if self.options.device_ops else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,19 +201,44 @@ def measure(measurement: Measurement) -> BenchRun:
             raise OptionError("the loader naive reads a single dataset; use another loader for a mixture")
         loader = NaiveLoader(data, split, size)
     else:
-        ops: Sequence[Op] | None = None if are_caches else _DEFAULT_OPS  # caches have their own live ops
+        device_ops = [parse_op(text) for text in options.device_ops]
+        # Caches have their own live ops, and device ops may crop themselves.
+        ops: Sequence[Op] | None = None if are_caches or device_ops else _DEFAULT_OPS
         if options.ops is not None:
             ops = [parse_op(text) for text in options.ops]
         adapter, own, always = LOADERS[name]
         loader = tpufeed.Loader(
-            data, split, batch_size=size, ops=ops, threads=options.threads, processes=options.processes, **always
+            data,
+            split,
+            batch_size=size,
+            ops=ops,
+            device_ops=device_ops,
+            threads=options.threads,
+            processes=options.processes,
+            **always,
         )
-        loader = getattr(loader, adapter)(**own) if adapter else loader
+        if adapter:
+            loader = getattr(loader, adapter)(**own)
+        elif device_ops and choice.kind in ("emulated", "none"):
+            loader = _LeftToDevice(loader)
     try:
         run = feed(choice, loader, size, options.limits, batches)
     finally:
         getattr(loader, "close", lambda: None)()
     return replace(run, label=str(measurement), url=url, loader=name, source=source)
+
+
+class _LeftToDevice:
+    """The batches of a loader as a device gets them: its device ops still have to run."""
+
+    def __init__(self, loader: tpufeed.Loader) -> None:
+        self._loader, self.close = loader, loader.close
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loader.iterate(on_device=True)
 
 
 def _open(url: str, split: str, batch_size: int) -> tuple[Dataset | Mixture, list[Dataset]]:
@@ -324,7 +354,7 @@ def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
             )
         if loader == "jax" and choice.kind == "xla":
             raise OptionError(f"the loader jax cannot feed {choice.name}: give --device jax-cpu or jax-tpu")
-        if loader == "naive" and options.ops is not None:
+        if loader == "naive" and (options.ops is not None or options.device_ops):
             raise OptionError("the loader naive has its own random-resized crop and flip: leave out the ops")
         for what in (loader, choice.kind):
             module, name, extra = _PACKAGES.get(what, ("", "", ""))

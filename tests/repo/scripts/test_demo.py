@@ -24,6 +24,7 @@ ROWS = [
     "shards, tpufeed.Loader",
     "cache, tpufeed.Loader.to_tf",
     "cache, tpufeed.Loader",
+    "cache of whole images, tpufeed.Loader",
 ]
 
 
