@@ -22,10 +22,6 @@ _DEVICES = (
     "jax-cpu, jax-tpu for a small real step; none only drains the loader."
 )
 _LOADERS = "numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pillow. Repeatable."
-_DEVICE_OPS = (
-    "An op that is left to the device, written like --op. Repeatable. Loaders xla and jax run it on a real device; "
-    "numpy leaves it out for an emulated one, which does not count its work; otherwise it runs on the host."
-)
 
 
 @reports_errors
@@ -40,10 +36,7 @@ def bench_command(
     ] = None,
     split: Annotated[str, flags.in_data(metavar="NAME", help="The split to read.")] = "train",
     ops: flags.LiveOps = None,
-    device_op: Annotated[
-        list[str] | None,
-        flags.in_data(metavar="OP", autocompletion=flags.ops, help=_DEVICE_OPS, show_default="none"),
-    ] = None,
+    device_ops: flags.DeviceOps = None,
     threads: flags.Threads = None,
     processes: flags.Processes = None,
     device: Annotated[
@@ -99,7 +92,7 @@ def bench_command(
     find_own_modules()
     values: dict[str, Any] = locals() | {
         "ops": None if ops is None else tuple(ops),
-        "device_ops": tuple(device_op or ()),
+        "device_ops": tuple(device_ops or ()),
     }
     import msgspec
 

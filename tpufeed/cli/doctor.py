@@ -29,16 +29,7 @@ def doctor_command(
     ],
     split: flags.SplitName = None,
     ops: flags.LiveOps = None,
-    device_ops: Annotated[
-        list[str] | None,
-        flags.in_data(
-            "--device-op",
-            metavar="OP",
-            autocompletion=flags.ops,
-            help="An op that loaders leave to the device, written like --op. Repeatable. The rest is judged.",
-            show_default="none",
-        ),
-    ] = None,
+    device_ops: flags.DeviceOps = None,
     tpu: Annotated[
         str | None,
         flags.in_device(

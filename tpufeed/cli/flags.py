@@ -260,6 +260,17 @@ LiveOps = Annotated[
         show_default="a cache's live ops, or RandomResizedCrop and HorizontalFlip",
     ),
 ]
+DeviceOps = Annotated[
+    list[str] | None,
+    in_data(
+        "--device-op",
+        metavar="OP",
+        autocompletion=ops,
+        help="An op that loaders leave to the device, written like --op. Repeatable. An emulated device takes no time "
+        "for it.",
+        show_default="none",
+    ),
+]
 Threads = Annotated[
     int | None, in_data(metavar="N", help="Decoding threads per process.", show_default="chosen by loaders")
 ]

@@ -127,10 +127,10 @@ class Loader(Feed, Iterated):
         batch_size: samples per batch on one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
             end up the same size. None: the live ops of a cache, or no op.
-        device_ops: ops that run after `ops`, with the same random numbers: on the device in batches of `to_jax`,
-            `to_xla` and `to_device`, where they cost the host a copy of the images and a microsecond per image, and on
-            the host in all other batches. Images need one size before them. docs/device_ops.md says which ops there
-            are, and how near their pixels are to those of the host.
+        device_ops: ops that run after `ops`, with draws of the same kind: on the device in batches of `to_jax`,
+            `to_xla`, `to_device`, and of `to_keras` on JAX, where they cost the host a few microseconds per image; on
+            the host in all other batches. `MixUp` and `CutMix` come last. Images need one size before these ops.
+            docs/device_ops.md says which ops there are, and how near their pixels are to those of the host.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
             width, filename, text, or the name of a feature; for a mixture also source, the number of the sample's
             dataset. By default ("image", "label"), or images alone if the dataset has no labels. None: a dict of image,

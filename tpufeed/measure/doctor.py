@@ -20,6 +20,7 @@ from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.images import HorizontalFlip
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.loaders.mixing import MixingOp
 from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.measure.alternatives import try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps
@@ -116,7 +117,8 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     mixture = parse_mixture(str(url))
     about = machine()  # before the measurements load the machine
     batch, each, tell = batch_size or _BATCH_SIZE, seconds / _MEASUREMENTS, listener or (lambda _: None)
-    asked = _Asked(split, ops, tuple(device_ops or ()), batch, each, tell)
+    later = tuple(op for op in device_ops or () if not isinstance(op, MixingOp))  # these take no time of the host
+    asked = _Asked(split, ops, later, batch, each, tell)
     if isinstance(mixture, Mixture):
         where, measured = str(url), _examine_datasets(mixture, asked)
     else:
@@ -192,7 +194,7 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
     default = asked.ops is None and not later and any(source.manifest.cache is None for source in sources)
     live = _DEFAULT_OPS if default else asked.ops
     with tpufeed.Loader(data, split, ops=live, device_ops=later, world=(0, 1)) as loader:
-        shape = loader.image_shape if loader.device_ops is None else (*loader.device_ops.size, 3)
+        shape = loader.image_shape if loader.device_ops is None else (*loader.device_ops.ops.size, 3)
         ops, shares = loader.pipeline.ops[: len(loader.pipeline.ops) - len(later)], loader.shares
     dataset = sources[max(range(len(sources)), key=shares.__getitem__)]
     notes = [_NOTE_ON_OPS] if default else []
