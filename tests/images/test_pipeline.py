@@ -1,6 +1,5 @@
 """Ops in a row: encoded against decoded pixels, memory, threads."""
 
-import io
 import random
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -296,38 +295,3 @@ def test_a_thin_image_that_is_needed_whole_is_refused(ops):
             pipeline.geometry(1, 5000, drawn)
     else:
         assert pipeline.geometry(1, 5000, drawn).size == (224, 224)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_without_ops_an_image_is_decoded_where_it_is_wanted(kind):
-    pixels = np.random.default_rng(5).integers(0, 256, (24, 40, 3), np.uint8)
-    encoded = io.BytesIO()
-    Image.fromarray(pixels).save(encoded, kind)
-    data, out = memoryview(encoded.getvalue()), np.zeros((24, 40, 3), np.uint8)
-    asked = []
-
-    def buffer(size):
-        asked.append(size)
-        return np.empty(size, np.uint8)
-
-    pipeline = Pipeline((), 0, fast=True)
-    assert pipeline.run_stored(data, None, (), out, buffer) is out
-    np.testing.assert_array_equal(out, decode(data, fast=True))
-    assert not asked
-    whole, crop = np.zeros_like(out), np.zeros((8, 8, 3), np.uint8)
-    views = [pipeline, Pipeline([CenterCrop(8)], 0, fast=True)]
-    made = run_views(views, data, [(), [()]], [whole, crop])
-    assert made[0] is whole
-    assert made[1] is crop
-    np.testing.assert_array_equal(whole, out)
-    np.testing.assert_array_equal(crop, out[8:16, 16:24])
-
-
-def test_without_ops_an_image_is_turned_by_its_orientation():
-    pixels = np.random.default_rng(6).integers(0, 256, (24, 40, 3), np.uint8)
-    encoded, exif = io.BytesIO(), Image.Exif()
-    exif[0x0112] = 6
-    Image.fromarray(pixels).save(encoded, "JPEG", exif=exif)
-    data, out = memoryview(encoded.getvalue()), np.zeros((40, 24, 3), np.uint8)
-    Pipeline((), 0, upright=True).run_stored(data, None, (), out)
-    np.testing.assert_array_equal(out, np.rot90(decode(data), -1))

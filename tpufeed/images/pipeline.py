@@ -198,14 +198,10 @@ def run_views(
     one = pipelines[0]
     orientation = orientation_of(data) if one.upright else 1
     firsts = [first for pipeline in pipelines if (first := pipeline._first_window) is not None]
-    jpeg = read_jpeg_header(data) if data[:3] == JPEG_START else None
-    out = outs[0] if len(pipelines) == 1 and not one.ops else None
-    if out is not None and jpeg is not None and out.shape == (jpeg.height, jpeg.width, 3) and orientation == 1:
-        pixels = decode(data, 1, lambda _: out.reshape(-1), one.fast, jpeg)  # in place, which saves a copy
-        return [out if np.may_share_memory(pixels, out) else keep(pixels, out)]
     if len(firsts) < len(pipelines):
-        pixels = turn(decode(data, 1, buffer, one.fast, jpeg), orientation)
+        pixels = turn(decode(data, 1, buffer, one.fast), orientation)
         return [pipeline.run(pixels, drawn, out) for pipeline, drawn, out in zip(pipelines, draws, outs, strict=True)]
+    jpeg = read_jpeg_header(data) if data[:3] == JPEG_START else None
     height, width = image_size(data) if jpeg is None else (jpeg.height, jpeg.width)
     if orientation >= 5:
         height, width = width, height
