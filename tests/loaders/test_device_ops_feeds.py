@@ -342,6 +342,12 @@ def test_what_cannot_be_mixed_is_refused(whole_url, options, said):
         tpufeed.Loader(whole_url, **LABELLED | options)
 
 
+def test_tensorflow_that_reads_by_itself_mixes_nothing(whole_url):
+    loader = tpufeed.Loader(whole_url, **LABELLED | {"device_ops": [MixUp()]})
+    with loader, pytest.raises(OptionError, match="leave MixUp and CutMix out"):
+        loader.to_tf(direct=True)
+
+
 def test_devices_with_one_row_have_no_pairs(whole_url):
     loader = tpufeed.Loader(whole_url, **LABELLED | {"batch_size": 8, "device_ops": [MixUp()]})
     with loader, pytest.raises(OptionError, match="batch_size that 16 divides"):

@@ -103,6 +103,8 @@ def _check_options(
             "deterministic=True gives the loader's order, but with direct=True, which service implies, TensorFlow "
             "reads in its own order: leave one of them out"
         )
+    if direct and loader.device_ops is not None and loader.device_ops.mixing is not None:
+        raise OptionError("direct=True does not mix images: leave it out, or leave MixUp and CutMix out of device_ops")
     if direct and loader.is_placed:
         raise OptionError(
             "direct=True has an order that no state can describe, and the loader was given a state or an epoch; save "
