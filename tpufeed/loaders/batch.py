@@ -249,7 +249,7 @@ class Decoder:
         columns: the columns that samples are decoded to.
         specs: the features of the dataset by name.
         drawn: the pipelines that draw for `decode`: without ops left to a device, unless columns move with the pixels.
-        device_ops: the ops that a device may run; None if there are none, or no images.
+        device_ops: the ops that a device may run; None without such ops, or without images.
         mixing_here: the ops that mix rows, if they are not left to a device.
 
     Raises:

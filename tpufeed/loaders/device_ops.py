@@ -398,7 +398,7 @@ def _shift_hue(x: Any, steps: Any, arrays: Arrays) -> Any:
 
 
 class _ColorJitter:
-    """As many steps as there are kinds of changes with any effect.
+    """Run a step for each kind of change that can have an effect, in the order drawn for each image.
 
     Numbers: for each step the kind (-1: no change), and the factor or steps of hue from 0 to 255.
     """

@@ -183,7 +183,7 @@ class Loader(Feed, Iterated):
         form: the names of a batch's columns, and whether it is a dict or a tuple.
         columns: how records are decoded into these columns.
         pipeline: the ops of the image, or of its first view, with their seed; device ops come last.
-        device_ops: the device ops as a device runs them; None if there are none, or no images.
+        device_ops: the device ops as a device runs them; None without such ops, or without images.
         pixels: the names of the pixel columns, whose arrays begin at a memory page.
 
     Raises:
@@ -735,7 +735,7 @@ class Loader(Feed, Iterated):
             _logger.warning("bad record skipped, %d of at most %d: %s", len(self._bad), most, record.message)
 
     def _open_executor(self, on_device: bool) -> Executor:
-        """Return workers that leave the device ops to a device, or not, and start them if there are none."""
+        """Return workers that leave the device ops to a device, or run them; start them if need be."""
         if self.device_ops is not None and on_device != self._decoder.on_device:
             self._decoder = BatchDecoder(self.sources, self.options, self._workers.threads, on_device=on_device)
             executor, self._executor = self._executor, None

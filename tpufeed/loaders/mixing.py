@@ -80,11 +80,11 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True)
 class BatchOps:
-    """What runs on a device over the columns of a batch: device ops, and ops that mix its rows.
+    """All ops that run on a device over the columns of a batch: those of single images, then those that mix rows.
 
     Attributes:
         ops: the ops of single images.
-        mixing: the ops that mix images and labels; None if there are none.
+        mixing: the ops that mix images and labels, if any.
     """
 
     ops: DeviceOps

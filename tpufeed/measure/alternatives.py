@@ -110,7 +110,7 @@ def write_sample(  # noqa: PLR0913  # what tests and benchmarks vary
 
 
 class DevicePlan(NamedTuple):
-    """How ops are shared between a cache, the host, and a device that runs the last ones.
+    """A split of all ops among a cache, the host, and a device that runs the last ones.
 
     Attributes:
         cached: the ops of a cache of whole images.
@@ -129,7 +129,7 @@ def plan_device_ops(ops: Sequence[Op], size: _Size | None = None) -> DevicePlan 
     Args:
         ops: all ops of the loader.
         size: size of the stored images, if they have one size. Otherwise plan a cache of whole images: its ops are
-            those before the first random one; if there are none, a resize with a margin and a central crop.
+            those before the first random one, else a resize with a margin and a central crop.
     """
     cached, rest = _Ops(), tuple(ops)
     if size is None:

@@ -59,7 +59,7 @@ _SAMPLING, _LOADING = 1.5, 4.0  # lengths in such parts: most of the prediction 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is measured, for how many seconds each. `split` and `ops` are None if they were not given."""
+    """A request for measurements, each of so many seconds. `split` and `ops` are None if they were not given."""
 
     split: str | None
     ops: Sequence[Op] | None
