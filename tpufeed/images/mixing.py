@@ -63,6 +63,9 @@ class CutMix(SameSizeOp):
         return np.where(draws[:, :1] < self.p, box, 0.0)
 
 
+MixingOp: TypeAlias = MixUp | CutMix
+
+
 def beta_of(draws: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:
     """Map uniform numbers in [0, 1) to numbers of Beta(alpha, alpha), by its inverse distribution function."""
     places, shares = _lower_half(alpha)

@@ -25,6 +25,7 @@ from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
 from tpufeed.images.decoding import Pixels, Scratch
 from tpufeed.images.mending import seen_size
+from tpufeed.images.mixing import MixingOp
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
@@ -48,7 +49,7 @@ from tpufeed.loaders.columns import (
 )
 from tpufeed.loaders.device_ops import DeviceOps
 from tpufeed.loaders.joint import JointPipeline
-from tpufeed.loaders.mixing import BatchOps, Mixing, MixingOp, mix_on_host
+from tpufeed.loaders.mixing import BatchOps, Mixing, mix_on_host
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sampler import BatchRequest, SampleSource, group_rows
 from tpufeed.options import shown

@@ -9,6 +9,7 @@ between ops; `p` is float32 (batch, numbers of the op).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -235,59 +236,53 @@ def _per_image(column: Any) -> Any:
 
 
 class _Applied:
-    """Base: the only number is 1 if the op is applied."""
+    """A change of some images: the only number is 1 if the image is changed."""
 
     width = 1
 
-    def __init__(self, op: Any, size: _Size) -> None:
+    def __init__(self, op: Any, size: _Size, change: Callable[[Any, Arrays], Any]) -> None:
         self.out_size = size
-        self._op = op
+        self._op, self._change = op, change
 
     def parameters(self, draws: _Draws) -> _Columns:
         return [draws[:, 0] < self._op.p]
 
     def apply(self, x: Any, p: Any, arrays: Arrays) -> Any:
-        return arrays.where(_per_image(p[:, 0]) > 0, self._applied(x, arrays), x)
-
-    def _applied(self, x: Any, arrays: Arrays) -> Any:
-        raise NotImplementedError
+        return arrays.where(_per_image(p[:, 0]) > 0, self._change(x, arrays), x)
 
 
-class _HorizontalFlip(_Applied):
-    def _applied(self, x: Any, arrays: Arrays) -> Any:
-        return arrays.flip(x, 2)
+def _desaturate(x: Any, arrays: Arrays) -> Any:
+    grey = _grey(x, arrays)
+    return arrays.stack([grey, grey, grey])
 
 
-class _VerticalFlip(_Applied):
-    def _applied(self, x: Any, arrays: Arrays) -> Any:
-        return arrays.flip(x, 1)
+def within_boxes(x: Any, boxes: Any, arrays: Arrays) -> Any:
+    """Return which pixels of `x` lie in the box of their image, as bools (batch, height, width, 1).
+
+    `boxes` has (top, left, bottom, right) of each image in pixels, (batch, 4).
+    """
+    top, left, bottom, right = (_per_image(boxes[:, number]) for number in range(4))
+    row, column = arrays.count(x.shape[1], x)[:, None, None], arrays.count(x.shape[2], x)[:, None]
+    return (row >= top) & (row < bottom) & (column >= left) & (column < right)
 
 
-class _Grayscale(_Applied):
-    def _applied(self, x: Any, arrays: Arrays) -> Any:
-        grey = _grey(x, arrays)
-        return arrays.stack([grey, grey, grey])
-
-
-class _RandomErasing(_Applied):
+class _RandomErasing:
     """Numbers: top, left, bottom, right of the rectangle."""
 
     width = 4
 
     def __init__(self, op: RandomErasing, size: _Size) -> None:
-        super().__init__(op, size)
-        if op.value == "random":
+        self.out_size = size
+        if isinstance(op.value, str):  # the only text that there is
             raise _refused(op, " with value='random', since noise is made on the host")
+        self._op, self._value = op, op.value
 
     def parameters(self, draws: _Draws) -> _Columns:
         top, left, height, width = self._op.rectangles(*self.out_size, draws).T
         return [top, left, top + height, left + width]
 
     def apply(self, x: Any, p: Any, arrays: Arrays) -> Any:
-        top, left, bottom, right = (_per_image(p[:, number]) for number in range(4))
-        row, column = arrays.count(x.shape[1], x)[:, None, None], arrays.count(x.shape[2], x)[:, None]
-        inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
-        return arrays.where(inside, _color(self._op.value, x, arrays), x)
+        return arrays.where(within_boxes(x, p, arrays), _color(self._value, x, arrays), x)
 
 
 class _GaussianBlur:
@@ -518,10 +513,10 @@ class _RandAugment:
 
 
 _STEPS: dict[type, Callable[[Any, _Size], _Step]] = {
-    HorizontalFlip: _HorizontalFlip,
-    VerticalFlip: _VerticalFlip,
+    HorizontalFlip: partial(_Applied, change=lambda x, arrays: arrays.flip(x, 2)),
+    VerticalFlip: partial(_Applied, change=lambda x, arrays: arrays.flip(x, 1)),
     ColorJitter: _ColorJitter,
-    Grayscale: _Grayscale,
+    Grayscale: partial(_Applied, change=_desaturate),
     GaussianBlur: _GaussianBlur,
     RandomErasing: _RandomErasing,
     RandAugment: _RandAugment,

@@ -127,9 +127,9 @@ class Loader(Feed, Iterated):
         batch_size: samples per batch on one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
             end up the same size. None: the live ops of a cache, or no op.
-        device_ops: ops that run after `ops`, with draws of the same kind: on the device in batches of `to_jax`,
-            `to_xla`, `to_device`, and of `to_keras` on JAX, where they cost the host a few microseconds per image; on
-            the host in all other batches. `MixUp` and `CutMix` come last. Images need one size before these ops.
+        device_ops: ops that run after `ops`, with draws of the same kind. The device runs them in batches of `to_jax`,
+            `to_xla`, `to_device`, and of `to_keras` on JAX; then they cost the host a few microseconds per image. The
+            host runs them in all other batches. `MixUp` and `CutMix` come last. Images need one size before these ops.
             docs/device_ops.md says which ops there are, and how near their pixels are to those of the host.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
             width, filename, text, or the name of a feature; for a mixture also source, the number of the sample's

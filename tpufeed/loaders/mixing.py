@@ -3,16 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.images.mixing import CutMix, MixUp
+from tpufeed.images.mixing import MixingOp, MixUp
 from tpufeed.loaders.columns import DEVICE_NUMBERS, IMAGE, LABEL, Array
-from tpufeed.loaders.device_ops import Arrays, DeviceOps
-
-MixingOp: TypeAlias = MixUp | CutMix
+from tpufeed.loaders.device_ops import Arrays, DeviceOps, within_boxes
 
 
 class Mixing:
@@ -70,10 +68,7 @@ class Mixing:
                 weight = share[:, :, None, None]
                 x = arrays.round(x * weight + other * (1 - weight))
             else:
-                top, left, bottom, right = (p[:, number][:, None, None, None] for number in range(1, 5))
-                row, column = arrays.count(x.shape[1], x)[:, None, None], arrays.count(x.shape[2], x)[:, None]
-                inside = (row >= top) & (row < bottom) & (column >= left) & (column < right)
-                x = arrays.where(inside, other, x)
+                x = arrays.where(within_boxes(x, p[:, 1:], arrays), other, x)
             y = y * share + _neighbours(y, arrays) * (1 - share)
         return arrays.levels(x), y
 

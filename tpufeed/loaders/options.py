@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from tpufeed.dataset.order import Remainder, World
 from tpufeed.errors import OptionError
-from tpufeed.images.mixing import CutMix, MixUp
+from tpufeed.images.mixing import MixingOp
 from tpufeed.images.protocols import Op, Ops
 from tpufeed.options import Count, Names, Number, Whole, above, at_least, between, check_fields, parse_size
 
@@ -55,7 +55,7 @@ class LoaderOptions:
             at_least(1).check(f"pad[{name!r}]", value)
         if self.views is not None and self.ops is not None:
             raise OptionError("give either ops, for one crop of an image, or views, which are lists of ops")
-        mixing = [type(op).__name__ for op in self.device_ops or () if isinstance(op, MixUp | CutMix)]
+        mixing = [type(op).__name__ for op in self.device_ops or () if isinstance(op, MixingOp)]
         if mixing and (self.batch_size % 2 or self.remainder == "pad"):
             raise OptionError(
                 f"{mixing[0]} mixes pairs of rows: give an even batch_size, and remainder='drop' or 'repeat', not "
@@ -68,7 +68,7 @@ class LoaderOptions:
             if self.views is not None and not isinstance(view, list | tuple):
                 raise OptionError(f"views are {_VIEWS_FORM}, not {self.views!r}")
             for op in view:
-                if isinstance(op, MixUp | CutMix):
+                if isinstance(op, MixingOp):
                     raise OptionError(f"{type(op).__name__} mixes the images of a batch: give it last in device_ops")
 
     @property

@@ -18,9 +18,9 @@ from tpufeed.dataset.manifest import iter_warnings
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.images import HorizontalFlip
+from tpufeed.images.mixing import MixingOp
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.loaders.mixing import MixingOp
 from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.measure.alternatives import try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps

@@ -25,7 +25,7 @@ Place = tuple[int, int]  # (shard, record)
 
 
 def default_split(dataset: Dataset) -> str:
-    """Return "train", or the first split if there is none of this name."""
+    """Return "train", or the first split if no split has this name."""
     splits = dataset.manifest.splits
     return "train" if "train" in splits else next(iter(splits), "train")
 
