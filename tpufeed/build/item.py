@@ -30,6 +30,22 @@ class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
     leaf: str = ""
 
 
+class Outline(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The outline of one object: polygons, or a mask in COCO's compressed run lengths.
+
+    Attributes:
+        polygons: x, y, x, y ... of each polygon, in pixels of the image that boxes refer to.
+        counts: the compressed run lengths of a mask; empty for polygons.
+        size: height and width of that mask.
+        is_crowd: it surrounds several objects that are not told apart.
+    """
+
+    polygons: tuple[tuple[float, ...], ...] = ()
+    counts: bytes = b""
+    size: tuple[int, int] = (0, 0)
+    is_crowd: bool = False
+
+
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     """One sample. Its source gives the first fields; the build adds the last four once all items are listed.
 
@@ -46,6 +62,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
         values: further values in the source, by name.
         problem: why it is rejected without being read, as (reason code, message).
         images: its further images, in the order of their features; empty if one of them is missing.
+        outlines: the outlines of its objects, one for each box and label in turn, if the build makes masks of them.
         group: items of a group are neighbours in the global order, as they are read together.
         pixels: height and width of the image that boxes and keypoints refer to, if the source has them.
         row: row in a Parquet file, from 0.
@@ -67,6 +84,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     values: Mapping[str, Any] | None = None
     problem: tuple[str, str] | None = None
     images: tuple[ImageRef, ...] = ()
+    outlines: tuple[Outline, ...] = ()
     group: str = ""
     pixels: tuple[int, int] | None = None
     row: int | None = None
