@@ -1,7 +1,7 @@
-"""Open a dataset, one of its versions, or a reader of its records."""
+"""Open a dataset, one of its versions, a view of its samples, or a reader of its records."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -9,9 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from tpufeed.dataset.manifest import Manifest, Split, decode_manifest
 from tpufeed.dataset.naming import MANIFEST, PLAN, VERSIONS, version_name
+from tpufeed.dataset.order import Ints
 from tpufeed.dataset.records import Reader
+from tpufeed.dataset.scan import Labels, read_labels
+from tpufeed.dataset.selection import Chosen, Samples, Selection, Where, select
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import (
     DatasetNotFoundError,
@@ -20,6 +26,7 @@ from tpufeed.errors import (
     ObjectNotFoundError,
     OptionError,
     TpufeedError,
+    mask_secrets,
 )
 from tpufeed.images.header import format_of_name
 from tpufeed.options import checked
@@ -41,12 +48,15 @@ class Dataset:
         manifest: what the dataset holds.
         version: version of the manifest as a local file; "" for other stores. The version of the dataset is `number`.
         grown: loaders continue from the state of an older version, with the next epoch.
+        selection: the samples of a view; None for the whole dataset.
     """
 
     store: Store
     manifest: Manifest
     version: str = ""
     grown: bool = False
+    selection: Selection | None = None
+    _labels: dict[str, Labels] = field(default_factory=dict, repr=False)  # read so far, by split; views share them
     # Other versions of the file that hold this same manifest.
     _same: set[str] = field(default_factory=set, init=False, repr=False)
 
@@ -62,7 +72,7 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let other processes open it themselves: a manifest may be long, and connections cannot be pickled."""
-        return reopen_dataset, (self.url, self.content_digest, self.number, self.grown)
+        return reopen_dataset, (self.url, self.manifest.content_digest, self.number, self.grown, self.selection)
 
     @property
     def url(self) -> str:
@@ -74,10 +84,47 @@ class Dataset:
         """Number of the version; 1 for a dataset that has not grown."""
         return self.manifest.number
 
+    @property
+    def label(self) -> str:
+        """The URL without secrets, and what a view selects, for messages."""
+        selected = "" if self.selection is None else f" ({self.selection.text})"
+        return mask_secrets(self.url) + selected
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes. A label is an index into them."""
+        names, selection = self.manifest.class_names, self.selection
+        if selection is None or selection.classes is None:
+            return names
+        return tuple(names[number] for number in selection.classes) if names else ()
+
     @cached_property
     def content_digest(self) -> str:
-        """Digest of the content, see `Manifest.content_digest`."""
-        return self.manifest.content_digest
+        """Digest of the content, see `Manifest.content_digest`; views with the same samples have the same."""
+        digest = self.manifest.content_digest
+        return digest if self.selection is None else self.selection.digest(digest)
+
+    @cached_property
+    def past_digests(self) -> tuple[str, ...]:
+        """Content digests of all versions before this one, oldest first; of a view, those of the same view of them."""
+        past, selection = self.manifest.past_digests, self.selection
+        if selection is None:
+            return past
+        return tuple(selection.digest(digest, self.manifest.records_of(digest)) for digest in past)
+
+    def records_of(self, content_digest: str) -> dict[str, int] | None:
+        """Return the samples of each split in the earlier version with this content; None without such a version."""
+        if self.selection is None:
+            return self.manifest.records_of(content_digest)
+        older = dict(zip(self.past_digests, self.manifest.past_digests, strict=True)).get(content_digest)
+        records = None if older is None else self.manifest.records_of(older)
+        if records is None:
+            return None
+        chosen = {name: self.chosen(name) for name in records}
+        return {
+            name: count if (each := chosen[name]) is None else int(each.count_before(np.array([count]))[0])
+            for name, count in records.items()
+        }
 
     def check_current(self) -> None:
         """Raise ObjectChangedError if a folder no longer holds this dataset.
@@ -98,7 +145,7 @@ class Dataset:
                 f"version {self.number} of {self.url} was pruned while it was read, or the dataset was rebuilt; it is "
                 f"version {present.number} now. Open it again, and keep versions in use: tpufeed prune --keep N"
             )
-        if present is None or present.content_digest != self.content_digest:
+        if present is None or present.content_digest != self.manifest.content_digest:
             what = "removed" if present is None else "rebuilt"
             raise ObjectChangedError(
                 f"{self.url} was {what} while it was read. Open it again once no build is running there; rebuild "
@@ -111,7 +158,98 @@ class Dataset:
         found = self.manifest.splits.get(name)
         if found is None:
             raise OptionError(f"{self.url} has no split {name!r}; it has {', '.join(self.manifest.splits) or 'none'}")
-        return found
+        chosen = self.chosen(name)
+        return found if chosen is None else msgspec.structs.replace(found, records=len(chosen), class_counts=())
+
+    def select(  # noqa: PLR0913  # the ways to select
+        self,
+        *,
+        classes: Sequence[str | int] | None = None,
+        keep_ids: bool | None = None,
+        samples: Samples | None = None,
+        drop: Samples | None = None,
+        fold: tuple[int, int] | None = None,
+        without_fold: tuple[int, int] | None = None,
+        where: Where | None = None,
+        columns: Sequence[str] = (),
+        split: str | None = None,
+    ) -> "Dataset":
+        """Return a view: the dataset with fewer samples, for everything that takes a dataset.
+
+        A view reads no record that it leaves out. Its order, lanes and states are those of a dataset with its samples
+        alone; each sample keeps its id, the column "sample", and with it its random numbers. A view takes a bit per
+        sample of the dataset. Several ways to select are joined by "and"; so is a view of a view.
+
+        Args:
+            classes: names or ids of classes: keep the samples that have one of them. The labels of all records are read
+                once per machine, and kept in the user's cache folder.
+            keep_ids: True keeps the ids of the classes. By default a label is an index into `classes`; lists of labels
+                keep their ids.
+            samples: keep these samples of a split: their ids, or the names of their files (`image/filename`, which are
+                read from all records). A list, an array, or a file: .npy, text with one per line, or .csv with a
+                column `sample` or `filename`, and maybe `keep` (1 or 0).
+            drop: leave out these samples, given like `samples`.
+            fold: (number, folds): keep this one of k parts of equal size, drawn by the ids. A sample stays in its fold
+                when the dataset grows.
+            without_fold: (number, folds): keep all other folds, to train on them.
+            where: a function of `columns` that returns which samples to keep. It is called once, here, with a dict of
+                arrays of some thousand samples at a time, and returns an array of bool.
+            columns: the columns for `where`, by the short names that loaders take; all records are read.
+            split: the split to select from; by default each split. Other splits stay whole.
+
+        Raises:
+            OptionError: a class, split, sample or column is not there; a fold is none; or the view would be empty.
+            RecordError, ShardError, StoreError: the records cannot be read.
+        """
+        ways: dict[str, Any] = {
+            "classes": classes,
+            "samples": samples,
+            "drop": drop,
+            "fold": fold,
+            "without_fold": without_fold,
+        }
+        ways |= {"where": where, "columns": columns}
+        return select(self, split, keep_ids, {name: value for name, value in ways.items() if value is not None})
+
+    def chosen(self, split: str) -> Chosen | None:
+        """Return the samples of a split that a view keeps; None for all of them."""
+        return None if self.selection is None else self.selection.splits.get(split)
+
+    def samples(self, split: str) -> Ints:
+        """Return the ids of all samples of a split, int64, in the order of the dataset."""
+        self.split(split)
+        chosen = self.chosen(split)
+        return np.arange(self.manifest.splits[split].records) if chosen is None else chosen.samples()
+
+    def labels(self, split: str) -> Labels:
+        """Return the labels of all samples that are stored in a split, also of those that a view leaves out.
+
+        Raises as `read_labels`.
+        """
+        return self._labels.get(split) or self._labels.setdefault(split, read_labels(self, split))
+
+    def class_counts(self, split: str) -> tuple[int, ...]:
+        """Return the number of samples of each class of `class_names`; a view counts its own. Raises as `labels`."""
+        found, chosen = self.split(split), self.chosen(split)
+        if chosen is None or not self.manifest.labelled:
+            return found.class_counts
+        labels, kept = self.labels(split), chosen.samples()
+        lengths = np.diff(labels.starts)
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        pairs = np.unique(np.stack([owners, labels.values]), axis=1)  # a sample counts once in each of its classes
+        pairs = pairs[:, np.isin(pairs[0], kept)]
+        counts = np.bincount(pairs[1], minlength=len(self.manifest.splits[split].class_counts)).tolist()
+        assert self.selection is not None, "it chose"
+        return tuple(counts if self.selection.classes is None else [counts[each] for each in self.selection.classes])
+
+    def shard_records(self, split: str, variant: int = 0) -> list[int]:
+        """Return the number of samples to read from each shard of a variant."""
+        shards, chosen = self.manifest.splits[split].variants[variant].shards, self.chosen(split)
+        records = [shard.records for shard in shards]
+        if chosen is None:
+            return records
+        counts: list[int] = np.diff(chosen.count_before(np.cumsum([0, *records]))).tolist()
+        return counts
 
     def class_weights(self, split: str) -> dict[int, float]:
         """Return weights by class that balance the classes; Keras' `fit` takes them as class_weight.
@@ -123,7 +261,7 @@ class Dataset:
         Raises:
             OptionError: there is no such split, it has no samples, or samples have no labels.
         """
-        counts = self.split(split).class_counts
+        counts = self.class_counts(split)
         if not self.manifest.labelled:
             raise OptionError(f"{self.url} has no labels, so no classes to weigh")
         if not any(counts):
@@ -148,9 +286,19 @@ class Dataset:
 
     def iter_examples(self, split: str, variant: int = 0) -> Iterator[dict[str, Feature]]:
         """Yield the features of every sample of a split, in the order of the shards."""
-        records = self.split(split).records
-        for sample, payload in enumerate(self.reader(split, variant).iter_payloads(0, records)):
+        samples = self.samples(split)
+        for sample, payload in zip(samples.tolist(), self.iter_payloads(split, variant), strict=True):
             yield decode_example(payload, f"{self.url}, sample {sample} of split {split!r}")
+
+    def iter_payloads(
+        self, split: str, variant: int = 0, start: int = 0, stop: int | None = None
+    ) -> Iterator[memoryview]:
+        """Yield the payloads of samples `[start, stop)` of a split, of a view's own if it is one."""
+        reader, chosen = self.reader(split, variant), self.chosen(split)
+        stop = self.split(split).records if stop is None else stop
+        if chosen is None:
+            return reader.iter_payloads(start, stop)
+        return reader.iter_samples(chosen.samples(np.arange(start, stop)))
 
 
 @checked()
@@ -208,8 +356,13 @@ def _how_to_make_one(store: Store) -> str:
     )
 
 
-def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool = False) -> Dataset:
-    """Open a version in another process. Raises as `open_dataset`, and ObjectChangedError if it has changed."""
+def reopen_dataset(
+    url: str, content_digest: str, number: int = 1, grown: bool = False, selection: Selection | None = None
+) -> Dataset:
+    """Open a version in another process, and maybe a view of it.
+
+    Raises as `open_dataset`, and ObjectChangedError if it does not have `content_digest` any more.
+    """
     dataset = open_dataset(url)
     if dataset.number > number:
         dataset = open_dataset(url, number)
@@ -219,7 +372,7 @@ def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool =
             f"{url} holds another dataset (content digest {dataset.content_digest}) than when it was opened "
             f"({content_digest}): it was rebuilt. Open it again"
         )
-    return dataset
+    return dataset if selection is None else replace(dataset, selection=selection)
 
 
 def find_dataset(store: Store, name: str = MANIFEST, tries: int = _TRIES) -> Dataset | None:

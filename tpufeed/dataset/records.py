@@ -11,6 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from tpufeed.dataset.index import Index, Offsets
 from tpufeed.dataset.manifest import Manifest, Shard, Variant
 from tpufeed.dataset.schema import record_layout
@@ -32,6 +35,7 @@ _TRIES = 3  # of a record that arrives damaged
 _CHUNK_BYTES = 16 << 20
 _MERGED_BYTES = 4 << 20  # neighbours in one request, but few enough to have several requests
 _STATS_AT_ONCE = 32
+_SCATTERED = 128  # records of a view that are read at once
 _INDEX_FOR_OTHERS = 0.01  # share of the bytes of the due shards
 
 
@@ -164,7 +168,18 @@ class Reader:
 
     def iter_payloads(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the payloads of the samples `[start, stop)`; remote ones are read ahead. Raises as `read` does."""
-        chunks = self._iter_chunks(start, stop)
+        return self._iter_read(self._iter_chunks(start, stop))
+
+    def iter_samples(self, samples: npt.NDArray[np.int64]) -> Iterator[memoryview]:
+        """Yield the payloads of these samples, sorted by their ids, as `iter_payloads` does."""
+        starts = np.cumsum([0, *(shard.records for shard in self._shards)])
+        shards = np.searchsorted(starts, samples, side="right") - 1
+        places = list(zip(shards.tolist(), (samples - starts[shards]).tolist(), strict=True))
+        chunks = ([*group] for _, group in itertools.groupby(places, lambda place: place[0]))
+        parts = (chunk[at : at + _SCATTERED] for chunk in chunks for at in range(0, len(chunk), _SCATTERED))
+        return self._iter_read(parts)
+
+    def _iter_read(self, chunks: Iterator[list[tuple[int, int]]]) -> Iterator[memoryview]:
         if self._remote is None:
             for chunk in chunks:
                 yield from map(self.read, *zip(*chunk, strict=True))

@@ -293,7 +293,9 @@ class Decoder:
         self.sizes = [pipeline.output_size(stored_size) for pipeline in self.pipelines]
         if options.views is not None and None in self.sizes:
             raise OptionError(f"{self._url}: {_NO_SIZE}; each view needs an op that fixes the size")
-        self.columns: Columns = resolve_columns(manifest, options, self.sizes, self._classes is not None)
+        self.columns: Columns = resolve_columns(
+            manifest, options, self.sizes, self._classes is not None and self._classes.is_mixture
+        )
         if batched and None in self.sizes and self.columns.pooled:
             raise OptionError(f"{self._url}: {_NO_DEVICE_SIZE if options.device_ops else _NO_SIZE}")
         self.drawn, self._host = self.pipelines, self.pipelines  # those drawn for, and those whose pixels are made

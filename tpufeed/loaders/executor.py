@@ -37,6 +37,7 @@ _logger = logging.getLogger(__name__)
 CLOSED = "the loader was closed, or its last batch failed; iterate it again for the next epoch, or load a state"
 CLOSED_MEANWHILE = "the loader was closed while it waited for a batch"
 _FEWEST_COPIED = 32  # shards that may be open if they are copied
+LEAST_KEPT = 0.5  # part of a dataset's records for which its shards are copied whole
 _MOST_OPEN = 4096  # shards of all datasets of a mixture together
 _ENVIRONMENT = "TPUFEED_PROCESSES"
 # Threads of one process compete for the GIL; processes cost memory: 10 MB each, 45 if they read from object storage.
@@ -60,6 +61,7 @@ class WorkerConfig:
 
     Attributes:
         shares: the share of the samples that each dataset gives.
+        kept: the part of each dataset's records that is read: less than 1 for a view.
         options: the loader's options.
         threads: threads that decode.
         lanes: lanes of the order that this rank reads.
@@ -69,6 +71,7 @@ class WorkerConfig:
     """
 
     shares: tuple[float, ...]
+    kept: tuple[float, ...]
     options: LoaderOptions
     threads: int
     lanes: int
@@ -94,16 +97,25 @@ class ThreadExecutor:
         self._sources, self._decoder, self._pool = sources, decoder, pool
         self._variants = [len(source.entry.variants) for source in sources]
         self._readers: dict[tuple[int, int], Reader] = {}  # by dataset and variant
-        self._requests = ThreadPoolExecutor(AT_ONCE, "tpufeed-read") if len(sources) > 1 else None
+        # Views of one dataset share its readers, under the number of the first one.
+        first = dict[tuple[int, str], int]()
+        self._same = [first.setdefault((id(each.dataset.manifest), each.split), at) for at, each in enumerate(sources)]
+        self._requests = ThreadPoolExecutor(AT_ONCE, "tpufeed-read") if len(first) > 1 else None
         self._newest = [0] * len(sources)  # newest epoch of each dataset in the batches taken
         self._remote = {number: each.dataset for number, each in enumerate(sources) if each.dataset.is_remote}
         self._copies = make_copies([*self._remote.values()], config.options) if self._remote else None
         self._copied = frozenset[int]()
         if self._copies is not None:
-            self._copied = pick_copied(sources, config.shares, config.lanes, self._copies.budget_bytes)
+            different, shares, kept = [*first.values()], [0.0] * len(sources), [0.0] * len(sources)
+            for number, share, part in zip(self._same, config.shares, config.kept, strict=True):
+                shares[number], kept[number] = shares[number] + share, kept[number] + part
+            own = [sources[number] for number in different], [shares[number] for number in different]
+            picked = pick_copied(*own, config.lanes, self._copies.budget_bytes)
+            # Views that leave out most records read the others by ranges: whole shards would be more bytes.
+            self._copied = frozenset(different[at] for at in picked if kept[different[at]] >= LEAST_KEPT)
         # Twice the lanes: for each lane the shard that is read now, and the one that batches ahead have reached.
         wanted = max(OPEN_SHARDS if self._copies is None else _FEWEST_COPIED, 2 * config.lanes)
-        self._open_shards = wanted if len(sources) == 1 else max(1, min(wanted, _MOST_OPEN // len(sources)))
+        self._open_shards = wanted if len(first) == 1 else max(1, min(wanted, _MOST_OPEN // len(first)))
         self._name = f"tpufeed-decode-{id(self):x}"
         self._threads = ThreadPoolExecutor(config.threads, self._name)
 
@@ -138,7 +150,7 @@ class ThreadExecutor:
         if self._copies is not None:
             shards = dict[RemoteShard, None]()
             for source, variant, numbers in due:
-                if source in self._copied:
+                if self._same[source] in self._copied:
                     shards |= dict.fromkeys(self._open_reader(source, variant)[1].due(numbers))
             self._copies.fetch(shards)
 
@@ -157,7 +169,7 @@ class ThreadExecutor:
 
     def _open_reader(self, number: int, epoch: int) -> tuple[int, Reader]:
         """Return the variant that an epoch of a dataset reads, and its reader."""
-        variant = epoch % self._variants[number]
+        variant, number = epoch % self._variants[number], self._same[number]
         if (number, variant) not in self._readers:
             source = self._sources[number]
             self._readers[number, variant] = source.dataset.reader(
@@ -168,9 +180,10 @@ class ThreadExecutor:
     def _release_older(self, number: int, epoch: int) -> None:
         """Release the remote shards of other variants when a dataset reaches another epoch.
 
-        The lanes of a mixture do not reach it at the same time: so the epoch before is kept, too.
+        The lanes of a mixture do not reach it at the same time: so the epoch before is kept, too. Views that share a
+        dataset are in different epochs, and release nothing.
         """
-        if len(self._sources) > 1 and epoch < self._newest[number]:
+        if (len(self._sources) > 1 and epoch < self._newest[number]) or self._same.count(self._same[number]) > 1:
             return
         kept = {epoch, epoch - 1} if len(self._sources) > 1 else {epoch}
         self._newest[number] = epoch

@@ -750,9 +750,8 @@ class Loader(Feed, Iterated):
         try:
             pool = BufferPool(self._decoder.layout, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
             sources, nodes = self._sampler.sources, self._workers.nodes
-            config = WorkerConfig(
-                self._sampler.shares, self.options, threads, lanes, pool.file, self._decoder.on_device
-            )
+            shares, kept = self._sampler.shares, tuple(source.kept for source in sources)
+            config = WorkerConfig(shares, kept, self.options, threads, lanes, pool.file, self._decoder.on_device)
             self._stats.buffer_bytes = self._prefetch * self._decoder.layout.stride
             if processes:
                 self._executor = ProcessExecutor(sources, config, processes, pool, self._copies_shards, nodes)

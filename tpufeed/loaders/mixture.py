@@ -13,11 +13,12 @@ import numpy as np
 
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.dataset.selection import views_by_class
 from tpufeed.errors import OptionError, RecordError, mask_secrets
-from tpufeed.options import Whole, checked, is_number
+from tpufeed.options import Whole, checked, is_number, shown
 
 JoinBy = Literal["by_name", "offset", "as_is"]
-Stop = Literal["shortest", "longest", "never"]
+Stop = Literal["shortest", "longest", "total", "never"]
 
 OPENED_AT_ONCE = 16  # datasets
 _LEAST_WEIGHT = 2.0**-26  # share of all: a block would have more than 67 million numbers
@@ -43,10 +44,12 @@ class JoinedClasses:
     Attributes:
         names: names of the mixture's classes.
         ids: the mixture's id for each id of the dataset, int64; None if they are equal.
+        is_mixture: False for a view that is read alone, and has fewer classes than its dataset.
     """
 
     names: tuple[str, ...]
     ids: Ints | None
+    is_mixture: bool = True
 
     def join(self, labels: Any, where: str) -> Ints:
         """Return the mixture's ids of the dataset's labels. Raises RecordError for a label that is no class."""
@@ -75,8 +78,9 @@ class Mixture:
             `tpufeed.open_dataset` returns: a certain version, or with `grown=True` one that continues from a state of
             an older version.
         stop: an epoch of the loader ends when the first dataset is used up ("shortest"), or when each was read once
-            ("longest"; the others continue with their next epochs meanwhile). The next epoch begins with the sample
-            after the last one given: nothing is left out. "never" makes one iteration endless, as `repeat=True` does.
+            ("longest"; the others continue with their next epochs meanwhile), or after as many samples as all datasets
+            have together ("total"). The next epoch begins with the sample after the last one given: nothing is left
+            out. "never" makes one iteration endless, as `repeat=True` does.
         seed: seed that decides which dataset gives each sample; by default the loader's.
         classes: how the datasets' classes become one list, `loader.class_names`: "by_name" gives equal names one id,
             "offset" keeps the classes of different datasets apart, "as_is" takes ids as they are. Ids do not change
@@ -100,6 +104,48 @@ class Mixture:
         self.weights = _check_weights(weights)
         self.stop, self.seed, self.classes, self.reweight = stop, seed, classes, reweight
 
+    @classmethod
+    @checked()
+    def by_class(
+        cls,
+        dataset: str | Path | Dataset,
+        weights: Literal["equal", "sqrt"] | Mapping[str, float] = "equal",
+        *,
+        split: str = "train",
+        stop: Stop = "total",
+        seed: Whole | None = None,
+    ) -> "Mixture":
+        """Return a mixture of the classes of one dataset, for classes that are balanced in exact shares.
+
+        Labels stay those of the dataset, and an epoch has as many samples as the dataset: samples of rare classes come
+        several times in it, each time with other random numbers, and samples of common classes come in turns.
+
+        Args:
+            dataset: a dataset whose samples have one label each, or a view of one.
+            weights: "equal" gives all classes the same share, "sqrt" the square root of their samples; or a number
+                above 0 for each class by its name. A class without a weight is left out.
+            split: the split whose labels are looked at; they are read once per machine, as in `Dataset.select`.
+            stop: as for any mixture.
+            seed: as for any mixture.
+
+        Raises:
+            OptionError: a class does not exist, or has no samples but a weight; samples have several labels or none.
+            DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        """
+        opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        views = views_by_class(opened, split)
+        if isinstance(weights, Mapping):
+            missing = next((name for name in weights if name not in views), None)
+            if missing is not None:
+                known = missing in opened.class_names
+                why = f"no samples in split {split!r}" if known else f"no such class; it has {', '.join(views)}"
+                raise OptionError(f"{opened.label}: the weights name {shown(missing)}, and there is {why}")
+            shares = dict(weights)
+        else:
+            power = 0.5 if weights == "sqrt" else 0.0
+            shares = {name: float(view.split(split).records) ** power for name, view in views.items()}
+        return cls({views[name]: share for name, share in shares.items()}, stop=stop, seed=seed)
+
     def open(self, split: str) -> list[Dataset]:
         """Open the datasets, several at a time.
 
@@ -113,12 +159,12 @@ class Mixture:
         seen = dict[str, str]()
         for dataset in datasets:
             if not dataset.split(split).records:
-                raise OptionError(f"{mask_secrets(dataset.url)}: split {split!r} is empty; leave it out of the mixture")
+                raise OptionError(f"{dataset.label}: split {split!r} is empty; leave it out of the mixture")
             if dataset.content_digest in seen:
-                url, other = mask_secrets(dataset.url), mask_secrets(seen[dataset.content_digest])
+                url, other = dataset.label, seen[dataset.content_digest]
                 twice = f"{url} is named twice" if url == other else f"{url} and {other} hold the same samples"
                 raise OptionError(f"{twice}; name one of them, with the weight of both")
-            seen[dataset.content_digest] = dataset.url
+            seen[dataset.content_digest] = dataset.label
         return datasets
 
     def __repr__(self) -> str:
@@ -164,7 +210,7 @@ def _label_of(dataset: str | Dataset) -> str:
     """Return a dataset's URL without secrets, and its version if it is open."""
     if isinstance(dataset, str):
         return mask_secrets(dataset)
-    return f"{mask_secrets(dataset.url)} version {dataset.number}"
+    return f"{dataset.label} version {dataset.number}"
 
 
 def join_classes(
@@ -185,7 +231,7 @@ def join_classes(
     names, owners, tables = list(known.names), list(known.owners), list[Ints | None]()
     places, owner = {name: place for place, name in enumerate(names)}, ["the state"] * len(names)
     for dataset, root in zip(datasets, roots, strict=True):
-        own, where, labelled = dataset.manifest.class_names, mask_secrets(dataset.url), dataset.manifest.labelled
+        own, where, labelled = dataset.class_names, dataset.label, dataset.manifest.labelled
         if labelled and not own and join != "as_is":
             raise OptionError(
                 f"{where} has labels without names, which cannot be joined with those of "
@@ -213,7 +259,26 @@ def join_classes(
                     )
             owner += [where] * (len(own) - len(names))
             names += own[len(names) :]
+        if dataset.selection is not None and dataset.selection.classes is not None:
+            table = _renumber(dataset, np.arange(len(own)) if table is None else table)
         equal = table is None or not labelled or bool((table == np.arange(len(table))).all())
         tables.append(None if equal else table)
     joined = ClassList(tuple(names), tuple(owners))
     return joined, [JoinedClasses(joined.names, table) for table in tables]
+
+
+def renumbered(dataset: Dataset) -> JoinedClasses | None:
+    """Return the classes of a view whose labels are not the dataset's; None for others."""
+    if dataset.selection is None or dataset.selection.classes is None:
+        return None
+    table = _renumber(dataset, np.arange(len(dataset.selection.classes)))
+    return JoinedClasses(dataset.class_names, table, is_mixture=False)
+
+
+def _renumber(dataset: Dataset, ids: Ints) -> Ints:
+    """Return the id for each stored label, given those of a view's classes; -1 for labels that it leaves out."""
+    assert dataset.selection is not None, "it names classes"
+    classes = np.asarray(dataset.selection.classes, np.int64)
+    table = np.full(max(len(dataset.manifest.class_names), int(classes.max()) + 1), -1, np.int64)
+    table[classes] = ids
+    return table

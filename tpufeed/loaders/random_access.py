@@ -18,11 +18,11 @@ from tpufeed.dataset.records import Reader
 from tpufeed.errors import OptionError, ShardError, mask_secrets
 from tpufeed.loaders.batch import Decoder, warn_of_flips
 from tpufeed.loaders.columns import SAMPLE
-from tpufeed.loaders.executor import make_copies
+from tpufeed.loaders.executor import LEAST_KEPT, make_copies
 from tpufeed.loaders.feed import DatasetLike
 from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sampler import SampleSource
+from tpufeed.loaders.sampler import source_of
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.store import open_store
@@ -60,7 +60,8 @@ class PortableSamples:
         self._dataset: Dataset | None = url if isinstance(url, Dataset) else open_dataset(url)
         self.url, self.split = self._dataset.url, split
         self.records = self._dataset.split(split).records
-        self._version, self._digest = self._dataset.number, ""
+        self._version, self._selection = self._dataset.number, self._dataset.selection
+        self._digest, self._stored = self._dataset.content_digest, self._dataset.manifest.content_digest
         self.options, self._decode = options, decode
         self._opened: SplitSamples | None = SplitSamples(self._dataset, split, options, decode)
         warn_of_flips([self._opened.decoder])
@@ -68,8 +69,8 @@ class PortableSamples:
 
     @property
     def content_digest(self) -> str:
-        """Digest of the dataset's content."""
-        return self._digest if self._dataset is None else self._dataset.content_digest
+        """Digest of the content of the dataset, or of the view."""
+        return self._digest
 
     def open(self, workers: int = 1) -> "SplitSamples":
         """Return the samples for this process. `workers` processes share its local copies and samples.
@@ -87,7 +88,7 @@ class PortableSamples:
             if self._opened is None:
                 if self._dataset is None:
                     # Not while unpickling: a worker that fails there dies without a message.
-                    self._dataset = reopen_dataset(self.url, self._digest, self._version)
+                    self._dataset = reopen_dataset(self.url, self._stored, self._version, selection=self._selection)
                 else:  # forked: the manifest stays in memory that both processes share
                     self._dataset = replace(self._dataset, store=open_store(self.url, follow=False))
                 self._opened = SplitSamples(self._dataset, self.split, self.options, self._decode, workers)
@@ -96,7 +97,7 @@ class PortableSamples:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without what each process must open for itself."""
         own = {"_dataset": None, "_opened": None, "_process": 0, "_opening": None}
-        return self.__dict__ | own | {"_digest": self.content_digest}
+        return self.__dict__ | own
 
 
 class SplitSamples:
@@ -121,11 +122,13 @@ class SplitSamples:
         self, dataset: Dataset, split: str, options: LoaderOptions, decode: bool = True, workers: int = 1
     ) -> None:
         self.dataset, self._split, self._options, self._workers = dataset, split, options, workers
-        self.decoder = Decoder(SampleSource(dataset, split), options, encoded=not decode)
+        self._source = source_of(dataset, split)
+        self.decoder = Decoder(self._source, options, encoded=not decode)
         self.columns = self.decoder.columns
         self.names = self.columns.names
         self._variants = dataset.split(split).variants
         self._starts = np.cumsum([0, *(shard.records for shard in self._variants[0].shards)])
+        self._chosen = dataset.chosen(split)
         self._readers: dict[int, Reader] = {}
         self._admission: ShardAdmission | None = None
         self._opening = threading.Lock()  # threads that begin together open a variant once
@@ -143,7 +146,7 @@ class SplitSamples:
         bytes with `decode=False`. Thread-safe.
 
         Args:
-            samples: ids of the samples within the split.
+            samples: numbers of the samples, from 0; they are their ids, but not in a view.
             epoch: number of the epoch, which decides random numbers and the variant.
             numbers: for each sample 0 for the random numbers that all loaders draw for it, or a higher number for
                 others.
@@ -156,6 +159,7 @@ class SplitSamples:
         if reader is None:
             with self._opening:
                 reader = self._readers.get(variant) or self._open(variant)
+        samples = samples if self._chosen is None else self._chosen.samples(samples)
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
         rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns.every}
@@ -175,7 +179,7 @@ class SplitSamples:
         if self.dataset.is_remote:
             for reader in self._readers.values():
                 reader.release()
-            if self._admission is None:
+            if self._admission is None and self._source.kept >= LEAST_KEPT:
                 made = make_copies([self.dataset], self._options, max(2, _CONNECTIONS // self._workers))
                 where = f"{self.dataset.url}, split {self._split!r}"
                 self._admission = None if made is None else ShardAdmission(made, self._variants, where)

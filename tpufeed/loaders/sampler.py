@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,9 @@ from tpufeed.dataset.manifest import Split
 from tpufeed.dataset.mixture import SHARES, MixtureOrder, Phase
 from tpufeed.dataset.order import EpochOrder, Ints, Places, Share, World, check_lanes, default_lanes
 from tpufeed.dataset.reader import Dataset
-from tpufeed.errors import OptionError, mask_secrets
-from tpufeed.loaders.mixture import ClassList, JoinedClasses, Mixture, join_classes
+from tpufeed.dataset.selection import Chosen
+from tpufeed.errors import OptionError
+from tpufeed.loaders.mixture import ClassList, JoinedClasses, Mixture, Stop, join_classes, renumbered
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.training import (
     LAST,
@@ -30,6 +31,7 @@ from tpufeed.loaders.training import (
     decode_training,
     grow_state,
     identity_of,
+    passes_of,
     state_number,
 )
 
@@ -54,14 +56,14 @@ class BatchRequest(NamedTuple):
     source: Ints | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SampleSource:
     """A split of a dataset that a loader draws samples from.
 
     Attributes:
         dataset: the dataset.
         split: the name of the split.
-        classes: its classes in a mixture; None outside of one.
+        classes: its classes in a mixture, or those that a view renumbers; None if labels are the dataset's.
         salt: makes its random numbers differ from those of a mixture's other datasets, see `salt_of`.
     """
 
@@ -70,23 +72,54 @@ class SampleSource:
     classes: JoinedClasses | None = None
     salt: int = 0
 
-    @property
+    @cached_property
     def entry(self) -> Split:
-        """The split in the manifest."""
+        """The split, with the number of samples that a view keeps."""
         return self.dataset.split(self.split)
 
-    def epoch_orders(self, options: "LoaderOptions", lanes: int) -> Callable[[int], EpochOrder]:
-        """Return a function that gives the order of an epoch, and keeps the last few orders."""
+    @property
+    def kept(self) -> float:
+        """The part of the split's records that is read: less than 1 for a view."""
+        return self.entry.records / max(1, self.dataset.manifest.splits[self.split].records)
+
+    def epoch_orders(self, options: "LoaderOptions", lanes: int, passes: int = 1) -> Callable[[int], EpochOrder]:
+        """Return a function that gives the order of an epoch, and keeps the last few orders.
+
+        `passes` is how often an epoch reads the dataset: the shards of pass p have the numbers from p * shards on.
+        """
         seed, shuffle = options.seed ^ self.salt, options.shuffle
-        records = [[shard.records for shard in variant.shards] for variant in self.entry.variants]
+        numbers = range(len(self.entry.variants))
+        records = [self.dataset.shard_records(self.split, number) * passes for number in numbers]
         return lru_cache(_KEPT_ORDERS)(
             lambda epoch: EpochOrder(records[epoch % len(records)], seed, epoch, lanes, shuffle)
         )
 
+    def to_stored(self, places: Places) -> Places:
+        """Return the places in the dataset of samples with these places in a view's order."""
+        if self._chosen is None:
+            return places
+        sample = self._chosen.samples(places.sample)
+        return Places(places.shard, sample - self._first_samples[places.shard], sample)
+
+    @cached_property
+    def _chosen(self) -> Chosen | None:
+        return self.dataset.chosen(self.split)
+
+    @cached_property
+    def _first_samples(self) -> Ints:
+        """The first sample of each shard."""
+        records = [shard.records for shard in self.entry.variants[0].shards]
+        return np.cumsum([0, *records[:-1]])
+
     @property
     def label(self) -> str:
-        """The dataset's URL without secrets, for messages."""
-        return mask_secrets(self.dataset.url)
+        """The dataset's URL without secrets, and what a view selects, for messages."""
+        return self.dataset.label
+
+
+def source_of(dataset: Dataset, split: str) -> SampleSource:
+    """Return a split of a dataset that is read alone, with its classes if it is a view that renumbers them."""
+    return SampleSource(dataset, split, renumbered(dataset))
 
 
 def salt_of(root: int) -> int:
@@ -116,7 +149,7 @@ class DatasetStream:
 
     def __init__(self, source: SampleSource, options: LoaderOptions, lanes: int) -> None:
         self.lanes, self.records, self.due_again = lanes, source.entry.records, source.entry.records
-        self._variants = len(source.entry.variants)
+        self._variants, self._source = len(source.entry.variants), source
         self._order = source.epoch_orders(options, lanes)
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[None, int, Places]:
@@ -124,7 +157,7 @@ class DatasetStream:
 
         As in `BatchRequest`, source is None and epoch a single number if there is only one dataset.
         """
-        return None, epoch, self._order(epoch).places_at(positions)
+        return None, epoch, self._source.to_stored(self._order(epoch).places_at(positions))
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
         """Return (source, variant, shards) that lanes read next, to the end of each dataset's next epoch.
@@ -144,41 +177,36 @@ class MixtureStream:
         sources: the datasets of the training that are still there.
         options: the loader's options.
         lanes: lanes of the order.
-        longest: True to end an epoch when every dataset was read once, False when the first one is used up.
+        stop: what ends an epoch, as in `Mixture`.
 
-    Raises:
-        OptionError: a dataset has fewer samples than there are lanes.
+    A dataset with fewer samples than there are lanes is read several times in its epochs, so that each lane has a
+    sample of it; each pass has its own random numbers.
     """
 
     at_once = 8192  # each dataset and epoch among them costs a look-up in its order
 
     def __init__(
-        self, training: Training, sources: Sequence[SampleSource], options: LoaderOptions, lanes: int, longest: bool
+        self, training: Training, sources: Sequence[SampleSource], options: LoaderOptions, lanes: int, stop: Stop
     ) -> None:
-        for source in sources:
-            records = source.entry.records
-            if records < lanes:
-                raise OptionError(
-                    f"{source.label}: split {source.split!r} has {records} samples, fewer than the {lanes} lanes of "
-                    f"the mixture, and each lane needs some; give lanes={2 ** (records.bit_length() - 1)} or fewer (a "
-                    "multiple of the number of ranks), or leave this dataset out"
-                )
-        self.lanes, self._training = lanes, training
+        self.lanes, self._training, self._sources = lanes, training, sources
         self._draws = MixtureOrder(training.phases, lanes, training.seed)
         self._variants = [len(source.entry.variants) for source in sources]
-        self._orders = [source.epoch_orders(options, lanes) for source in sources]
+        self._passes = [passes_of(source.entry.records, lanes) for source in sources]
+        self._orders = [
+            source.epoch_orders(options, lanes, passes) for source, passes in zip(sources, self._passes, strict=True)
+        ]
         # The number of each present dataset in the training, and the reverse: -1 for a dataset that is not there.
         digests = [each.digest for each in training.sources]
         self._numbers = [digests.index(source.dataset.content_digest) for source in sources]
         self._members = np.full(len(digests), -1)
         self._members[self._numbers] = range(len(sources))
-        self._records = np.asarray([each.records for each in training.sources], np.int64)
+        self._records = np.asarray([each.epoch_records(lanes) for each in training.sources], np.int64)
         self._epochs = np.asarray([each.epoch for each in training.sources], np.int64)
         *past, (_, shares) = training.phases
         ends = (number for number, phase in enumerate(past, 1) if np.any(phase.shares, where=self._members < 0))
         self.first = training.phases[max(ends, default=0)].first
-        self.records = self._epoch_samples(longest)
-        self.due_again = min(int(training.sources[each].records * SHARES / shares[each]) for each in self._numbers)
+        self.records = self._epoch_samples(stop)
+        self.due_again = min(int(self._records[each] * SHARES / shares[each]) for each in self._numbers)
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints, Ints, Places]:
         at, lane = np.divmod(positions + begun, self.lanes)
@@ -193,13 +221,20 @@ class MixtureStream:
         source = self._members[drawn]
         found = Places(*(np.empty(len(positions), np.int64) for _ in Places._fields))
         for each, its_epoch, rows in group_rows(source, epochs):
-            for column, values in zip(found, self._orders[each](its_epoch).places_at(place[rows]), strict=True):
+            places = self._orders[each](its_epoch).places_at(place[rows])
+            if (passes := self._passes[each]) > 1:
+                number, shard = np.divmod(places.shard, len(self._sources[each].entry.variants[0].shards))
+                sample = places.sample - number * self._sources[each].entry.records
+                places, epochs[rows] = Places(shard, places.record, sample), its_epoch * passes + number
+            for column, values in zip(found, self._sources[each].to_stored(places), strict=True):
                 column[rows] = values
         return source, epochs, found
 
-    def _epoch_samples(self, longest: bool) -> int:
+    def _epoch_samples(self, stop: Stop) -> int:
         """Count the samples of an epoch as if the training had begun with the present shares."""
-        training, ends, near = self._training, list[int](), 0
+        training, ends, near, longest = self._training, list[int](), 0, stop != "shortest"
+        if stop == "total":
+            return self.lanes * max(1, round(sum(source.entry.records for source in self._sources) / self.lanes))
         order = MixtureOrder([Phase(0, training.phases[-1].shares)], self.lanes, training.seed)
         for lane in range(self.lanes):
             wholes = np.full(len(self._records), 0 if longest else LAST)
@@ -222,9 +257,11 @@ class MixtureStream:
             for epoch in (first, first + 1):
                 read = {lane: max(0, counts[lane] - epoch * lengths[lane]) for lane in lanes}
                 for shard, place in self._orders[source](trained.epoch + epoch).due_positions(read).items():
-                    when = (epoch * trained.records + place - start * self.lanes) / share
+                    when = (epoch * int(self._records[number]) + place - start * self.lanes) / share
                     if when < horizon:
-                        due.append((when, source, (trained.epoch + epoch) % self._variants[source], shard))
+                        again, stored = divmod(shard, len(self._sources[source].entry.variants[0].shards))
+                        at = (trained.epoch + epoch) * self._passes[source] + again
+                        due.append((when, source, at % self._variants[source], stored))
         return [(source, variant, [shard]) for _, source, variant, shard in sorted(due)]
 
 
@@ -338,7 +375,7 @@ class Sampler:
             total = math.fsum(given.weights.values())
             self.shares = tuple(weight / total for weight in given.weights.values())
         else:
-            source, classes = SampleSource(given, split), ClassList(given.manifest.class_names)
+            source, classes = source_of(given, split), ClassList(given.class_names)
             if not source.entry.records:
                 raise OptionError(f"{source.label}: split {split!r} is empty")
             training = training or Training(lanes=options.lanes)
@@ -365,8 +402,7 @@ class Sampler:
                     raise OptionError(f"lanes are at most {most} for the split {self._split!r}, not {lanes}")
                 check_lanes(lanes, world)
             if isinstance(self._given, Mixture):
-                longest = self._given.stop != "shortest"
-                self._stream = MixtureStream(self.training, self.sources, options, lanes, longest)
+                self._stream = MixtureStream(self.training, self.sources, options, lanes, self._given.stop)
             else:
                 self._stream = DatasetStream(self.sources[0], options, lanes)
         return self._stream
@@ -421,6 +457,13 @@ class Sampler:
         given = self._given
         if isinstance(given, Dataset):
             state = grow_state(state, given)
+            whole, there = given.manifest.content_digest, state.get("content_digest")
+            if given.selection is not None and there != given.content_digest:
+                what = "the whole dataset" if there == whole else "another view, or of another dataset"
+                raise OptionError(
+                    f"the state is of {what}, and this loader reads the view {given.label}: load it into a loader of "
+                    "what it was saved with, or begin a new training with this view"
+                )
         elif "mixture" not in state and "content_digest" in state:
             raise OptionError(
                 f"the state is of one dataset, and {self.label} is a mixture; load it into a loader of that dataset"

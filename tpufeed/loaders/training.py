@@ -65,7 +65,7 @@ def grow_state(state: Mapping[str, Any], dataset: Dataset) -> Mapping[str, Any]:
     An epoch that has given no sample yet is still to come. Raises OptionError if the state is of an older version, and
     the dataset was not opened with `grown`.
     """
-    digest, past = state.get("content_digest"), dataset.manifest.past_digests
+    digest, past = state.get("content_digest"), dataset.past_digests
     if digest == dataset.content_digest or digest not in past:
         return state
     if not dataset.grown:
@@ -107,7 +107,7 @@ class TrainedSource(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     Attributes:
         digest: digest of its content.
-        url: its URL without secrets, for messages.
+        url: its URL without secrets, and what a view selects, for messages.
         records: samples of its split.
         root: number of the training's first version of this dataset; its own number if this is the first.
         epoch: the epoch with which it began: the next one after an older version, else 0.
@@ -119,9 +119,19 @@ class TrainedSource(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     root: int
     epoch: int
 
+    def epoch_records(self, lanes: int) -> int:
+        """Return the samples of one of its epochs, which has several passes if there are more lanes than samples."""
+        return self.records * passes_of(self.records, lanes)
+
     def lane_length(self, lane: int, lanes: int) -> int:
         """Return the samples of a lane in an epoch."""
-        return self.records // lanes + (lane < self.records % lanes)
+        records = self.epoch_records(lanes)
+        return records // lanes + (lane < records % lanes)
+
+
+def passes_of(records: int, lanes: int) -> int:
+    """Return how often an epoch of a dataset in a mixture reads it: often enough for a sample in each lane."""
+    return -(-lanes // records)
 
 
 @dataclass(frozen=True)
@@ -171,10 +181,15 @@ class Training:
         sources, expected = list(self.sources), list(last.shares)
         order, has_grown = MixtureOrder(self.phases, self.lanes, self.seed), False
         for dataset in present:
-            if dataset.content_digest in numbers:
+            if (number := numbers.get(dataset.content_digest)) is not None:
+                if self.sources[number].records != (records := dataset.split(split).records):
+                    raise OptionError(
+                        f"the state's mixture does not come from state_dict(): it says that {dataset.label} has "
+                        f"{self.sources[number].records} samples, and it has {records}"
+                    )
                 continue
             root, epoch, share = len(sources), 0, 0
-            past = dataset.manifest.past_digests
+            past = dataset.past_digests
             older = next((digest for digest in reversed(past) if digest in gone), None)
             if older is not None:
                 if not dataset.grown and not mixture.reweight:
@@ -191,7 +206,7 @@ class Training:
         if is_same and not has_grown:
             return self
         if not is_same and not mixture.reweight:
-            raise self._other_weights({mask_secrets(each.url): each.content_digest for each in present}, weights)
+            raise self._other_weights({each.label: each.content_digest for each in present}, weights)
         new = Phase(position, tuple(expected) if is_same else shares)
         more = (0,) * (len(sources) - len(self.sources))
         past_phases = (Phase(phase.first, phase.shares + more) for phase in self.phases if phase.first < position)
@@ -251,7 +266,7 @@ def begin_training(present: Sequence[Dataset], split: str, mixture: Mixture, opt
 
 
 def _trained(dataset: Dataset, split: str, root: int, epoch: int) -> TrainedSource:
-    return TrainedSource(dataset.content_digest, mask_secrets(dataset.url), dataset.split(split).records, root, epoch)
+    return TrainedSource(dataset.content_digest, dataset.label, dataset.split(split).records, root, epoch)
 
 
 def _next_epoch(order: MixtureOrder, number: int, source: TrainedSource, position: int) -> int:
@@ -288,8 +303,8 @@ def decode_training(state: Mapping[str, Any], lanes: int) -> Training:
                 raise ValueError("its shares do not add up")
         if not firsts or firsts[0] or firsts != sorted(set(firsts)):
             raise ValueError("its phases do not follow one another")
-        if any(each.records < lanes or each.epoch < 0 or not 0 <= each.root < count for each in found.sources):
-            raise ValueError("its datasets do not fit its lanes")
+        if any(each.records < 1 or each.epoch < 0 or not 0 <= each.root < count for each in found.sources):
+            raise ValueError("its datasets have no samples")
         return Training(
             found.sources, tuple(phases), found.seed, found.join, found.classes, lanes, epoch, begun, samples
         )

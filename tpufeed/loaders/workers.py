@@ -248,13 +248,18 @@ def _start_server(sources: Sequence[SampleSource], config: WorkerConfig) -> Fork
     if platform.machine() in ("x86_64", "AMD64") and _PAST_THE_CACHE not in given:
         variables = {_TUNABLES: ":".join(filter(None, [given, f"{_PAST_THE_CACHE}=0x10000"]))}
     assert config.file is not None, "worker processes share the batches' memory"
-    parts = list[tuple[bytes, str, str, str, JoinedClasses | None, int]]()
-    for source in sources:
-        found, manifest = source.dataset, msgspec.msgpack.encode(source.dataset.manifest)
-        parts.append((manifest, found.url, found.version, source.split, source.classes, source.salt))
+    # Views of one dataset have one manifest, which is sent once.
+    manifests = {id(source.dataset.manifest): source.dataset.manifest for source in sources}
+    places = {key: place for place, key in enumerate(manifests)}
+    packed = [msgspec.msgpack.encode(manifest) for manifest in manifests.values()]
+    parts = [
+        (places[id(found.manifest)], found.url, found.version, source.split, source.classes, source.salt)
+        for source in sources
+        for found in (source.dataset,)
+    ]
     patience = config.options.timeout_seconds
     return ForkServer(
-        _ENTRY, _PREPARE, parts, descriptors=[config.file], variables=variables, patience_seconds=patience
+        _ENTRY, _PREPARE, (packed, parts), descriptors=[config.file], variables=variables, patience_seconds=patience
     )
 
 
@@ -273,7 +278,8 @@ def _check_unchanged(given: Sequence[tuple[Dataset, str]]) -> None:
             unversioned.append(dataset)
     if unversioned:
         with ThreadPoolExecutor(OPENED_AT_ONCE, "tpufeed-open") as executor:
-            list(executor.map(lambda found: reopen_dataset(found.url, found.content_digest, found.number), unversioned))
+            digests = ((found.url, found.manifest.content_digest, found.number) for found in unversioned)
+            list(executor.map(lambda each: reopen_dataset(*each), digests))
 
 
 class _Worker(Fork):
@@ -341,9 +347,11 @@ Executor: TypeAlias = ThreadExecutor | ProcessExecutor
 BatchFuture: TypeAlias = ThreadFuture | ProcessFuture
 
 
-def prepare(sources: Sequence[tuple[bytes, str, str, str, JoinedClasses | None, int]]) -> None:
+def prepare(given: tuple[Sequence[bytes], Sequence[tuple[int, str, str, str, JoinedClasses | None, int]]]) -> None:
     """Decode the manifests of all datasets in the fork server, once for all workers."""
-    _sources[:] = [(pack_manifest(_MANIFEST.decode(source[0])), *source[1:]) for source in sources]
+    packed, sources = given
+    manifests = [pack_manifest(_MANIFEST.decode(manifest)) for manifest in packed]
+    _sources[:] = [(manifests[source[0]], *source[1:]) for source in sources]
 
 
 def serve(config: WorkerConfig, connection: Connection) -> None:

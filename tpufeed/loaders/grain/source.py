@@ -98,7 +98,7 @@ class GrainSource:
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes. A label is an index into them."""
-        return self._open().dataset.manifest.class_names
+        return self._open().dataset.class_names
 
     def to_map_dataset(self) -> "grain.MapDataset[dict[str, Any]]":
         """Return the samples as a `grain.MapDataset`, whose index gives sample and epoch."""

@@ -66,6 +66,11 @@ class DirectGraph:
 
     def __init__(self, loader: "Loader", sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
         options, dataset, manifest = loader.options, loader.dataset, loader.dataset.manifest
+        if dataset.selection is not None:
+            raise OptionError(
+                f"{dataset.label}: direct=True reads whole shards in TensorFlow, and a view leaves records out: leave "
+                "out direct=True, or make a dataset of the view with tpufeed.cache.warmup"
+            )
         for option in dataclasses.fields(options):
             if option.name in _NOT_HERE and getattr(options, option.name) not in (option.default, 0):
                 raise OptionError(

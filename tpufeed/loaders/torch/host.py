@@ -94,7 +94,7 @@ class TFRecordImages(TorchDataset[Any]):
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes. A label is an index into them."""
-        return self.dataset.manifest.class_names
+        return self.dataset.class_names
 
     @property
     def dataset(self) -> Dataset:

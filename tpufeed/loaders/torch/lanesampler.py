@@ -242,7 +242,7 @@ class LaneIterator(Iterator[int]):
         sampler, dataset = self._sampler, self._sampler.dataset
         if start is None:
             self._find_epoch()
-        records = [shard.records for shard in dataset.dataset.split(dataset.split).variants[0].shards]
+        records = dataset.dataset.shard_records(dataset.split)
         order = EpochOrder(records, sampler.seed, sampler.epoch, sampler.lanes, sampler.shuffle)
         share, left = sampler._share(_CHUNK, start), len(sampler._share(1, start))
         self._epoch, self._samples, self._ranks = sampler.epoch, share.start, share.world.size

@@ -1,0 +1,169 @@
+"""Read columns of all samples of a split without their images' pixels, and keep the labels for the next time."""
+
+import logging
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.dataset.order import Ints
+from tpufeed.dataset.schema import LABEL, FeatureSpec, fixed_ints, record_layout
+from tpufeed.errors import OptionError, RecordError, mask_secrets
+from tpufeed.tfrecord.example import decode_arrays
+
+if TYPE_CHECKING:
+    from tpufeed.dataset.reader import Dataset
+
+_logger = logging.getLogger(__name__)
+
+_AT_ONCE = 4096  # samples
+_SAID_BYTES = 10**9
+_FOLDER = "tpufeed-labels"  # in the user's cache
+_SHORT = {"label": LABEL, "text": "image/class/text"} | {
+    name: f"image/{name}" for name in ("height", "width", "channels", "format", "filename")
+}
+
+
+class Labels(NamedTuple):
+    """The labels of all samples of a split, end to end: those of sample i are `values[starts[i]:starts[i + 1]]`."""
+
+    values: Ints
+    starts: Ints
+
+    def have(self, classes: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Return for each sample whether it has one of these classes."""
+        found = np.concatenate([[0], np.cumsum(np.isin(self.values, classes))])
+        return found[self.starts[1:]] > found[self.starts[:-1]]
+
+
+def read_labels(dataset: "Dataset", split: str) -> Labels:
+    """Return the labels of all samples that are stored in a split.
+
+    The first call reads each record once, and keeps the labels in the user's cache folder for all later processes.
+
+    Raises:
+        OptionError: the samples have no labels.
+        RecordError, ShardError, StoreError: the records cannot be read.
+    """
+    spec = _find(dataset, "label")
+    stored = dataset.manifest.splits[split]
+    path = _place(f"{dataset.manifest.content_digest}-{split}.npz")
+    if path is not None:
+        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path, allow_pickle=False) as kept:
+            labels = Labels(kept["values"], kept["starts"])  # a zip has a CRC of each
+            if len(labels.starts) == stored.records + 1:
+                return labels
+    size = sum(shard.bytes for shard in stored.variants[0].shards)
+    if size > _SAID_BYTES or dataset.is_remote:
+        _logger.warning(
+            "%s: reading the %d records of split %r once for their labels (%.1f GB); %s",
+            mask_secrets(dataset.url),
+            stored.records,
+            split,
+            size / 1e9,
+            "nothing is kept, as there is no cache folder" if path is None else f"kept in {path}",
+        )
+    parts = list[Ints]()
+    for chunk in _iter_chunks(dataset, split, {"label": spec}):
+        parts += chunk["label"]
+    starts = np.concatenate([[0], np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))]).astype(np.int64)
+    labels = Labels(np.concatenate([np.empty(0, np.int64), *parts]), starts)
+    if path is not None:
+        with suppress(OSError):
+            _keep(path, labels)
+    return labels
+
+
+def iter_columns(dataset: "Dataset", split: str, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    """Yield columns of the samples that are stored in a split, some thousand samples at a time, in their order.
+
+    Numbers are int64 and float32 arrays of shape (samples, *shape), texts arrays of str; columns whose lists vary in
+    length are arrays of arrays.
+
+    Args:
+        dataset: the dataset.
+        split: the name of the split.
+        names: short names of columns, as loaders take them; all but image.
+
+    Raises:
+        OptionError: there is no such column.
+        RecordError, ShardError, StoreError: the records cannot be read.
+    """
+    specs = {name: _find(dataset, name) for name in names}
+    for chunk in _iter_chunks(dataset, split, specs):
+        columns = dict[str, npt.NDArray[Any]]()
+        for name, spec in specs.items():
+            values = chunk[name]
+            if spec.stored_kind == "bytes":
+                texts = [[str(item, "utf-8", "replace") for item in items] for items in values]
+                values = [items[0] if spec.shape == () and items else items for items in texts]
+            if spec.shape is None:
+                columns[name] = np.fromiter(values, object, len(values))
+            elif spec.stored_kind == "bytes":
+                columns[name] = np.array(values)
+            else:
+                columns[name] = np.array(values).reshape(len(values), *spec.shape)
+        yield columns
+
+
+def _iter_chunks(dataset: "Dataset", split: str, specs: dict[str, FeatureSpec]) -> Iterator[dict[str, list[Any]]]:
+    """Yield the values of features, one list or array per sample."""
+    layout, ints = record_layout(dataset.manifest.features), fixed_ints(dataset.manifest.features)
+    are_ints = all(spec.name in ints for spec in specs.values())
+    records = dataset.manifest.splits[split].records
+    chunk: dict[str, list[Any]] = {name: [] for name in specs}
+    for sample, payload in enumerate(dataset.reader(split).iter_payloads(0, records)):
+        where = f"{mask_secrets(dataset.url)}, sample {sample} of split {split!r}"
+        if are_ints:
+            values = dict(zip(ints, layout.decode(payload, where)[1], strict=True))
+            for name, spec in specs.items():
+                chunk[name].append(np.array([values[spec.name]], np.int64))
+        else:
+            found = decode_arrays(payload, where)
+            for name, spec in specs.items():
+                feature = found.get(spec.key)
+                chunk[name].append(np.empty(0, np.int64) if feature is None else feature.values)
+                if spec.shape == () and len(chunk[name][-1]) != 1:
+                    raise RecordError(f"{where}: feature {spec.key!r} has no single value")
+        if (sample + 1) % _AT_ONCE == 0 or sample + 1 == records:
+            yield chunk
+            chunk = {name: [] for name in specs}
+
+
+def _find(dataset: "Dataset", name: str) -> FeatureSpec:
+    features = {spec.name: spec for spec in dataset.manifest.features[1:] if not spec.is_picture}
+    spec = features.get(name) or features.get(_SHORT.get(name, name))
+    if spec is not None:
+        return spec
+    if name == "label":
+        raise OptionError(f"{mask_secrets(dataset.url)} has no labels")
+    shorts = [short for short, feature in _SHORT.items() if feature in features]
+    others = sorted(features.keys() - _SHORT.values())
+    raise OptionError(f"{mask_secrets(dataset.url)} has no column {name!r}; it has {', '.join([*shorts, *others])}")
+
+
+def _place(name: str) -> Path | None:
+    """Return the file of this name in the user's cache folder; None if the user has none."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / _FOLDER / name
+    except RuntimeError:  # no HOME, and no name in a container
+        return None
+
+
+def _keep(path: Path, labels: Labels) -> None:
+    """Write labels to a file in one step, as other processes may do the same. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez(file, values=labels.values, starts=labels.starts)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

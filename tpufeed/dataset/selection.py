@@ -1,0 +1,372 @@
+"""Select samples of a dataset: a view, which is read as a dataset is, and reads no record that it leaves out.
+
+A view keeps the ids of its samples, or a bit per sample if it keeps many. Samples keep their ids and so their random
+numbers: lists of ids, and predictions by id, fit the dataset and all of its views.
+"""
+
+import csv
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.dataset.order import Ints, random_words
+from tpufeed.dataset.scan import iter_columns
+from tpufeed.dataset.schema import several_labels
+from tpufeed.errors import OptionError, StoreError, mask_secrets
+from tpufeed.options import is_whole, shown
+from tpufeed.storage.store import open_store
+
+if TYPE_CHECKING:
+    from tpufeed.dataset.reader import Dataset
+
+Samples: TypeAlias = str | Path | Sequence[int] | Sequence[str] | npt.NDArray[Any]
+Where: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], npt.ArrayLike]
+
+_BLOCK = 256  # bits that are searched at once
+_SPARSE = 64  # a view of fewer than one in 64 keeps numbers: they take less room than bits
+_FOLDS = 3  # purpose of random words, as in `dataset.order`
+_KEY = 0, (1 << 64) - 3  # of the words of folds: no epoch has this number
+_COLUMNS = ("sample", "filename", "id", "path", "image", "file_name")
+_KEPT = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+class Chosen:
+    """The samples of a split that a view keeps. Immutable, and small in a pickle.
+
+    Args:
+        samples: their ids, sorted and each once.
+        records: samples of the split.
+    """
+
+    def __init__(self, samples: Ints, records: int) -> None:
+        self.records, self._count = records, len(samples)
+        self._sparse: npt.NDArray[Any] | None = None
+        if len(samples) * _SPARSE < records:
+            self._sparse = samples.astype(np.min_scalar_type(records))
+            return
+        bits = np.zeros(-(-max(1, records) // _BLOCK) * _BLOCK, np.uint8)
+        bits[samples] = 1
+        self._bits = np.packbits(bits).reshape(-1, _BLOCK // 8)
+        counts = bits.reshape(-1, _BLOCK).sum(1, dtype=np.int64)
+        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])  # before each block
+
+    def __len__(self) -> int:
+        return self._count
+
+    def samples(self, numbers: Ints | None = None) -> Ints:
+        """Return the ids of these samples of the view, each number in `[0, len)`; of all by default."""
+        if self._sparse is not None:
+            return np.asarray(self._sparse if numbers is None else self._sparse[numbers], np.int64)
+        if numbers is None:
+            return np.asarray(np.flatnonzero(np.unpackbits(self._bits)), np.int64)
+        block = np.searchsorted(self._starts, numbers, side="right") - 1
+        before = np.cumsum(np.unpackbits(self._bits[block], axis=1), axis=1, dtype=np.uint16)
+        rank = (numbers - self._starts[block] + 1).astype(np.uint16)
+        return np.asarray(block * _BLOCK + np.argmax(before == rank[:, None], axis=1), np.int64)
+
+    def count_before(self, samples: Ints) -> Ints:
+        """Return how many samples of the view have a lower id than each of these."""
+        if self._sparse is not None:
+            return np.asarray(np.searchsorted(self._sparse, samples), np.int64)
+        block = np.minimum(samples // _BLOCK, len(self._bits) - 1)
+        within = np.arange(_BLOCK) < (samples - block * _BLOCK)[:, None]
+        counts = (np.unpackbits(self._bits[block], axis=1) * within).sum(1, dtype=np.int64)
+        return np.asarray(self._starts[block] + counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a view keeps.
+
+    Attributes:
+        splits: its samples, by split; splits that are not named are whole.
+        text: what was asked for, for people.
+        classes: ids of the classes whose places are the view's labels; None if labels stay the dataset's.
+    """
+
+    splits: Mapping[str, Chosen]
+    text: str
+    classes: tuple[int, ...] | None = None
+
+    def digest(self, content_digest: str, records: Mapping[str, int] | None = None) -> str:
+        """Return the digest of a view of the dataset with this digest.
+
+        `records` are the samples per split of an earlier version, whose samples come first in the newer ones.
+        """
+        digest = hashlib.blake2b(f"{content_digest} {self.classes}".encode(), digest_size=16)
+        for split, chosen in sorted(self.splits.items()):
+            samples = chosen.samples()
+            if records is not None:
+                samples = samples[: np.searchsorted(samples, records.get(split, 0))]
+            digest.update(f" {split} {len(samples)} ".encode() + samples.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def select(dataset: "Dataset", split: str | None, keep_ids: bool | None, given: Mapping[str, Any]) -> "Dataset":
+    """Return the view of a dataset that `Dataset.select` describes; `given` are the ways to select, by their names."""
+    splits = list(dataset.manifest.splits) if split is None else [split]
+    if split is not None:
+        dataset.split(split)  # it exists
+    several, before = several_labels(dataset.manifest.features), dataset.selection
+    if keep_ids is False and several:
+        raise OptionError(f"{dataset.label}: samples have several labels, so their ids stay; leave out keep_ids=False")
+    if ("samples" in given or "drop" in given) and len(splits) > 1:
+        raise OptionError(
+            f"ids of samples are within a split, and {dataset.label} has {', '.join(splits)}: give split={splits[0]!r}"
+        )
+    ways, relabelled = list[_Way](), None if before is None else before.classes
+    for option, value in given.items():
+        if option == "classes":
+            ids = _class_ids(dataset, value)
+            relabelled = relabelled if several or keep_ids else tuple(ids)
+            ways.append(_Way(f"classes={','.join(map(str, value))}", partial(_have_classes, dataset, ids)))
+        elif option in ("samples", "drop"):
+            listed = _read_samples(option, value)
+            ways.append(_Way(f"{option}={listed.text}", partial(listed.find, dataset), option == "drop"))
+        elif option in ("fold", "without_fold"):
+            number, count = _check_fold(option, value)
+            fold = partial(_are_in_fold, dataset, number, count)
+            ways.append(_Way(f"{option}={number}/{count}", fold, option == "without_fold"))
+        elif option == "where":
+            function = partial(_evaluate, dataset, value, given.get("columns", ()))
+            ways.append(_Way(f"where={getattr(value, '__name__', 'a function')}", function))
+    if not ways:
+        raise OptionError("select needs classes, samples, drop, fold, without_fold or where")
+    found = {} if before is None else dict(before.splits)
+    for name in splits:
+        kept = np.zeros(dataset.manifest.splits[name].records, np.bool_)
+        kept[dataset.samples(name)] = True
+        for way in ways:
+            kept &= way.find(name) != way.leaves_out
+        found[name] = Chosen(np.flatnonzero(kept), len(kept))
+    text = ", ".join(way.text for way in ways)
+    if not any(len(found[name]) for name in splits):
+        raise OptionError(f"{dataset.label}: no sample of {', '.join(splits)} fits {text}, so the view would be empty")
+    text = text if before is None else f"{before.text}, {text}"
+    return replace(dataset, selection=Selection(found, text, relabelled))
+
+
+class _Way(NamedTuple):
+    """One way to select samples: `find` returns for each sample of a split whether it fits."""
+
+    text: str
+    find: Callable[[str], npt.NDArray[np.bool_]]
+    leaves_out: bool = False  # the samples that fit
+
+
+def _have_classes(dataset: "Dataset", classes: Sequence[int], split: str) -> npt.NDArray[np.bool_]:
+    return dataset.labels(split).have(classes)
+
+
+def _are_in_fold(dataset: "Dataset", number: int, count: int, split: str) -> npt.NDArray[np.bool_]:
+    words = random_words(dataset.manifest.splits[split].records, _KEY, _FOLDS)
+    return np.asarray(words % np.uint64(count) == number)
+
+
+def views_by_class(dataset: "Dataset", split: str) -> dict[str, "Dataset"]:
+    """Return for each class that has samples in a split the view of its samples, whose labels stay the dataset's.
+
+    Raises:
+        OptionError: samples have several labels or none, or classes have no names.
+    """
+    if several_labels(dataset.manifest.features):
+        raise OptionError(f"{dataset.label}: samples have several labels, so they cannot be dealt by class")
+    names = dataset.class_names
+    if not names:
+        raise OptionError(f"{dataset.label} does not name its classes")
+    own = dataset.selection.classes if dataset.selection is not None else None
+    ids = range(len(names)) if own is None else own
+    chosen, records = dataset.chosen(split), dataset.manifest.splits[split].records
+    samples = np.arange(records) if chosen is None else chosen.samples()
+    labels = dataset.labels(split).values[samples]
+    order = np.argsort(labels, kind="stable")
+    edges = np.searchsorted(labels[order], np.arange(labels.max(initial=-1) + 2))
+    found: dict[str, Dataset] = {}
+    before = "" if dataset.selection is None else f"{dataset.selection.text}, "
+    for name, number in zip(names, ids, strict=True):
+        of_class = samples[order[edges[number] : edges[number + 1]]] if number + 1 < len(edges) else ()
+        if len(of_class):
+            splits = {split: Chosen(np.asarray(of_class), records)}
+            found[name] = replace(dataset, selection=Selection(splits, f"{before}classes={name}", own))
+    return found
+
+
+def parse_selection(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `Dataset.select` for texts like "classes=cat,dog", "fold=0/5" and "samples=ids.npy".
+
+    Raises OptionError.
+    """
+    found = dict[str, Any]()
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in ("classes", "ids", "samples", "drop", "fold", "without_fold", "split") or not value:
+            raise OptionError(
+                f"--select {shown(text)}: expected classes=cat,dog (and ids=kept to keep their ids), samples=FILE, "
+                "drop=FILE, fold=0/5, without_fold=0/5 or split=NAME"
+            )
+        argument: Any = value
+        if name == "classes":
+            argument = [part.strip() for part in value.split(",")]
+        elif name == "ids":
+            name, argument = "keep_ids", value == "kept"
+        elif name in ("fold", "without_fold"):
+            argument = [int(part) if part.isdecimal() else part for part in value.split("/")]
+        if name in found:
+            raise OptionError(f"--select {text}: {text.partition('=')[0]} is given twice")
+        found[name] = argument
+    return found
+
+
+def _class_ids(dataset: "Dataset", classes: Sequence[str | int]) -> list[int]:
+    """Return the dataset's ids of classes that are given by name, or by their ids in this view."""
+    if isinstance(classes, str) or not len(classes):
+        raise OptionError(f"classes is a list of names or ids, not {shown(classes)}")
+    names, own = dataset.class_names, dataset.selection.classes if dataset.selection is not None else None
+    found = list[int]()
+    for each in classes:
+        if isinstance(each, str) and each in names:
+            number = names.index(each)
+        elif (is_whole(each, 0) or str(each).isdecimal()) and (not names or int(each) < len(names)):
+            number = int(each)
+        else:
+            near = get_close_matches(str(each), names, 3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {len(names)}: {', '.join(names[:8])}"
+            raise OptionError(f"{dataset.label} has no class {shown(each)}; {hint}")
+        found.append(number if own is None else own[number])
+    if len(set(found)) < len(found):
+        raise OptionError(f"a class is named twice in {shown(list(classes))}")
+    return found
+
+
+def _check_fold(name: str, given: Any) -> tuple[int, int]:
+    if not (isinstance(given, Sequence) and len(given) == 2 and is_whole(given[1], 2) and is_whole(given[0], 0)):
+        raise OptionError(f"{name} is (number, folds), like (0, 5) for the first of five, not {shown(given)}")
+    number, count = map(int, given)
+    if number >= count:
+        raise OptionError(f"{name}={number}/{count}: folds are numbered 0 to {count - 1}")
+    return number, count
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """Samples that a user lists, by their ids or by the names of their files."""
+
+    text: str
+    ids: Ints | None
+    names: Sequence[str]
+
+    def find(self, dataset: "Dataset", split: str) -> npt.NDArray[np.bool_]:
+        """Return for each sample of a split whether it is listed. Raises OptionError for one that is not there."""
+        records = dataset.manifest.splits[split].records
+        listed = np.zeros(records, np.bool_)
+        if self.ids is None:
+            wanted, first = set(self.names), 0
+            for chunk in iter_columns(dataset, split, ["filename"]):
+                names = chunk["filename"].tolist()
+                listed[first : first + len(names)] = [name in wanted for name in names]
+                wanted.difference_update(names)
+                first += len(names)
+            if wanted:
+                raise OptionError(
+                    f"{self.text}: {len(wanted)} of its names are not in split {split!r} of {dataset.label}, like "
+                    f"{min(wanted)!r}; expected what its samples have as image/filename"
+                )
+            return listed
+        wrong = self.ids[(self.ids < 0) | (self.ids >= records)]
+        if len(wrong):
+            raise OptionError(
+                f"{self.text}: there is no sample {wrong[0]} in split {split!r} of {dataset.label}; its {records:,} "
+                f"samples are numbered 0 to {records - 1}"
+            )
+        listed[self.ids] = True
+        return listed
+
+
+def _read_samples(option: str, given: Samples) -> _Listed:
+    """Return the samples in a list, an array or a file. Raises OptionError."""
+    where, lines = option, None
+    if isinstance(given, str | Path):
+        where, (folder, slash, name) = mask_secrets(str(given)), str(given).rpartition("/")
+        try:
+            data = open_store(folder + slash if slash else ".").read(name)
+            if name.lower().endswith(".npy"):
+                given = np.load(io.BytesIO(data), allow_pickle=False)
+            else:
+                lines, given = _read_lines(str(data, "utf-8-sig"), where)
+        except StoreError as error:
+            raise OptionError(f"{option}: {where} cannot be read: {error}") from error
+        except UnicodeDecodeError as error:
+            raise OptionError(f"{where} is neither .npy nor text in UTF-8: {error}") from error
+        except (ValueError, EOFError) as error:
+            raise OptionError(f"{where} is not an array of numpy: {error}") from error
+    values = np.asarray(given)
+    if values.ndim != 1 or values.dtype.kind not in "iuU" or not len(values):
+        raise OptionError(
+            f"{where}: expected ids of samples as whole numbers, or names of their files, in one dimension; found "
+            f"{values.dtype} of the shape {values.shape}"
+        )
+    if values.dtype.kind == "U" and all(map(str.isdecimal, values.tolist())):
+        values = values.astype(np.int64)
+    different, counts = np.unique(values, return_counts=True)
+    if counts.max() > 1:
+        twice = different[counts > 1][0]
+        places = np.flatnonzero(values == twice)[:2].tolist()
+        said = [f"line {lines[place]}" if lines else f"place {place}" for place in places]
+        raise OptionError(f"{where} names {twice.item()!r} twice, in {' and '.join(said)}; name each sample once")
+    text = where if where != option else f"{len(values)} samples"
+    return (
+        _Listed(text, values.astype(np.int64), ()) if values.dtype.kind != "U" else _Listed(text, None, values.tolist())
+    )
+
+
+def _read_lines(text: str, where: str) -> tuple[list[int], list[str]]:
+    """Return the numbers of lines, and the ids or names in them, of a text with one per line or of a CSV.
+
+    A CSV has a header; with a column `keep`, only rows that say 1 count. Raises OptionError.
+    """
+    if not where.lower().endswith(".csv"):
+        found = [(number, line) for number, line in enumerate(map(str.strip, text.splitlines()), 1) if line]
+        return [number for number, _ in found], [line for _, line in found]
+    rows = csv.reader(io.StringIO(text))
+    header = [name.strip().lower() for name in next(rows, [])]
+    place = next((header.index(name) for name in _COLUMNS if name in header), None)
+    if place is None:
+        raise OptionError(f"{where}: none of its columns ({', '.join(header)}) is called sample or filename")
+    lines, values = list[int](), list[str]()
+    for row in filter(None, rows):
+        if len(row) != len(header):
+            raise OptionError(f"{where}, line {rows.line_num}: {len(row)} values; its header has {len(header)}")
+        keep = row[header.index("keep")].strip().lower() if "keep" in header else "1"
+        if keep not in _KEPT:
+            raise OptionError(f"{where}, line {rows.line_num}: keep is {keep!r}; expected 1 or 0")
+        if _KEPT[keep]:
+            lines.append(rows.line_num)
+            values.append(row[place].strip())
+    return lines, values
+
+
+def _evaluate(dataset: "Dataset", where: Where, columns: Sequence[str], split: str) -> npt.NDArray[np.bool_]:
+    """Call a user's function on the columns of all samples. Raises OptionError if it does not return one bool each."""
+    if isinstance(columns, str) or not len(columns):
+        raise OptionError("where needs the columns that it looks at, like columns=['label', 'height']")
+    names, records = [name for name in columns if name != "sample"], dataset.manifest.splits[split].records
+    chunks = iter_columns(dataset, split, names) if names else iter([{}])
+    parts, first = [np.empty(0, np.bool_)], 0
+    for chunk in chunks:
+        count = len(next(iter(chunk.values()))) if chunk else records
+        found = np.asarray(where({"sample": np.arange(first, first + count), **chunk}))
+        if found.dtype != np.bool_ or found.shape != (count,):
+            raise OptionError(
+                f"where returned {found.dtype} of the shape {found.shape} for {count} samples; expected one bool each"
+            )
+        parts.append(found)
+        first += count
+    return np.concatenate(parts)
