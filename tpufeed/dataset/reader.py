@@ -195,7 +195,8 @@ class Dataset:
             where: a function of `columns` that returns which samples to keep. It is called once, here, with a dict of
                 arrays of some thousand samples at a time, and returns an array of bool.
             columns: the columns for `where`, by the short names that loaders take; all records are read.
-            split: the split to select from; by default each split. Other splits stay whole.
+            split: the split to select from; by default each split. Other splits stay whole, but if labels become
+                indexes into `classes`, they keep only these classes as well.
 
         Raises:
             OptionError: a class, split, sample or column is not there; a fold is none; or the view would be empty.

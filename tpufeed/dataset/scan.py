@@ -69,11 +69,11 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
             size / 1e9,
             "nothing is kept, as there is no cache folder" if path is None else f"kept in {path}",
         )
-    parts = list[Ints]()
+    values, counts = [np.empty(0, np.int64)], [np.zeros(1, np.int64)]
     for chunk in _iter_chunks(dataset, split, {"label": spec}):
-        parts += chunk["label"]
-    starts = np.concatenate([[0], np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))]).astype(np.int64)
-    labels = Labels(np.concatenate([np.empty(0, np.int64), *parts]), starts)
+        values.append(np.concatenate(chunk["label"], dtype=np.int64))
+        counts.append(np.fromiter(map(len, chunk["label"]), np.int64))
+    labels = Labels(np.concatenate(values), np.cumsum(np.concatenate(counts)))
     if path is not None:
         with suppress(OSError):
             _keep(path, labels)
@@ -123,7 +123,7 @@ def _iter_chunks(dataset: "Dataset", split: str, specs: dict[str, FeatureSpec]) 
         if are_ints:
             values = dict(zip(ints, layout.decode(payload, where)[1], strict=True))
             for name, spec in specs.items():
-                chunk[name].append(np.array([values[spec.name]], np.int64))
+                chunk[name].append((values[spec.name],))
         else:
             found = decode_arrays(payload, where)
             for name, spec in specs.items():

@@ -127,7 +127,9 @@ def select(dataset: "Dataset", split: str | None, keep_ids: bool | None, given: 
         if option == "classes":
             ids = _class_ids(dataset, value)
             relabelled = relabelled if several or keep_ids else tuple(ids)
-            ways.append(_Way(f"classes={','.join(map(str, value))}", partial(_have_classes, dataset, ids)))
+            ways.append(
+                _Way(f"classes={','.join(map(str, value))}", partial(_have_classes, dataset, ids), renumbers=True)
+            )
         elif option in ("samples", "drop"):
             listed = _read_samples(option, value)
             ways.append(_Way(f"{option}={listed.text}", partial(listed.find, dataset), option == "drop"))
@@ -141,12 +143,15 @@ def select(dataset: "Dataset", split: str | None, keep_ids: bool | None, given: 
     if not ways:
         raise OptionError("select needs classes, samples, drop, fold, without_fold or where")
     found = {} if before is None else dict(before.splits)
-    for name in splits:
-        kept = np.zeros(dataset.manifest.splits[name].records, np.bool_)
-        kept[dataset.samples(name)] = True
-        for way in ways:
-            kept &= way.find(name) != way.leaves_out
-        found[name] = Chosen(np.flatnonzero(kept), len(kept))
+    for name, entry in dataset.manifest.splits.items():
+        # Renumbered classes are those of all splits: samples of other classes would have no label.
+        own = [way for way in ways if name in splits or (way.renumbers and relabelled is not None)]
+        if own:
+            kept = np.zeros(entry.records, np.bool_)
+            kept[dataset.samples(name)] = True
+            for way in own:
+                kept &= way.find(name) != way.leaves_out
+            found[name] = Chosen(np.flatnonzero(kept), len(kept))
     text = ", ".join(way.text for way in ways)
     if not any(len(found[name]) for name in splits):
         raise OptionError(f"{dataset.label}: no sample of {', '.join(splits)} fits {text}, so the view would be empty")
@@ -160,6 +165,7 @@ class _Way(NamedTuple):
     text: str
     find: Callable[[str], npt.NDArray[np.bool_]]
     leaves_out: bool = False  # the samples that fit
+    renumbers: bool = False  # it selects by classes
 
 
 def _have_classes(dataset: "Dataset", classes: Sequence[int], split: str) -> npt.NDArray[np.bool_]:
@@ -300,7 +306,7 @@ def _read_samples(option: str, given: Samples) -> _Listed:
             if name.lower().endswith(".npy"):
                 given = np.load(io.BytesIO(data), allow_pickle=False)
             else:
-                lines, given = _read_lines(str(data, "utf-8-sig"), where)
+                lines, given = _read_lines(str(data, "utf-8-sig"), where, option)
         except StoreError as error:
             raise OptionError(f"{option}: {where} cannot be read: {error}") from error
         except UnicodeDecodeError as error:
@@ -327,10 +333,10 @@ def _read_samples(option: str, given: Samples) -> _Listed:
     )
 
 
-def _read_lines(text: str, where: str) -> tuple[list[int], list[str]]:
+def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str]]:
     """Return the numbers of lines, and the ids or names in them, of a text with one per line or of a CSV.
 
-    A CSV has a header; with a column `keep`, only rows that say 1 count. Raises OptionError.
+    A CSV has a header; with a column `keep`, which is for `samples`, only rows that say 1 count. Raises OptionError.
     """
     if not where.lower().endswith(".csv"):
         found = [(number, line) for number, line in enumerate(map(str.strip, text.splitlines()), 1) if line]
@@ -340,6 +346,8 @@ def _read_lines(text: str, where: str) -> tuple[list[int], list[str]]:
     place = next((header.index(name) for name in _COLUMNS if name in header), None)
     if place is None:
         raise OptionError(f"{where}: none of its columns ({', '.join(header)}) is called sample or filename")
+    if option != "samples" and "keep" in header:
+        raise OptionError(f"{where} says in its column 'keep' what to keep: give it as samples=, not as {option}=")
     lines, values = list[int](), list[str]()
     for row in filter(None, rows):
         if len(row) != len(header):

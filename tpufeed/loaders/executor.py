@@ -115,7 +115,9 @@ class ThreadExecutor:
             self._copied = frozenset(different[at] for at in picked if kept[different[at]] >= LEAST_KEPT)
         # Twice the lanes: for each lane the shard that is read now, and the one that batches ahead have reached.
         wanted = max(OPEN_SHARDS if self._copies is None else _FEWEST_COPIED, 2 * config.lanes)
-        self._open_shards = wanted if len(first) == 1 else max(1, min(wanted, _MOST_OPEN // len(first)))
+        if len(first) < len(sources):  # views by class read all shards at once
+            wanted = max(wanted, *(len(each.entry.variants[0].shards) for each in sources))
+        self._open_shards = max(1, min(wanted, _MOST_OPEN // len(first))) if len(sources) > 1 else wanted
         self._name = f"tpufeed-decode-{id(self):x}"
         self._threads = ThreadPoolExecutor(config.threads, self._name)
 
