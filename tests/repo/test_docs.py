@@ -215,6 +215,32 @@ def test_the_commands_and_programs_for_mixtures_run_as_they_stand(sources: Path,
     run_here(commands("mixtures.md"), tmp_path)
 
 
+@pytest.fixture
+def tailed(sources: Path, tmp_path: Path) -> Path:
+    """A folder with `flowers`, whose five classes have 12, 9, 7, 4 and 3 samples."""
+    for name, count in (("astronaut", 12), ("cat", 9), ("coffee", 7), ("flower", 4), ("china", 3)):
+        for photo in sorted((sources / "photos" / name).glob("*.jpg"))[:count]:
+            target = tmp_path / "raw" / name / photo.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(photo, target)
+    tpufeed.shard(tmp_path / "raw", tmp_path / "flowers", workers=1)
+    return tmp_path
+
+
+def test_the_programs_for_views_run_as_they_stand(tailed: Path) -> None:
+    printed = run_program("\n".join(blocks("views.md")), tailed, TPUFEED_PROCESSES="0", XDG_CACHE_HOME=str(tailed))
+    assert "('cat', 'coffee') 16 samples, by class: (9, 7)\n" in printed
+    assert printed.endswith("by class, in 320 samples: [64, 64, 64, 64, 64]\n")
+
+
+def test_the_commands_for_views_run_as_they_stand(tailed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tailed))
+    (tailed / "bad.csv").write_text("sample\n0\n3\n")  # of the programs
+    run_here(commands("views.md"), tailed)
+    assert tpufeed.open_dataset(tailed / "cats-64").manifest.class_names == ("cat", "coffee")
+    assert (tailed / "suspects.png").stat().st_size > 1000
+
+
 def test_the_commands_and_programs_for_growing_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
     for number, photo in enumerate(sorted((sources / "photos").glob("*/*.jpg"))):
         target = tmp_path / ("photos", "more")[number % 4 == 0] / photo.parent.name / photo.name

@@ -189,7 +189,7 @@ class Dataset:
                 read from all records). A list, an array, or a file: .npy, text with one per line, or .csv with a
                 column `sample` or `filename`, and maybe `keep` (1 or 0).
             drop: leave out these samples, given like `samples`.
-            fold: (number, folds): keep this one of k parts of equal size, drawn by the ids. A sample stays in its fold
+            fold: (number, folds): keep one of k parts of about equal size, drawn by the ids. A sample stays in its fold
                 when the dataset grows.
             without_fold: (number, folds): keep all other folds, to train on them.
             where: a function of `columns` that returns which samples to keep. It is called once, here, with a dict of
