@@ -122,26 +122,10 @@ def select(dataset: "Dataset", split: str | None, keep_ids: bool | None, given: 
         raise OptionError(
             f"ids of samples are within a split, and {dataset.label} has {', '.join(splits)}: give split={splits[0]!r}"
         )
-    ways, relabelled = list[_Way](), None if before is None else before.classes
-    for option, value in given.items():
-        if option == "classes":
-            ids = _class_ids(dataset, value)
-            relabelled = relabelled if several or keep_ids else tuple(ids)
-            ways.append(
-                _Way(f"classes={','.join(map(str, value))}", partial(_have_classes, dataset, ids), renumbers=True)
-            )
-        elif option in ("samples", "drop"):
-            listed = _read_samples(option, value)
-            ways.append(_Way(f"{option}={listed.text}", partial(listed.find, dataset), option == "drop"))
-        elif option in ("fold", "without_fold"):
-            number, count = _check_fold(option, value)
-            fold = partial(_are_in_fold, dataset, number, count)
-            ways.append(_Way(f"{option}={number}/{count}", fold, option == "without_fold"))
-        elif option == "where":
-            function = partial(_evaluate, dataset, value, given.get("columns", ()))
-            ways.append(_Way(f"where={getattr(value, '__name__', 'a function')}", function))
-    if not ways:
-        raise OptionError("select needs classes, samples, drop, fold, without_fold or where")
+    ways = _find_ways(dataset, given)
+    relabelled = None if before is None else before.classes
+    if "classes" in given and not several and not keep_ids:
+        relabelled = tuple(_class_ids(dataset, given["classes"]))
     found = {} if before is None else dict(before.splits)
     for name, entry in dataset.manifest.splits.items():
         # Renumbered classes are those of all splits: samples of other classes would have no label.
@@ -166,6 +150,27 @@ class _Way(NamedTuple):
     find: Callable[[str], npt.NDArray[np.bool_]]
     leaves_out: bool = False  # the samples that fit
     renumbers: bool = False  # it selects by classes
+
+
+def _find_ways(dataset: "Dataset", given: Mapping[str, Any]) -> list[_Way]:
+    ways = list[_Way]()
+    for option, value in given.items():
+        if option == "classes":
+            have = partial(_have_classes, dataset, _class_ids(dataset, value))
+            ways.append(_Way(f"classes={','.join(map(str, value))}", have, renumbers=True))
+        elif option in ("samples", "drop"):
+            listed = _read_samples(option, value)
+            ways.append(_Way(f"{option}={listed.text}", partial(listed.find, dataset), option == "drop"))
+        elif option in ("fold", "without_fold"):
+            number, count = _check_fold(option, value)
+            fold = partial(_are_in_fold, dataset, number, count)
+            ways.append(_Way(f"{option}={number}/{count}", fold, option == "without_fold"))
+        elif option == "where":
+            function = partial(_evaluate, dataset, value, given.get("columns", ()))
+            ways.append(_Way(f"where={getattr(value, '__name__', 'a function')}", function))
+    if not ways:
+        raise OptionError("select needs classes, samples, drop, fold, without_fold or where")
+    return ways
 
 
 def _have_classes(dataset: "Dataset", classes: Sequence[int], split: str) -> npt.NDArray[np.bool_]:
