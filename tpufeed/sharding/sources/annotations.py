@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpufeed.errors import TpufeedError
 from tpufeed.sharding.inputs import Files
@@ -125,24 +125,33 @@ def _read_table(store: Store, name: str, classed: bool) -> str | None:
     label = "" if any(column.lower() in LABEL_COLUMNS for column in columns) else " --label none"
     if (sides := say_boxes(columns)) and len(set(map(str, paths))) < len(paths):
         return f" --group-by {shlex.quote(image)}{sides}{label}"
-    boxes = _boxes_of(rows, columns)
-    if classed and not boxes and not file.startswith(_OWN_NAMES):
-        return None
-    return boxes or label
+    boxes = find_boxes(rows, columns)
+    if boxes is not None:
+        form = f" --box-format {boxes.form}" if boxes.form else ""
+        return f" --boxes {shlex.quote(boxes.name)}{form} --label {shlex.quote(boxes.label or 'none')}"
+    return None if classed and not file.startswith(_OWN_NAMES) else label
 
 
-def _boxes_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Return the options for a column of boxes, and for that of their labels; empty if there is none."""
+class FoundBoxes(NamedTuple):
+    """A column with the list of a sample's boxes."""
+
+    name: str
+    form: str  # as `box_format`; empty for the default
+    label: str | None  # the column with a label for each box
+
+
+def find_boxes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> FoundBoxes | None:
+    """Return the column that holds the boxes of some rows; None if there is none."""
     for name in columns:
-        lists = [row[name] for row in rows if isinstance(row.get(name), list) and row[name]]
-        if not lists or not all(isinstance(box, list) and len(box) == _BOX for boxes in lists for box in boxes):
+        boxes = [box for row in rows if isinstance(row.get(name), list) for box in row[name]]
+        sound = sum(isinstance(box, list) and len(box) == _BOX for box in boxes)
+        if "box" not in name.lower() or sound * 2 <= len(boxes):  # a few may be wrong
             continue
         owner, dot, _ = name.rpartition(".")
         label = next((f"{owner}{dot}{last}" for last in _OF_BOXES if f"{owner}{dot}{last}" in columns), None)
-        form = " --box-format xywh" if name.endswith("bbox") else ""  # the usage of `datasets` and COCO
-        said = " --label none" if label is None else f" --label {shlex.quote(label)}"
-        return f" --boxes {shlex.quote(name)}{form}{said}"
-    return ""
+        form = "xywh" if name.endswith("bbox") else ""  # the usage of `datasets` and COCO
+        return FoundBoxes(name, form, label)
+    return None
 
 
 def _read_head(store: Store, name: str) -> bytes:

@@ -15,6 +15,7 @@ from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.sources.columnar import ColumnarSource
 from tpufeed.sharding.sources.folder import FolderSource
 from tpufeed.sharding.sources.grouped import GroupedSource
+from tpufeed.sharding.sources.imagefolder import ImageFolderSource, find_metadata
 from tpufeed.sharding.sources.source import Place, Source, is_hidden, is_image_name, listing
 from tpufeed.sharding.sources.table import TableSource
 from tpufeed.sharding.sources.tars import TarSource
@@ -51,6 +52,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
             if url_scheme(store.url) == "file" and not is_folder(store.url):
                 raise _no_folder(store.url)
             kind, place = _peek(store)
+            if kind is FolderSource and options.masks is None and (metadata := find_metadata(store)):
+                kind, place = ImageFolderSource, Place(store, metadata)
     else:
         store, pattern = named
         place = Place(store, find_files(store, pattern))
