@@ -241,7 +241,21 @@ def test_the_error_for_a_table_without_paths_names_the_option(table, tmp_path):
 
 
 def test_an_append_groups_rows_as_the_dataset(table, tmp_path):
-    shard(table(TUTORIAL[:3]), tmp_path / "d")
-    table(["filename,width,height,class,xmin,ymin,xmax,ymax", "c.png,64,48,cow,1,1,2,2", "c.png,64,48,cow,1,1,3,3"])
-    assert tpufeed.append(tmp_path / "source/boxes.csv", tmp_path / "d", workers=1).added == 1
-    assert texts_of(tmp_path / "d")["c.png"]["boxes"] == [1, 1, 2, 2, 1, 1, 3, 3]
+    """Columns with a value for each box are those of the dataset, even if the new rows do not differ there."""
+    header, *rows = [f"filename,class,{SIDES},score,by", "a.png,cat,1,2,3,4,0.5,x", "a.png,cow,1,2,3,5,0.25,x"]
+    shard(table([header, *rows]), tmp_path / "d")
+    new = table([header, *rows, "b.png,cow,1,1,2,2,0.75,y", "c.png,cow,1,1,2,2,1,y", "c.png,cow,1,1,3,3,1,y"])
+    result = tpufeed.append(new, tmp_path / "d", workers=1)
+    assert (result.added, result.skipped) == (2, 1)
+    samples = texts_of(tmp_path / "d")
+    assert {path: (sample["score"], sample["by"]) for path, sample in samples.items()} == {
+        "a.png": ([0.5, 0.25], ["x"]),
+        "b.png": ([0.75], ["y"]),
+        "c.png": ([1, 1], ["y"]),
+    }
+
+
+def test_a_name_that_is_not_utf8(table, tmp_path):
+    source = table(['{"path": "\\ud800.png", "bbox": [1, 2, 3, 4]}'], "boxes.jsonl")
+    with pytest.raises(SourceError, match="UTF-8"):
+        shard(source, tmp_path / "d", group_by="path", boxes="bbox")

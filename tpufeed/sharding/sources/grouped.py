@@ -19,7 +19,7 @@ import msgspec
 
 from tpufeed.build.item import Item
 from tpufeed.errors import OptionError, SourceError
-from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.inputs import Files, is_web
 from tpufeed.sharding.options import BOX, ShardOptions
 from tpufeed.sharding.sources.source import IMAGE_SUFFIXES, Contents, Found, Place, is_hidden, listing, resolve, show
 from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, TableColumns, TableSource, to_label
@@ -47,7 +47,7 @@ class Groups:
         self.close = self._database.close
         self._database.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE; BEGIN;"
-            "CREATE TABLE runs(key TEXT, row INTEGER, rows BLOB);"
+            "CREATE TABLE runs(key BLOB, row INTEGER, rows BLOB);"
         )
         self._database.executemany("INSERT INTO runs VALUES(?, ?, ?)", self._iter_runs(records))
         repeated = "SELECT key FROM runs WHERE key IS NOT NULL GROUP BY key HAVING COUNT(*) > 1"
@@ -59,7 +59,7 @@ class Groups:
     def __iter__(self) -> Iterator[Rows]:
         return self._iter_groups()
 
-    def _iter_runs(self, records: Iterable[Record]) -> Iterator[tuple[str | None, int, bytes]]:
+    def _iter_runs(self, records: Iterable[Record]) -> Iterator[tuple[bytes | None, int, bytes]]:
         column = self._column
         # A row without a value is a group of its own.
         keys = itertools.groupby(enumerate(records, 1), lambda pair: _key_of(pair[1].get(column)) or pair[0])
@@ -67,7 +67,7 @@ class Groups:
             rows = list(itertools.islice(pairs, _MOST_ROWS + 1))
             self._check_length(rows)
             self._learn(rows)
-            yield (key if isinstance(key, str) else None), rows[0][0], pickle.dumps(rows)
+            yield (key.encode(errors="surrogatepass") if isinstance(key, str) else None), rows[0][0], pickle.dumps(rows)
 
     def _iter_groups(self, where: str = "") -> Iterator[Rows]:
         order = "ORDER BY key, row" if self._is_mixed else "ORDER BY rowid"
@@ -166,7 +166,8 @@ class GroupedSource(TableSource):
         if not keys or count("{}", keys):
             return None
         with listing():
-            folders = sorted(name for name in self._store.iter_folders() if not is_hidden(name))[:_MOST_FOLDERS]
+            names = () if is_web(self._store) else self._store.iter_folders()
+            folders = sorted(name for name in names if not is_hidden(name))[:_MOST_FOLDERS]
         ends = [f"{{}}{suffix}" for suffix in ("", *IMAGE_SUFFIXES)]
         patterns = [posixpath.join(folder, end) for folder in ("", *folders) for end in ends]
         found = [pattern for pattern in patterns if count(pattern, keys[:1]) and count(pattern, keys) == len(keys)]
