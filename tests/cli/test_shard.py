@@ -190,6 +190,7 @@ OF_OTHER_TESTS = {
     "--column",  # test_columns_shapes.py
     *("--image-column", "--masks"),  # test_pictures.py
     *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
+    "--group-by",  # sources/test_table_boxes.py
     "--flip-pairs",  # loaders/test_columns_flips.py
     *("--duplicates", "--split-by-content"),  # test_duplicates.py
     *("--append", "--allow-different"),  # test_append.py

@@ -259,7 +259,7 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
     """The sources of the page: photographs of 300x225 with masks, depth, boxes and more, drawn at random."""
     rng = np.random.default_rng(0)
     rows, annotations = [], []
-    for name in ("road", "street/images", "street/masks", "scenes", "coco/annotations", "coco/val2017"):
+    for name in ("road", "street/images", "street/masks", "scenes", "coco/annotations", "coco/val2017", "folder"):
         (folder / name).mkdir(parents=True)
     members: dict[str, list[tuple[str, bytes]]] = {"0000": [], "0001": []}
     for number, photo in enumerate(photos):
@@ -282,7 +282,12 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
         )
         for box in boxes[: number % 3]:
             annotations.append({"image_id": number, "category_id": 3, "bbox": box, "iscrowd": 0})
-        for name in (f"road/{number}.jpg", f"street/images/{number}.jpg", f"coco/val2017/{number:012d}.jpg"):
+        for name in (
+            f"road/{number}.jpg",
+            f"street/images/{number}.jpg",
+            f"coco/val2017/{number:012d}.jpg",
+            f"folder/{number}.jpg",
+        ):
             shutil.copy(photo, folder / name)
         for name in (f"road/{number}.png", f"street/masks/{number}.png"):
             (folder / name).write_bytes(mask.getvalue())
@@ -298,6 +303,11 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
     kinds = ("car", 1), ("bus", 40)
     sides = (f"{row['path']},{kind},{left},0,{left + 20},30" for row in rows for kind, left in kinds)
     (folder / "road/boxes.csv").write_text("\n".join(["filename,class,xmin,ymin,xmax,ymax", *sides, ""]))
+    metadata = [
+        {"file_name": f"{number}.jpg", "objects": {"bbox": row["boxes"], "categories": row["kinds"]}}
+        for number, row in enumerate(rows)
+    ]
+    (folder / "folder/metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metadata))
     images = [{"id": number, "file_name": f"{number:012d}.jpg"} for number in range(len(photos))]
     content = {"images": images, "annotations": annotations, "categories": [{"id": 3, "name": "car"}]}
     (folder / "coco/annotations/instances_val2017.json").write_text(json.dumps(content))

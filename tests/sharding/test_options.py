@@ -166,6 +166,7 @@ def test_no_option_is_left_out_of_the_plan():
         "columns",
         "image_columns",
         "masks",
+        "group_by",
         "boxes",
         "box_format",
         "keypoints",

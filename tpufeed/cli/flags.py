@@ -217,8 +217,17 @@ Masks = Annotated[
     str | None,
     in_source(metavar="DIR", help="Folder of masks for a folder of images, with the same paths and any suffix."),
 ]
+GroupBy = Annotated[
+    str | None,
+    in_source(metavar="COLUMN", help="For a table with a row per box: the column that names the image of a row."),
+]
 Boxes = Annotated[
-    str | None, in_source(metavar="COLUMN", help="Column with the list of a sample's boxes, of 4 numbers each.")
+    str | None,
+    in_source(
+        metavar="COLUMN",
+        help="Column with the list of a sample's boxes, of 4 numbers each; with --group-by the column of a row's box, "
+        "or its four columns: xmin,ymin,xmax,ymax.",
+    ),
 ]
 BoxFormat = Annotated[
     str | None,

@@ -10,6 +10,7 @@ from tpufeed.build.plan import Plan, differing_options
 from tpufeed.build.run import BuildResult, ProgressListener, run
 from tpufeed.build.versions import check_base, check_class_names, follows
 from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.schema import OWN_NAMES
 from tpufeed.dataset.writer import check_writable
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import DatasetNotFoundError, OptionError
@@ -156,6 +157,12 @@ class AppendRecipe(ShardRecipe):
             name: stored[name] for name in inherited - _STORED_OTHERWISE if stored.get(name) is not None
         }
         options["keeps_classes"] = "classes" in options
+        if {
+            "group_by",
+            "boxes",
+        } <= options.keys():  # the new rows of an image may not differ in all columns that have values of boxes
+            features = [spec for spec in base.manifest.features if spec.name not in OWN_NAMES]
+            options.setdefault("box_columns", [spec.name for spec in features if isinstance(spec.of, str)])
         if "policy" in inherited:
             options["policy"] = {name: stored[name] for name in POLICIES if name in stored}
         if "splits" in inherited:

@@ -41,6 +41,7 @@ def shard(  # noqa: PLR0913  # the public face
     columns: Mapping[str, str] | None = None,
     image_columns: Mapping[str, str] | None = None,
     masks: str | Path | None = None,
+    group_by: str | None = None,
     boxes: str | None = None,
     box_format: str | None = None,
     keypoints: str | None = None,
@@ -106,8 +107,12 @@ def shard(  # noqa: PLR0913  # the public face
             by nearest neighbour, and stay PNG.
         masks: a folder of masks that mirrors the folder of images: the same relative paths, with any image suffix. It
             makes the column "mask".
+        group_by: the table column that is equal in all rows of one image, if a table has a row for each box. These rows
+            become one sample, and the column is also that of the paths, unless `image` names another column, or makes
+            paths of its values, like "train/{}.jpg".
         boxes: the table column, or the key of a tar's json, that holds the list of a sample's boxes. They are stored
             as float32 left, top, right, bottom, in pixels of the stored image. A list of labels has one for each box.
+            With `group_by`, the column of a row's box, or the four columns of its numbers: "xmin,ymin,xmax,ymax".
         box_format: the numbers of a box in the source, in pixels of the upright image: "xyxy", "xywh" or "cxcywh".
             Append ",relative" if boxes and keypoints are shares of its width and height.
         keypoints: the column that holds the list of a sample's keypoints (x, y and maybe a visibility), or a list of
@@ -116,6 +121,7 @@ def shard(  # noqa: PLR0913  # the public face
             [(1, 2), (3, 4)] or "1:2,3:4": loaders and caches swap them when they mirror a picture. [] or "none" if
             there are no pairs. Default: COCO's names of keypoints decide.
         box_columns: columns with a value for each box; if "fit" drops a box, its values are dropped with it.
+            Default with `group_by`: those that differ within an image.
         duplicates: what to do with images whose files are the same bytes. "report" counts them once all are read, lists
             them in _tpufeed/duplicates.jsonl and warns, above all of images in two splits. "drop" keeps the first by
             path and lists the others there; it reads files of equal size beforehand. "keep" says nothing.

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import logging
+import shlex
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.passes import drop_duplicates, read_digests, rows_to_read, skip_known, skip_rejected
 from tpufeed.sharding.sources.kinds import find_source
 from tpufeed.sharding.sources.source import Contents, Found, Source, file_of_row, identity_of
-from tpufeed.sharding.sources.table import has_box
+from tpufeed.sharding.sources.table import say_boxes
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import READS, DamagedReadError
@@ -114,7 +115,7 @@ class Inventory:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
-        types = ColumnTypes(declared, contents.box_columns) if source.has_values or declared else None
+        types = ColumnTypes(declared, options.box_columns or ()) if source.has_values or declared else None
         labels, list_lengths = Counter[Label](), set[int]()
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
@@ -141,6 +142,7 @@ class Inventory:
                 splits.update(str(item.split) for item in chunk)
                 if len(splits) > _MOST_SPLITS:
                     raise OptionError(f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}: the wrong column?")
+        contents = source.contents.merge(options)
         if standing is not None:
             skip_known(self, standing, source.numbers_rows)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
@@ -158,7 +160,7 @@ class Inventory:
         self._sum_up()
         self._look_at_each(source.spells_files)
         if source.spells_files and self.listed_twice:
-            self.warnings += tuple(self._iter_repeats(contents.boxes))
+            self.warnings += tuple(self._iter_repeats(contents.boxes, source.image_column))
 
     def _look_at_each(self, by_file: bool) -> None:
         """Find rejects, inputs that are listed twice, and the digest, in one pass in the order of the paths."""
@@ -178,16 +180,16 @@ class Inventory:
             each = f"SELECT COUNT(*) AS rows FROM inputs GROUP BY {_FILE}"
             (self.listed_twice,) = self.query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
 
-    def _iter_repeats(self, boxes: str | None) -> Iterator[str]:
+    def _iter_repeats(self, boxes: str | None, image: str) -> Iterator[str]:
         """Yield a warning of images that a table names in several rows, each of which becomes a sample."""
-        if boxes is None and has_box(spec.name for spec in self.schema):
+        way = f"--group-by {shlex.quote(image)}"
+        if boxes is None and (found := say_boxes(spec.name for spec in self.schema)):
             each = f"SELECT COUNT(*) AS rows, MIN(path) AS path FROM inputs GROUP BY {_FILE} HAVING rows > 1"
             images, rows, path = self.query(f"SELECT COUNT(*), SUM(rows), MIN(path) FROM ({each})").fetchone()
             yield (
                 f"{images:,} images are in {rows:,} rows, each with a box, like {path}: every row becomes a separate "
                 "sample, with one label and a box that does not move with the crop. To get samples with all boxes of "
-                "their image, write JSON lines with one row per image (docs/samples.md has a program), and run: "
-                "tpufeed shard boxes.jsonl DST --boxes boxes --label label"
+                f"their image, pass {way}{found} (docs/samples.md)"
             )
         elif self.labelled:
             self.database.create_function("class_of", 1, self.classes.ids.get)
@@ -199,8 +201,8 @@ class Inventory:
             if images:
                 yield (
                     f"{images:,} images are in several rows with different labels, like {path}: every row becomes a "
-                    "separate sample, and they contradict each other. To get samples with several labels, write JSON "
-                    "lines with one row per image and a list of its labels: docs/samples.md"
+                    "separate sample, and they contradict each other. To get samples with several labels, pass "
+                    f"{way}"
                 )
 
     def _sum_up(self) -> None:

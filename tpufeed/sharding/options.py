@@ -31,6 +31,8 @@ Handling = Literal["keep", "report", "drop"]  # of duplicates
 NameStyle = Literal["tpufeed", "kaggle"]
 PictureKind = Literal["image", "mask", "depth"]
 MASKS = "mask"  # the column that `masks=` makes
+BOXES = "boxes"  # the column that four columns of a table make
+BOX = 4
 _DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
 _PICTURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAKEN = frozenset({"image", "label", "sample", "window"})  # columns that loaders make themselves
@@ -76,7 +78,7 @@ _NO_EXTENSION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 29.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 30.
 
     Raises:
         OptionError: a value is not valid, or two options do not fit together.
@@ -105,6 +107,7 @@ class ShardOptions:
     columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
     image_columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
     masks: str | Path | None = field(default=None, metadata={"role": Role.PLACE})
+    group_by: str | None = field(default=None, metadata=_READING)
     boxes: str | None = field(default=None, metadata=_READING)
     box_format: str | None = field(default=None, metadata=_READING)
     keypoints: str | None = field(default=None, metadata=_READING)
@@ -119,6 +122,8 @@ class ShardOptions:
     split_shares: dict[str, float] | None = field(init=False)  # by name; None if the source may say the splits itself
     class_names: tuple[str, ...] | None = field(init=False)  # `classes` from their file; None for those that occur
     images: ImagePolicy = field(init=False)  # how images are checked and stored
+    box_sides: tuple[str, ...] = field(init=False)  # the four columns that `boxes` names, if it is not one
+    boxes_name: str | None = field(init=False)  # the column of boxes in the dataset
     declared: tuple[Declared, ...] = field(init=False)  # types of `columns`, `boxes` and `keypoints`
     pairs: FlipPairs | None = field(init=False)  # `flip_pairs` as numbers
     pictures: tuple[ImageColumn, ...] = field(init=False)  # `image_columns` and `masks`
@@ -159,6 +164,8 @@ class ShardOptions:
             min_side_px=self.min_side,
             **policy,
         )
+        sides = parse_sides(self.boxes, self.group_by is not None)
+        boxes_name = BOXES if sides else self.boxes
         columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
         has_marks = self.boxes is not None or self.keypoints is not None
         has_pictures = bool(self.image_columns) or self.masks is not None
@@ -168,7 +175,9 @@ class ShardOptions:
             ("split_shares", None if self.splits is None else parse_shares(self.splits)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("images", images),
-            ("declared", declare(self.boxes, self.keypoints, columns) if has_marks else tuple(columns)),
+            ("box_sides", sides),
+            ("boxes_name", boxes_name),
+            ("declared", declare(boxes_name, self.keypoints, columns) if has_marks else tuple(columns)),
             ("pairs", None if self.flip_pairs is None else parse_pairs(self.flip_pairs)),
             ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
             ("sizes_differ", self.presize is not None or self.encode != "keep" or images.greyscale == "rgb"),
@@ -183,6 +192,7 @@ class ShardOptions:
             "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
             "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
+            "group_by": self.group_by,
             "boxes": self.boxes,
             "box_format": self.box_format,
             "keypoints": self.keypoints,
@@ -239,6 +249,24 @@ def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
     if abs(sum(shares.values()) - 1) > 1e-6:
         raise OptionError(f"the shares of the splits add up to {sum(shares.values()):g}, not 1: {shares}; {_FORM}")
     return shares
+
+
+def parse_sides(boxes: str | None, is_grouped: bool) -> tuple[str, ...]:
+    """Return the four columns of "xmin,ymin,xmax,ymax"; nothing if `boxes` names one column. Raises OptionError."""
+    sides = tuple(name.strip() for name in (boxes or "").split(","))
+    if len(sides) == 1 or (len(sides) != BOX and not is_grouped):
+        return ()
+    if len(set(sides) - {""}) != BOX or len(sides) != BOX:
+        raise OptionError(
+            f"boxes={boxes!r} names {len(sides)} columns; expected one with all numbers of a box, or four different "
+            "ones, like xmin,ymin,xmax,ymax"
+        )
+    if not is_grouped:
+        raise OptionError(
+            f"boxes={boxes!r} names four columns, of a table with a row for each box; name also the column that is "
+            "equal in all rows of one image: --group-by COLUMN"
+        )
+    return sides
 
 
 def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tuple[ImageColumn, ...]:

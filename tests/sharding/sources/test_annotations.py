@@ -66,14 +66,14 @@ def test_metadata_of_objects(photos):
         {"file_name": name, "objects": {"bbox": [[1, 2, 10, 12]], "categories": [n % 2]}}
         for n, name in enumerate(NAMES)
     ]
-    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "annotations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (said,) = said_of(folder)
     (taken,) = run(said, folder)
     sample = texts_of(taken)["3.png"]
     assert (sample["objects.bbox"], sample["image/class/label"]) == ([1, 2, 11, 14], [1])
 
 
-@pytest.mark.parametrize("name", ["metadata.csv", "labels.csv", "train.tsv", "metadata.jsonl"])
+@pytest.mark.parametrize("name", ["labels.csv", "train.tsv", "labels.jsonl"])
 def test_tables_of_labels(name, photos):
     folder = photos()
     if name.endswith("jsonl"):
@@ -88,10 +88,10 @@ def test_tables_of_labels(name, photos):
     assert tpufeed.open_dataset(taken).manifest.class_names == ("a", "b")
 
 
-def test_metadata_without_labels(photos):
-    folder = photos()
+def test_metadata_in_a_deeper_folder(photos):
+    folder = photos("photos/cats")
     (folder / "metadata.csv").write_text("file_name,text\n" + "".join(f"{name},of {name}\n" for name in NAMES))
-    (said,) = said_of(folder)
+    (said,) = said_of(folder.parent)
     (taken,) = run(said, folder)
     assert texts_of(taken)["2.png"]["text"] == ["of 2.png"]
 
@@ -122,8 +122,9 @@ def test_tables_with_a_row_for_each_box(photos):
     rows = [f"{name},64,48,{label},4,4,20,20\n" for name in NAMES for label in ("cat", "cow")]
     (folder / "_annotations.csv").write_text("filename,width,height,class,xmin,ymin,xmax,ymax\n" + "".join(rows))
     (said,) = said_of(folder)
-    assert "--boxes boxes" in said
-    assert "_annotations.csv" in said
+    (taken,) = run(said, folder)
+    sample = texts_of(taken)["1.png"]
+    assert (sample["boxes"], sample["image/class/label"]) == ([4, 4, 20, 20] * 2, [0, 1])
 
 
 OTHERS = {
@@ -154,10 +155,10 @@ def test_files_that_no_command_takes(kind, where, photos):
         ("numbers.txt", "1 " * 3000 + "x\n"),  # as rows these can be cut in more ways than can be tried
         ("notes.csv", "day,place\n1,here\n"),
         ("table.csv", "path,label\nelsewhere.png,cat\n"),  # of other images
-        ("metadata.jsonl", "{"),
-        ("metadata.jsonl", '{"file_name": 7}\n'),
-        ("metadata.csv", ""),
-        ("metadata.parquet", "PAR1"),
+        ("meta.jsonl", "{"),
+        ("meta.jsonl", '{"file_name": 7}\n'),
+        ("meta.csv", ""),
+        ("deeper/metadata.parquet", "PAR1"),
         ("settings.json", '{"images": []}'),
         ("@eaDir/metadata.csv", "file_name,label\n0.png,cat\n"),
         ("broken.json", "\xff"),
@@ -179,5 +180,5 @@ def test_a_table_of_what_class_folders_say_already(photos):
 
 def test_who_wants_no_labels_hears_of_none(photos):
     folder = photos()
-    (folder / "metadata.csv").write_text("file_name,label\n0.png,a\n")
+    (folder / "labels.csv").write_text("file_name,label\n0.png,a\n")
     assert said_of(folder, label="none") == []

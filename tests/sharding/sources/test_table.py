@@ -452,13 +452,17 @@ def test_a_row_for_each_box_is_said(labels, header, table, tmp_path):
     result = tpufeed.shard(table(boxes_csv(labels, header)), tmp_path / "d", workers=1)
     (said,) = (warning for warning in result.warnings if "rows" in warning and "box" in warning)
     assert "3 images" in said
-    assert "--boxes boxes" in said
+    image, _, *sides = header.split(",")
+    assert f"--group-by {image} --boxes {','.join(sides)}" in said
 
 
 def test_a_box_as_a_list_in_each_row_is_said(table, tmp_path):
     rows = [{"path": f"{n % 3}.jpg", "bbox": [1, 2, 3, 4 + n]} for n in range(6)]
     result = tpufeed.shard(table(rows, "jsonl"), tmp_path / "d", workers=1)
-    assert any("3 images" in warning and "--boxes boxes" in warning for warning in result.warnings)
+    assert any(
+        "3 images" in warning and "--group-by path --boxes bbox --box-format xywh" in warning
+        for warning in result.warnings
+    )
 
 
 def test_rows_of_one_image_that_contradict_each_other_are_said(table, tmp_path):

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpufeed.errors import TpufeedError
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.sources.source import is_hidden, resolve
-from tpufeed.sharding.sources.table import LABEL_COLUMNS, TableColumns, TableSource, has_box, iter_head
+from tpufeed.sharding.sources.table import LABEL_COLUMNS, TableColumns, TableSource, iter_head, say_boxes
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
@@ -29,7 +29,6 @@ _NO_BOXES = re.compile(r"(?:.*/)?(captions|panoptic|image_info)_[^/]*")  # COCO 
 _YOLO = re.compile(rb"\s*\d+(\s+[-+0-9.eE]+){4,}\s*")  # a line
 _OWN_NAMES = ("metadata", "_annotations")  # of the Hugging Face imagefolder, of Roboflow
 _OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "category_id", "name")
-_ROW_A_BOX = "a row for each box"
 
 
 def _is_yolo(head: bytes) -> bool:
@@ -69,21 +68,13 @@ class AnnotationFiles:
 
         If images are `classed` by their folders, a table of labels adds nothing.
         """
-        commands, with_boxes = list[str](), list[str]()
+        commands = list[str]()
         for name in itertools.chain.from_iterable(self.names.get(suffix, []) for suffix in TableSource.suffixes):
             with suppress(TpufeedError):  # not a table of images, or unreadable: the folder is fine without it
                 options = _read_table(store, name, classed)
-                if options == _ROW_A_BOX:
-                    with_boxes.append(name)
-                elif options is not None:
+                if options is not None:
                     commands.append(_command(store, name, options))
         yield from _say("tables", commands)
-        if with_boxes:
-            yield (
-                f"tables with one row per box are not read, like {with_boxes[0]}: write JSON lines with one row per "
-                "image (docs/samples.md has a program), and run: tpufeed shard boxes.jsonl DST --boxes boxes --label "
-                "label"
-            )
         documents = {name: _read_head(store, name) for name in self.names.get(CocoSource.suffixes[0], [])}
         files = list[str]()
         for name, head in documents.items():
@@ -119,7 +110,7 @@ def _command(store: Store, name: str, options: str = "") -> str:
 
 
 def _read_table(store: Store, name: str, classed: bool) -> str | None:
-    """Return the options that read a table, or `_ROW_A_BOX`; None if it adds nothing. Raises TpufeedError."""
+    """Return the options that read a table; None if it adds nothing. Raises TpufeedError."""
     folder, _, file = name.rpartition("/")
     if name.lower().endswith(".parquet") and not file.startswith(_OWN_NAMES):  # it may hold anything, of any size
         return None
@@ -131,26 +122,36 @@ def _read_table(store: Store, name: str, classed: bool) -> str | None:
     looked = Files(base).stats([resolve(base, path) for path in paths[:1] if isinstance(path, str) and path])
     if not any(isinstance(info, ObjectInfo) and info.version != BROKEN_LINK for info in looked):
         return None
-    if has_box(columns) and len(set(map(str, paths))) < len(paths):
-        return _ROW_A_BOX
-    boxes = _boxes_of(rows, columns)
-    if classed and not boxes and not file.startswith(_OWN_NAMES):
-        return None
-    return boxes or ("" if any(column.lower() in LABEL_COLUMNS for column in columns) else " --label none")
+    label = "" if any(column.lower() in LABEL_COLUMNS for column in columns) else " --label none"
+    if (sides := say_boxes(columns)) and len(set(map(str, paths))) < len(paths):
+        return f" --group-by {shlex.quote(image)}{sides}{label}"
+    boxes = find_boxes(rows, columns)
+    if boxes is not None:
+        form = f" --box-format {boxes.form}" if boxes.form else ""
+        return f" --boxes {shlex.quote(boxes.name)}{form} --label {shlex.quote(boxes.label or 'none')}"
+    return None if classed and not file.startswith(_OWN_NAMES) else label
 
 
-def _boxes_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Return the options for a column of boxes, and for that of their labels; empty if there is none."""
+class FoundBoxes(NamedTuple):
+    """A column with the list of a sample's boxes."""
+
+    name: str
+    form: str  # as `box_format`; empty for the default
+    label: str | None  # the column with a label for each box
+
+
+def find_boxes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> FoundBoxes | None:
+    """Return the column that holds the boxes of some rows; None if there is none."""
     for name in columns:
-        lists = [row[name] for row in rows if isinstance(row.get(name), list) and row[name]]
-        if not lists or not all(isinstance(box, list) and len(box) == _BOX for boxes in lists for box in boxes):
+        boxes = [box for row in rows if isinstance(row.get(name), list) for box in row[name]]
+        sound = sum(isinstance(box, list) and len(box) == _BOX for box in boxes)
+        if "box" not in name.lower() or sound * 2 <= len(boxes):  # a few may be wrong
             continue
         owner, dot, _ = name.rpartition(".")
         label = next((f"{owner}{dot}{last}" for last in _OF_BOXES if f"{owner}{dot}{last}" in columns), None)
-        form = " --box-format xywh" if name.endswith("bbox") else ""  # the usage of `datasets` and COCO
-        said = " --label none" if label is None else f" --label {shlex.quote(label)}"
-        return f" --boxes {shlex.quote(name)}{form}{said}"
-    return ""
+        form = "xywh" if name.endswith("bbox") else ""  # the usage of `datasets` and COCO
+        return FoundBoxes(name, form, label)
+    return None
 
 
 def _read_head(store: Store, name: str) -> bytes:

@@ -33,7 +33,7 @@ from tpufeed.storage.store import BROKEN_LINK, Store, check_name, open_store
 _SHOWN = 3
 _MOST_NESTED = 1000
 # train, Training_Set, trainset, test_images, val2017
-_SPLIT_NAME = re.compile(
+SPLIT_NAME = re.compile(
     rf"({'|'.join(SPLIT_OF_WORD)})(?:_?(?:sets?|data|dataset|images?|imgs?|split|[0-9]{{4}}))?", re.IGNORECASE
 )
 
@@ -55,7 +55,7 @@ class FolderSource(Source):
             raise OptionError(f"the labels of a folder are its class folders, or none; it has no column {label!r}")
         if options.split_by not in (None, "folder"):
             raise OptionError(f"a folder is split by 'folder' or by shares; it has no column {options.split_by!r}")
-        split_folders = options.split_by == "folder" or _has_split_folders(store)
+        split_folders = options.split_by == "folder" or has_split_folders(store)
         if split_folders and options.split_shares is not None and label != "none":
             raise OptionError(
                 f"{store.url} has a folder for each split, which `splits` would turn into classes; leave splits out "
@@ -111,7 +111,7 @@ class FolderSource(Source):
             return
         folders = sorted({folder for _, folder in self._nested})
         if (len(classes) > 1 and len(splits_mentioned(classes)) > 1) or any(
-            _SPLIT_NAME.fullmatch(label) for label, _ in self._nested
+            SPLIT_NAME.fullmatch(label) for label, _ in self._nested
         ):
             yield (
                 f"classes have names of splits: {show([name for name in classes if splits_mentioned([name])])}; if so, "
@@ -130,11 +130,11 @@ class FolderSource(Source):
             )
 
 
-def _has_split_folders(store: Store) -> bool:
+def has_split_folders(store: Store) -> bool:
     """Return true if all folders right below that hold images have names of splits, one of them like train."""
     with listing():
         names = list(store.iter_folders())
-        splits = {name: SPLIT_OF_WORD[said[1].lower()] for name in names if (said := _SPLIT_NAME.fullmatch(name))}
+        splits = {name: SPLIT_OF_WORD[said[1].lower()] for name in names if (said := SPLIT_NAME.fullmatch(name))}
         others = (name for name in names if name not in splits and not is_hidden(name))
         return "train" in splits.values() and not any(
             is_image_name(info.name) for name in others for info in store.iter_objects(name)

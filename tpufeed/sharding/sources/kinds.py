@@ -14,6 +14,8 @@ from tpufeed.sharding.sources import columnar
 from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.sources.columnar import ColumnarSource
 from tpufeed.sharding.sources.folder import FolderSource
+from tpufeed.sharding.sources.grouped import GroupedSource
+from tpufeed.sharding.sources.imagefolder import ImageFolderSource, find_metadata
 from tpufeed.sharding.sources.source import Place, Source, is_hidden, is_image_name, listing
 from tpufeed.sharding.sources.table import TableSource
 from tpufeed.sharding.sources.tars import TarSource
@@ -50,6 +52,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
             if url_scheme(store.url) == "file" and not is_folder(store.url):
                 raise _no_folder(store.url)
             kind, place = _peek(store)
+            if kind is FolderSource and options.masks is None and (metadata := find_metadata(store)):
+                kind, place = ImageFolderSource, Place(store, metadata)
     else:
         store, pattern = named
         place = Place(store, find_files(store, pattern))
@@ -59,6 +63,10 @@ def find_source(url: str, options: ShardOptions) -> Source:
     if options.masks is not None and kind is not FolderSource:
         way = "" if kind is CocoSource else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
         raise OptionError(f"masks names a folder parallel to a folder of images, which {url} is not{way}")
+    if options.group_by is not None:
+        if kind is not TableSource:
+            raise OptionError(f"--group-by is for a table with several rows per image, which {url} is not")
+        kind = GroupedSource
     return kind(place, options)
 
 

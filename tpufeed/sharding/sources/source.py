@@ -60,7 +60,7 @@ class Contents(NamedTuple):
         return Contents(
             given,
             self.declared or options.declared,
-            self.boxes or options.boxes,
+            self.boxes or options.boxes_name,
             self.keypoints or options.keypoints,
             self.pairs if options.pairs is None else options.pairs,
             self.box_columns or tuple(options.box_columns or ()),
@@ -87,7 +87,8 @@ class Source(Protocol):
     numbers_rows: ClassVar[bool] = False  # an item's `path` is its row, which may hold another image in a newer file
     base: str  # the URL that the files of items are relative to
     splits: bool = False  # items have splits
-    contents: Contents = Contents()  # as the source itself declares them
+    contents: Contents = Contents()  # as the source declares them; `box_columns` may follow while it is listed
+    image_column: str = ""  # of paths in a table, once it is listed
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         """Look at a place of this kind.

@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
@@ -25,9 +25,18 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
 IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
 LABEL_COLUMNS = ("label", "class", "category", "cls")
-# Names of columns that hold a side of a box, in small letters and without "_" and "bbox".
-_SIDES = ({"xmin", "ymin"}, {"x1", "y1"}, {"x", "y", "w", "h"}, {"x", "y", "width", "height"}, {"left", "top"})
-_BOX_NAMES = frozenset(("bbox", "box", "boundingbox"))
+# Names of the columns that hold the numbers of a box, in small letters and without "_" and "bbox", with its format.
+_SIDES = (
+    ("xmin ymin xmax ymax", ""),
+    ("x1 y1 x2 y2", ""),
+    ("left top right bottom", ""),
+    ("x y w h", " --box-format xywh"),
+    ("x y width height", " --box-format xywh"),
+    ("xmin ymin width height", " --box-format xywh"),
+    ("left top width height", " --box-format xywh"),
+    ("xcenter ycenter width height", " --box-format cxcywh"),
+)
+_BOX_NAMES = ("bbox", "box", "boundingbox")
 _SEPARATORS = {
     ".csv": {";": "with commas, or with tabs as .tsv", "\t": "with commas, or under a name that ends in .tsv"},
     ".tsv": {",": "with tabs, or under a name that ends in .csv", ";": "with tabs"},
@@ -77,17 +86,18 @@ class TableColumns:
     ) -> None:
         self._where, self._names, self._options, self._expected = where, names, options, expected
         image, label, split = image or options.image, label or options.label, options.split_by
-        image = self._find("image", image) if image else self._guess("image", IMAGE_COLUMNS)
+        image = self.find("image", image) if image else self._guess("image", IMAGE_COLUMNS)
         if image is None:
             raise OptionError(
                 f"{where}: none of its columns ({', '.join(names)}) is called {', '.join(IMAGE_COLUMNS[:4])} or the "
                 f"like; name the one that holds the paths of the images: --image COLUMN{_say_separator(names, where)}"
+                + (f". With a row for each box: --group-by COLUMN{boxes}" if (boxes := say_boxes(names)) else "")
             )
         self.label = None
         if label != "none":
-            self.label = self._guess("label", LABEL_COLUMNS) if label == "auto" else self._find("label", label)
-        self.split = None if split is None else self._find("split", split)
-        further = (self._find(f"image column {picture.name}", picture.column) for picture in options.pictures)
+            self.label = self._guess("label", LABEL_COLUMNS) if label == "auto" else self.find("label", label)
+        self.split = None if split is None else self.find("split", split)
+        further = (self.find(f"image column {picture.name}", picture.column) for picture in options.pictures)
         self.files = [image, *further]  # all columns of paths, the image's first
         self._taken = {*self.files, self.label, self.split}
 
@@ -135,7 +145,8 @@ class TableColumns:
         check_split_name(split)
         return split
 
-    def _find(self, what: str, name: str) -> str:
+    def find(self, what: str, name: str) -> str:
+        """Return the name of a column that the user named. Raises OptionError if there is none."""
         if name not in self._names:
             raise OptionError(
                 f"{self._where} has no column {name!r} for the {what}; it has "
@@ -184,10 +195,20 @@ class TableSource(Source):
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None
 
+    def prepare(self, name: str, first: Sequence[Record]) -> tuple[TableColumns, Callable[[Record], Record] | None]:
+        """Choose columns of the table `name` by its `first` rows; return also what changes each row, if anything does.
+
+        Raises:
+            OptionError: a named column does not exist, or none can be chosen.
+        """
+        names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
+        return TableColumns(f"{self.base}/{name}", names, self._options), None
+
     def iter_items(self, found: Found) -> Iterator[Item]:
         files = Files(self.base)
         for info in self._files:
-            with self._open(info.name) as (columns, records):
+            with self.open(info.name) as (columns, records):
+                self.image_column = columns.files[0]
                 numbered = enumerate(records, 1)
                 while chunk := list(itertools.islice(numbered, ROWS_AT_ONCE)):
                     yield from columns.iter_items(chunk, files)
@@ -195,21 +216,23 @@ class TableSource(Source):
     def iter_files(self) -> Iterator[str]:
         """Yield the names in the rows, without looking the files up."""
         for info in self._files:
-            with self._open(info.name) as (columns, records):
+            with self.open(info.name) as (columns, records):
                 for path in (_to_path(record.get(column)) for record in records for column in columns.files):
                     if isinstance(path, str) and path:
                         yield resolve(self.base, path)
 
     @contextmanager
-    def _open(self, name: str) -> Iterator[tuple[TableColumns, Iterator[Record]]]:
+    def open(self, name: str) -> Iterator[tuple[TableColumns, Iterator[Record]]]:
+        """Open the table `name` as its columns and rows. Raises as `iter_items` does."""
         where = f"{self.base}/{name}"
         with listing(f"{where} cannot be read"), open_compared(self._store, name) as file:
             records = _iter_records(file, name, where)
             first = list(itertools.islice(records, ROWS_AT_ONCE))
             if not first:
                 raise NoInputsError(f"{where}: the table has no rows")
-            names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
-            yield TableColumns(where, names, self._options), itertools.chain(first, records)
+            columns, change = self.prepare(name, first)
+            records = itertools.chain(first, records)
+            yield columns, records if change is None else map(change, records)
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
         return iter(()) if classes is not None else say_unlabelled(self._options, columns)
@@ -277,38 +300,45 @@ def iter_head(store: Store, name: str) -> Iterator[Record]:
         yield from _iter_records(file if is_parquet else io.BytesIO(whole), name, where)
 
 
-def has_box(names: Iterable[str]) -> bool:
-    """Return true if columns have the names of the sides of a box, or one has the name of a box."""
-    bare = {name.lower().replace("_", "") for name in names}
-    return any(sides <= {name.removeprefix("bbox") for name in bare} for sides in _SIDES) or bool(bare & _BOX_NAMES)
+def say_boxes(names: Iterable[str]) -> str:
+    """Return the options for the columns whose names are those of a box or its sides; empty if there are none."""
+    bare = {name.strip().lower().replace("_", ""): name for name in names}
+    sides = {name.removeprefix("bbox"): full for name, full in bare.items()}
+    for text, form in _SIDES:
+        if all(side in sides for side in text.split()):
+            return f" --boxes {shlex.quote(','.join(sides[side] for side in text.split()))}{form}"
+    found = next((name for name in _BOX_NAMES if name in bare), None)
+    form = " --box-format xywh" if found == "bbox" else ""  # the usage of COCO
+    return "" if found is None else f" --boxes {shlex.quote(bare[found])}{form}"
 
 
 def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
     """Yield the rows of a file as named values; the fields of a column of objects become columns: `objects.bbox`.
 
-    Columns of Parquet files with images are named the same way. A column stays as it is if it has other values as well,
-    or if its objects have so many keys that these must be data.
+    Those of lists of objects with a `bbox` become columns of lists. Columns of Parquet files with images are named the
+    same way. A column stays as it is if it has other values as well, or if its objects have so many keys that these
+    must be data.
 
     Raises:
         SourceError: it cannot be read, or a field has the name of another column.
     """
     records = _iter_rows(file, name, where)
     first = list(itertools.islice(records, ROWS_AT_ONCE))
-    fields, kept = dict[str, set[str]](), set[str]()
+    fields, kept = dict[str, dict[str, None]](), set[str]()
     for record in first:
         for column, value in record.items():
-            if isinstance(value, dict):
-                fields.setdefault(column, set()).update(field for field, _ in _iter_fields(column, value))
-            elif value is not None:
+            if _has_fields(value):
+                fields.setdefault(column, {}).update(dict.fromkeys(field for field, _ in _iter_fields(column, value)))
+            elif value is not None and value != []:
                 kept.add(column)
     kept.update(column for column, found in fields.items() if len(found) > _MOST_FIELDS)
     for record in itertools.chain(first, records):
-        if not any(isinstance(value, dict) or column in fields for column, value in record.items()):
+        if not fields and not any(isinstance(value, dict | list) and _has_fields(value) for value in record.values()):
             yield record
             continue
         flat: dict[str, Any] = {}
         for column, value in record.items():
-            is_flat = column not in kept and (isinstance(value, dict) or (value is None and column in fields))
+            is_flat = column not in kept and (_has_fields(value) or (value in (None, []) and column in fields))
             for field, item in _iter_fields(column, value) if is_flat else [(column, value)]:
                 if field in flat:
                     raise SourceError(f"{where}: two columns have the same name: {field}")
@@ -316,8 +346,20 @@ def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
         yield flat
 
 
+def _has_fields(value: Any) -> bool:
+    """Return true for an object, and for a list of objects with a box each."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(one, dict) and not one.keys().isdisjoint(_BOX_NAMES) for one in value)
+    return isinstance(value, dict)
+
+
 def _iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the values of an object and of nested objects by name; nothing if it is missing."""
+    """Yield the values of an object and of nested objects by name, as lists for a list; nothing if it is missing."""
+    if isinstance(value, list):
+        objects = [dict(_iter_fields(name, item, level)) for item in value]
+        for field in dict.fromkeys(itertools.chain.from_iterable(objects)):
+            yield field, [one.get(field) for one in objects]
+        return
     for key, item in (value or {}).items():
         if isinstance(item, dict) and level < _MOST_LEVELS:
             yield from _iter_fields(f"{name}.{key}", item, level + 1)

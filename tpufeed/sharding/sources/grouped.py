@@ -1,0 +1,278 @@
+"""Read a table with a row for each box: the rows of an image become one sample.
+
+Rows of an image need not be adjacent. They are kept in a temporary file, in which adjacent rows are one entry.
+"""
+
+import itertools
+import json
+import pickle
+import posixpath
+import shlex
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from tpufeed.build.item import Item
+from tpufeed.errors import OptionError, SourceError
+from tpufeed.sharding.inputs import Files, is_web
+from tpufeed.sharding.options import BOX, ShardOptions
+from tpufeed.sharding.sources.source import IMAGE_SUFFIXES, Contents, Found, Place, is_hidden, listing, resolve, show
+from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, TableColumns, TableSource, to_label
+from tpufeed.storage.local import temporary_folder
+from tpufeed.storage.store import ObjectInfo
+
+_MOST_ROWS = 100_000  # of an image
+_TRIED_IMAGES = 16
+_MOST_FOLDERS = 100  # to search for the images
+_SAID = 40  # characters of a value in a message
+Rows: TypeAlias = list[tuple[int, Record]]  # with their numbers, from 1
+
+
+class Groups:
+    """The rows of a table by the value of one column. An entry of the database has adjacent rows of equal value.
+
+    Attributes:
+        varying: columns that differ within a group; a missing value differs from no other.
+    """
+
+    def __init__(self, folder: Path, records: Iterable[Record], column: str, where: str) -> None:
+        self._column, self._where = column, where
+        self.varying = dict[str, None]()
+        self._database = sqlite3.connect(folder / "rows.sqlite", isolation_level=None)
+        self.close = self._database.close
+        self._database.executescript(
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE; BEGIN;"
+            "CREATE TABLE runs(key BLOB, row INTEGER, rows BLOB);"
+        )
+        self._database.executemany("INSERT INTO runs VALUES(?, ?, ?)", self._iter_runs(records))
+        repeated = "SELECT key FROM runs WHERE key IS NOT NULL GROUP BY key HAVING COUNT(*) > 1"
+        self._is_mixed = self._database.execute(f"{repeated} LIMIT 1").fetchone() is not None
+        if self._is_mixed:
+            for rows in self._iter_groups(f"WHERE key IN ({repeated})"):
+                self._learn(rows)
+
+    def __iter__(self) -> Iterator[Rows]:
+        return self._iter_groups()
+
+    def _iter_runs(self, records: Iterable[Record]) -> Iterator[tuple[bytes | None, int, bytes]]:
+        column = self._column
+        # A row without a value is a group of its own.
+        keys = itertools.groupby(enumerate(records, 1), lambda pair: _key_of(pair[1].get(column)) or pair[0])
+        for key, pairs in keys:
+            rows = list(itertools.islice(pairs, _MOST_ROWS + 1))
+            self._check_length(rows)
+            self._learn(rows)
+            yield (key.encode(errors="surrogatepass") if isinstance(key, str) else None), rows[0][0], pickle.dumps(rows)
+
+    def _iter_groups(self, where: str = "") -> Iterator[Rows]:
+        order = "ORDER BY key, row" if self._is_mixed else "ORDER BY rowid"
+        runs = self._database.execute(f"SELECT key, row, rows FROM runs {where} {order}")
+        for _, several in itertools.groupby(runs, lambda run: run[1] if run[0] is None else run[0]):
+            group: Rows = []
+            for _, _, packed in several:
+                group += pickle.loads(packed)
+                self._check_length(group)
+            yield group
+
+    def _learn(self, rows: Rows) -> None:
+        if len(rows) > 1:
+            names = dict.fromkeys(itertools.chain.from_iterable(record for _, record in rows))
+            self.varying.update(
+                (name, None) for name in names if name not in self.varying and differing(rows, name) is not None
+            )
+
+    def _check_length(self, rows: Rows) -> None:
+        if len(rows) > _MOST_ROWS:
+            value = str(rows[0][1].get(self._column))[:_SAID]
+            raise SourceError(
+                f"{self._where}: more than {_MOST_ROWS:,} rows have {value!r} in the column {self._column!r}, which "
+                "should name an image: the wrong column?"
+            )
+
+
+@contextmanager
+def open_groups(records: Iterable[Record], column: str, where: str) -> Iterator[Groups]:
+    """Read all rows of the table `where` into a temporary file, grouped by a column. Raises SourceError."""
+    with temporary_folder() as folder, closing(Groups(folder, records, column, where)) as groups:
+        yield groups
+
+
+def differing(rows: Rows, name: str) -> tuple[tuple[int, Any], tuple[int, Any]] | None:
+    """Return the first two different values of a column with their rows; None if all that there are are equal."""
+    values = [value for _, record in rows if (value := record.get(name)) is not None]
+    if values[1:] == values[:-1]:
+        return None
+    found = [(row, record[name]) for row, record in rows if record.get(name) is not None]
+    return next(pair for pair in itertools.pairwise(found) if pair[0][1] != pair[1][1])
+
+
+class GroupedSource(TableSource):
+    """The images of a table that has a row for each box, or a row for each label, of an image."""
+
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        super().__init__(place, options)
+        if len(place.files) > 1:
+            raise OptionError(
+                f"--group-by takes one table, as several may have rows of the same image; {self.base} has "
+                f"{len(place.files)} that match: join them, or shard each separately"
+            )
+
+    def prepare(self, name: str, first: Sequence[Record]) -> tuple[TableColumns, Callable[[Record], Record] | None]:
+        options, where = self._options, f"{self.base}/{name}"
+        group, names = str(options.group_by), list(dict.fromkeys(itertools.chain.from_iterable(first)))
+        of_group = options.image is None or "{}" in options.image
+        columns = TableColumns(where, names, options, group if of_group else None)
+        columns.find("group", group)
+        boxes = options.box_sides or ((options.boxes,) if options.boxes is not None else ())
+        for column in (*boxes, *(options.box_columns or ())):
+            columns.find("boxes", column)
+        if options.box_sides and options.boxes_name in names:
+            raise OptionError(f"{where}: the column {options.boxes_name!r} has the name that all boxes get; rename it")
+        pattern, self._notes = options.image if of_group else None, list[str]()
+        if options.image is None:
+            pattern = self._find_pattern(first, group)
+            if pattern is not None:
+                self._notes.append(
+                    f"{group} has no paths: images are taken from {pattern}; if they are others, pass --image "
+                    "'FOLDER/{}.jpg'"
+                )
+        if pattern is None:
+            return columns, None
+
+        def change(record: Record) -> Record:
+            key = _key_of(record.get(group))
+            return {**record, group: pattern.replace("{}", key)} if key else record
+
+        return columns, change
+
+    def _find_pattern(self, first: Sequence[Record], group: str) -> str | None:
+        """Return the pattern of paths, like `train/{}.jpg`, if the values of a column lack their suffix or folder.
+
+        None if they are paths as they are, or if no pattern holds for those that are tried. Raises OptionError if
+        several hold.
+        """
+        keys = list(dict.fromkeys(key for record in first if (key := _key_of(record.get(group)))))[:_TRIED_IMAGES]
+        files = Files(self.base)
+
+        def count(pattern: str, keys: Sequence[str]) -> int:
+            infos = files.stats([resolve(self.base, pattern.replace("{}", key)) for key in keys])
+            return sum(isinstance(info, ObjectInfo) for info in infos)
+
+        if not keys or count("{}", keys):
+            return None
+        with listing():
+            names = () if is_web(self._store) else self._store.iter_folders()
+            folders = sorted(name for name in names if not is_hidden(name))[:_MOST_FOLDERS]
+        ends = [f"{{}}{suffix}" for suffix in ("", *IMAGE_SUFFIXES)]
+        patterns = [posixpath.join(folder, end) for folder in ("", *folders) for end in ends]
+        found = [pattern for pattern in patterns if count(pattern, keys[:1]) and count(pattern, keys) == len(keys)]
+        if len(found) > 1:
+            raise OptionError(
+                f"{self.base}: images like {keys[0]} are in {show(found)}; choose one: --image {shlex.quote(found[0])}"
+            )
+        return found[0] if found else None
+
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        options, files, (info,) = self._options, Files(self.base), self._files
+        self._where, self._unboxed = f"{self.base}/{info.name}", Counter[str]()
+        group, boxes = str(options.group_by), options.boxes_name
+        with self.open(info.name) as (columns, records), open_groups(records, group, self._where) as groups:
+            self.image_column = columns.files[0]
+            found.notes += self._notes
+            single = {group, columns.split, *columns.files}
+            lists = {boxes, columns.label, *options.box_sides}
+            each = options.box_columns
+            if each is None:
+                each = [name for name in groups.varying if name not in single | lists]
+                if boxes is not None and each:
+                    self.contents = Contents(box_columns=tuple(each))
+                    found.notes.append(
+                        f"these columns differ within an image, and get a value for each box: {show(each)}; "
+                        "--box-columns names them"
+                    )
+            odd = [name for name in groups.varying if name not in lists.union(each)]
+            merged = (self._merge(rows, columns.label, each, odd) for rows in groups)
+            while chunk := list(itertools.islice(merged, ROWS_AT_ONCE)):
+                items = columns.iter_items([(row, record) for row, record, _ in chunk], files)
+                for item, (_, _, problem) in zip(items, chunk, strict=True):
+                    yield item if problem is None else msgspec.structs.replace(item, problem=item.problem or problem)
+            if self._unboxed:
+                found.notes.append(
+                    f"{self._unboxed.total():,} rows have a label but no box, so that their images get none: "
+                    f"{show(sorted(self._unboxed))}"
+                )
+
+    def _merge(
+        self, rows: Rows, label: str | None, each: Sequence[str], odd: Sequence[str]
+    ) -> tuple[int, Record, tuple[str, str] | None]:
+        """Return the first row's number, the record of an image, and what is wrong with its rows.
+
+        `each` are columns with a value for each box, `odd` others that differ within some image.
+        """
+        boxes, problem = self._options.boxes_name, None
+        record = dict(rows[0][1])
+        for name in [name for name, value in record.items() if value is None and len(rows) > 1]:
+            record[name] = next((value for _, one in rows if (value := one.get(name)) is not None), None)
+        for name in odd:
+            if problem is None and (pair := differing(rows, name)) is not None:
+                (first, value), (second, other) = pair
+                said = f"rows {first} and {second} of {self._where} have {_say(value)} and {_say(other)}"
+                problem = "bad_column", f"{said} in the column {name!r}; expected one value for the image"
+        if boxes is None:
+            if label is not None:
+                labels = [value for _, one in rows if not _is_missing(value := one.get(label))]
+                record[label] = [value for place, value in enumerate(labels) if value not in labels[:place]]
+            return rows[0][0], {**record, **{name: [one.get(name) for _, one in rows] for name in each}}, problem
+        found, boxed = list[Any](), list[Record]()
+        for row, one in rows:
+            box, wrong = self._read_box(one)
+            if wrong:
+                problem = problem or ("bad_box", f"row {row} of {self._where}: {wrong}")
+            if box is not None:
+                found.append(box)
+                boxed.append(one)
+            elif label is not None and not _is_missing(one.get(label)):
+                self._unboxed[_say(one[label])] += 1
+        record = {name: value for name, value in record.items() if name not in self._options.box_sides}
+        record[boxes] = found
+        for name in each if label is None else (label, *each):
+            record[name] = [one.get(name) for one in boxed]
+        return rows[0][0], record, problem
+
+    def _read_box(self, record: Record) -> tuple[Any, str]:
+        """Return the box of a row, None if it has none, and what is wrong with it."""
+        sides, column = self._options.box_sides, self._options.boxes_name
+        value: Any = [record.get(side) for side in sides] if sides else record.get(str(column))
+        if isinstance(value, str):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        if _is_missing(value) or (isinstance(value, list) and all(map(_is_missing, value))):
+            return None, ""
+        try:
+            numbers = list(map(float, value))
+        except (ValueError, TypeError, OverflowError):
+            numbers = []
+        if len(numbers) == BOX:
+            return numbers, ""
+        names = ", ".join(sides or (str(column),))
+        return value, f"{names} has {_say(value)}; expected the four numbers of a box, or nothing for no box"
+
+
+def _key_of(value: Any) -> str:
+    """Return the value of a group's column as text; empty if it is missing."""
+    value = to_label(value) if isinstance(value, float | bytes) else value
+    return "" if _is_missing(value) else str(value)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value == "" or value != value or value == "nan"  # noqa: PLR0124  # NaN
+
+
+def _say(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SAID else f"{text[:_SAID]} ..."
