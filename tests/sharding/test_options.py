@@ -166,6 +166,7 @@ def test_no_option_is_left_out_of_the_plan():
         "columns",
         "image_columns",
         "masks",
+        "outlines",
         "boxes",
         "box_format",
         "keypoints",

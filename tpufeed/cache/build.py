@@ -18,7 +18,17 @@ from tpufeed.sharding.options import ShardOptions
 _ELSEWHERE = {
     "presize": "all images of a cache have one size: give size=..., or ops=[...] with one that fixes the size",
     **dict.fromkeys(
-        ("columns", "image_columns", "masks", "boxes", "box_format", "keypoints", "flip_pairs", "box_columns"),
+        (
+            "columns",
+            "image_columns",
+            "masks",
+            "outlines",
+            "boxes",
+            "box_format",
+            "keypoints",
+            "flip_pairs",
+            "box_columns",
+        ),
         "make a dataset with tpufeed.shard first, and warm that",
     ),
 }

@@ -217,6 +217,14 @@ Masks = Annotated[
     str | None,
     in_source(metavar="DIR", help="Folder of masks for a folder of images, with the same paths and any suffix."),
 ]
+Outlines = Annotated[
+    str | None,
+    in_source(
+        metavar="KIND",
+        autocompletion=one_of("semantic", "instance"),
+        help="Draw the outlines of objects as masks of classes (semantic) or of numbered objects (instance).",
+    ),
+]
 Boxes = Annotated[
     str | None, in_source(metavar="COLUMN", help="Column with the list of a sample's boxes, of 4 numbers each.")
 ]

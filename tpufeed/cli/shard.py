@@ -80,6 +80,7 @@ def shard_command(
     policy: flags.Policy = None,
     image_columns: flags.ImageColumns = None,
     masks: flags.Masks = None,
+    outlines: flags.Outlines = None,
     boxes: flags.Boxes = None,
     box_format: flags.BoxFormat = None,
     keypoints: flags.Keypoints = None,

@@ -132,14 +132,18 @@ def mark_boxes(
 
 
 class BoxMover:
-    """Moves boxes and keypoints into pixels of the stored image; `box_format` as in `check_format` is for both."""
+    """Moves boxes and keypoints into pixels of the stored image; `box_format` as in `check_format` is for both.
+
+    Attributes:
+        is_relative: their numbers are shares of the image's width and height.
+    """
 
     def __init__(self, features: Sequence[FeatureSpec], box_format: str | None) -> None:
         self._boxes = next((spec for spec in features if spec.kind == "boxes"), None)
         self._points = [spec for spec in features if spec.kind == "keypoints"]
         owner = None if self._boxes is None else self._boxes.name
         self._owned = [spec for spec in features if owner is not None and spec.of == owner]
-        self._form, self._relative = (FORMATS[0], False) if box_format is None else check_format(box_format)
+        self._form, self.is_relative = (FORMATS[0], False) if box_format is None else check_format(box_format)
 
     def has_any(self, features: Mapping[str, Feature]) -> bool:
         """Return true for a sample with a box or keypoint."""
@@ -148,8 +152,8 @@ class BoxMover:
 
     def move(
         self, features: Mapping[str, Feature], source: tuple[int, int], stored: Geometry
-    ) -> tuple[dict[str, Feature], int]:
-        """Return the features of a sample with its boxes and keypoints moved, and the number of dropped boxes.
+    ) -> tuple[dict[str, Feature], _Bools]:
+        """Return the features of a sample with its boxes and keypoints moved, and which of its boxes are kept.
 
         `source` is the height and width of the image that their numbers refer to; `stored` maps it to the stored one. A
         box outside the stored image, as "fit" cuts it, is dropped with the values that belong to it.
@@ -158,8 +162,8 @@ class BoxMover:
             ImageError: bad_box: a box or keypoint is impossible; names column and value.
         """
         height, width = source
-        scale = np.array([width, height], np.float64) if self._relative else np.ones(2)
-        moved, dropped = dict(features), 0
+        scale = np.array([width, height], np.float64) if self.is_relative else np.ones(2)
+        moved, kept = dict(features), np.ones(0, np.bool_)
         for spec in self._points:
             points = _numbers(spec, features, spec.each[-1])
             _refuse(spec, points, ~np.isfinite(points).all(axis=1), "a keypoint has finite numbers")
@@ -194,11 +198,10 @@ class BoxMover:
                     )
             corners = np.clip(corners, 0, [width, height, width, height]).astype(np.float32)
             corners, kept = stored.move_boxes(corners, 0.0)
-            dropped = int(len(kept) - kept.sum())
             moved[self._boxes.name] = Feature("float", corners[kept].ravel().tolist())
-            for spec in self._owned if dropped else ():
+            for spec in () if kept.all() else self._owned:
                 moved[spec.name] = _pick(spec, moved[spec.name], kept)
-        return moved, dropped
+        return moved, kept
 
     def _to_corners(self, boxes: _Numbers, scale: _Numbers) -> _Numbers:
         first, second = boxes[:, :2], boxes[:, 2:]

@@ -11,6 +11,7 @@ from tpufeed.images.policy import Check, Encode, MaxPixels, MinSidePx, PresizeMo
 from tpufeed.options import Count, Names, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
 from tpufeed.sharding.options import POLICIES, ROLES, Handling, NameStyle, ShardOptions
+from tpufeed.sharding.outlines import Outlines
 from tpufeed.sharding.recipe import ShardRecipe
 
 
@@ -41,6 +42,7 @@ def shard(  # noqa: PLR0913  # the public face
     columns: Mapping[str, str] | None = None,
     image_columns: Mapping[str, str] | None = None,
     masks: str | Path | None = None,
+    outlines: Outlines | None = None,
     boxes: str | None = None,
     box_format: str | None = None,
     keypoints: str | None = None,
@@ -106,6 +108,8 @@ def shard(  # noqa: PLR0913  # the public face
             by nearest neighbour, and stay PNG.
         masks: a folder of masks that mirrors the folder of images: the same relative paths, with any image suffix. It
             makes the column "mask".
+        outlines: draw the outlines of objects that COCO's JSON has as the column "mask": "semantic", 1 + the id of the
+            class, or "instance", 1 + the place of the object in the list of boxes. 0 is the background, 255 a crowd.
         boxes: the table column, or the key of a tar's json, that holds the list of a sample's boxes. They are stored
             as float32 left, top, right, bottom, in pixels of the stored image. A list of labels has one for each box.
         box_format: the numbers of a box in the source, in pixels of the upright image: "xyxy", "xywh" or "cxcywh".

@@ -20,6 +20,7 @@ from tpufeed.sharding.boxes import FlipPairs, declare
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.outlines import coco_outlines
 from tpufeed.sharding.sources.source import Contents, Found, Place, Source, identity_of, is_hidden, listing, resolve
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
@@ -62,6 +63,11 @@ class _Annotation(msgspec.Struct, gc=False):
     keypoints: list[float] | None = None
 
 
+class _OutlinedAnnotation(_Annotation, gc=False):
+    id: Any = None
+    segmentation: msgspec.Raw = msgspec.Raw()
+
+
 class _Category(msgspec.Struct, gc=False):
     id: int
     name: str
@@ -74,7 +80,11 @@ class _Content(msgspec.Struct, gc=False):
     categories: list[_Category]
 
 
-_CONTENT = msgspec.json.Decoder(_Content)
+class _OutlinedContent(_Content, gc=False):
+    annotations: list[_OutlinedAnnotation]  # type: ignore[assignment]  # of a subclass
+
+
+_CONTENT, _OUTLINED_CONTENT = msgspec.json.Decoder(_Content), msgspec.json.Decoder(_OutlinedContent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +99,8 @@ class Coco:
     flip_pairs: FlipPairs | None  # keypoints that are left and right, by their names; None if these do not tell
 
 
-def read_coco(store: Store, name: str) -> Coco:
-    """Read the file `name`.
+def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
+    """Read the file `name`, with its segmentations if `outlines` are drawn.
 
     Raises:
         SourceError: it is not a COCO file, or contradicts itself; says where.
@@ -101,7 +111,7 @@ def read_coco(store: Store, name: str) -> Coco:
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
         data = file.read()
     try:
-        content = _CONTENT.decode(data.removeprefix(b"\xef\xbb\xbf"))
+        content = (_OUTLINED_CONTENT if outlines else _CONTENT).decode(data.removeprefix(b"\xef\xbb\xbf"))
     except msgspec.ValidationError as error:
         raise SourceError(
             f"{where}: not annotations of COCO's instances or keypoints: {error}; {_EXPECTED}. A table in JSON has one "
@@ -282,7 +292,7 @@ def _kinds(name: str) -> set[str]:
 class CocoSource(Source):
     """The images of a file with their boxes; an image without annotations is a sample without boxes."""
 
-    suffixes = (".json",)
+    suffixes, has_outlines = (".json",), True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
@@ -298,7 +308,7 @@ class CocoSource(Source):
         if given:
             raise OptionError(f"a COCO file declares its boxes and columns itself; leave out {', '.join(given)}")
         self._labelled = options.label == "auto"
-        self._coco = coco = read_coco(place.store, place.files[0].name)
+        self._coco = coco = read_coco(place.store, place.files[0].name, options.outlines is not None)
         self.base = find_images(coco, place.store, options.image).url
         columns = {_IMAGE_ID: "int64", _BOXES: f"float32[,{_BOX}]", _CROWD: "int64[]"}
         if coco.keypoints:
@@ -356,10 +366,15 @@ class CocoSource(Source):
             count = f"{len(annotations):,} annotations of {coco.keypoints} keypoints"
             problem = "bad_box", f"{said} has {count}, which is more than {_MOST_POINTS_OF_IMAGE:,} keypoints"
             columns[_KEYPOINTS] = []
+        path, pixels = identity_of(self.base, image.file_name), (height, width) if min(height, width) > 0 else None
+        outlined = [one for one in annotations if isinstance(one, _OutlinedAnnotation)]
+        outlines, wrong_outline = coco_outlines(((x.id, x.segmentation, bool(x.iscrowd)) for x in outlined), pixels)
+        if problem is None and wrong_outline:
+            problem = "bad_mask", f"{said}: {wrong_outline}"
         label = None
         if self._labelled:
             names = coco.categories
             label = tuple(names[one.category_id] for one in annotations if one.category_id in names)
         size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-        path, pixels = identity_of(self.base, image.file_name), (height, width) if min(height, width) > 0 else None
-        return Item(path, size, version, label, None, "" if file == path else file, 0, columns, problem, pixels=pixels)
+        place = "" if file == path else file
+        return Item(path, size, version, label, None, place, 0, columns, problem, outlines=outlines, pixels=pixels)

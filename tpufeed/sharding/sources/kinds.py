@@ -10,6 +10,7 @@ from pathlib import Path
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name, unpack_beside
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.outlines import import_pycocotools
 from tpufeed.sharding.sources import columnar
 from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.sources.columnar import ColumnarSource
@@ -59,6 +60,14 @@ def find_source(url: str, options: ShardOptions) -> Source:
     if options.masks is not None and kind is not FolderSource:
         way = "" if kind is CocoSource else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
         raise OptionError(f"masks names a folder parallel to a folder of images, which {url} is not{way}")
+    if options.outlines is not None:
+        if not kind.has_outlines:
+            kinds = ", ".join(each.__name__.removesuffix("Source") for each in _KINDS if each.has_outlines)
+            raise OptionError(
+                f"{url} has no outlines of objects; sources of these kinds have them: {kinds}. For files of masks pass "
+                "--masks DIR, or --image-column mask=COLUMN:mask"
+            )
+        import_pycocotools()
     return kind(place, options)
 
 

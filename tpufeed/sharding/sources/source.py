@@ -82,6 +82,7 @@ class Source(Protocol):
 
     suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
     has_values: ClassVar[bool] = True  # items may have further values, which become columns
+    has_outlines: ClassVar[bool] = False  # items may have the outlines of their objects
     labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
     spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
     numbers_rows: ClassVar[bool] = False  # an item's `path` is its row, which may hold another image in a newer file
