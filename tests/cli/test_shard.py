@@ -191,6 +191,7 @@ OF_OTHER_TESTS = {
     *("--image-column", "--masks"),  # test_pictures.py
     *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
     "--flip-pairs",  # loaders/test_columns_flips.py
+    "--outlines",  # test_outlines.py
     *("--duplicates", "--split-by-content"),  # test_duplicates.py
     *("--append", "--allow-different"),  # test_append.py
     "--workers",

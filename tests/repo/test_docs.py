@@ -102,12 +102,13 @@ def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path,
     run_here(commands("samples.md"), tmp_path)
     types = {
         name: {spec.name: spec.type_text for spec in tpufeed.open_dataset(tmp_path / "out" / name).manifest.features}
-        for name in ("vectors", "tags", "masks", "scenes", "street", "boxes", "coco")
+        for name in ("vectors", "tags", "masks", "scenes", "street", "boxes", "coco", "outlines")
     }
     assert (types["vectors"]["embedding"], types["vectors"]["lanes"]) == ("float32[4]", "int32[0 to 3]")
     assert types["tags"]["image/class/label"] == "int64[1 to 2]"
     assert (types["masks"]["mask"], types["street"]["mask"]) == ("mask", "mask")
     assert types["scenes"]["depth"] == "depth"
+    assert types["outlines"]["mask"] == "mask"
     assert types["boxes"]["poses"] == "float32[2, 2, 3] keypoints (flips 0:1)"
     assert types["boxes"]["boxes"] == "float32[2, 4] boxes"
     assert types["coco"]["boxes"] == "float32[0 to 2, 4] boxes"
@@ -255,7 +256,10 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
             }
         )
         for box in boxes[: number % 3]:
-            annotations.append({"image_id": number, "category_id": 3, "bbox": box, "iscrowd": 0})
+            left, top, width, height = box
+            outline = [left, top, left + width, top, left, top + height]
+            one = {"image_id": number, "category_id": 3, "bbox": box, "iscrowd": 0, "segmentation": [outline]}
+            annotations.append(one)
         for name in (f"road/{number}.jpg", f"street/images/{number}.jpg", f"coco/val2017/{number:012d}.jpg"):
             shutil.copy(photo, folder / name)
         for name in (f"road/{number}.png", f"street/masks/{number}.png"):

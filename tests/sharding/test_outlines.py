@@ -1,5 +1,6 @@
 """Outlines of objects in COCO's JSON become masks, equal to those of pycocotools."""
 
+import base64
 import io
 import json
 import sys
@@ -15,12 +16,13 @@ from pycocotools.coco import COCO
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.sharding.forging import PLAN, begun, forge
 from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.test_boxes import COLOURS, encoded
 from tpufeed.build.item import Item, Outline
 from tpufeed.build.plan import iter_tasks, read_plan
 from tpufeed.cli.app import app
-from tpufeed.errors import ImageError, MissingExtraError, OptionError
+from tpufeed.errors import ImageError, ManifestError, MissingExtraError, OptionError
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
 from tpufeed.sharding.outlines import MaskDrawer, say_wrong
 from tpufeed.storage.store import open_store
@@ -355,6 +357,29 @@ def test_an_append_inherits_outlines_and_tries_a_mended_one_again(coco, tmp_path
     result = tpufeed.append(coco([[], [annotation([RIGHT])]]), tmp_path / "d", workers=1)
     masks = masks_of(result)
     assert [masks[number].max() for number in range(3)] == [2, 1, 3]
+
+
+def test_a_plan_of_another_run_is_checked_like_the_source(coco, tmp_path):
+    path, folder = coco([[annotation([LEFT])], [annotation(runs(BLOT))], [annotation([RIGHT])]]), tmp_path / "d"
+    masks = masks_of(shard(path, folder))
+    honest = (begun(folder) / PLAN).read_bytes()
+    np.testing.assert_equal(masks_of(shard(path, folder)), masks)
+    (begun(folder) / PLAN).write_bytes(honest)
+    forge(folder, lambda header, _: header["features"].pop())
+    with pytest.raises(ManifestError, match="further images"):
+        shard(path, folder)
+    (folder / PLAN).write_bytes(honest)
+
+    def harm(header, tasks):
+        items = {item["path"]: item for item in tasks[0]["inputs"]}
+        items["0.png"]["outlines"] *= 2
+        items["1.png"]["outlines"][0][1] = base64.b64encode(b"oooo").decode()
+
+    forge(folder, harm)
+    result = shard(path, folder)
+    assert {name: reason for name, (reason, _) in rejects_of(result.url).items()} == dict.fromkeys(
+        ("0.png", "1.png"), "bad_mask"
+    )
 
 
 def test_a_loader_moves_masks_with_the_crop(coco, tmp_path):
