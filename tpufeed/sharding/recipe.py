@@ -52,7 +52,9 @@ class SizeEstimate:
 def probe_images(inventory: Inventory) -> list[tuple[Item, int | ImageError]]:
     """Process a few images as the build would; return each with the bytes to store, or why it cannot be taken."""
     options = inventory.options
-    make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.box_format)
+    make = SampleMaker(
+        inventory.features, inventory.classes.names, options.images, options.box_format, options.boxes_outside
+    )
     inputs = inventory.sample(_PROBED_IMAGES)
     taken = iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes)
     return [(item, size) for item, _, size in taken]
