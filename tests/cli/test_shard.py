@@ -185,6 +185,7 @@ OPTIONS = {
     "--max-pixels": (10**6, {"max_pixels": 10**6}),
     "--min-side": (16, {"min_side": 16}),
     "--policy": ("alpha=black", {"alpha": "black"}),
+    "--boxes-outside": ("drop", {"boxes_outside": "drop"}),
 }
 OF_OTHER_TESTS = {
     "--column",  # test_columns_shapes.py

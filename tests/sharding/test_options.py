@@ -172,6 +172,7 @@ def test_no_option_is_left_out_of_the_plan():
         "keypoints",
         "flip_pairs",
         "box_columns",
+        "boxes_outside",
         "duplicates",
         "split_by_content",
         "names",

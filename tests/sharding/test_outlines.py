@@ -407,3 +407,30 @@ def test_the_flag(coco, tmp_path):
     assert set(np.unique(masks_of(tpufeed.open_dataset(tmp_path / "d"))[0])) == {0, 1, 2}
     outcome = CliRunner().invoke(app, [*arguments[:4], "panoptic"])
     assert outcome.exit_code == 2
+
+
+def test_a_file_with_other_types_than_cocos(coco, tmp_path):
+    """Such a file is decoded again, row by row."""
+    path = coco([[annotation([LEFT], 2), annotation([RIGHT], 3, iscrowd=True)], [annotation([LEFT])], []])
+    content = json.loads(path.read_text())
+    for one in content["annotations"]:
+        one.update(image_id=str(one["image_id"]), category_id=f"{one['category_id']}.0", id=f"a{one['id']}")
+    content["annotations"][2]["segmentation"][0][3] = float("nan")
+    path.write_text(json.dumps(content))
+    result = shard(path, tmp_path / "d")
+    masks = masks_of(result)
+    assert set(np.unique(masks[0])) == {0, 2, 255}
+    assert not masks[2].any()
+    ((path, (reason, message)),) = rejects_of(result.url).items()
+    assert (path, reason) == ("1.png", "bad_mask")
+    assert "annotation a100" in message
+    assert "null" in message
+
+
+@pytest.mark.parametrize("outside", ["clip", "drop"])
+def test_objects_whose_boxes_are_dropped_are_not_drawn(outside, coco, tmp_path):
+    beyond = annotation([[70, 5, 150, 5, 150, 30, 70, 30]], 2, bbox=[70, 5, 80, 25])
+    away = annotation([[100, 5, 150, 5, 150, 30, 100, 30]], 3, bbox=[100, 5, 50, 25])
+    path = coco([[away, beyond, annotation([LEFT], 1, bbox=[4, 5, 26, 20])]])
+    masks = masks_of(shard(path, tmp_path / "d", "instance", boxes_outside=outside))
+    assert masks[0][10, [5, 75]].tolist() == ([2, 1] if outside == "clip" else [1, 0])

@@ -255,6 +255,15 @@ FlipPairs = Annotated[
     ),
 ]
 BoxColumns = Annotated[str | None, in_source(metavar="COLUMN,...", help="Columns with one value per box.")]
+BoxesOutside = Annotated[
+    str,
+    in_source(
+        metavar="HOW",
+        autocompletion=one_of("reject", "clip", "drop"),
+        help="What to do with boxes that reach more than 2 pixels beyond their image: reject the image, clip or drop "
+        "the boxes.",
+    ),
+]
 SplitName = Annotated[
     str | None, in_data(metavar="NAME", help="The split to read.", show_default="train, or the first")
 ]

@@ -86,6 +86,7 @@ def shard_command(
     keypoints: flags.Keypoints = None,
     flip_pairs: flags.FlipPairs = None,
     box_columns: flags.BoxColumns = None,
+    boxes_outside: flags.BoxesOutside = "reject",
     duplicates: flags.Duplicates = None,
     split_by_content: Annotated[
         bool,

@@ -10,6 +10,7 @@ from tpufeed.images.header import MAX_PIXELS
 from tpufeed.images.policy import Check, Encode, MaxPixels, MinSidePx, PresizeMode, PresizePx, Progressive, Quality
 from tpufeed.options import Count, Names, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
+from tpufeed.sharding.boxes import Outside
 from tpufeed.sharding.options import POLICIES, ROLES, Handling, NameStyle, ShardOptions
 from tpufeed.sharding.outlines import Outlines
 from tpufeed.sharding.recipe import ShardRecipe
@@ -48,6 +49,7 @@ def shard(  # noqa: PLR0913  # the public face
     keypoints: str | None = None,
     flip_pairs: str | Sequence[tuple[int, int]] | None = None,
     box_columns: Names | None = None,
+    boxes_outside: Outside = "reject",
     duplicates: Handling = "report",
     split_by_content: bool = False,
     max_rejects: str | int | None = None,
@@ -119,7 +121,10 @@ def shard(  # noqa: PLR0913  # the public face
         flip_pairs: pairs of keypoints, by index from 0, that are the left and the right of the same thing, like
             [(1, 2), (3, 4)] or "1:2,3:4": loaders and caches swap them when they mirror a picture. [] or "none" if
             there are no pairs. Default: COCO's names of keypoints decide.
-        box_columns: columns with a value for each box; if "fit" drops a box, its values are dropped with it.
+        box_columns: columns with a value for each box; if a box is dropped, its values are dropped with it.
+        boxes_outside: what to do with boxes that reach more than 2 pixels beyond their image: "reject" the image;
+            "clip" them, or drop them if they lie wholly outside; or "drop" them. The manifest counts dropped and
+            clipped boxes. Boxes that reach less far are clipped.
         duplicates: what to do with images whose files are the same bytes. "report" counts them once all are read, lists
             them in _tpufeed/duplicates.jsonl and warns, above all of images in two splits. "drop" keeps the first by
             path and lists the others there; it reads files of equal size beforehand. "keep" says nothing.

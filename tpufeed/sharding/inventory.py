@@ -243,7 +243,8 @@ class Inventory:
         own = record_schema(self.labelled, several, contents.boxes)
         columns = () if types is None else types.schema(needs_all=standing is None)
         features = (*own, *columns, *options.picture_specs)
-        are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
+        is_square = options.images.presize_px is not None and options.images.presize_mode == "fit"
+        are_cut = is_square or options.boxes_outside != "reject"
         pairs = contents.pairs
         if standing is not None:
             pairs = standing.flip_pairs if pairs is None else pairs

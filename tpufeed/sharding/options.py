@@ -23,7 +23,7 @@ from tpufeed.images.policy import (
     Quality,
 )
 from tpufeed.options import Count, Names, Whole, check_fields, parse_size
-from tpufeed.sharding.boxes import FlipPairs, check_format, declare, parse_pairs, say_pairs
+from tpufeed.sharding.boxes import FlipPairs, Outside, check_format, declare, parse_pairs, say_pairs
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.outlines import Outlines
 from tpufeed.storage.store import open_store
@@ -112,6 +112,7 @@ class ShardOptions:
     keypoints: str | None = field(default=None, metadata=_READING)
     flip_pairs: str | Sequence[tuple[int, int]] | None = field(default=None, metadata=_READING)
     box_columns: Names | None = field(default=None, metadata=_READING)
+    boxes_outside: Outside = "reject"
     duplicates: Handling = field(default="report", metadata=_READING)
     split_by_content: bool = False
     # `classes` are those of the dataset that an append adds to. If the new source has a list of classes itself, that
@@ -205,6 +206,7 @@ class ShardOptions:
             "keypoints": self.keypoints,
             "flip_pairs": None if self.pairs is None else say_pairs(self.pairs),
             "box_columns": None if self.box_columns is None else list(self.box_columns),
+            "boxes_outside": None if self.boxes_outside == "reject" else self.boxes_outside,
             "duplicates": "drop" if self.duplicates == "drop" else None,
             "split_by_content": self.split_by_content,
             "names": "kaggle" if self.names == "kaggle" else None,

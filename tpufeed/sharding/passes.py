@@ -191,7 +191,12 @@ def drop_duplicates(inventory: "Inventory") -> None:
     )
     options = inventory.options
     make = SampleMaker(
-        inventory.features, inventory.classes.names, options.images, options.box_format, options.outlines
+        inventory.features,
+        inventory.classes.names,
+        options.images,
+        options.box_format,
+        options.boxes_outside,
+        options.outlines,
     )
     files = Files(inventory.base)
     in_dataset = f"SELECT 1 FROM known WHERE digest = ? AND outcome = {TAKEN[0]} LIMIT 1"

@@ -18,7 +18,7 @@ from tpufeed.images.decoding import inverse_orientation
 from tpufeed.images.masks import encode_mask, store_mask
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
-from tpufeed.sharding.boxes import BoxMover
+from tpufeed.sharding.boxes import BoxMover, Outside
 from tpufeed.sharding.columns import decode_values
 from tpufeed.sharding.inputs import Files, files_of, iter_taken, place_of
 from tpufeed.sharding.options import MASKS
@@ -31,9 +31,11 @@ __all__ = ["DROPPED", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach"
 
 _SEEN_INPUTS = 4
 
-# Odd cases of images with boxes: boxes outside the square that "fit" cuts out, and, if the source says the sizes of
-# images, boxes that refer to the stored image while the upright one is kept, or the other way round.
+# Odd cases of images with boxes: boxes outside the image or the square that "fit" cuts out, boxes that reached beyond
+# the image, and, if the source says the sizes of images, boxes that refer to the stored image while the upright one is
+# kept, or the other way round.
 DROPPED = "box outside"
+CLIPPED = "box clipped"
 TURNED = "boxes turned by exif"
 UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which image boxes refer to
 
@@ -44,11 +46,11 @@ class StoredSample(NamedTuple):
     image: StoredImage
     rest: dict[str, Feature]  # without image, label and sizes
     bytes: int  # of all its images
-    odd: tuple[str, ...] = ()  # odd cases of its boxes and outlines, like one for each dropped box
+    odd: tuple[str, ...] = ()  # odd cases of its boxes and outlines, like one for each dropped or clipped box
 
 
 class SampleMaker:
-    """Makes samples by a policy and a schema; `box_format` is the source's, and `outlines` are drawn as masks.
+    """Makes samples by a policy and a schema; `box_format` is the source's, the last two are options of `shard`.
 
     Attributes:
         labelled: samples have labels.
@@ -62,6 +64,7 @@ class SampleMaker:
         class_names: Sequence[str],
         policy: ImagePolicy,
         box_format: str | None,
+        boxes_outside: Outside = "reject",
         outlines: Outlines | None = None,
     ) -> None:
         label = next((spec for spec in features if spec.name == LABEL), None)
@@ -72,7 +75,7 @@ class SampleMaker:
         own = record_schema(self.labelled)  # of the same length if labels are lists
         self._columns = [spec for spec in features[len(own) :] if not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
-        self._boxes = BoxMover(features, box_format) if has_boxes else None
+        self._boxes = BoxMover(features, box_format, boxes_outside) if has_boxes else None
         is_relative = self._boxes is not None and self._boxes.is_relative
         self._drawer = None if outlines is None else MaskDrawer(outlines, is_relative)
         self._policy = policy
@@ -102,8 +105,8 @@ class SampleMaker:
                 turn, odd = self._find_turn(item.pixels, image)
                 odd = odd if self._boxes.has_any(rest) else ()
                 of_source = geometry if turn == 1 else stored_geometry(image, self._policy, turn)
-            rest, kept = self._boxes.move(rest, said, of_source)
-            odd += (DROPPED,) * int(len(kept) - kept.sum())
+            rest, kept, clipped = self._boxes.move(rest, said, of_source)
+            odd += (DROPPED,) * int(len(kept) - kept.sum()) + (CLIPPED,) * clipped
             if self._drawer is not None:
                 drawn, of_outlines = self._drawer.draw(item, kept, said)
                 mask = encode_mask(of_source.warp(drawn, 0), "mask")
@@ -161,7 +164,12 @@ class ShardContext(TaskContext):
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
         said = header.options
         make = SampleMaker(
-            header.features, header.class_names, self.policy, said.get("box_format"), said.get("outlines")
+            header.features,
+            header.class_names,
+            self.policy,
+            said.get("box_format"),
+            said.get("boxes_outside", "reject"),
+            said.get("outlines"),
         )
         keys = {spec.name: spec.key for spec in header.features}
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()

@@ -13,6 +13,7 @@ from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.outlines import import_pycocotools
 from tpufeed.sharding.sources import columnar
 from tpufeed.sharding.sources.coco import CocoSource
+from tpufeed.sharding.sources.coco_folders import find_splits, named_splits
 from tpufeed.sharding.sources.columnar import ColumnarSource
 from tpufeed.sharding.sources.folder import FolderSource
 from tpufeed.sharding.sources.source import Place, Source, is_hidden, is_image_name, listing
@@ -44,13 +45,22 @@ def find_source(url: str, options: ShardOptions) -> Source:
             f"{url} is compressed, so its parts cannot be read in place; unpack it first "
             f"({unpack_beside(url)})" + (f", or shard {chain}, which reads the files in the zip" if is_zip else "")
         )
-    named = named_files(url)
-    if named is None:
+    kind: type[Source] = CocoSource
+    splits = named_splits(url)
+    named = None if splits else named_files(url)
+    if splits:
+        parts = [Place(store, [file], split=split) for split, store, name in splits for file in find_files(store, name)]
+        place = Place(parts[0].store, (), parts=parts)
+    elif named is None:
         store = open_store(url)
         with listing():
             if url_scheme(store.url) == "file" and not is_folder(store.url):
                 raise _no_folder(store.url)
             kind, place = _peek(store)
+            takes_folder = options.split_by == "folder" or options.masks is not None
+            parts, note = ([], "") if kind is not FolderSource or takes_folder else find_splits(store)
+            if parts:
+                kind, place = CocoSource, Place(store, (), is_folder=True, parts=parts, notes=[note] if note else [])
     else:
         store, pattern = named
         place = Place(store, find_files(store, pattern))

@@ -75,6 +75,9 @@ class Place:
     files: Sequence[ObjectInfo]  # that the user named, or that were found in the folder
     objects: Iterable[ObjectInfo] = ()  # all in a folder of images; they can be read once
     is_folder: bool = False  # the user named the folder, and `files` are all that it has
+    split: str | None = None  # of all that it holds
+    parts: Sequence["Place"] = ()  # places of several splits, each with a file
+    notes: Sequence[str] = ()  # sentences for the user
 
 
 class Source(Protocol):
