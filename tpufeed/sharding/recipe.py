@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tpufeed import __version__
@@ -52,7 +53,7 @@ class SizeEstimate:
 def probe_images(inventory: Inventory) -> list[tuple[Item, int | ImageError]]:
     """Process a few images as the build would; return each with the bytes to store, or why it cannot be taken."""
     options = inventory.options
-    make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.box_format)
+    make = SampleMaker(inventory.features, inventory.classes.names, options.images, inventory.box_format)
     inputs = inventory.sample(_PROBED_IMAGES)
     taken = iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes)
     return [(item, size) for item, _, size in taken]
@@ -228,6 +229,7 @@ def plan_shards(inventory: Inventory, estimate: SizeEstimate, source: str, ident
         class_names=inventory.classes.names,
         features=inventory.features,
         base=inventory.base,
+        box_format=msgspec.UNSET if options.box_format else inventory.box_format or msgspec.UNSET,
         images=inventory.count,
         listed_twice=inventory.listed_twice,
         skipped=inventory.skipped,

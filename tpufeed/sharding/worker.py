@@ -144,7 +144,8 @@ class ShardContext(TaskContext):
     def write(self, task: Task, output: Output) -> None:
         """Write the images of the task's inputs by the policy."""
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
-        make = SampleMaker(header.features, header.class_names, self.policy, header.options.get("box_format"))
+        box_format = header.box_format or header.options.get("box_format")
+        make = SampleMaker(header.features, header.class_names, self.policy, box_format)
         keys = {spec.name: spec.key for spec in header.features}
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
