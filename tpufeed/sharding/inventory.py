@@ -57,6 +57,7 @@ class Inventory:
         classes: names and ids of the classes; no names without labels.
         features: all features of the records.
         schema: the features that further columns become.
+        box_format: the numbers of boxes in the source, see `boxes.check_format`; None for corners in pixels.
         splits: names of the splits, in the order of the dataset.
         ignored_files: files whose names are not those of images, counted by their endings (`.txt`).
         labelled: inputs have labels.
@@ -113,6 +114,7 @@ class Inventory:
 
     def _read(self, source: Source) -> None:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
+        self.box_format = contents.box_format
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
         types = ColumnTypes(declared, contents.box_columns) if source.has_values or declared else None

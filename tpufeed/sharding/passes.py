@@ -194,7 +194,7 @@ def drop_duplicates(inventory: "Inventory") -> None:
         inventory.features,
         inventory.classes.names,
         options.images,
-        options.box_format,
+        inventory.box_format,
         options.boxes_outside,
         options.outlines,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tpufeed import __version__
@@ -57,7 +58,7 @@ def probe_images(inventory: Inventory) -> list[tuple[Item, int | ImageError]]:
         inventory.features,
         inventory.classes.names,
         options.images,
-        options.box_format,
+        inventory.box_format,
         options.boxes_outside,
         options.outlines,
     )
@@ -238,6 +239,7 @@ def plan_shards(inventory: Inventory, estimate: SizeEstimate, source: str, ident
         class_names=inventory.classes.names,
         features=inventory.features,
         base=inventory.base,
+        box_format=msgspec.UNSET if options.box_format else inventory.box_format or msgspec.UNSET,
         images=inventory.count,
         listed_twice=inventory.listed_twice,
         skipped=inventory.skipped,

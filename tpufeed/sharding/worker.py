@@ -167,7 +167,7 @@ class ShardContext(TaskContext):
             header.features,
             header.class_names,
             self.policy,
-            said.get("box_format"),
+            header.box_format or said.get("box_format"),
             said.get("boxes_outside", "reject"),
             said.get("outlines"),
         )

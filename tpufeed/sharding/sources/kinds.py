@@ -19,11 +19,13 @@ from tpufeed.sharding.sources.folder import FolderSource
 from tpufeed.sharding.sources.source import Place, Source, is_hidden, is_image_name, listing
 from tpufeed.sharding.sources.table import TableSource
 from tpufeed.sharding.sources.tars import TarSource
+from tpufeed.sharding.sources.voc import VocSource, find_annotations
+from tpufeed.sharding.sources.yolo import YoloSource, find_yaml
 from tpufeed.storage.local import is_folder, mode_of
 from tpufeed.storage.store import ObjectInfo, Store, open_store, url_scheme
 
 # Kinds of files by their endings; a .parquet without images is a table.
-_KINDS: tuple[type[Source], ...] = (TarSource, ColumnarSource, CocoSource, TableSource)
+_KINDS: tuple[type[Source], ...] = (TarSource, ColumnarSource, CocoSource, TableSource, YoloSource, VocSource)
 _SUFFIXES = tuple(suffix for kind in _KINDS for suffix in kind.suffixes)
 _MOST_PEEKED = 10_000
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz|(csv|tsv|jsonl|ndjson)\.(gz|bz2|xz|zst)|zip)$", re.IGNORECASE)
@@ -68,7 +70,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
         if pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, place.files[0].name):
             kind = TableSource
     if options.masks is not None and kind is not FolderSource:
-        way = "" if kind is CocoSource else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
+        with_boxes = kind in (CocoSource, YoloSource, VocSource)
+        way = "" if with_boxes else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
         raise OptionError(f"masks names a folder parallel to a folder of images, which {url} is not{way}")
     if options.outlines is not None:
         if not kind.has_outlines:
@@ -84,8 +87,13 @@ def find_source(url: str, options: ShardOptions) -> Source:
 def _peek(store: Store) -> tuple[type[Source], Place]:
     """Return the kind of a folder: tars or files of rows if it holds these and no images, else a folder of images.
 
-    Tars in subfolders do not count: so a folder of class folders is not listed to its end.
+    A folder with a data.yaml of YOLO, or with Pascal VOC's folders, is of these. Tars in subfolders do not count: so a
+    folder of class folders is not listed to its end.
     """
+    if files := find_yaml(store):
+        return YoloSource, Place(store, files, is_folder=True)
+    if files := find_annotations(store):
+        return VocSource, Place(store, files, is_folder=True)
     objects, drawn, tars, rows = store.iter_objects(), list[ObjectInfo](), list[ObjectInfo](), list[ObjectInfo]()
     is_flat: bool | None = None
     has_rows = False  # and not only the JSON that `save_to_disk` puts beside them
