@@ -64,9 +64,9 @@ def shard(  # noqa: PLR0913  # the public face
 
     Args:
         src: path or URL of the images: a folder of class folders (maybe inside folders of splits) or of unlabelled
-            images; a table of paths (.csv, .tsv, .jsonl, .parquet); one or more WebDataset tars; a COCO .json; Parquet
-            files that hold images, or a folder of them, as on the Hugging Face hub; a folder that `save_to_disk` of
-            `datasets` wrote.
+            images; a table of paths (.csv, .tsv, .jsonl, .parquet); one or more WebDataset tars; a COCO .json; a
+            YOLO data.yaml; Pascal VOC's .xml files, or a folder of either; Parquet files that hold images, or a folder
+            of them, as on the Hugging Face hub; a folder that `save_to_disk` of `datasets` wrote.
         dst: path or URL of the new dataset.
         splits: the share of each split, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each path.
             Default: folders called train, val and so on are the splits; without such folders everything is train.
