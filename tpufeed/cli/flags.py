@@ -77,7 +77,8 @@ Src = Annotated[
     typer.Argument(
         metavar="SRC",
         help="Folder of images, in class folders, split folders or none; a table of paths (.csv, .tsv, .jsonl, "
-        ".parquet); WebDataset tars ('train-*.tar'); COCO's .json of boxes; Parquet files with the images inside, "
+        ".parquet); WebDataset tars ('train-*.tar'); COCO's .json of boxes; YOLO's data.yaml; Pascal VOC's .xml "
+        "('Annotations/*.xml'); Parquet files with the images inside, "
         "as on the Hugging Face hub, or a folder of datasets' save_to_disk. A path or URL.",
     ),
 ]

@@ -68,9 +68,9 @@ def shard(  # noqa: PLR0913  # the public face
 
     Args:
         src: path or URL of the images: a folder of class folders (maybe inside folders of splits) or of unlabelled
-            images; a table of paths (.csv, .tsv, .jsonl, .parquet); one or more WebDataset tars; a COCO .json; Parquet
-            files that hold images, or a folder of them, as on the Hugging Face hub; a folder that `save_to_disk` of
-            `datasets` wrote.
+            images; a table of paths (.csv, .tsv, .jsonl, .parquet); one or more WebDataset tars; a COCO .json; a
+            YOLO data.yaml; Pascal VOC's .xml files, or a folder of either; Parquet files that hold images, or a folder
+            of them, as on the Hugging Face hub; a folder that `save_to_disk` of `datasets` wrote.
         dst: path or URL of the new dataset.
         splits: the share of each split, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each path.
             Default: folders called train, val and so on are the splits; without such folders everything is train.
@@ -110,8 +110,9 @@ def shard(  # noqa: PLR0913  # the public face
             by nearest neighbour, and stay PNG.
         masks: a folder of masks that mirrors the folder of images: the same relative paths, with any image suffix. It
             makes the column "mask".
-        outlines: draw the outlines of objects that COCO's JSON has as the column "mask": "semantic", 1 + the id of the
-            class, or "instance", 1 + the place of the object in the list of boxes. 0 is the background, 255 a crowd.
+        outlines: draw the outlines of objects that COCO's JSON and YOLO's labels have as the column "mask": "semantic",
+            1 + the id of the class, or "instance", 1 + the place of the object in the list of boxes. 0 is the
+            background, 255 a crowd.
         boxes: the table column, or the key of a tar's json, that holds the list of a sample's boxes. They are stored
             as float32 left, top, right, bottom, in pixels of the stored image. A list of labels has one for each box.
         box_format: the numbers of a box in the source, in pixels of the upright image: "xyxy", "xywh" or "cxcywh".

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.gcs_server import GcsServer
 from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.test_boxes import encoded, spec_of
 from tpufeed.errors import OptionError, SourceError
@@ -164,3 +165,15 @@ def test_options_that_contradict_the_files(options, voc, tmp_path):
 def test_images_that_are_nowhere(voc, tmp_path):
     with pytest.raises(OptionError, match="JPEGImages"):
         shard(voc(images="elsewhere") / "Annotations/*.xml", tmp_path / "d")
+
+
+def test_a_bucket(voc, monkeypatch, tmp_path):
+    root = voc()
+    with GcsServer(process=True) as server:
+        for key, value in server.environment().items():
+            monkeypatch.setenv(key, value)
+        for file in root.rglob("*.*"):
+            server.put("bucket", f"voc/{file.relative_to(root)}", file.read_bytes())
+        local = shard(root, tmp_path / "d").manifest.content_digest
+        assert shard("gs://bucket/voc", "gs://bucket/d").manifest.content_digest == local
+        assert shard("gs://bucket/voc/Annotations/*.xml", "gs://bucket/e").manifest.content_digest == local

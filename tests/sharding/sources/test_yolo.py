@@ -7,11 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.gcs_server import GcsServer
 from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
 from tests.sharding.test_boxes import encoded, spec_of
 from tpufeed.cli.app import app
 from tpufeed.errors import MissingExtraError, OptionError, SourceError
+from tpufeed.sharding.options import ROLES
 
 NAMES = "names: [cat, 'no', dog]\nnc: 3\n"
 LINES = {"train": ["0 0.5 0.5 0.5 0.5\n2 0.25 0.25 0.1 0.2\n", "1 0.5 0.5 1 1\n"], "val": ["2 0.1 0.1 0.1 0.1\n"]}
@@ -102,6 +104,18 @@ def test_polygons_are_boxes_of_their_extent(yolo, tmp_path):
     assert boxes_of(texts_of(result.url)["images/train/0.png"]) == [[20, 15, 60, 45], [20, 15, 60, 45], [0, 0, 40, 30]]
 
 
+@pytest.mark.skipif("outlines" not in ROLES, reason="polygons are not drawn")
+def test_polygons_become_masks(yolo, tmp_path):
+    line = "0 0.25 0.5 0.75 0.5 0.75 1 0.25 1\n1 0.5 0.25 0.2 0.2\n2 0 0 0.5 0 0.5 0.5 0 0.5\n"
+    result = shard(yolo(lines={"train": [line], "val": [""]}), tmp_path / "d", outlines="semantic")
+    with tpufeed.Loader(result.url, batch_size=1, split="train", columns=["mask"]) as loader:
+        mask = next(iter(loader))[0][0]
+    expected = np.zeros((60, 80), np.uint8)
+    expected[30:, 20:60] = 1
+    expected[:30, :40] = 3
+    assert np.array_equal(mask, expected)
+
+
 def test_keypoints(yolo, tmp_path):
     text = f"train: images/train\n{NAMES}kpt_shape: [3, 3]\nflip_idx: [0, 2, 1]\n"
     line = "0 0.5 0.5 0.5 0.5 0.25 0.5 2 0.5 0.5 1 0 0 0\n"
@@ -188,7 +202,7 @@ def test_a_yaml_that_cannot_be_understood(text, said, yolo, tmp_path):
 
 
 def test_no_labels_at_all(yolo, tmp_path):
-    with pytest.raises(SourceError, match="labels/train/0.txt"):
+    with pytest.raises(SourceError, match=r"labels/train/0\.txt"):
         shard(yolo(lines={"train": [None], "val": [None]}), tmp_path / "d")
 
 
@@ -220,3 +234,16 @@ def test_preview_and_append(yolo, tmp_path):
     done = CliRunner().invoke(app, ["append", str(more), str(tmp_path / "d")])
     assert done.exit_code == 0, done.stderr
     assert boxes_of(texts_of(tmp_path / "d")["images/val/1.png"]) == [[20, 15, 60, 45]]
+
+
+def test_a_bucket(yolo, monkeypatch, tmp_path):
+    path = yolo()
+    with GcsServer(process=True) as server:
+        for key, value in server.environment().items():
+            monkeypatch.setenv(key, value)
+        for file in path.parent.rglob("*.*"):
+            server.put("bucket", f"set/{file.relative_to(path.parent)}", file.read_bytes())
+        local = shard(path, tmp_path / "d").manifest.content_digest
+        assert shard("gs://bucket/set", "gs://bucket/d").manifest.content_digest == local
+        server.put("bucket", "data.yaml", f"path: set\ntrain: images/train\nval: images/val\n{NAMES}".encode())
+        assert shard("gs://bucket/data.yaml", "gs://bucket/e").manifest.content_digest == local

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from tpufeed.build.item import Item
+from tpufeed.build.item import Item, Outline
 from tpufeed.dataset.naming import count_ending
-from tpufeed.errors import MissingExtraError, OptionError, SourceError, TpufeedError
+from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError, TpufeedError
 from tpufeed.sharding.boxes import FlipPairs, declare
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.inputs import Files
@@ -45,7 +45,7 @@ _MOST_POINTS = 512
 _BEYOND = 0.01  # shares of an image that a number may be outside of it, as Ultralytics allows
 _SAID = 80  # characters of a line in a message
 _CLASSES = "classes.txt"  # beside labels; names are those of the data.yaml
-_KEY = {key: re.compile(rf"^['\"]?{key}['\"]?[ \t]*:", re.MULTILINE) for key in ("names", "train", "val")}
+_KEYS = [re.compile(rf"^['\"]?{key}['\"]?[ \t]*:", re.MULTILINE) for key in ("train", "val", "names")]
 
 
 _Entries: TypeAlias = str | list[str] | None
@@ -78,6 +78,7 @@ class _Labels(NamedTuple):
     boxes: list[list[float]]
     classes: list[str]
     keypoints: list[list[list[float]]]
+    outlines: list[Outline]  # of polygons; empty for boxes
     problem: tuple[str, str] | None
 
 
@@ -96,14 +97,20 @@ def find_yaml(store: Store) -> list[ObjectInfo]:
         if info is None or not 0 < info.size_bytes <= MOST_ANNOTATION_BYTES:
             return []
         text = store.read(_NAME).decode("utf-8", "replace")
-    is_meant = _KEY["names"].search(text) and (_KEY["train"].search(text) or _KEY["val"].search(text))
-    return [info] if is_meant else []
+    return [info] if is_yolo(text) else []
+
+
+def is_yolo(text: str) -> bool:
+    """Return true for the text of a data.yaml: it names images and classes."""
+    train, val, names = (bool(key.search(text)) for key in _KEYS)
+    return names and (train or val)
 
 
 class YoloSource(Source):
     """The images of a data.yaml with their boxes; an image without a label file is a sample without boxes."""
 
     suffixes = (".yaml", ".yml")
+    has_outlines = True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
@@ -113,6 +120,7 @@ class YoloSource(Source):
         self._where = f"{store.url}/{name}"
         self._config = config = _read_config(store, name)
         self._labelled = options.label == "auto"
+        self._outlined = getattr(options, "outlines", None) is not None
         self.splits = options.split_shares is None
         self._notes, self._entries, self.base = list[str](), list[tuple[str, Store, str]](), ""
         # `path` may be that of another machine; then the file is in the folder that it means.
@@ -167,6 +175,8 @@ class YoloSource(Source):
                 else:
                     yield self._to_item(image, texts.get(image.label, str(image.label_info)))
             count += len(chunk)
+        if not count:
+            raise NoInputsError(f"{self._where}: no images found in the folders that it names")
         if lacking == count:
             label = _whole(self.base, _label_of(self.base, first))
             raise SourceError(
@@ -252,6 +262,7 @@ class YoloSource(Source):
             "" if image.file == path else image.file,
             values=columns,
             problem=problem or labels.problem,
+            outlines=tuple(labels.outlines) if self._outlined else (),
         )
 
 
@@ -293,13 +304,13 @@ def _read_config(store: Store, name: str) -> _Config:
 
 def _read_labels(text: str, config: _Config, where: str) -> _Labels:
     """Read a label file; each line is an object."""
-    found = _Labels([], [], [], None)
+    found = _Labels([], [], [], [], None)
     points, each = config.points or (0, 0)
     for row, line in enumerate(text.splitlines(), 1):
         values = line.split()
         if not values:
             continue
-        box, marks, wrong = [0.0] * _BOX, [[0.0] * each] * points, None
+        box, marks, outline, wrong = [0.0] * _BOX, [[0.0] * each] * points, Outline(), None
         try:
             kind, *numbers = map(float, values)
         except ValueError:
@@ -311,19 +322,20 @@ def _read_labels(text: str, config: _Config, where: str) -> _Labels:
                 if isinstance(read, str):
                     wrong = "bad_box", read
                 else:
-                    box, marks = read
+                    box, marks, outline = read
             else:
                 wrong = "bad_label", f"the class is not among the {len(config.names)} names of the data.yaml"
         found.boxes.append(box)
         found.keypoints.append(marks)
+        found.outlines.append(outline)
         if wrong is not None and found.problem is None:
             found = found._replace(problem=(wrong[0], f"line {row} of {where}, {line[:_SAID]!r}: {wrong[1]}"))
     return found
 
 
-def _read_box(numbers: list[float], points: int, each: int) -> tuple[list[float], list[list[float]]] | str:
-    """Return the box and the keypoints of a box or a polygon; if the numbers are neither, what was expected."""
-    marks = list[list[float]]()
+def _read_box(numbers: list[float], points: int, each: int) -> tuple[list[float], list[list[float]], Outline] | str:
+    """Return the box, keypoints and outline of a box or a polygon; if the numbers are neither, what was expected."""
+    marks, outline = list[list[float]](), Outline()
     shares, box = numbers, numbers[:_BOX]
     if len(numbers) == _BOX + points * each:
         marks = [numbers[first : first + each] for first in range(_BOX, len(numbers), each)] if points else []
@@ -336,8 +348,8 @@ def _read_box(numbers: list[float], points: int, each: int) -> tuple[list[float]
         return "expected shares of the image's width and height, from 0 to 1"
     if len(numbers) != _BOX + points * each:
         (left, right), (top, bottom) = ((min(side), max(side)) for side in (numbers[::2], numbers[1::2]))
-        box = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
-    return (box, marks) if box[2] > 0 and box[3] > 0 else "expected a box with an area"
+        box, outline = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], Outline((tuple(numbers),))
+    return (box, marks, outline) if box[2] > 0 and box[3] > 0 else "expected a box with an area"
 
 
 def _whole(base: str, file: str) -> str:
