@@ -13,6 +13,7 @@ from tests.sharding.previews import preview_shard
 from tests.sharding.test_boxes import encoded, spec_of
 from tpufeed.cli.app import app
 from tpufeed.errors import MissingExtraError, OptionError, SourceError
+from tpufeed.images import Resize
 from tpufeed.sharding.options import ROLES
 
 NAMES = "names: [cat, 'no', dog]\nnc: 3\n"
@@ -108,8 +109,9 @@ def test_polygons_are_boxes_of_their_extent(yolo, tmp_path):
 def test_polygons_become_masks(yolo, tmp_path):
     line = "0 0.25 0.5 0.75 0.5 0.75 1 0.25 1\n1 0.5 0.25 0.2 0.2\n2 0 0 0.5 0 0.5 0.5 0 0.5\n"
     result = shard(yolo(lines={"train": [line], "val": [""]}), tmp_path / "d", outlines="semantic")
-    with tpufeed.Loader(result.url, batch_size=1, split="train", columns=["mask"]) as loader:
-        mask = next(iter(loader))[0][0]
+    ops = [Resize((60, 80))]
+    with tpufeed.Loader(result.url, "train", batch_size=1, ops=ops, columns=["mask"], processes=0) as loader:
+        mask = next(iter(loader))[0]
     expected = np.zeros((60, 80), np.uint8)
     expected[30:, 20:60] = 1
     expected[:30, :40] = 3
