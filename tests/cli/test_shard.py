@@ -185,6 +185,7 @@ OPTIONS = {
     "--max-pixels": (10**6, {"max_pixels": 10**6}),
     "--min-side": (16, {"min_side": 16}),
     "--policy": ("alpha=black", {"alpha": "black"}),
+    "--boxes-outside": ("drop", {"boxes_outside": "drop"}),
 }
 OF_OTHER_TESTS = {
     "--column",  # test_columns_shapes.py
@@ -192,6 +193,7 @@ OF_OTHER_TESTS = {
     *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
     "--group-by",  # sources/test_table_boxes.py
     "--flip-pairs",  # loaders/test_columns_flips.py
+    "--outlines",  # test_outlines.py
     *("--duplicates", "--split-by-content"),  # test_duplicates.py
     *("--append", "--allow-different"),  # test_append.py
     "--workers",

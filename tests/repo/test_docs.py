@@ -84,6 +84,12 @@ def make_hub(photos: list[Path], folder: Path) -> None:
 
 def test_the_commands_for_sharding_run_as_they_stand(sources: Path) -> None:
     make_coco(sorted((sources / "photos").glob("*/*.jpg"))[:8], sources / "coco")
+    for name in LABELLED:
+        (sources / name).mkdir(parents=True)
+    for number, photo in enumerate(sorted((sources / "photos").glob("*/*.jpg"))[:8]):
+        label_boxes(sources, number)
+        for name in ("yolo/images", "voc/JPEGImages"):
+            shutil.copy(photo, sources / name / f"{number}.jpg")
     in_table = re.findall(r"^\|.*\| \[?`(tpufeed [^`]*)`", text_of("shard.md"), re.MULTILINE)
     lines = [*in_table, *(line for line in commands("shard.md") if line not in in_table)]
     assert {line.split()[1] for line in lines} == {"shard", "info", "verify", "show", "adopt"}
@@ -102,14 +108,17 @@ def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path,
     run_here(commands("samples.md"), tmp_path)
     types = {
         name: {spec.name: spec.type_text for spec in tpufeed.open_dataset(tmp_path / "out" / name).manifest.features}
-        for name in ("vectors", "tags", "masks", "scenes", "street", "boxes", "coco")
+        for name in ("vectors", "tags", "masks", "scenes", "street", "boxes", "coco", "outlines", "yolo", "voc")
     }
     assert (types["vectors"]["embedding"], types["vectors"]["lanes"]) == ("float32[4]", "int32[0 to 3]")
     assert types["tags"]["image/class/label"] == "int64[1 to 2]"
     assert (types["masks"]["mask"], types["street"]["mask"]) == ("mask", "mask")
     assert types["scenes"]["depth"] == "depth"
+    assert types["outlines"]["mask"] == "mask"
     assert types["boxes"]["poses"] == "float32[2, 2, 3] keypoints (flips 0:1)"
     assert types["boxes"]["boxes"] == "float32[2, 4] boxes"
+    assert types["yolo"]["boxes"] == "float32[2, 4] boxes"
+    assert types["voc"]["difficult"] == "int64[1] of boxes"
     assert types["coco"]["boxes"] == "float32[0 to 2, 4] boxes"
     printed = run_program("\n".join(blocks("samples.md")), tmp_path)
     assert "boxes float32 (4, 8, 4)\n" in printed
@@ -255,11 +264,32 @@ def test_the_commands_and_programs_for_growing_run_as_they_stand(sources: Path, 
     tpufeed.verify(tmp_path / "grown")
 
 
+LABELLED = ("yolo/images", "yolo/labels", "voc/JPEGImages", "voc/Annotations")
+
+
+def label_boxes(folder: Path, number: int) -> None:
+    """Write the boxes of a photograph for YOLO and Pascal VOC."""
+    (folder / f"yolo/labels/{number}.txt").write_text("0 0.5 0.5 0.2 0.2\n1 0.1 0.1 0.3 0.1 0.2 0.3\n")
+    (folder / "yolo/data.yaml").write_text("train: images\nnames: [car, bus]\n")
+    box = "<bndbox><xmin>5</xmin><ymin>5</ymin><xmax>50</xmax><ymax>40</ymax></bndbox>"
+    text = f"<annotation><object><name>car</name>{box}</object></annotation>"
+    (folder / f"voc/Annotations/{number}.xml").write_text(text)
+
+
 def make_scenes(photos: list[Path], folder: Path) -> None:
     """The sources of the page: photographs of 300x225 with masks, depth, boxes and more, drawn at random."""
     rng = np.random.default_rng(0)
     rows, annotations = [], []
-    for name in ("road", "street/images", "street/masks", "scenes", "coco/annotations", "coco/val2017", "folder"):
+    for name in (
+        "road",
+        "street/images",
+        "street/masks",
+        "scenes",
+        "coco/annotations",
+        "coco/val2017",
+        "folder",
+        *LABELLED,
+    ):
         (folder / name).mkdir(parents=True)
     members: dict[str, list[tuple[str, bytes]]] = {"0000": [], "0001": []}
     for number, photo in enumerate(photos):
@@ -281,16 +311,22 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
             }
         )
         for box in boxes[: number % 3]:
-            annotations.append({"image_id": number, "category_id": 3, "bbox": box, "iscrowd": 0})
+            left, top, width, height = box
+            outline = [left, top, left + width, top, left, top + height]
+            one = {"image_id": number, "category_id": 3, "bbox": box, "iscrowd": 0, "segmentation": [outline]}
+            annotations.append(one)
         for name in (
             f"road/{number}.jpg",
             f"street/images/{number}.jpg",
             f"coco/val2017/{number:012d}.jpg",
             f"folder/{number}.jpg",
+            f"yolo/images/{number}.jpg",
+            f"voc/JPEGImages/{number}.jpg",
         ):
             shutil.copy(photo, folder / name)
         for name in (f"road/{number}.png", f"street/masks/{number}.png"):
             (folder / name).write_bytes(mask.getvalue())
+        label_boxes(folder, number)
         parts = {"jpg": photo.read_bytes(), "mask.png": mask.getvalue(), "depth.png": depth.getvalue()}
         members[f"{number % 2:04d}"] += [(f"{number:06d}.{suffix}", data) for suffix, data in parts.items()]
     for part, files in members.items():

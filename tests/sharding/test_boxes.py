@@ -230,7 +230,7 @@ BAD = {
     ),
     "empty": ([[1, 2, 1, 10]], r"\[1.0, 2.0, 1.0, 10.0\]"),
     "next to nothing": ([[1, 2, 1.0000002, 2.0000002]], r"\[1.0, 2.0, 1.0, 2.0\]"),
-    "outside": ([[1, 2, 82, 10]], "80x60"),
+    "outside": ([[1, 2, 82.1, 10]], "80x60"),
     "beyond the top": ([[1, -3, 8, 10]], "80x60"),
     "just beyond": ([[80.2, 1, 80.9, 10]], "80x60"),
     "three numbers": ([[1, 2, 3]], r"\[1, 3\]"),
@@ -269,9 +269,47 @@ def test_bad_boxes_of_other_formats(box_format, box, table, tmp_path):
     assert f"is {[float(number) for number in box]}" in message
 
 
-def test_a_box_is_clipped_that_reaches_a_pixel_beyond(table, tmp_path):
-    result = shard(table([{"boxes": [[-1, -0.5, 81, 60.9]]}]), tmp_path / "d")
+def test_a_box_is_clipped_that_reaches_two_pixels_beyond(table, tmp_path):
+    result = shard(table([{"boxes": [[-2, -0.5, 82, 61.9]]}]), tmp_path / "d")
     assert texts_of(result.url)["0.png"]["boxes"] == [0, 0, 80, 60]
+    assert "box clipped" not in result.manifest.odd
+
+
+# Of 80x60: inside, almost two pixels beyond, far beyond, wholly outside.
+BEYOND = [[1, 2, 3, 4], [-1.9, 5, 20, 61.9], [-20, 10, 100, 30], [200, 10, 300, 30]]
+
+
+@pytest.mark.parametrize("box_format", ["xyxy", "cxcywh,relative"])
+@pytest.mark.parametrize("how", ["clip", "drop"])
+def test_boxes_beyond_the_image_are_clipped_or_dropped_with_their_values(how, box_format, table, tmp_path):
+    poses = [[[number, 1]] for number in range(4)]
+    said = {"label": list("abcd"), "score": [0, 1, 2, 3]}
+    rows = [{"boxes": from_corners(BEYOND, box_format), **said, "pose": poses}]
+    rows.append({"boxes": from_corners(BEYOND[3:], box_format), "label": ["d"], "score": [9], "pose": poses[:1]})
+    options = {"box_columns": ["score"], "keypoints": "pose", "boxes_outside": how, "box_format": box_format}
+    result = shard(table(rows), tmp_path / how, **options)
+    samples, kept = texts_of(result.url), 3 if how == "clip" else 2
+    stored = np.reshape(samples["0.png"]["boxes"], (-1, 4))
+    assert stored == pytest.approx(np.array([[1, 2, 3, 4], [0, 5, 20, 60], [0, 10, 80, 30]][:kept]), abs=1e-3)
+    assert samples["0.png"]["image/class/text"] == ["a", "b", "c"][:kept]
+    assert samples["0.png"]["score"] == [0, 1, 2][:kept]
+    assert len(samples["0.png"]["pose"]) == 2 * kept
+    assert [samples["1.png"][name] for name in ("boxes", "image/class/label", "score", "pose")] == [[]] * 4
+    assert spec_of(result, "boxes").lengths == (0, 4)
+    assert result.manifest.odd == ({"box outside": 2, "box clipped": 1} if how == "clip" else {"box outside": 3})
+    assert result.manifest.options["boxes_outside"] == how
+    assert tpufeed.append(tmp_path / "source/table.jsonl", result.url, workers=1).added == 0
+
+
+def test_a_policy_for_boxes_that_there_is_not(table, tmp_path):
+    with pytest.raises(OptionError, match="boxes_outside"):
+        shard(table([{"boxes": []}]), tmp_path / "d", boxes_outside="keep")
+
+
+@pytest.mark.parametrize("box", [[1, 2, 1, 4], [300, 10, 200, 30], [float("nan"), 1, 2, 3]])
+def test_boxes_that_are_no_boxes_are_rejects_anyhow(box, table, tmp_path):
+    shard(table([{"boxes": BEYOND}, {"boxes": [box]}]), tmp_path / "d", boxes_outside="drop")
+    assert {name: reason for name, (reason, _) in rejects_of(tmp_path / "d").items()} == {"1.png": "bad_box"}
 
 
 def test_as_many_labels_and_values_as_boxes(table, tmp_path):
@@ -416,7 +454,8 @@ def test_what_is_stored_lies_within_the_image_or_is_refused(height, width, share
         with pytest.raises(ImageError, match="'boxes'"):
             mover.move(features, image.source, stored_geometry(image, policy))
         return
-    moved, dropped = mover.move(features, image.source, stored_geometry(image, policy))
+    moved, kept, _ = mover.move(features, image.source, stored_geometry(image, policy))
+    dropped = len(kept) - kept.sum()
     stored = np.reshape(moved["boxes"].values, (-1, 4))
     assert len(stored) + dropped == len(boxes)
     assert dropped == 0 or mode == "fit"

@@ -34,7 +34,8 @@ class Outline(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The outline of one object: polygons, or a mask in COCO's compressed run lengths.
 
     Attributes:
-        polygons: x, y, x, y ... of each polygon, in pixels of the image that boxes refer to.
+        polygons: x, y, x, y ... of each polygon, in pixels of the image that boxes refer to; or in shares of its sides,
+            if boxes are.
         counts: the compressed run lengths of a mask; empty for polygons.
         size: height and width of that mask.
         is_crowd: it surrounds several objects that are not told apart.

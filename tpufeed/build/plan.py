@@ -86,6 +86,7 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     class_names: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
     base: str = ""
+    box_format: str | msgspec.UnsetType = msgspec.UNSET  # that the source declares itself; else it is in `options`
     images: int  # inputs of all tasks, once for each variant
     listed_twice: int = 0  # inputs that the source names more than once
     skipped: int = 0  # inputs of an append that are in the dataset already

@@ -23,6 +23,7 @@ _ELSEWHERE = {
             "image_columns",
             "masks",
             "group_by",
+            "outlines",
             "boxes",
             "box_format",
             "keypoints",

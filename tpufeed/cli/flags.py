@@ -77,7 +77,8 @@ Src = Annotated[
     typer.Argument(
         metavar="SRC",
         help="Folder of images, in class folders, split folders or none; a table of paths (.csv, .tsv, .jsonl, "
-        ".parquet); WebDataset tars ('train-*.tar'); COCO's .json of boxes; Parquet files with the images inside, "
+        ".parquet); WebDataset tars ('train-*.tar'); COCO's .json of boxes; YOLO's data.yaml; Pascal VOC's .xml "
+        "('Annotations/*.xml'); Parquet files with the images inside, "
         "as on the Hugging Face hub, or a folder of datasets' save_to_disk. A path or URL.",
     ),
 ]
@@ -221,6 +222,14 @@ GroupBy = Annotated[
     str | None,
     in_source(metavar="COLUMN", help="For a table with a row per box: the column that names the image of a row."),
 ]
+Outlines = Annotated[
+    str | None,
+    in_source(
+        metavar="KIND",
+        autocompletion=one_of("semantic", "instance"),
+        help="Draw the outlines of objects as masks of classes (semantic) or of numbered objects (instance).",
+    ),
+]
 Boxes = Annotated[
     str | None,
     in_source(
@@ -256,6 +265,15 @@ FlipPairs = Annotated[
     ),
 ]
 BoxColumns = Annotated[str | None, in_source(metavar="COLUMN,...", help="Columns with one value per box.")]
+BoxesOutside = Annotated[
+    str,
+    in_source(
+        metavar="HOW",
+        autocompletion=one_of("reject", "clip", "drop"),
+        help="What to do with boxes that reach more than 2 pixels beyond their image: reject the image, clip or drop "
+        "the boxes.",
+    ),
+]
 SplitName = Annotated[
     str | None, in_data(metavar="NAME", help="The split to read.", show_default="train, or the first")
 ]

@@ -81,11 +81,13 @@ def shard_command(
     image_columns: flags.ImageColumns = None,
     masks: flags.Masks = None,
     group_by: flags.GroupBy = None,
+    outlines: flags.Outlines = None,
     boxes: flags.Boxes = None,
     box_format: flags.BoxFormat = None,
     keypoints: flags.Keypoints = None,
     flip_pairs: flags.FlipPairs = None,
     box_columns: flags.BoxColumns = None,
+    boxes_outside: flags.BoxesOutside = "reject",
     duplicates: flags.Duplicates = None,
     split_by_content: Annotated[
         bool,

@@ -55,7 +55,7 @@ def append(  # noqa: PLR0913  # the public face
     After an interruption the same call continues where it stopped. Once all is done, it finds nothing new.
 
     Args:
-        src: a folder, table, tars or COCO .json, as in `tpufeed.shard`; it may be the whole source that has grown.
+        src: a folder, table, tars or annotations, as in `tpufeed.shard`; it may be the whole source that has grown.
         dst: the dataset.
         image: how to read the new source, if that differs from the dataset's first one; see `tpufeed.shard`. COCO's
             folder of images is not taken from the first build.

@@ -4,7 +4,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,7 +17,8 @@ from tpufeed.sharding.columns import Declared
 from tpufeed.tfrecord.example import Feature
 
 FORMATS = ("xyxy", "xywh", "cxcywh")
-_OUTSIDE_PX = 1.0  # a box may reach this far beyond its image: tools round, and count pixels from 0 or from 1
+Outside = Literal["reject", "clip", "drop"]  # what to do with boxes that reach further beyond the image
+_OUTSIDE_PX = 2.0  # a box may reach this far beyond its image: tools round, and count pixels from 0 or from 1
 _LEAST_AREA = 1e-6  # of a box, in square pixels: in float32 less may become nothing
 _SAID = 80  # characters of a value in a message
 _BOX = 4
@@ -132,14 +133,21 @@ def mark_boxes(
 
 
 class BoxMover:
-    """Moves boxes and keypoints into pixels of the stored image; `box_format` as in `check_format` is for both."""
+    """Moves boxes and keypoints into pixels of the stored image; `box_format` as in `check_format` is for both.
 
-    def __init__(self, features: Sequence[FeatureSpec], box_format: str | None) -> None:
+    Attributes:
+        is_relative: their numbers are shares of the image's width and height.
+    """
+
+    def __init__(
+        self, features: Sequence[FeatureSpec], box_format: str | None, boxes_outside: Outside = "reject"
+    ) -> None:
+        self._outside = boxes_outside
         self._boxes = next((spec for spec in features if spec.kind == "boxes"), None)
         self._points = [spec for spec in features if spec.kind == "keypoints"]
         owner = None if self._boxes is None else self._boxes.name
         self._owned = [spec for spec in features if owner is not None and spec.of == owner]
-        self._form, self._relative = (FORMATS[0], False) if box_format is None else check_format(box_format)
+        self._form, self.is_relative = (FORMATS[0], False) if box_format is None else check_format(box_format)
 
     def has_any(self, features: Mapping[str, Feature]) -> bool:
         """Return true for a sample with a box or keypoint."""
@@ -148,18 +156,19 @@ class BoxMover:
 
     def move(
         self, features: Mapping[str, Feature], source: tuple[int, int], stored: Geometry
-    ) -> tuple[dict[str, Feature], int]:
-        """Return the features of a sample with its boxes and keypoints moved, and the number of dropped boxes.
+    ) -> tuple[dict[str, Feature], _Bools, int]:
+        """Return the features of a sample with boxes and keypoints moved, which boxes are kept, and how many clipped.
 
         `source` is the height and width of the image that their numbers refer to; `stored` maps it to the stored one. A
-        box outside the stored image, as "fit" cuts it, is dropped with the values that belong to it.
+        box outside the stored image, as "fit" cuts it, is dropped with the values that belong to it. A box is clipped
+        silently if it reaches at most 2 pixels beyond the image.
 
         Raises:
             ImageError: bad_box: a box or keypoint is impossible; names column and value.
         """
         height, width = source
-        scale = np.array([width, height], np.float64) if self._relative else np.ones(2)
-        moved, dropped = dict(features), 0
+        scale = np.array([width, height], np.float64) if self.is_relative else np.ones(2)
+        moved, kept, clipped = dict(features), np.ones(0, np.bool_), 0
         for spec in self._points:
             points = _numbers(spec, features, spec.each[-1])
             _refuse(spec, points, ~np.isfinite(points).all(axis=1), "a keypoint has finite numbers")
@@ -182,7 +191,7 @@ class BoxMover:
         if self._boxes is not None:
             boxes = _numbers(self._boxes, features, _BOX)
             corners = self._to_corners(boxes, np.tile(scale, 2))
-            self._check(self._boxes, boxes, corners, height, width)
+            outside, empty = self._check(self._boxes, boxes, corners, height, width)
             for spec in self._owned:
                 count = spec.count_items(features[spec.name])
                 if count != len(boxes):
@@ -194,11 +203,12 @@ class BoxMover:
                     )
             corners = np.clip(corners, 0, [width, height, width, height]).astype(np.float32)
             corners, kept = stored.move_boxes(corners, 0.0)
-            dropped = int(len(kept) - kept.sum())
+            kept &= ~(outside | empty if self._outside == "drop" else empty)
+            clipped = int((outside & kept).sum())
             moved[self._boxes.name] = Feature("float", corners[kept].ravel().tolist())
-            for spec in self._owned if dropped else ():
+            for spec in () if kept.all() else self._owned:
                 moved[spec.name] = _pick(spec, moved[spec.name], kept)
-        return moved, dropped
+        return moved, kept, clipped
 
     def _to_corners(self, boxes: _Numbers, scale: _Numbers) -> _Numbers:
         first, second = boxes[:, :2], boxes[:, 2:]
@@ -209,7 +219,10 @@ class BoxMover:
                 first, second = first - second / 2, first + second / 2
             return np.hstack([first, second]) * scale
 
-    def _check(self, spec: FeatureSpec, boxes: _Numbers, corners: _Numbers, height: int, width: int) -> None:
+    def _check(
+        self, spec: FeatureSpec, boxes: _Numbers, corners: _Numbers, height: int, width: int
+    ) -> tuple[_Bools, _Bools]:
+        """Return which boxes reach too far beyond the image, and which are wholly outside of it. Raises ImageError."""
         finite = np.isfinite(boxes).all(axis=1) & np.isfinite(corners).all(axis=1)
         _refuse(spec, boxes, ~finite, "a box has finite numbers")
         sizes = corners[:, 2:] - corners[:, :2]
@@ -218,11 +231,14 @@ class BoxMover:
         empty = (sizes <= 0).any(axis=1) | (sizes.prod(axis=1) < _LEAST_AREA)
         _refuse(spec, boxes, empty, f"it is upside down or empty; expected {ends} {above}")
         most = np.array([width, height, width, height])
-        outside = (corners < -_OUTSIDE_PX).any(axis=1) | (corners > most + _OUTSIDE_PX).any(axis=1)
+        outside: _Bools = (corners < -_OUTSIDE_PX).any(axis=1) | (corners > most + _OUTSIDE_PX).any(axis=1)
         inside = np.clip(corners, 0, most)
-        outside |= (inside[:, 2:] - inside[:, :2]).prod(axis=1) < _LEAST_AREA
-        of = f"the image of {width}x{height} pixels"
-        _refuse(spec, boxes, outside, f"it lies outside {of}; check the box format and EXIF orientations", corners)
+        gone: _Bools = np.asarray((inside[:, 2:] - inside[:, :2]).prod(axis=1) < _LEAST_AREA)
+        if self._outside == "reject":
+            of = f"the image of {width}x{height} pixels"
+            advice = "check the box format and EXIF orientations; --boxes-outside clip or drop takes such images"
+            _refuse(spec, boxes, outside | gone, f"it lies outside {of}; {advice}", corners)
+        return outside, gone
 
 
 def _numbers(spec: FeatureSpec, features: Mapping[str, Feature], each: int) -> _Numbers:

@@ -10,7 +10,9 @@ from tpufeed.images.header import MAX_PIXELS
 from tpufeed.images.policy import Check, Encode, MaxPixels, MinSidePx, PresizeMode, PresizePx, Progressive, Quality
 from tpufeed.options import Count, Names, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
+from tpufeed.sharding.boxes import Outside
 from tpufeed.sharding.options import POLICIES, ROLES, Handling, NameStyle, ShardOptions
+from tpufeed.sharding.outlines import Outlines
 from tpufeed.sharding.recipe import ShardRecipe
 
 
@@ -42,11 +44,13 @@ def shard(  # noqa: PLR0913  # the public face
     image_columns: Mapping[str, str] | None = None,
     masks: str | Path | None = None,
     group_by: str | None = None,
+    outlines: Outlines | None = None,
     boxes: str | None = None,
     box_format: str | None = None,
     keypoints: str | None = None,
     flip_pairs: str | Sequence[tuple[int, int]] | None = None,
     box_columns: Names | None = None,
+    boxes_outside: Outside = "reject",
     duplicates: Handling = "report",
     split_by_content: bool = False,
     max_rejects: str | int | None = None,
@@ -65,9 +69,9 @@ def shard(  # noqa: PLR0913  # the public face
 
     Args:
         src: path or URL of the images: a folder of class folders (maybe inside folders of splits) or of unlabelled
-            images; a table of paths (.csv, .tsv, .jsonl, .parquet); one or more WebDataset tars; a COCO .json; Parquet
-            files that hold images, or a folder of them, as on the Hugging Face hub; a folder that `save_to_disk` of
-            `datasets` wrote.
+            images; a table of paths (.csv, .tsv, .jsonl, .parquet); one or more WebDataset tars; a COCO .json; a
+            YOLO data.yaml; Pascal VOC's .xml files, or a folder of either; Parquet files that hold images, or a folder
+            of them, as on the Hugging Face hub; a folder that `save_to_disk` of `datasets` wrote.
         dst: path or URL of the new dataset.
         splits: the share of each split, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each path.
             Default: folders called train, val and so on are the splits; without such folders everything is train.
@@ -110,6 +114,9 @@ def shard(  # noqa: PLR0913  # the public face
         group_by: the table column that is equal in all rows of one image, if a table has a row for each box. These rows
             become one sample, and the column is also that of the paths, unless `image` names another column, or makes
             paths of its values, like "train/{}.jpg".
+        outlines: draw the outlines of objects that COCO's JSON and YOLO's labels have as the column "mask": "semantic",
+            1 + the id of the class, or "instance", 1 + the place of the object in the list of boxes. 0 is the
+            background, 255 a crowd.
         boxes: the table column, or the key of a tar's json, that holds the list of a sample's boxes. They are stored
             as float32 left, top, right, bottom, in pixels of the stored image. A list of labels has one for each box.
             With `group_by`, the column of a row's box, or the four columns of its numbers: "xmin,ymin,xmax,ymax".
@@ -120,8 +127,11 @@ def shard(  # noqa: PLR0913  # the public face
         flip_pairs: pairs of keypoints, by index from 0, that are the left and the right of the same thing, like
             [(1, 2), (3, 4)] or "1:2,3:4": loaders and caches swap them when they mirror a picture. [] or "none" if
             there are no pairs. Default: COCO's names of keypoints decide.
-        box_columns: columns with a value for each box; if "fit" drops a box, its values are dropped with it.
+        box_columns: columns with a value for each box; if a box is dropped, its values are dropped with it.
             Default with `group_by`: those that differ within an image.
+        boxes_outside: what to do with boxes that reach more than 2 pixels beyond their image: "reject" the image;
+            "clip" them, or drop them if they lie wholly outside; or "drop" them. The manifest counts dropped and
+            clipped boxes. Boxes that reach less far are clipped.
         duplicates: what to do with images whose files are the same bytes. "report" counts them once all are read, lists
             them in _tpufeed/duplicates.jsonl and warns, above all of images in two splits. "drop" keeps the first by
             path and lists the others there; it reads files of equal size beforehand. "keep" says nothing.

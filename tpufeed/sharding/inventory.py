@@ -28,6 +28,7 @@ from tpufeed.sharding.columns import ColumnTypes, as_text, encode_values, long_a
 from tpufeed.sharding.inputs import UNREACHABLE, files_of, place_of
 from tpufeed.sharding.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
 from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.outlines import MOST_VALUES
 from tpufeed.sharding.passes import drop_duplicates, read_digests, rows_to_read, skip_known, skip_rejected
 from tpufeed.sharding.sources.kinds import find_source
 from tpufeed.sharding.sources.source import Contents, Found, Source, file_of_row, identity_of
@@ -57,6 +58,7 @@ class Inventory:
         classes: names and ids of the classes; no names without labels.
         features: all features of the records.
         schema: the features that further columns become.
+        box_format: the numbers of boxes in the source, see `boxes.check_format`; None for corners in pixels.
         splits: names of the splits, in the order of the dataset.
         ignored_files: files whose names are not those of images, counted by their endings (`.txt`).
         labelled: inputs have labels.
@@ -113,6 +115,7 @@ class Inventory:
 
     def _read(self, source: Source) -> None:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
+        self.box_format = contents.box_format
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
         types = ColumnTypes(declared, options.box_columns or ()) if source.has_values or declared else None
@@ -238,11 +241,14 @@ class Inventory:
             self.classes = make_classes(labels, contents.class_names, are_names)
         else:
             self.classes = self._grow_classes(standing, labels, contents.class_names, are_names)
+        if options.outlines == "semantic":
+            self._check_values()
         several = (min(list_lengths, default=0), max(list_lengths, default=0)) if self.several_labels else None
         own = record_schema(self.labelled, several, contents.boxes)
         columns = () if types is None else types.schema(needs_all=standing is None)
-        features = (*own, *columns, *(picture.spec for picture in options.pictures))
-        are_cut = options.images.presize_px is not None and options.images.presize_mode == "fit"
+        features = (*own, *columns, *options.picture_specs)
+        is_square = options.images.presize_px is not None and options.images.presize_mode == "fit"
+        are_cut = is_square or options.boxes_outside != "reject"
         pairs = contents.pairs
         if standing is not None:
             pairs = standing.flip_pairs if pairs is None else pairs
@@ -254,6 +260,16 @@ class Inventory:
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if standing is not None:
             self._check_columns(standing)
+
+    def _check_values(self) -> None:
+        """Raise OptionError if the ids of classes are not values of a mask."""
+        count = len(self.classes.names)
+        if not self.labelled or count > MOST_VALUES:
+            found = f"{count} classes" if self.labelled else "no labels"
+            raise OptionError(
+                f"semantic outlines are drawn with the ids of 1 to {MOST_VALUES} classes, and there are {found}; "
+                "instance draws the number of each object instead"
+            )
 
     def _grow_classes(
         self, standing: StandingDataset, labels: Counter[Label], said: tuple[str, ...] | None, are_names: bool
@@ -390,6 +406,8 @@ def say_identity(item: Item, base: str = "") -> str:
             f"\0{identity_of(base, place_of(image))}\0{image.bytes}\0{image.version}\0{image.offset}"
             for image in item.images
         )
+    if item.outlines:
+        line += f"\0{hashlib.blake2b(msgspec.msgpack.encode(item.outlines), digest_size=16).hexdigest()}"
     if item.labels:
         line += f"\0{item.labels}"
     return line if item.pixels is None else f"{line}\0{item.pixels}"

@@ -58,7 +58,9 @@ def check_joined(
     if header.features[1 : len(own)] != with_keys(own)[1:]:
         raise forged(store, source, f"its features are {', '.join(feature.name for feature in header.features)}")
     pictures = [feature for feature in header.features if feature.is_picture]
-    if [(feature.name, feature.kind) for feature in pictures] != [(one.name, one.kind) for one in options.pictures]:
+    if [(feature.name, feature.kind) for feature in pictures] != [
+        (one.name, one.kind) for one in options.picture_specs
+    ]:
         raise forged(store, source, f"its further images are {', '.join(feature.name for feature in pictures)}")
     inputs, stops = 0, dict.fromkeys(header.splits, 0)
     for task in iter_tasks(store, plan):
@@ -79,7 +81,7 @@ def check_joined(
             of_class = of_class and (labelled or not labels) and (not labelled or several or not item.labels)
             in_file = all(0 <= file.offset <= file.offset + file.bytes < _MOST_BYTES for file in files_of(item))
             values = len(header.features) - len(own) - len(pictures)
-            if not (of_class and in_file and len(item.columns) == values and len(item.images) == len(pictures)):
+            if not (of_class and in_file and len(item.columns) == values and len(item.images) == len(options.pictures)):
                 raise forged(store, source, f"{item.path!r} in task {task.number} has impossible values")
     if inputs * len(header.variant_numbers) != header.images:
         raise forged(store, source, f"it has {inputs} inputs; its header says {header.images} images")

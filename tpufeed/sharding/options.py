@@ -23,14 +23,15 @@ from tpufeed.images.policy import (
     Quality,
 )
 from tpufeed.options import Count, Names, Whole, check_fields, parse_size
-from tpufeed.sharding.boxes import FlipPairs, check_format, declare, parse_pairs, say_pairs
+from tpufeed.sharding.boxes import FlipPairs, Outside, check_format, declare, parse_pairs, say_pairs
 from tpufeed.sharding.columns import Declared
+from tpufeed.sharding.outlines import Outlines
 from tpufeed.storage.store import open_store
 
 Handling = Literal["keep", "report", "drop"]  # of duplicates
 NameStyle = Literal["tpufeed", "kaggle"]
 PictureKind = Literal["image", "mask", "depth"]
-MASKS = "mask"  # the column that `masks=` makes
+MASKS = "mask"  # the column that `masks=` or `outlines=` makes
 BOXES = "boxes"  # the column that four columns of a table make
 BOX = 4
 _DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
@@ -108,11 +109,13 @@ class ShardOptions:
     image_columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
     masks: str | Path | None = field(default=None, metadata={"role": Role.PLACE})
     group_by: str | None = field(default=None, metadata=_READING)
+    outlines: Outlines | None = None
     boxes: str | None = field(default=None, metadata=_READING)
     box_format: str | None = field(default=None, metadata=_READING)
     keypoints: str | None = field(default=None, metadata=_READING)
     flip_pairs: str | Sequence[tuple[int, int]] | None = field(default=None, metadata=_READING)
     box_columns: Names | None = field(default=None, metadata=_READING)
+    boxes_outside: Outside = "reject"
     duplicates: Handling = field(default="report", metadata=_READING)
     split_by_content: bool = False
     # `classes` are those of the dataset that an append adds to. If the new source has a list of classes itself, that
@@ -142,6 +145,12 @@ class ShardOptions:
             check_format(self.box_format)
             if self.boxes is None and self.keypoints is None:
                 raise OptionError("box_format is for boxes; name the column that holds them: --boxes COLUMN")
+        if self.outlines is not None and (self.masks is not None or MASKS in (self.image_columns or {})):
+            raise OptionError(
+                f"outlines are drawn as the column {MASKS!r}, which masks or image_columns make as well; give only one"
+            )
+        if self.outlines == "semantic" and self.label == "none":
+            raise OptionError("semantic outlines are drawn with the ids of classes; leave label='none' out")
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
             raise OptionError(f"a shard has at least one byte, not {size_bytes}")
@@ -169,6 +178,8 @@ class ShardOptions:
         columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
         has_marks = self.boxes is not None or self.keypoints is not None
         has_pictures = bool(self.image_columns) or self.masks is not None
+        sizes_differ = self.presize is not None or self.encode != "keep" or images.greyscale == "rgb"
+        sizes_differ = sizes_differ or self.outlines is not None  # masks have no files
         lacks_markers = self.encode in ("keep", "jpeg") and not images.restart_markers
         for name, value in (
             ("size_bytes", size_bytes),
@@ -180,10 +191,16 @@ class ShardOptions:
             ("declared", declare(boxes_name, self.keypoints, columns) if has_marks else tuple(columns)),
             ("pairs", None if self.flip_pairs is None else parse_pairs(self.flip_pairs)),
             ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
-            ("sizes_differ", self.presize is not None or self.encode != "keep" or images.greyscale == "rgb"),
+            ("sizes_differ", sizes_differ),
             ("warnings", (_NO_EXTENSION,) if lacks_markers else ()),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
+
+    @property
+    def picture_specs(self) -> tuple[FeatureSpec, ...]:
+        """The features of further images and of drawn masks, in the order of the records."""
+        drawn = () if self.outlines is None else (ImageColumn(MASKS, "", "mask"),)
+        return tuple(picture.spec for picture in (*self.pictures, *drawn))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""
@@ -193,11 +210,13 @@ class ShardOptions:
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
             "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
             "group_by": self.group_by,
+            "outlines": self.outlines,
             "boxes": self.boxes,
             "box_format": self.box_format,
             "keypoints": self.keypoints,
             "flip_pairs": None if self.pairs is None else say_pairs(self.pairs),
             "box_columns": None if self.box_columns is None else list(self.box_columns),
+            "boxes_outside": None if self.boxes_outside == "reject" else self.boxes_outside,
             "duplicates": "drop" if self.duplicates == "drop" else None,
             "split_by_content": self.split_by_content,
             "names": "kaggle" if self.names == "kaggle" else None,

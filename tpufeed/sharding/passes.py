@@ -190,7 +190,14 @@ def drop_duplicates(inventory: "Inventory") -> None:
         f"SELECT row, digest, item FROM digests JOIN inputs ON inputs.rowid = row ORDER BY digest, {inventory.ORDER}"
     )
     options = inventory.options
-    make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.box_format)
+    make = SampleMaker(
+        inventory.features,
+        inventory.classes.names,
+        options.images,
+        inventory.box_format,
+        options.boxes_outside,
+        options.outlines,
+    )
     files = Files(inventory.base)
     in_dataset = f"SELECT 1 FROM known WHERE digest = ? AND outcome = {TAKEN[0]} LIMIT 1"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tpufeed import __version__
@@ -32,6 +33,7 @@ from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.passes import iter_growth_warnings
 from tpufeed.sharding.sources.coco import CocoSource
+from tpufeed.sharding.sources.coco_folders import named_splits
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import TURNED, UNSURE, SampleMaker, ShardContext
 from tpufeed.storage.store import Store, open_store
@@ -52,7 +54,14 @@ class SizeEstimate:
 def probe_images(inventory: Inventory) -> list[tuple[Item, int | ImageError]]:
     """Process a few images as the build would; return each with the bytes to store, or why it cannot be taken."""
     options = inventory.options
-    make = SampleMaker(inventory.features, inventory.classes.names, options.images, options.box_format)
+    make = SampleMaker(
+        inventory.features,
+        inventory.classes.names,
+        options.images,
+        inventory.box_format,
+        options.boxes_outside,
+        options.outlines,
+    )
     inputs = inventory.sample(_PROBED_IMAGES)
     taken = iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes)
     return [(item, size) for item, _, size in taken]
@@ -81,9 +90,11 @@ class ShardRecipe(Recipe):
     standing: StandingDataset | None = None  # the dataset that grows
 
     def __init__(self, src: str | Path, options: ShardOptions) -> None:
-        source = open_store(src)
-        self.source, self.stores, self.options = source.url, (source,), options
-        self.names_base = source.url.lower().endswith(CocoSource.suffixes)
+        splits = named_splits(str(src))
+        self.stores, self.options = tuple(store for _, store, _ in splits) or (open_store(src),), options
+        named = (f"{split}={store.url.rstrip('/')}/{name}" for split, store, name in splits)
+        self.source = ",".join(named) or self.stores[0].url
+        self.names_base = self.source.lower().endswith(CocoSource.suffixes)
         self.identity, self.warnings = options.to_dict(), options.warnings
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
@@ -228,6 +239,7 @@ def plan_shards(inventory: Inventory, estimate: SizeEstimate, source: str, ident
         class_names=inventory.classes.names,
         features=inventory.features,
         base=inventory.base,
+        box_format=msgspec.UNSET if options.box_format else inventory.box_format or msgspec.UNSET,
         images=inventory.count,
         listed_twice=inventory.listed_twice,
         skipped=inventory.skipped,

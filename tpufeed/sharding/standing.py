@@ -52,8 +52,9 @@ def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], 
         problem = item.problem[0], re.sub(r"\brow [0-9]+", "row", url_identity(item.problem[1]))  # rows may move
     images = [(url_identity(image.file), image.bytes, image.version, image.offset) for image in item.images]
     deciding = {name: value for name, value in sorted(options.items()) if name not in _NO_FATE}
-    parts = msgspec.json.encode([tool_version, names, item.columns, problem, images, deciding])
-    return hashlib.blake2b(parts, digest_size=16).hexdigest()
+    parts: list[Any] = [tool_version, names, item.columns, problem, images, deciding]
+    parts += [item.outlines] if item.outlines else []
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
 
 
 class StandingDataset:

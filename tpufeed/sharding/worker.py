@@ -15,12 +15,14 @@ from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import BuildError, ImageError
 from tpufeed.images.decoding import inverse_orientation
-from tpufeed.images.masks import store_mask
+from tpufeed.images.masks import encode_mask, store_mask
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
-from tpufeed.sharding.boxes import BoxMover
+from tpufeed.sharding.boxes import BoxMover, Outside
 from tpufeed.sharding.columns import decode_values
 from tpufeed.sharding.inputs import Files, files_of, iter_taken, place_of
+from tpufeed.sharding.options import MASKS
+from tpufeed.sharding.outlines import MaskDrawer, Outlines
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
 
@@ -29,9 +31,11 @@ __all__ = ["DROPPED", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach"
 
 _SEEN_INPUTS = 4
 
-# Odd cases of images with boxes: boxes outside the square that "fit" cuts out, and, if the source says the sizes of
-# images, boxes that refer to the stored image while the upright one is kept, or the other way round.
+# Odd cases of images with boxes: boxes outside the image or the square that "fit" cuts out, boxes that reached beyond
+# the image, and, if the source says the sizes of images, boxes that refer to the stored image while the upright one is
+# kept, or the other way round.
 DROPPED = "box outside"
+CLIPPED = "box clipped"
 TURNED = "boxes turned by exif"
 UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which image boxes refer to
 
@@ -42,11 +46,11 @@ class StoredSample(NamedTuple):
     image: StoredImage
     rest: dict[str, Feature]  # without image, label and sizes
     bytes: int  # of all its images
-    odd: tuple[str, ...] = ()  # odd cases of its boxes, one for each dropped box
+    odd: tuple[str, ...] = ()  # odd cases of its boxes and outlines, like one for each dropped or clipped box
 
 
 class SampleMaker:
-    """Makes samples by a policy and a schema; `box_format` is the source's.
+    """Makes samples by a policy and a schema; `box_format` is the source's, the last two are options of `shard`.
 
     Attributes:
         labelled: samples have labels.
@@ -55,16 +59,25 @@ class SampleMaker:
     """
 
     def __init__(
-        self, features: Sequence[FeatureSpec], class_names: Sequence[str], policy: ImagePolicy, box_format: str | None
+        self,
+        features: Sequence[FeatureSpec],
+        class_names: Sequence[str],
+        policy: ImagePolicy,
+        box_format: str | None,
+        boxes_outside: Outside = "reject",
+        outlines: Outlines | None = None,
     ) -> None:
         label = next((spec for spec in features if spec.name == LABEL), None)
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
         self._names = [name.encode() for name in class_names]
-        self._pictures = [spec for spec in features if spec.is_picture]
+        drawn = MASKS if outlines is not None else None
+        self._pictures = [spec for spec in features if spec.is_picture and spec.name != drawn]
         own = record_schema(self.labelled)  # of the same length if labels are lists
         self._columns = [spec for spec in features[len(own) :] if not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
-        self._boxes = BoxMover(features, box_format) if has_boxes else None
+        self._boxes = BoxMover(features, box_format, boxes_outside) if has_boxes else None
+        is_relative = self._boxes is not None and self._boxes.is_relative
+        self._drawer = None if outlines is None else MaskDrawer(outlines, is_relative)
         self._policy = policy
         self.depends_on_more = bool(self._pictures) or has_boxes or policy.extension == "reject"
 
@@ -85,14 +98,19 @@ class SampleMaker:
         if not self._pictures and self._boxes is None:
             return StoredSample(image, rest, len(image.data))
         geometry, size = stored_geometry(image, self._policy), len(image.data)
-        dropped, odd = 0, tuple[str, ...]()
-        if self._boxes is not None and item.pixels is not None:
-            turn, odd = self._find_turn(item.pixels, image)
-            odd = odd if self._boxes.has_any(rest) else ()
-            of_source = geometry if turn == 1 else stored_geometry(image, self._policy, turn)
-            rest, dropped = self._boxes.move(rest, item.pixels, of_source)
-        elif self._boxes is not None:
-            rest, dropped = self._boxes.move(rest, image.source, geometry)
+        odd = tuple[str, ...]()
+        if self._boxes is not None:
+            said, of_source = item.pixels or image.source, geometry
+            if item.pixels is not None:
+                turn, odd = self._find_turn(item.pixels, image)
+                odd = odd if self._boxes.has_any(rest) else ()
+                of_source = geometry if turn == 1 else stored_geometry(image, self._policy, turn)
+            rest, kept, clipped = self._boxes.move(rest, said, of_source)
+            odd += (DROPPED,) * int(len(kept) - kept.sum()) + (CLIPPED,) * clipped
+            if self._drawer is not None:
+                drawn, of_outlines = self._drawer.draw(item, kept, said)
+                mask = encode_mask(of_source.warp(drawn, 0), "mask")
+                rest[MASKS], size, odd = Feature("bytes", (mask,)), size + len(mask), odd + of_outlines
         for spec, file, part in zip(self._pictures, item.images, data[1:], strict=True):
             where = place_of(file)
             try:
@@ -103,7 +121,7 @@ class SampleMaker:
             except ImageError as error:
                 raise ImageError(error.reason, f"{spec.name!r}, {where}: {error}") from error
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
-        return StoredSample(image, rest, size, odd + (DROPPED,) * dropped)
+        return StoredSample(image, rest, size, odd)
 
     def _find_turn(self, said: tuple[int, int], image: StoredImage) -> tuple[int, tuple[str, ...]]:
         """Return the orientation that turns an image of the `said` size to the image in the file, and the odd cases.
@@ -144,7 +162,15 @@ class ShardContext(TaskContext):
     def write(self, task: Task, output: Output) -> None:
         """Write the images of the task's inputs by the policy."""
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
-        make = SampleMaker(header.features, header.class_names, self.policy, header.options.get("box_format"))
+        said = header.options
+        make = SampleMaker(
+            header.features,
+            header.class_names,
+            self.policy,
+            header.box_format or said.get("box_format"),
+            said.get("boxes_outside", "reject"),
+            said.get("outlines"),
+        )
         keys = {spec.name: spec.key for spec in header.features}
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:

@@ -96,8 +96,8 @@ def test_metadata_in_a_deeper_folder(photos):
     assert texts_of(taken)["2.png"]["text"] == ["of 2.png"]
 
 
-def test_files_of_coco_in_the_folders_of_splits(photos):
-    for split in ("train", "valid", "test"):
+def test_files_of_coco_in_folders(photos):
+    for split in ("a", "b", "c"):
         folder = photos(f"roboflow/{split}")
         (folder / "_annotations.coco.json").write_text(coco(NAMES))
     (said,) = said_of(folder.parent)
@@ -107,7 +107,7 @@ def test_files_of_coco_in_the_folders_of_splits(photos):
 
 def test_files_of_coco_beside_the_folders_of_images(photos):
     folder = photos("coco/val2017")
-    photos("coco/train2017")
+    photos("coco/cats/black")
     (folder.parent / "annotations").mkdir()
     (folder.parent / "annotations/instances_val2017.json").write_text(coco(NAMES))
     captions = {"images": [{"id": 0}], "annotations": [{"image_id": 0, "caption": "a"}]}
@@ -128,24 +128,39 @@ def test_tables_with_a_row_for_each_box(photos):
 
 
 OTHERS = {
-    "voc": ("{}.xml", "<annotation>\n<object><name>cat</name></object></annotation>"),
+    "voc": ("{}.xml", "<annotation>\n<object><name>cat</name>{}</object></annotation>"),
     "yolo": ("{}.txt", "0 0.5 0.5 0.1 0.2\n1 0.1 0.1 0.1 0.1\n"),
     "labelme": ("{}.json", '{"version": "5.0", "shapes": [], "imagePath": "x"}'),
 }
+BOX = "<bndbox><xmin>2</xmin><ymin>3</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
 
 
 @pytest.mark.parametrize("where", ["photos", "labels/deeper"])
 @pytest.mark.parametrize("kind", OTHERS)
-def test_files_that_no_command_takes(kind, where, photos):
+def test_files_that_no_command_takes_as_they_are(kind, where, photos):
     folder = photos("project/photos")
     name, text = OTHERS[kind]
     (folder.parent / where).mkdir(parents=True, exist_ok=True)
     (folder.parent / "classes.txt").write_text("cat\ndog\n")
     for number in range(4):
-        (folder.parent / where / name.format(number)).write_text(text)
+        (folder.parent / where / name.format(number)).write_text(text.replace("{}", BOX))
     (said,) = said_of(folder.parent)
-    assert "no command" in said
-    assert name[2:] in said
+    if kind == "voc" and where == "photos":
+        (taken,) = run(said, folder.parent)
+        assert texts_of(taken)["0.png"]["boxes"] == [1, 2, 9, 9]
+    else:
+        assert {"voc": "JPEGImages", "yolo": "data.yaml", "labelme": "no command"}[kind] in said
+        assert name[2:] in said
+
+
+def test_the_data_yaml_of_a_folder_inside(photos):
+    folder = photos("all/set/train")
+    (folder.parent / "data.yaml").write_text("train: ../train\nnames: [cat, dog]\n")
+    for number in range(4):
+        (folder / f"{number}.txt").write_text("1 0.5 0.5 0.5 0.5\n")
+    (said,) = said_of(folder.parent.parent)
+    (taken,) = run(said, folder.parent.parent)
+    assert texts_of(taken)["train/0.png"]["image/class/text"] == ["dog"]
 
 
 @pytest.mark.parametrize(

@@ -171,11 +171,12 @@ def test_a_size_that_was_corrected_is_a_change(source, tmp_path):
 
 
 def coco_of(folder, images, annotations, points):
-    Image.new("RGB", (8, 8)).save(folder / "a.png")
+    for number in range(images):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
     each = [{"image_id": number % images, "category_id": 1, "bbox": [1, 1, 2, 2]} for number in range(annotations)]
     each[0]["keypoints"] = [0] * points * 3
     path = folder / "x.json"
-    said = [{"id": number, "file_name": "a.png"} for number in range(images)]
+    said = [{"id": number, "file_name": f"{number}.png"} for number in range(images)]
     path.write_text(json.dumps({"images": said, "annotations": each, "categories": [{"id": 1, "name": "c"}]}))
     return path
 

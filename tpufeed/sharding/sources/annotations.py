@@ -16,8 +16,10 @@ from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.sources.source import is_hidden, resolve
 from tpufeed.sharding.sources.table import LABEL_COLUMNS, TableColumns, TableSource, iter_head, say_boxes
+from tpufeed.sharding.sources.voc import find_images
+from tpufeed.sharding.sources.yolo import YoloSource, is_yolo
 from tpufeed.storage.reading import open_object
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 
 _MOST_KEPT = 32  # names of a kind; the beginnings of these files are read
 _HEAD_BYTES = 1 << 16
@@ -29,6 +31,18 @@ _NO_BOXES = re.compile(r"(?:.*/)?(captions|panoptic|image_info)_[^/]*")  # COCO 
 _YOLO = re.compile(rb"\s*\d+(\s+[-+0-9.eE]+){4,}\s*")  # a line
 _OWN_NAMES = ("metadata", "_annotations")  # of the Hugging Face imagefolder, of Roboflow
 _OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "category_id", "name")
+# For files that no command reads as they are.
+_CONVERT = (
+    ": convert them to a COCO file, as CVAT and Roboflow export it, or to JSON lines with one row per image "
+    "(docs/samples.md)"
+)
+_NO_WAY = {
+    ".json": f", and no command reads them{_CONVERT}",
+    ".xml": ". To use them, put the images beside the files, or into a folder JPEGImages beside theirs, and run: "
+    "tpufeed shard 'Annotations/*.xml' DST",
+    ".txt": ". To use them, write a data.yaml with the folders of images (train: images) and the classes (names: [cat, "
+    "dog]), and run: tpufeed shard data.yaml DST",
+}
 
 
 def _is_yolo(head: bytes) -> bool:
@@ -56,7 +70,7 @@ class AnnotationFiles:
     def add(self, name: str) -> None:
         """Add a file."""
         suffix = posixpath.splitext(name)[1].lower()
-        if suffix in (*TableSource.suffixes, *_OWN_FORMATS) and not is_hidden(name):
+        if suffix in (*TableSource.suffixes, *_OWN_FORMATS, *YoloSource.suffixes) and not is_hidden(name):
             self.counts[suffix] += 1
             kept = self.names.setdefault(suffix, [])
             if len(kept) == _MOST_KEPT:
@@ -88,11 +102,25 @@ class AnnotationFiles:
             heads[suffix] = [_read_head(store, name) for name in (*names[:_SHOWN], *names[_SHOWN:][-_SHOWN:])]
         for suffix, (what, is_one) in _OWN_FORMATS.items():
             if any(map(is_one, heads[suffix])):
-                yield (
-                    f"{what} files among the images ({self.counts[suffix]:,} {suffix}), with labels and boxes, are not "
-                    "read, and no command reads them: convert them to a COCO file, as CVAT and Roboflow export it, or "
-                    "to JSON lines with one row per image (docs/samples.md)"
-                )
+                commands = self._find_commands(store, suffix)
+                yield from _say(f"{what} files", commands)
+                if not commands:
+                    count, way = f"{self.counts[suffix]:,} {suffix}", _NO_WAY[suffix]
+                    yield f"{what} files among the images ({count}), with labels and boxes, are not read{way}"
+
+    def _find_commands(self, store: Store, suffix: str) -> list[str]:
+        """Return the commands that read files of YOLO or Pascal VOC, as far as their images and names are known."""
+        if suffix == ".txt":
+            names = [name for kind in YoloSource.suffixes for name in self.names.get(kind, [])]
+            return [
+                _command(store, name) for name in names if is_yolo(_read_head(store, name).decode("utf-8", "replace"))
+            ]
+        folders = dict.fromkeys(posixpath.dirname(name) for name in self.names[suffix]) if suffix == ".xml" else ()
+        return [
+            _command(store, posixpath.join(folder, "*.xml"))
+            for folder in folders
+            if find_images(open_store(posixpath.join(store.url, folder))) is not None
+        ]
 
 
 def _say(what: str, commands: Sequence[str]) -> Iterator[str]:

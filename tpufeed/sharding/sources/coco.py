@@ -1,41 +1,44 @@
 """Read COCO's JSON: boxes, their categories, and keypoints if there are any.
 
-A file of 450 MB has the outlines of 860,000 objects. Only fields that become features are decoded.
+A file of 450 MB has the outlines of 860,000 objects. Only fields that become features are decoded. A file whose fields
+have other types than COCO's is decoded again, and its rows are taken or refused one by one.
 """
 
 import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from tpufeed.build.item import Item
-from tpufeed.dataset.naming import splits_mentioned
 from tpufeed.errors import NoInputsError, OptionError, SourceError, TpufeedError
 from tpufeed.sharding.boxes import FlipPairs, declare
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources.source import Contents, Found, Place, Source, identity_of, is_hidden, listing, resolve
+from tpufeed.sharding.outlines import coco_outlines
+from tpufeed.sharding.sources.coco_folders import find_images, parse_named, stats, with_slashes
+from tpufeed.sharding.sources.source import (
+    Contents,
+    Found,
+    Place,
+    Source,
+    identity_of,
+    listing,
+    name_of_row,
+    resolve,
+)
 from tpufeed.storage.reading import open_compared
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
 _BOXES, _KEYPOINTS, _CROWD, _IMAGE_ID = "boxes", "keypoints", "iscrowd", "image_id"
-_TRIED_IMAGES = 16
-_LEVELS = 3
-_MOST_FOLDERS = 1000  # to search for the images
 _AT_ONCE = 2048
 _SHOWN = 3
-# Words in the names of folders and files, without a plural's s.
-_ANNOTATIONS = frozenset(("annotation", "annot", "anno", "ann", "label", "json", "gt"))
-_IMAGES = frozenset(
-    ("image", "img", "jpegimage", "jpeg", "jpg", "png", "photo", "picture", "pic", "frame", "data", "raw", "rgb")
-)
-_GENERAL = _IMAGES | _ANNOTATIONS | {"coco", "instance", "keypoint", "person", "default", "result"}
 _EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
 _BOX = 4
 _MOST_POINTS = 512  # keypoints of an object: a face has up to 478
@@ -45,6 +48,15 @@ _MOST_PIXELS = 1 << 31  # of a side
 _INT64 = 1 << 63
 _LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
 _POINT = 3
+_WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(\.0*)?\s*", re.ASCII)
+_NO_JSON = re.compile(rb"NaN|-?Infinity")  # `json.dump` writes them
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_ROW_FIELDS = {
+    "category_id": "a number or text",
+    "iscrowd": "0 or 1",
+    "bbox": "left, top, width and height",
+    "keypoints": "numbers",
+}
 
 
 class _Image(msgspec.Struct, gc=False):
@@ -58,8 +70,13 @@ class _Annotation(msgspec.Struct, gc=False):
     image_id: int
     category_id: int
     bbox: list[float]
-    iscrowd: int = 0
+    iscrowd: int | bool = 0
     keypoints: list[float] | None = None
+
+
+class _OutlinedAnnotation(_Annotation, gc=False):
+    id: Any = None
+    segmentation: msgspec.Raw = msgspec.Raw()
 
 
 class _Category(msgspec.Struct, gc=False):
@@ -70,11 +87,50 @@ class _Category(msgspec.Struct, gc=False):
 
 class _Content(msgspec.Struct, gc=False):
     images: list[_Image]
-    annotations: list[_Annotation]
     categories: list[_Category]
+    annotations: list[_Annotation] = []
 
 
-_CONTENT = msgspec.json.Decoder(_Content)
+class _OutlinedContent(_Content, gc=False):
+    annotations: list[_OutlinedAnnotation] = []  # type: ignore[assignment]  # of a subclass
+
+
+_RAW: Any = ("segmentation", msgspec.Raw, msgspec.Raw())
+
+
+def _rows_like(kind: Any) -> Any:
+    """Return the type of rows with the fields of a struct, of any types; a row may also not be an object."""
+    fields = [_RAW if name == "segmentation" else (name, Any, None) for name in kind.__struct_fields__]
+    loose: Any = msgspec.defstruct(kind.__name__, fields, gc=False)
+    of_list: Any = list
+    return of_list[loose | list[Any] | str | float | bool | None]
+
+
+_OBJECT: Any = msgspec.Struct  # rows have the fields of other structs, which are not known to mypy
+
+
+def _decoders(content: Any, annotation: Any) -> tuple[Any, Any]:
+    """Return the decoder of a file as COCO writes it, and that of rows with any types."""
+    loose: list[Any] = [
+        ("images", _rows_like(_Image)),
+        ("categories", _rows_like(_Category)),
+        ("annotations", _rows_like(annotation) | None, None),
+    ]
+    return msgspec.json.Decoder(content), msgspec.json.Decoder(msgspec.defstruct("_Loose", loose))
+
+
+_CONTENT = _decoders(_Content, _Annotation)
+_OUTLINED_CONTENT = _decoders(_OutlinedContent, _OutlinedAnnotation)
+
+
+@dataclass(slots=True)
+class _Read:
+    """Rows of a file, and those that were refused."""
+
+    content: Any  # a `_Content`
+    problems: dict[Any, str] = field(default_factory=dict)  # by the id of their image
+    lost: list[tuple[str, str]] = field(default_factory=list)  # images without id or name: a name and what is wrong
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +140,17 @@ class Coco:
     where: str  # its URL
     images: list[_Image]
     categories: dict[int, str]  # names in the order of their ids
+    class_names: tuple[str, ...]  # each name once
     annotations: dict[int, list[_Annotation]]  # by the id of their image
     keypoints: int  # of an annotation; 0 if no annotation has any
     flip_pairs: FlipPairs | None  # keypoints that are left and right, by their names; None if these do not tell
+    problems: dict[int, str]  # why annotations were refused, by the id of their image
+    lost: list[tuple[str, str]]  # images that were refused: a name and what is wrong
+    notes: list[str]  # what was left out, as sentences
 
 
-def read_coco(store: Store, name: str) -> Coco:
-    """Read the file `name`.
+def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
+    """Read the file `name`, with its segmentations if `outlines` are drawn.
 
     Raises:
         SourceError: it is not a COCO file, or contradicts itself; says where.
@@ -101,7 +161,7 @@ def read_coco(store: Store, name: str) -> Coco:
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
         data = file.read()
     try:
-        content = _CONTENT.decode(data.removeprefix(b"\xef\xbb\xbf"))
+        read = _decode(data.removeprefix(b"\xef\xbb\xbf"), where, outlines)
     except msgspec.ValidationError as error:
         raise SourceError(
             f"{where}: not annotations of COCO's instances or keypoints: {error}; {_EXPECTED}. A table in JSON has one "
@@ -109,34 +169,159 @@ def read_coco(store: Store, name: str) -> Coco:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError(f"{where}: not JSON: {error}. The file was cut short or badly copied") from error
-    if not content.images:
+    content, notes = read.content, read.notes
+    if not content.images and not read.lost:
         raise NoInputsError(f"{where}: it names no images")
-    categories = sorted(content.categories, key=lambda category: category.id)
-    for what, values in (
-        ("images have the id", [image.id for image in content.images]),
-        ("categories have the id", [category.id for category in categories]),
-        ("categories are called", [category.name for category in categories]),
-    ):
-        ((value, times),) = Counter[Any](values).most_common(1) or [(None, 0)]
+    for what, rows in ("images", content.images), ("categories", content.categories):
+        ((value, times),) = Counter[Any](row.id for row in rows).most_common(1) or [(None, 0)]
         if times > 1:
-            raise SourceError(f"{where}: {times} of its {what} {value!r}")
-    by_image: dict[int, list[_Annotation]] = {image.id: [] for image in content.images}
-    for number, one in enumerate(content.annotations):
-        if one.image_id not in by_image:
+            places = [str(number) for number, row in enumerate(rows) if row.id == value]
             raise SourceError(
-                f"{where}: annotation {number} (from 0) belongs to the image {one.image_id}, which is not among its "
-                f"{len(by_image):,} images; remove such annotations"
+                f"{where}: {times} of its {what} have the id {value!r}: {', '.join(places[:_SHOWN])} (from 0); remove "
+                "all but one, or give each its own id"
             )
-        by_image[one.image_id].append(one)
+    by_image: dict[int, list[_Annotation]] = {image.id: [] for image in content.images}
+    unknown = list[Any]()
+    for one in content.annotations:
+        of_image = by_image.get(one.image_id)
+        if of_image is None:
+            unknown.append(one.image_id)
+        else:
+            of_image.append(one)
+    if unknown:
+        said = f"{where}: {len(unknown):,} of its {len(content.annotations):,} annotations"
+        why = f"of images that are not in the file, like image {unknown[0]}"
+        if len(unknown) == len(content.annotations):
+            raise SourceError(f"{said} are {why}; give the file that also lists their images")
+        notes.append(f"{said} are {why}, and are left out")
+    categories = sorted(content.categories, key=lambda category: (isinstance(category.id, str), category.id))
     marked = (one.keypoints for annotations in by_image.values() for one in annotations if one.keypoints)
     each = len(next(marked, ())) // _POINT
     if each > _MOST_POINTS:
         raise SourceError(f"{where}: an annotation has {each:,} keypoints; at most {_MOST_POINTS:,} are allowed")
     named = {category.id: category.name for category in categories}
     # All categories that have keypoints must agree on the pairs.
-    used = {one.category_id for one in content.annotations if one.keypoints}
+    used = {one.category_id for annotations in by_image.values() for one in annotations if one.keypoints}
     pairs = {_pair_names(category.keypoints, each) for category in categories if category.id in used}
-    return Coco(where, content.images, named, by_image, each, pairs.pop() if len(pairs) == 1 else None)
+    flip_pairs = pairs.pop() if len(pairs) == 1 else None
+    taken = {one.category_id for annotations in by_image.values() for one in annotations}
+    names, joined = _join_names([(category.id, category.name) for category in categories], taken)
+    notes += [f"{where}: {said}" for said in joined]
+    return Coco(where, content.images, named, names, by_image, each, flip_pairs, read.problems, read.lost, notes)
+
+
+def _join_names(categories: Sequence[tuple[Any, str]], used: set[Any]) -> tuple[tuple[str, ...], list[str]]:
+    """Return the names of categories, each once, and notes on names that several `used` ids have.
+
+    Of categories with one name, such as Roboflow's root, the first that is used decides the place.
+    """
+    ids: dict[str, list[Any]] = {}
+    for number, name in categories:
+        ids.setdefault(name, []).append(number)
+    found = {name: [number for number in numbers if number in used] or numbers[:1] for name, numbers in ids.items()}
+    joined = [
+        f"the categories {', '.join(map(str, numbers))} are all called {name!r}, and become one class"
+        for name, numbers in found.items()
+        if len(numbers) > 1
+    ]
+    first = {numbers[0] for numbers in found.values()}
+    return tuple(name for number, name in categories if number in first), joined
+
+
+def _decode(data: bytes, where: str, outlines: bool) -> _Read:
+    """Decode a file: as COCO writes it, else row by row. Raises msgspec.DecodeError."""
+    content, loose = _OUTLINED_CONTENT if outlines else _CONTENT
+    try:
+        return _Read(content.decode(data))
+    except msgspec.DecodeError:
+        sound = _null_nan(data)
+    try:
+        return _Read(content.decode(sound))
+    except msgspec.ValidationError as error:
+        return _take_rows(loose.decode(sound), where, error)
+
+
+def _null_nan(data: bytes) -> bytes | bytearray:
+    """Replace NaN and Infinity outside of texts by null, as pandas means a missing value by NaN."""
+    changed, last, in_text = bytearray(), 0, False
+    for found in _NO_JSON.finditer(data):
+        start, stop = found.span()
+        quotes = data.count(b'"', last, start) - sum(each[0] == b'\\"' for each in _ESCAPE.finditer(data, last, start))
+        in_text ^= bool(quotes % 2)
+        changed += memoryview(data)[last:start]
+        changed += found[0] if in_text else b"null"
+        last = stop
+    changed += memoryview(data)[last:] if last else b""
+    return changed or data
+
+
+def _to_id(value: Any) -> Any:
+    """Return an id as an int, or as text that is not a number: 7, 7.0 and "7" are the same. None for other values."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str):
+        whole = _WHOLE.fullmatch(value)
+        return int(whole[1]) if whole else value or None
+    return int(value) if isinstance(value, float) and value.is_integer() else None
+
+
+def _take_rows(loose: Any, where: str, error: msgspec.ValidationError) -> _Read:
+    """Take the rows of a file one by one. Raises the `error` of its first bad row if it has no annotations of boxes."""
+    read, name = _Read(loose), where.rpartition("/")[2]
+    images, categories, annotations, boxless = list[Any](), list[Any](), list[Any](), 0
+    for number, row in enumerate(loose.images):
+        said, file = (row.id, row.file_name) if isinstance(row, _OBJECT) else (None, None)
+        image_id, has_name = _to_id(said), isinstance(file, str) and bool(file)
+        if image_id is None or not has_name:
+            wrong = (
+                f"the 'id' {said!r:.{_SAID}} and the 'file_name' {file!r:.{_SAID}}; expected a number or text, and text"
+            )
+            place = str(file) if has_name else name_of_row(name, number)
+            read.lost.append((place, f"the image {number} (from 0) of {where} has {wrong}"))
+            continue
+        row.id = image_id
+        images.append(row)
+    for row in loose.categories:
+        if isinstance(row, _OBJECT) and isinstance(row.name, str | int | float) and _to_id(row.id) is not None:
+            row.id, row.name = _to_id(row.id), str(row.name)
+            categories.append(row)
+    if len(categories) < len(loose.categories):
+        read.notes.append(
+            f"{where}: {len(loose.categories) - len(categories)} categories without id or name are left out"
+        )
+    known = {row.id for row in images}
+    for number, row in enumerate(loose.annotations or ()):
+        if not isinstance(row, _OBJECT) or row.bbox is None:
+            boxless += 1
+            continue
+        row.image_id = _to_id(row.image_id)
+        if row.image_id in known and (wrong := _take_fields(row)):
+            problem = f"{wrong!r} {getattr(row, wrong)!r:.{_SAID}} in annotation {number} (from 0)"
+            read.problems.setdefault(row.image_id, f"{problem}; expected {_ROW_FIELDS[wrong]}")
+            continue
+        annotations.append(row)
+    count = len(loose.annotations or ())
+    if (count and boxless == count) or (loose.images and not images):
+        raise error
+    if boxless:
+        read.notes.append(f"{where}: {boxless:,} of its {count:,} annotations have no 'bbox' and are left out")
+    loose.images, loose.categories, loose.annotations = images, categories, annotations
+    return read
+
+
+def _take_fields(row: Any) -> str:
+    """Give the fields of an annotation the types that COCO has; return the name of one for which that is impossible."""
+    category, crowd, points = _to_id(row.category_id), row.iscrowd, row.keypoints
+    if category is None:
+        return "category_id"
+    crowd = int(crowd or 0) if crowd is None or isinstance(crowd, bool) else _to_id(crowd)
+    if not isinstance(crowd, int):
+        return "iscrowd"
+    for name, numbers in (("bbox", row.bbox), ("keypoints", [] if points is None else points)):
+        if not isinstance(numbers, list) or not all(type(number) in (int, float) for number in numbers):
+            return name
+    row.category_id, row.iscrowd = category, crowd
+    return ""
 
 
 def _say_wrong(one: _Annotation, coco: Coco) -> str:
@@ -170,175 +355,132 @@ def _pair_names(names: Any, points: int) -> FlipPairs | None:
     return tuple((at, places[name]) for at, name in opposite if places.get(name, at) != at) or None
 
 
-def find_images(coco: Coco, store: Store, folder: str | None) -> Store:
-    """Find the folder that the names of images are relative to. `store` has their file; a user may name the `folder`.
+class _Part(NamedTuple):
+    """One of a source's files."""
 
-    It is the folder of the file, if the images are there; else a folder inside it, or inside one of these that is
-    called `images`. COCO's own files are in `annotations`, next to `train2017` and so on: from a folder of such a name
-    the search starts one folder higher. Annotation tools give the images of every project the same names. So a folder
-    is only taken if nothing speaks against it: it holds all images of the probe, or its name is like the file's; its
-    name does not mention another split; no other folder holds them as well; and its name is usual for images, or it is
-    the only folder there.
-
-    Raises:
-        OptionError: there is no such folder, or several are possible; says what to pass.
-        UnavailableError, AccessError: the store does not answer, or refuses.
-    """
-    if folder is not None:
-        return open_store(folder)
-    step = max(1, len(coco.images) // _TRIED_IMAGES)
-    names = [image.file_name for image in coco.images[::step][:_TRIED_IMAGES]]
-    if all(file.startswith("/") or "://" in file for file in (resolve(store.url, name) for name in names)):
-        return store  # all names are absolute
-    around = _look_around(coco, store, names)
-    found, stem = around.found, coco.where.rpartition("/")[2].rpartition(".")[0]
-    if found.get(store.url) == len(names):  # they are relative to their file
-        return store
-
-    own = splits_mentioned([stem])
-
-    def is_meant(url: str) -> bool:
-        """Return true if a folder's name fits the file's: `val2017` and `instances_val2017`, `val` and `images_val`."""
-        called = url.rpartition("/")[2]
-        parts, splits = _words(called) - _GENERAL, splits_mentioned([called])
-        is_called_so = bool(parts) and parts <= _words(stem) - _GENERAL
-        return url in around.tops or is_called_so or (len(splits) == 1 and splits == own)
-
-    def is_of_another_split(url: str) -> bool:
-        splits = splits_mentioned([url.rpartition("/")[2]])
-        return url not in around.tops and len(splits) == len(own) == 1 and splits != own
-
-    fit = [url for url in found if not is_of_another_split(url)]
-    whole, meant = [url for url in fit if found[url] == len(names)], [url for url in fit if is_meant(url)]
-    if len(meant) == 1 and set(whole) <= set(meant):
-        return open_store(meant[0])
-    rival = next((url for url in around.looked if url not in found and url not in around.tops and is_meant(url)), None)
-    if len(fit) == len(whole) == 1 and rival is None:
-        called = whole[0].rpartition("/")[2]
-        if whole[0] in around.alone or splits_mentioned([called]) or not _IMAGES.isdisjoint(_kinds(called)):
-            return open_store(whole[0])
-    like = f"images like {names[0]} are in"
-    if len(fit) > 1:
-        why = f"{like} {' and in '.join((whole if len(whole) > 1 else fit)[:_SHOWN])}"
-    elif whole:
-        other = f", and {rival} has the name of the file but does not hold them" if rival else ""
-        why = f"{like} {whole[0]}, but nothing tells that they belong to this file{other}"
-    elif fit:
-        why = f"{like} {fit[0]}, but only {found[fit[0]]} of {len(names)} that were looked up"
-    elif found:
-        why = f"{like} {next(iter(found))}, which has the name of another split"
-    else:
-        why = f"no image like {names[0]} is in the {len(around.looked)} folders around {store.url}"
-    raise OptionError(f"{coco.where}: {why}; pass the folder that its file names are relative to: --image DIR")
-
-
-class _Around(NamedTuple):
-    """Folders around a COCO file."""
-
-    tops: list[str]  # its own folder, and the one above it if that may hold its images
-    looked: list[str]  # all that were searched
-    found: dict[str, int]  # number of images in each that has some
-    alone: set[str]  # those that have no folder beside them, except the file's own
-
-
-def _look_around(coco: Coco, store: Store, names: Sequence[str]) -> _Around:
-    parent, _, own = store.url.rstrip("/").rpartition("/")
-    tops = [store.url]
-    if (
-        parent and not parent.endswith((":", "/")) and not _ANNOTATIONS.isdisjoint(_kinds(own))
-    ):  # a bucket has no parent
-        tops.append(parent)
-    around, roots = _Around(tops, [], {}, set()), tops[:]
-    with listing(f"the images of {coco.where} cannot be looked up"):
-        for _ in range(_LEVELS):
-            roots = roots[: _MOST_FOLDERS - len(around.looked)]
-            inner = [url for url in roots if not around.looked or url.rpartition("/")[2].lower() == "images"]
-            for url in roots:
-                around.looked.append(url)
-                infos = Files(url).stats([resolve(url, name) for name in names])
-                if count := sum(isinstance(info, ObjectInfo) for info in infos):
-                    around.found[url] = count
-                if around.found.get(store.url) == len(names):
-                    return around
-            if len(names) in around.found.values():
-                break
-            roots = []
-            for url in inner:
-                names_in = (name for name in sorted(open_store(url).iter_folders()) if not is_hidden(name))
-                urls = [each for name in names_in if (each := f"{url.rstrip('/')}/{name}") not in around.looked]
-                around.alone.update(urls if len(urls) == 1 else ())
-                roots += urls
-    return around
-
-
-def _words(name: str) -> set[str]:
-    return {word.removesuffix("s") for word in re.findall("[a-z0-9]+", name.lower())}
-
-
-def _kinds(name: str) -> set[str]:
-    return _words(re.sub("[0-9]+", " ", name))
+    coco: Coco
+    split: str | None
+    base: str  # the folder of its images
+    prefix: str  # from the folder of the source to `base`: `train2017/`; a whole URL if it is elsewhere
 
 
 class CocoSource(Source):
-    """The images of a file with their boxes; an image without annotations is a sample without boxes."""
+    """The images of COCO files with their boxes, maybe of several splits. Images without annotations have no boxes."""
 
-    suffixes = (".json",)
+    suffixes, has_outlines = (".json",), True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
             raise OptionError(
-                f"{place.store.url}: {len(place.files)} COCO files; shard each separately with its images"
+                f"{place.store.url}: {len(place.files)} COCO files; name their splits, like "
+                "train=train.json,val=val.json, or shard each separately with its images"
             )
-        if options.split_by is not None:
-            raise OptionError("a COCO file is split by shares; or shard the file of each split separately")
+        places = place.parts or (place,)
+        self.splits = any(each.split is not None for each in places)
+        if options.split_by is not None or (self.splits and options.split_shares is not None):
+            raise OptionError("a COCO file is split by shares, or each split has a file: train=train.json,val=val.json")
         if options.label not in ("auto", "none"):
             raise OptionError(f"the labels of COCO's boxes are its categories, or none; not {options.label!r}")
         own = ("columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
         given = [name for name in own if getattr(options, name)]
         if given:
             raise OptionError(f"a COCO file declares its boxes and columns itself; leave out {', '.join(given)}")
-        self._labelled = options.label == "auto"
-        self._coco = coco = read_coco(place.store, place.files[0].name)
-        self.base = find_images(coco, place.store, options.image).url
-        columns = {_IMAGE_ID: "int64", _BOXES: f"float32[,{_BOX}]", _CROWD: "int64[]"}
-        if coco.keypoints:
-            columns[_KEYPOINTS] = f"float32[,{coco.keypoints},{_POINT}]"
-        keypoints = _KEYPOINTS if coco.keypoints else None
+        self._labelled, self._outlined = options.label == "auto", options.outlines is not None
+        folders = dict(parse_named(options.image or "")) if self.splits else {}
+        if unknown := folders.keys() - {each.split for each in places}:
+            raise OptionError(f"--image {options.image}: no COCO file is of the split {min(unknown)!r}")
+        self._parts = list[_Part]()
+        for each in places:
+            coco = read_coco(each.store, each.files[0].name, self._outlined)
+            folder = folders.get(str(each.split)) if folders else options.image
+            base = find_images(coco.where, [image.file_name for image in coco.images], each.store, folder).url
+            self._parts.append(_Part(coco, each.split, base, ""))
+        self.base = _common_base([part.base for part in self._parts])
+        self._parts = [part._replace(prefix=_lead(self.base, part.base)) for part in self._parts]
+        cocos = [part.coco for part in self._parts]
+        self._notes = [*place.notes, *itertools.chain.from_iterable(coco.notes for coco in cocos)]
+        if place.is_folder:
+            found = (f"{part.coco.where} with the images in {part.base}" for part in self._parts)
+            way = "--split-by folder takes it as folders of images"
+            self._notes.insert(0, f"{place.store.url} is taken as COCO: {'; '.join(found)}. {way}")
+        self._notes += _other_ids(cocos)
+        self._keypoints = max(coco.keypoints for coco in cocos)
+        for coco in cocos:
+            if coco.keypoints not in (0, self._keypoints):
+                raise SourceError(
+                    f"{coco.where}: annotations have {coco.keypoints} keypoints, and {self._keypoints} in another of "
+                    "the files; shard it separately"
+                )
+        self._has_text_ids = any(isinstance(image.id, str) for coco in cocos for image in coco.images)
+        columns = {
+            _IMAGE_ID: "string" if self._has_text_ids else "int64",
+            _BOXES: f"float32[,{_BOX}]",
+            _CROWD: "int64[]",
+        }
+        if self._keypoints:
+            columns[_KEYPOINTS] = f"float32[,{self._keypoints},{_POINT}]"
+        keypoints = _KEYPOINTS if self._keypoints else None
+        pairs = {coco.flip_pairs for coco in cocos if coco.keypoints}
+        names = dict.fromkeys(itertools.chain.from_iterable(coco.class_names for coco in cocos))
         self.contents = Contents(
-            tuple(coco.categories.values()) if self._labelled else None,
+            tuple(names) if self._labelled else None,
             declare(_BOXES, keypoints, [Declared.parse(*column) for column in columns.items()]),
             _BOXES,
             keypoints,
-            coco.flip_pairs,
+            pairs.pop() if len(pairs) == 1 else None,
             (_CROWD,),
         )
 
     def iter_files(self) -> Iterator[str]:
-        """Yield the names in the file, without looking the images up."""
-        return (resolve(self.base, image.file_name) for image in self._coco.images)
+        """Yield the names in the files, without looking the images up; those from Windows also with slashes."""
+        for part in self._parts:
+            for image in part.coco.images:
+                for name in {image.file_name, with_slashes(image.file_name)}:
+                    yield self._place(part, name)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
-        images, files = iter(self._coco.images), Files(self.base)
-        while chunk := list(itertools.islice(images, _AT_ONCE)):
-            names = [resolve(self.base, image.file_name) for image in chunk]
-            for image, file, info in zip(chunk, names, files.stats(names), strict=True):
-                yield self._to_item(image, file, info)
+        found.notes.extend(self._notes)
+        files, seen = Files(self.base), list[tuple[Coco, dict[str, int]]]()
+        for part in self._parts:
+            for name, wrong in part.coco.lost:
+                yield Item(
+                    identity_of(self.base, self._place(part, name)), 0, "", split=part.split, problem=("bad_box", wrong)
+                )
+            images, ids = iter(part.coco.images), dict[str, int]()
+            seen.append((part.coco, ids))
+            while chunk := list(itertools.islice(images, _AT_ONCE)):
+                names = [image.file_name for image in chunk]
+                looked = stats(files, names, partial(self._place, part))
+                for image, (name, info) in zip(chunk, looked, strict=True):
+                    file = self._place(part, name)
+                    other = next((f"{ids[file]} of {coco.where}" for coco, ids in seen if file in ids), "")
+                    ids.setdefault(file, image.id)
+                    yield self._to_item(part, image, name, file, info, other)
 
-    def _to_item(self, image: _Image, file: str, info: ObjectInfo | TpufeedError | None) -> Item:
-        coco, annotations = self._coco, self._coco.annotations[image.id]
+    def _place(self, part: _Part, name: str) -> str:
+        """Return the file that the name of an image means: a name below `base` if possible, else a path or URL."""
+        file = resolve(part.base, name)
+        if not part.prefix:
+            return file
+        return resolve(self.base, file if file.startswith("/") or "://" in file else part.prefix + file)
+
+    def _to_item(
+        self, part: _Part, image: _Image, name: str, file: str, info: ObjectInfo | TpufeedError | None, other: str
+    ) -> Item:
+        coco, annotations = part.coco, part.coco.annotations[image.id]
         wrong = [_say_wrong(one, coco) for one in annotations]
         # Wrong values keep their places, as a reject must not affect the types of columns.
         boxes = [one.bbox if len(one.bbox) == _BOX else [0.0] * _BOX for one in annotations]
         columns: dict[str, Any] = {
-            _IMAGE_ID: image.id,
+            _IMAGE_ID: str(image.id) if self._has_text_ids else image.id,
             _BOXES: [[left, top, left + width, top + height] for left, top, width, height in boxes],
-            _CROWD: [0 if odd else one.iscrowd for odd, one in zip(wrong, annotations, strict=True)],
+            _CROWD: [0 if odd else int(one.iscrowd) for odd, one in zip(wrong, annotations, strict=True)],
         }
-        if coco.keypoints:
-            unmarked = [[0.0] * _POINT] * coco.keypoints  # one list for all annotations without
+        if self._keypoints:
+            unmarked = [[0.0] * _POINT] * self._keypoints  # one list for all annotations without
             columns[_KEYPOINTS] = [
                 np.reshape(one.keypoints, (-1, _POINT)).tolist()
-                if one.keypoints and len(one.keypoints) == coco.keypoints * _POINT
+                if one.keypoints and len(one.keypoints) == self._keypoints * _POINT
                 else unmarked
                 for one in annotations
             ]
@@ -348,18 +490,62 @@ class CocoSource(Source):
             problem = "unreadable", f"{said}: {info}"
         elif info is None or info.version == BROKEN_LINK:
             problem = "unreadable", f"there is no such file; {said} names it"
-        elif any(wrong):
-            problem = "bad_box", f"an annotation of {said} has the {next(filter(None, wrong))}"
+        elif other:
+            twice = f"{said} is also the image {other}"
+            problem = "bad_box", f"{twice}; remove one of them, or put the annotations of both under one id"
+        elif refused := next(filter(None, [coco.problems.get(image.id), *wrong]), None):
+            problem = "bad_box", f"an annotation of {said} has the {refused}"
         elif min(height, width) < 0:
             problem = "bad_box", f"{said} has an impossible 'width' or 'height'"
-        elif len(annotations) * coco.keypoints > _MOST_POINTS_OF_IMAGE:
-            count = f"{len(annotations):,} annotations of {coco.keypoints} keypoints"
+        elif len(annotations) * self._keypoints > _MOST_POINTS_OF_IMAGE:
+            count = f"{len(annotations):,} annotations of {self._keypoints} keypoints"
             problem = "bad_box", f"{said} has {count}, which is more than {_MOST_POINTS_OF_IMAGE:,} keypoints"
             columns[_KEYPOINTS] = []
+        pixels = (height, width) if min(height, width) > 0 else None
+        outlined: Any = annotations if self._outlined else ()
+        outlines, wrong_outline = coco_outlines(((x.id, x.segmentation, bool(x.iscrowd)) for x in outlined), pixels)
+        if problem is None and wrong_outline:
+            problem = "bad_mask", f"{said}: {wrong_outline}"
         label = None
         if self._labelled:
             names = coco.categories
             label = tuple(names[one.category_id] for one in annotations if one.category_id in names)
         size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-        path, pixels = identity_of(self.base, image.file_name), (height, width) if min(height, width) > 0 else None
-        return Item(path, size, version, label, None, "" if file == path else file, 0, columns, problem, pixels=pixels)
+        path = identity_of(self.base, file if part.prefix else name)
+        place = "" if file == path else file
+        return Item(
+            path, size, version, label, part.split, place, 0, columns, problem, outlines=outlines, pixels=pixels
+        )
+
+
+def _common_base(bases: Sequence[str]) -> str:
+    """Return the folder that holds all of some folders; the first one if no folder does. Raises OptionError."""
+    if len(set(bases)) == 1:
+        return bases[0]
+    if any("::" in base for base in bases):
+        raise OptionError(f"images of several splits are in a zip ({', '.join(bases[:_SHOWN])}); unpack it first")
+    levels = zip(*(base.split("/") for base in bases), strict=False)
+    common = [level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels)]
+    has_root = len(common) >= (3 if "://" in bases[0] else 1)  # gs://bucket has three parts
+    return ("/".join(common) or "/") if has_root else bases[0]
+
+
+def _lead(base: str, folder: str) -> str:
+    """Return what leads from a URL to a folder: a name below it with a slash, or else the folder's URL."""
+    return "" if folder == base else folder.removeprefix(base.rstrip("/") + "/").rstrip("/") + "/"
+
+
+def _other_ids(cocos: Sequence[Coco]) -> Iterator[str]:
+    """Yield a note on each file whose category ids differ from those of the first."""
+    first = cocos[0]
+    for coco in cocos[1:]:
+        differ = (
+            f"{number} is {name!r}"
+            for number, name in coco.categories.items()
+            if name in first.class_names and first.categories.get(number) != name
+        )
+        if example := next(differ, None):
+            yield (
+                f"{coco.where}: its category {example}, which has another id in {first.where}; categories of one name "
+                "are one class, with the id of the first file"
+            )

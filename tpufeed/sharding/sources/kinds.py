@@ -10,8 +10,10 @@ from pathlib import Path
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name, unpack_beside
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.outlines import import_pycocotools
 from tpufeed.sharding.sources import columnar
 from tpufeed.sharding.sources.coco import CocoSource
+from tpufeed.sharding.sources.coco_folders import find_splits, named_splits
 from tpufeed.sharding.sources.columnar import ColumnarSource
 from tpufeed.sharding.sources.folder import FolderSource
 from tpufeed.sharding.sources.grouped import GroupedSource
@@ -19,11 +21,13 @@ from tpufeed.sharding.sources.imagefolder import ImageFolderSource, find_metadat
 from tpufeed.sharding.sources.source import Place, Source, is_hidden, is_image_name, listing
 from tpufeed.sharding.sources.table import TableSource
 from tpufeed.sharding.sources.tars import TarSource
+from tpufeed.sharding.sources.voc import VocSource, find_annotations
+from tpufeed.sharding.sources.yolo import YoloSource, find_yaml
 from tpufeed.storage.local import is_folder, mode_of
 from tpufeed.storage.store import ObjectInfo, Store, open_store, url_scheme
 
 # Kinds of files by their endings; a .parquet without images is a table.
-_KINDS: tuple[type[Source], ...] = (TarSource, ColumnarSource, CocoSource, TableSource)
+_KINDS: tuple[type[Source], ...] = (TarSource, ColumnarSource, CocoSource, TableSource, YoloSource, VocSource)
 _SUFFIXES = tuple(suffix for kind in _KINDS for suffix in kind.suffixes)
 _MOST_PEEKED = 10_000
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz|(csv|tsv|jsonl|ndjson)\.(gz|bz2|xz|zst)|zip)$", re.IGNORECASE)
@@ -45,36 +49,61 @@ def find_source(url: str, options: ShardOptions) -> Source:
             f"{url} is compressed, so its parts cannot be read in place; unpack it first "
             f"({unpack_beside(url)})" + (f", or shard {chain}, which reads the files in the zip" if is_zip else "")
         )
-    named = named_files(url)
-    if named is None:
-        store = open_store(url)
-        with listing():
-            if url_scheme(store.url) == "file" and not is_folder(store.url):
-                raise _no_folder(store.url)
-            kind, place = _peek(store)
-            if kind is FolderSource and options.masks is None and (metadata := find_metadata(store)):
-                kind, place = ImageFolderSource, Place(store, metadata)
-    else:
-        store, pattern = named
-        place = Place(store, find_files(store, pattern))
-        kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
-        if pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, place.files[0].name):
-            kind = TableSource
+    kind, place = _find_place(url, options)
     if options.masks is not None and kind is not FolderSource:
-        way = "" if kind is CocoSource else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
+        with_boxes = kind in (CocoSource, YoloSource, VocSource)
+        way = "" if with_boxes else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
         raise OptionError(f"masks names a folder parallel to a folder of images, which {url} is not{way}")
     if options.group_by is not None:
         if kind is not TableSource:
             raise OptionError(f"--group-by is for a table with several rows per image, which {url} is not")
         kind = GroupedSource
+    if options.outlines is not None:
+        if not kind.has_outlines:
+            kinds = ", ".join(each.__name__.removesuffix("Source") for each in _KINDS if each.has_outlines)
+            raise OptionError(
+                f"{url} has no outlines of objects; sources of these kinds have them: {kinds}. For files of masks pass "
+                "--masks DIR, or --image-column mask=COLUMN:mask"
+            )
+        import_pycocotools()
     return kind(place, options)
+
+
+def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
+    """Return the kind of the source at `url`, and its place."""
+    if splits := named_splits(url):
+        parts = [Place(store, [file], split=split) for split, store, name in splits for file in find_files(store, name)]
+        return CocoSource, Place(parts[0].store, (), parts=parts)
+    if (named := named_files(url)) is not None:
+        store, pattern = named
+        files = find_files(store, pattern)
+        kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
+        is_table = pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, files[0].name)
+        return TableSource if is_table else kind, Place(store, files)
+    store = open_store(url)
+    with listing():
+        if url_scheme(store.url) == "file" and not is_folder(store.url):
+            raise _no_folder(store.url)
+        kind, place = _peek(store)
+        if kind is FolderSource and options.masks is None:
+            if metadata := find_metadata(store):
+                return ImageFolderSource, Place(store, metadata)
+            parts, note = ([], "") if options.split_by == "folder" else find_splits(store)
+            if parts:
+                return CocoSource, Place(store, (), is_folder=True, parts=parts, notes=[note] if note else [])
+    return kind, place
 
 
 def _peek(store: Store) -> tuple[type[Source], Place]:
     """Return the kind of a folder: tars or files of rows if it holds these and no images, else a folder of images.
 
-    Tars in subfolders do not count: so a folder of class folders is not listed to its end.
+    A folder with a data.yaml of YOLO, or with Pascal VOC's folders, is of these. Tars in subfolders do not count: so a
+    folder of class folders is not listed to its end.
     """
+    if files := find_yaml(store):
+        return YoloSource, Place(store, files, is_folder=True)
+    if files := find_annotations(store):
+        return VocSource, Place(store, files, is_folder=True)
     objects, drawn, tars, rows = store.iter_objects(), list[ObjectInfo](), list[ObjectInfo](), list[ObjectInfo]()
     is_flat: bool | None = None
     has_rows = False  # and not only the JSON that `save_to_disk` puts beside them

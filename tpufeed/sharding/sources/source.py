@@ -4,20 +4,21 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 from tpufeed.build.item import Item
 from tpufeed.dataset.naming import read_classes
-from tpufeed.errors import AccessError, SourceError, StoreError, UnavailableError, url_identity
+from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, StoreError, UnavailableError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
-from tpufeed.sharding.inputs import files_of, place_of
+from tpufeed.sharding.inputs import Files, files_of, iter_read, place_of
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.store import ObjectInfo, Store, url_scheme
 
+MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MANY_SHOWN = 8
 _ROW_DIGITS = 9  # so that names sort as rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
@@ -47,6 +48,7 @@ class Contents(NamedTuple):
     keypoints: str | None = None  # the column of keypoints
     pairs: FlipPairs | None = None  # keypoints that are the left and the right of the same thing
     box_columns: tuple[str, ...] = ()  # columns with a value for each box
+    box_format: str | None = None  # of boxes and keypoints, see `boxes.check_format`
 
     def merge(self, options: ShardOptions) -> "Contents":
         """Return the contents by a source and the options of a build together.
@@ -64,6 +66,7 @@ class Contents(NamedTuple):
             self.keypoints or options.keypoints,
             self.pairs if options.pairs is None else options.pairs,
             self.box_columns or tuple(options.box_columns or ()),
+            self.box_format or options.box_format,
         )
 
 
@@ -75,6 +78,9 @@ class Place:
     files: Sequence[ObjectInfo]  # that the user named, or that were found in the folder
     objects: Iterable[ObjectInfo] = ()  # all in a folder of images; they can be read once
     is_folder: bool = False  # the user named the folder, and `files` are all that it has
+    split: str | None = None  # of all that it holds
+    parts: Sequence["Place"] = ()  # places of several splits, each with a file
+    notes: Sequence[str] = ()  # sentences for the user
 
 
 class Source(Protocol):
@@ -82,6 +88,7 @@ class Source(Protocol):
 
     suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
     has_values: ClassVar[bool] = True  # items may have further values, which become columns
+    has_outlines: ClassVar[bool] = False  # items may have the outlines of their objects
     labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
     spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
     numbers_rows: ClassVar[bool] = False  # an item's `path` is its row, which may hold another image in a newer file
@@ -125,6 +132,32 @@ def listing(what: str = "the source cannot be listed") -> Iterator[None]:
         raise
     except StoreError as error:
         raise SourceError(f"{what}: {error}") from error
+
+
+def check_declares_all(options: ShardOptions, what: str) -> None:
+    """Raise OptionError if options contradict a source that declares its boxes, columns, labels and splits itself."""
+    if options.label not in ("auto", "none"):
+        raise OptionError(f"the labels of {what} are the classes of its boxes, or none; not {options.label!r}")
+    if options.split_by is not None:
+        raise OptionError(f"{what} has its own splits, or is split by shares (splits); leave split_by out")
+    own = ("image", "columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
+    given = [name for name in own if getattr(options, name)]
+    if given:
+        raise OptionError(f"{what} declares its images, boxes and columns itself; leave out {', '.join(given)}")
+
+
+def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str, bytes | str]:
+    """Return the bytes of small files, or what is wrong with one; many remote files are read at once.
+
+    Raises UnavailableError and AccessError of a store.
+    """
+    items = [Item(name, info.size_bytes, info.version) for name, info in infos.items()]
+    small = [item for item in items if item.bytes <= MOST_ANNOTATION_BYTES]
+    found = {
+        item.path: str(data) if isinstance(data, ImageError) else data[0] for item, data in iter_read(files, small)
+    }
+    limit = f"expected at most {MOST_ANNOTATION_BYTES >> 20} MB"
+    return {item.path: found.get(item.path, f"the file has {item.bytes:,} bytes; {limit}") for item in items}
 
 
 def is_image_name(name: str) -> bool:

@@ -1,0 +1,269 @@
+"""Read Pascal VOC's XML: a file for each image, with its boxes, their classes, and which are difficult or truncated."""
+
+import math
+import posixpath
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+from xml.parsers import expat
+
+from tpufeed.build.item import Item
+from tpufeed.errors import OptionError, SourceError
+from tpufeed.sharding.boxes import declare
+from tpufeed.sharding.columns import Declared
+from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.sources.source import (
+    Contents,
+    Found,
+    Place,
+    Source,
+    check_declares_all,
+    is_hidden,
+    is_image_name,
+    listing,
+    read_annotations,
+    show,
+    stem_of,
+)
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
+
+_BOXES, _FLAGS = "boxes", ("difficult", "truncated")
+_ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
+_LISTS = "ImageSets/Main"
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+_FLAG = {"": 0, "0": 0, "false": 0, "1": 1, "true": 1}
+_AT_ONCE = 4096
+_LEVELS = 4  # of elements that are kept: annotation/object/bndbox/xmin
+_SAID = 40  # characters of a value in a message
+_MOST_PIXELS = 1 << 31  # of a side
+_SUFFIX = ".xml"
+
+
+class _BadXmlError(Exception):
+    """Says what is wrong with a file."""
+
+
+class _Annotation(NamedTuple):
+    """The texts of a file by the names of their elements, like `size/width`."""
+
+    fields: dict[str, str]
+    objects: list[dict[str, str]]  # those within each object, like `bndbox/xmin`
+
+
+def find_annotations(store: Store) -> list[ObjectInfo]:
+    """Return the .xml files in the folder of annotations of a dataset's folder, if it has one of images as well."""
+    with listing():
+        for folder in _ANNOTATIONS:
+            files = (info for info in store.iter_objects(folder) if _is_xml(info.name))
+            if (first := next(files, None)) is not None and _find_folder(store):
+                return sorted([first, *files], key=lambda info: info.name)
+    return []
+
+
+def find_images(store: Store) -> tuple[Store, str] | None:
+    """Return where the images of a folder of .xml files are: a store, and a folder in it; None if nowhere.
+
+    They are beside these files, or in a folder like JPEGImages or images, which is beside the files or their folder.
+    """
+    parent, _, _ = store.url.rstrip("/").rpartition("/")
+    with listing():
+        if any(is_image_name(info.name) and "/" not in info.name for info in store.iter_objects()):
+            return store, ""
+        for at in (store, open_store(parent)) if parent and not parent.endswith((":", "/")) else (store,):
+            if folder := _find_folder(at):
+                return at, folder
+    return None
+
+
+def _find_folder(store: Store) -> str:
+    return next((each for each in _IMAGES if any(is_image_name(x.name) for x in store.iter_objects(each))), "")
+
+
+def _is_xml(name: str) -> bool:
+    return name.lower().endswith(_SUFFIX) and not is_hidden(name)
+
+
+class VocSource(Source):
+    """The images of .xml files with their boxes."""
+
+    suffixes = (_SUFFIX,)
+    labels_are_names = True
+
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        check_declares_all(options, "Pascal VOC's .xml")
+        self._labelled = options.label == "auto"
+        store, files = place.store, list(place.files)
+        at = (store, _find_folder(store)) if place.is_folder else find_images(store)
+        if at is None:
+            raise OptionError(
+                f"{store.url}: the images of its {len(files):,} .xml files are not there; expected them beside the "
+                f"files, or in one of the folders {', '.join(_IMAGES)} beside {store.url}"
+            )
+        self._store, self._images = at
+        self.base = self._store.url
+        self._folder = store.url.removeprefix(self.base).strip("/")  # of the files, below `base`
+        if place.is_folder:
+            self._folder = files[0].name.partition("/")[0]
+        elif self._folder:
+            files = [replace(info, name=f"{self._folder}/{info.name}") for info in files]
+        self._files = files
+        self._split_of = {} if options.split_shares is not None else _read_lists(self._store)
+        self.splits = bool(self._split_of)
+        columns = [(_BOXES, "float32[,4]"), *((flag, "int64[]") for flag in _FLAGS)]
+        declared = declare(_BOXES, None, [Declared.parse(*column) for column in columns])
+        self.contents = Contents(declared=declared, boxes=_BOXES, box_columns=_FLAGS)
+
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        """Yield the image of each file. Many files are read at once."""
+        images = defaultdict[str, list[ObjectInfo]](list)  # by their names without suffixes
+        with listing():
+            for info in self._store.iter_objects(self._images):
+                if is_image_name(info.name):
+                    images[stem_of(_below(self._images, info.name))].append(info)
+        stems = {info.name: _below(self._folder, info.name)[: -len(_SUFFIX)] for info in self._files}
+        listed = [info for info in self._files if not self.splits or stems[info.name] in self._split_of]
+        if not listed:
+            raise SourceError(
+                f"{self.base}/{_LISTS}: none of the {len(self._files):,} .xml files is listed there; correct the "
+                "lists, or pass splits, like train=1"
+            )
+        # The name of a file decides, as in torchvision and detectron2: the name in it may be that of another machine.
+        owners = {images[stem][0].name: name for name, stem in stems.items() if len(images.get(stem, ())) == 1}
+        reader = Files(self.base)
+        for first in range(0, len(listed), _AT_ONCE):
+            infos = {info.name: info for info in listed[first : first + _AT_ONCE]}
+            for name, data in read_annotations(reader, infos).items():
+                where, wrong, read = f"{self.base}/{name}", "", _Annotation({}, [])
+                try:
+                    read = _parse(data)
+                except _BadXmlError as error:
+                    wrong = f"{where}: {error}"
+                called = read.fields.get("filename", "").replace("\\", "/").rpartition("/")[2]
+                fit = images.get(stems[name]) or images.get(stem_of(called)) or images.get(called) or []
+                fit = [info for info in fit if posixpath.basename(info.name) == called] if len(fit) > 1 else fit
+                owner = owners.setdefault(fit[0].name, name) if fit else ""
+                if owner != name and not wrong:
+                    wrong = (
+                        f"{where} and {self.base}/{owner} both annotate {fit[0].name}"
+                        if fit
+                        else (
+                            f"{where} has no image, or several: expected one like {self.base}/"
+                            f"{posixpath.join(self._images, stems[name])}.jpg"
+                        )
+                    )
+                info = fit[0] if owner == name else ObjectInfo(name, 0, "")
+                yield self._to_item(info, self._split_of.get(stems[name]), read, where, wrong)
+        for what, left_out in (
+            ("images have no .xml file", {x.name for infos in images.values() for x in infos} - owners.keys()),
+            (f"images are in none of the lists of {_LISTS}", stems.keys() - {info.name for info in listed}),
+            (f"names in the lists of {_LISTS} have no .xml file", self._split_of.keys() - set(stems.values())),
+        ):
+            if left_out:
+                found.notes.append(f"{len(left_out):,} {what} and are left out: {show(sorted(left_out))}")
+
+    def _to_item(self, info: ObjectInfo, split: str | None, read: _Annotation, where: str, wrong: str) -> Item:
+        labels, boxes, flags = list[str](), list[list[float]](), list[list[int]]()
+        # Wrong objects keep their places, as a reject must not affect the types of columns.
+        for number, one in enumerate(read.objects, 1):
+            said = [one.get(f"bndbox/{side}") for side in _SIDES]
+            sides, marks = [_number(each) for each in said], [_FLAG.get(one.get(each, "").lower()) for each in _FLAGS]
+            what = "" if one.get("name") else "no 'name'"
+            if None in sides:
+                side = sides.index(None)
+                what = what or f"{_SIDES[side]!r} {str(said[side])[:_SAID]!r}; expected a 'bndbox' of four numbers"
+            if None in marks:
+                flag = _FLAGS[marks.index(None)]
+                what = what or f"{flag!r} {one[flag][:_SAID]!r}; expected 0 or 1"
+            wrong = wrong or (what and f"object {number} of {where} has {what}")
+            left, top, right, bottom = (side or 0.0 for side in sides)
+            boxes.append([left - 1, top - 1, right, bottom])  # VOC counts pixels from 1, and the last one is inside
+            flags.append([mark or 0 for mark in marks])
+            labels += [one["name"]] if one.get("name") else []
+        height, width = (_number(read.fields.get(f"size/{side}") or "0") for side in ("height", "width"))
+        if not all(each is not None and 0 <= each < _MOST_PIXELS and each == int(each) for each in (height, width)):
+            wrong, height = wrong or f"{where} has an impossible 'width' or 'height'", None
+        problem = ("bad_box", wrong) if wrong else None
+        if info.version == BROKEN_LINK:
+            problem = "unreadable", "a link to nothing"
+        return Item(
+            info.name,
+            info.size_bytes,
+            info.version,
+            tuple(labels) if self._labelled else None,
+            split,
+            values={_BOXES: boxes, **{flag: [each[at] for each in flags] for at, flag in enumerate(_FLAGS)}},
+            problem=problem,
+            pixels=(int(height), int(width)) if height and width else None,
+        )
+
+
+def _parse(data: bytes | str) -> _Annotation:
+    """Parse a file, or what is wrong with it. Raises _BadXmlError.
+
+    Entities and DTDs are refused: they can grow without end, or read other files.
+    """
+    if isinstance(data, str):
+        raise _BadXmlError(data)
+    found, path, text = _Annotation({}, []), list[str](), list[str]()
+
+    def start(tag: str, _: object) -> None:
+        if not path and tag != "annotation":
+            raise _BadXmlError(f"it begins with <{tag[:_SAID]}>; expected <annotation>")
+        path.append(tag)
+        text.clear()
+        if path == ["annotation", "object"]:
+            found.objects.append({})
+
+    def end(_: str) -> None:
+        if len(path) <= _LEVELS:
+            _, *names = path
+            fields = found.objects[-1] if names[:1] == ["object"] else found.fields
+            fields.setdefault("/".join(names[fields is not found.fields :]), "".join(text).strip())
+        path.pop()
+        text.clear()
+
+    def refuse(*_: object) -> None:
+        raise _BadXmlError("it declares an entity or a DTD, which are refused; remove the declaration")
+
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler, parser.CharacterDataHandler = start, end, text.append
+    parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+    try:
+        parser.Parse(data, True)
+    except (expat.ExpatError, ValueError, LookupError) as error:  # of an unknown encoding
+        raise _BadXmlError(f"not XML: {error}") from error
+    return found
+
+
+def _read_lists(store: Store) -> dict[str, str]:
+    """Return the split of each name in the lists of a dataset; empty without lists. The first list with it decides."""
+    found = dict[str, str]()
+    for name, split in (("train", "train"), ("val", "val"), ("test", "test"), ("trainval", "train")):
+        if name == "trainval" and not {"train", "val"}.isdisjoint(found.values()):
+            break
+        file = f"{_LISTS}/{name}.txt"
+        where = f"{store.url}/{file}"
+        try:
+            with listing(f"{where} cannot be read"):
+                text = store.read(file).decode("utf-8-sig") if store.stat(file) else ""
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{where}: not a list of names: {error}") from error
+        for line in text.splitlines():
+            if stem := line.strip().strip('"'):
+                found.setdefault(stem, split)
+    return found
+
+
+def _below(folder: str, name: str) -> str:
+    return name.removeprefix(f"{folder}/") if folder else name
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
