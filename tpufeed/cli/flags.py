@@ -77,9 +77,9 @@ Src = Annotated[
     typer.Argument(
         metavar="SRC",
         help="Folder of images, in class folders, split folders or none; a table of paths (.csv, .tsv, .jsonl, "
-        ".parquet); WebDataset tars ('train-*.tar'); COCO's .json of boxes; YOLO's data.yaml; Pascal VOC's .xml "
-        "('Annotations/*.xml'); Parquet files with the images inside, "
-        "as on the Hugging Face hub, or a folder of datasets' save_to_disk. A path or URL.",
+        ".parquet); WebDataset tars ('train-*.tar'); COCO's .json of boxes, or 'train=a.json,val=b.json'; YOLO's "
+        "data.yaml; Pascal VOC's .xml ('Annotations/*.xml'); Parquet with images inside, as on the Hugging Face hub, or "
+        "a folder of datasets' save_to_disk. A path or URL.",
     ),
 ]
 AsJson = Annotated[bool, in_output("--json", help="Print the result as JSON on stdout.")]

@@ -231,9 +231,10 @@ class BoxMover:
         empty = (sizes <= 0).any(axis=1) | (sizes.prod(axis=1) < _LEAST_AREA)
         _refuse(spec, boxes, empty, f"it is upside down or empty; expected {ends} {above}")
         most = np.array([width, height, width, height])
-        outside: _Bools = (corners < -_OUTSIDE_PX).any(axis=1) | (corners > most + _OUTSIDE_PX).any(axis=1)
+        outside: _Bools = np.any((corners < -_OUTSIDE_PX) | (corners > most + _OUTSIDE_PX), axis=1)
         inside = np.clip(corners, 0, most)
-        gone: _Bools = np.asarray((inside[:, 2:] - inside[:, :2]).prod(axis=1) < _LEAST_AREA)
+        areas: _Numbers = (inside[:, 2:] - inside[:, :2]).prod(axis=1)
+        gone = areas < _LEAST_AREA
         if self._outside == "reject":
             of = f"the image of {width}x{height} pixels"
             advice = "check the box format and EXIF orientations; --boxes-outside clip or drop takes such images"

@@ -69,15 +69,16 @@ def shard(  # noqa: PLR0913  # the public face
 
     Args:
         src: path or URL of the images: a folder of class folders (maybe inside folders of splits) or of unlabelled
-            images; a table of paths (.csv, .tsv, .jsonl, .parquet); one or more WebDataset tars; a COCO .json; a
-            YOLO data.yaml; Pascal VOC's .xml files, or a folder of either; Parquet files that hold images, or a folder
-            of them, as on the Hugging Face hub; a folder that `save_to_disk` of `datasets` wrote.
+            images; a table of paths (.csv, .tsv, .jsonl, .parquet); one or more WebDataset tars; a COCO .json, several
+            like "train=a.json,val=b.json", or a folder of them with their images, as Roboflow and CVAT export it; a
+            YOLO data.yaml, or its folder; Pascal VOC's .xml files, or their folder; Parquet files that hold images, or
+            a folder of them, as on the Hugging Face hub; a folder that `save_to_disk` of `datasets` wrote.
         dst: path or URL of the new dataset.
         splits: the share of each split, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each path.
             Default: folders called train, val and so on are the splits; without such folders everything is train.
         split_by: "folder" for the folders right below the source, or the table column that holds the split.
         image: the table column that holds paths or images, the extension of the images in tars, or the folder that
-            COCO's file names are relative to.
+            COCO's file names are relative to, like "train=DIR,val=DIR" for several splits.
         label: "auto", "none", or the column or key that holds the labels.
         classes: names of the classes in the order of their ids, or a file with one name per line. Default: the names
             that occur.

@@ -196,9 +196,10 @@ def test_rows_that_are_no_objects_of_coco(row, make, tmp_path):
 
 
 def test_an_image_twice_in_a_file_is_a_reject(make, tmp_path):
-    path = make(each(lambda _, n: {"file_name": "images/../images/2.png"} if n == 4 else {}), images="images")
-    result = shard(path, tmp_path / "d", image=str(tmp_path / "images"))
-    assert result.rejects == 1
+    result = shard(make(each(lambda _, n: {"file_name": "./2.png"} if n == 4 else {})), tmp_path / "d")
+    ((path, (reason, message)),) = rejects_of(tmp_path / "d").items()
+    assert (result.images, path, reason) == (5, "./2.png", "bad_box")
+    assert f"the image 4 of {tmp_path}/a.json is also the image 2 of" in message
 
 
 def test_boxes_of_no_annotation_at_all(make, tmp_path):

@@ -78,6 +78,18 @@ def test_each_file_is_a_split(make, tmp_path, monkeypatch):
     assert (splits_of(one), set(texts_of(one.url))) == ({"val": 3}, {f"{number}.png" for number in range(3)})
 
 
+def test_splits_are_appended_and_continued(make, tmp_path):
+    root = make({**TWO, "c/third.json": "c/images"})
+    src = f"train={root}/a/first.json,val={root}/b/second.json"
+    first = shard(src, tmp_path / "d", image=f"val={root}/b/images")
+    begun(tmp_path / "d")
+    again = shard(src, tmp_path / "d", image=f"val={root}/b/images")
+    assert again.manifest.content_digest == first.manifest.content_digest
+    more = tpufeed.append(f"test={root}/c/third.json,val={root}/c/third.json", tmp_path / "d", workers=1, max_rejects=9)
+    assert (more.added, more.rejects) == (3, 3)
+    assert set(boxes_of(more, "test")) == {f"{number}.png" for number in range(3)}
+
+
 def test_several_files_of_a_split(make, tmp_path):
     root = make(TWO)
     assert splits_of(shard(f"all={root}/a/first.json,all={root}/b/*.json", tmp_path / "d")) == {"all": 6}

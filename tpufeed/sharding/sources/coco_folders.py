@@ -66,17 +66,17 @@ def find_splits(store: Store) -> tuple[list[Place], str]:
             missing = [name for name, info in infos.items() if info is None]
             note = f"{', '.join(missing)} in {store.url} has no {_ROBOFLOW}, and is left out" if missing else ""
             return _places(store, files), note if files else ""
-        others = (re.sub("[0-9_]+|s$", "", name.lower()) for name in folders if not splits_mentioned([name]))
+        others = (
+            re.sub("[0-9_]", "", name.lower()).removesuffix("s") for name in folders if not splits_mentioned([name])
+        )
         if "annotations" not in folders or not _BESIDE.issuperset(others):
             return [], ""
-        objects = (info for info in store.iter_objects("annotations"))
+        objects = store.iter_objects("annotations")
         named = [(match[1], info) for info in objects if (match := _INSTANCES.fullmatch(info.name))]
-    splits = [splits_mentioned([name]) for name, _ in named]
-    if len(named) == 1:
-        return _places(store, [(next(iter(splits[0]), None) if len(splits[0]) == 1 else None, named[0][1])]), ""
-    if not all(len(each) == 1 for each in splits) or len(set.union(*splits, set())) < len(named):
+    splits = [said.pop() if len(said := splits_mentioned([name])) == 1 else None for name, _ in named]
+    if len(named) > 1 and (None in splits or len(set(splits)) < len(named)):
         return [], ""
-    return _places(store, [(each.pop(), info) for each, (_, info) in zip(splits, named, strict=True)]), ""
+    return _places(store, list(zip(splits, (info for _, info in named), strict=True))), ""
 
 
 def _places(store: Store, files: Sequence[tuple[str | None, ObjectInfo]]) -> list[Place]:
