@@ -1,14 +1,16 @@
 """YOLO's data.yaml as a source, in the layouts in which Ultralytics, Roboflow and CVAT write it."""
 
+import io
 import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.sharding.outputs import rejects_of, texts_of
+from tests.sharding.outputs import rejects_of, samples_of, texts_of
 from tests.sharding.previews import preview_shard
 from tests.sharding.test_boxes import encoded, spec_of
 from tpufeed.cli.app import app
@@ -108,8 +110,7 @@ def test_polygons_are_boxes_of_their_extent(yolo, tmp_path):
 def test_polygons_become_masks(yolo, tmp_path):
     line = "0 0.25 0.5 0.75 0.5 0.75 1 0.25 1\n1 0.5 0.25 0.2 0.2\n2 0 0 0.5 0 0.5 0.5 0 0.5\n"
     result = shard(yolo(lines={"train": [line], "val": [""]}), tmp_path / "d", outlines="semantic")
-    with tpufeed.Loader(result.url, batch_size=1, split="train", columns=["mask"]) as loader:
-        mask = next(iter(loader))[0][0]
+    mask = Image.open(io.BytesIO(samples_of(result.url)["images/train/0.png"]["mask"][0]))
     expected = np.zeros((60, 80), np.uint8)
     expected[30:, 20:60] = 1
     expected[:30, :40] = 3
@@ -186,6 +187,7 @@ def test_a_listed_image_that_is_missing(yolo, tmp_path):
         ("train: images/train\nnames: [cat, no]\n", "names"),  # YAML's false
         ("train: images/train\nnames: [cat, cat]\n", "cat"),
         ("names: [cat]\n", "train"),
+        ("train: images/train\nnames: [cat]\nnc: 2\n", "nc"),
         ("train: 7\nnames: [cat]\n", "train"),
         ("train: nowhere\nnames: [cat]\n", "nowhere"),
         ("test: nowhere\nnames: [cat]\n", "folders"),
