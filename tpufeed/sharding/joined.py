@@ -43,12 +43,14 @@ def check_joined(
         ManifestError: an input is not of the source, or contradicts the plan's header. No image was read.
         SourceError, OptionError: a table cannot be read, or has no such column.
     """
-    header, (base, find_foreign) = plan.header, _files_of(source, options)
+    header, (base, box_format, find_foreign) = plan.header, _files_of(source, options)
     with_keys = kaggle_keys if options.names == "kaggle" else tuple[FeatureSpec, ...]
     if header.variants != variants or header.features[:1] != with_keys([image]):
         raise forged(store, source, "it makes a cache, or another one")
-    if url_identity(header.base) != url_identity(base):
-        raise forged(store, source, f"its files are in {header.base!r}, not in {base!r}")
+    found_format = header.box_format or None
+    if (url_identity(header.base), found_format) != (url_identity(base), box_format):
+        there, here = f"{header.base!r} (box format {found_format})", f"{base!r} (box format {box_format})"
+        raise forged(store, source, f"its files are in {there}, not in {here}")
     label = next((feature for feature in header.features if feature.name == LABEL), None)
     labelled, several, lengths, owner = label is not None, False, None, None
     if label is not None:
@@ -87,17 +89,20 @@ def check_joined(
         raise forged(store, source, f"it has {inputs} inputs; its header says {header.images} images")
 
 
-def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
-    """Return the base of a source, and a function that finds the first file of some inputs that it does not have."""
+def _files_of(source: str, options: ShardOptions) -> tuple[str, str | None, _FindForeign]:
+    """Return the base of a source, the format of its boxes if it declares one, and a function.
+
+    The function finds the first file of some inputs that the source does not have.
+    """
     named = named_files(source)
     if named is None or not named[1].lower().endswith(TarSource.suffixes):
         found = find_source(source, options)
         if not isinstance(found, FolderSource | TarSource):
-            return found.base, _not_among(found.base, found.iter_files())
+            return found.base, found.contents.box_format, _not_among(found.base, found.iter_files())
     if named is None:
         masks = None if options.masks is None else open_store(options.masks).url.rstrip("/")
         is_tar = _first_not(lambda name: name.lower().endswith(TarSource.suffixes), folder=True, masks=masks)
-        return open_store(source).url, is_tar
+        return open_store(source).url, None, is_tar
     store, pattern = named
     patterns = expand(pattern)
     names = {one for one in patterns if not _WILD.search(one)}
@@ -107,7 +112,7 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, _FindForeign]:
     def is_named(name: str) -> bool:
         return name in names or any(fnmatch.fnmatchcase(name, one) for one in wild)
 
-    return store.url, _first_not(is_named, folder=False)
+    return store.url, None, _first_not(is_named, folder=False)
 
 
 def _not_among(base: str, files: Iterable[str]) -> _FindForeign:

@@ -101,6 +101,7 @@ def test_the_name_in_the_file_where_its_own_fits_no_image(voc, tmp_path):
     rejects = rejects_of(result.url)
     assert {"Annotations/second.xml", "Annotations/third.xml"} == set(rejects)
     assert "2008_1.xml" in rejects["Annotations/second.xml"][1]
+    assert rejects["Annotations/third.xml"][0] == "unreadable"
     assert any("1 image" in warning and "alone.png" in warning for warning in result.warnings)
 
 

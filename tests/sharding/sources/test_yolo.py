@@ -1,19 +1,21 @@
 """YOLO's data.yaml as a source, in the layouts in which Ultralytics, Roboflow and CVAT write it."""
 
+import io
 import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.sharding.outputs import rejects_of, texts_of
+from tests.sharding.forging import begun, forge
+from tests.sharding.outputs import rejects_of, samples_of, texts_of
 from tests.sharding.previews import preview_shard
 from tests.sharding.test_boxes import encoded, spec_of
 from tpufeed.cli.app import app
-from tpufeed.errors import MissingExtraError, OptionError, SourceError
-from tpufeed.images import Resize
+from tpufeed.errors import ManifestError, MissingExtraError, OptionError, SourceError
 from tpufeed.sharding.options import ROLES
 
 NAMES = "names: [cat, 'no', dog]\nnc: 3\n"
@@ -109,9 +111,7 @@ def test_polygons_are_boxes_of_their_extent(yolo, tmp_path):
 def test_polygons_become_masks(yolo, tmp_path):
     line = "0 0.25 0.5 0.75 0.5 0.75 1 0.25 1\n1 0.5 0.25 0.2 0.2\n2 0 0 0.5 0 0.5 0.5 0 0.5\n"
     result = shard(yolo(lines={"train": [line], "val": [""]}), tmp_path / "d", outlines="semantic")
-    ops = [Resize((60, 80))]
-    with tpufeed.Loader(result.url, "train", batch_size=1, ops=ops, columns=["mask"], processes=0) as loader:
-        mask = next(iter(loader))[0]
+    mask = Image.open(io.BytesIO(samples_of(result.url)["images/train/0.png"]["mask"][0]))
     expected = np.zeros((60, 80), np.uint8)
     expected[30:, 20:60] = 1
     expected[:30, :40] = 3
@@ -188,6 +188,7 @@ def test_a_listed_image_that_is_missing(yolo, tmp_path):
         ("train: images/train\nnames: [cat, no]\n", "names"),  # YAML's false
         ("train: images/train\nnames: [cat, cat]\n", "cat"),
         ("names: [cat]\n", "train"),
+        ("train: images/train\nnames: [cat]\nnc: 2\n", "nc"),
         ("train: 7\nnames: [cat]\n", "train"),
         ("train: nowhere\nnames: [cat]\n", "nowhere"),
         ("test: nowhere\nnames: [cat]\n", "folders"),
@@ -236,6 +237,38 @@ def test_preview_and_append(yolo, tmp_path):
     done = CliRunner().invoke(app, ["append", str(more), str(tmp_path / "d")])
     assert done.exit_code == 0, done.stderr
     assert boxes_of(texts_of(tmp_path / "d")["images/val/1.png"]) == [[20, 15, 60, 45]]
+
+
+def test_the_same_command_continues(yolo, bytes_of, tmp_path):
+    path = yolo()
+    shard(path, tmp_path / "d")
+    expected = bytes_of(tmp_path / "d")
+    shard(path, begun(tmp_path / "d"))
+    assert bytes_of(tmp_path / "d") == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _, tasks: tasks[0]["inputs"][0].update(path="secret.png"), "secret"),
+        (lambda header, _: header.update(box_format="xyxy"), "xyxy"),
+        (lambda header, _: header.pop("box_format"), "cxcywh"),
+    ],
+)
+def test_a_forged_plan(change, said, yolo, tmp_path):
+    path = yolo()
+    (path.parent / "secret.png").write_bytes(encoded())
+    shard(path, tmp_path / "d")
+    forge(begun(tmp_path / "d"), change)
+    with pytest.raises(ManifestError, match=said):
+        shard(path, tmp_path / "d")
+
+
+def test_boxes_without_the_images_that_are_dropped_as_duplicates(yolo, tmp_path):
+    path = yolo(lines={"train": ["0 9 9 9 9\n", "1 0.9 0.5 0.9 0.5\n", "1 0.5 0.5 0.5 0.5\n"], "val": [""]})
+    result = shard(path, tmp_path / "d", duplicates="drop")
+    assert set(rejects_of(result.url)) == {"images/train/0.png", "images/train/1.png"}  # neither is the first of equals
+    assert boxes_of(texts_of(result.url)["images/train/2.png"]) == [[20, 15, 60, 45]]
 
 
 def test_a_bucket(yolo, monkeypatch, tmp_path):

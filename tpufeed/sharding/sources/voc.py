@@ -135,26 +135,25 @@ class VocSource(Source):
         for first in range(0, len(listed), _AT_ONCE):
             infos = {info.name: info for info in listed[first : first + _AT_ONCE]}
             for name, data in read_annotations(reader, infos).items():
-                where, wrong, read = f"{self.base}/{name}", "", _Annotation({}, [])
+                where, read, problem = f"{self.base}/{name}", _Annotation({}, []), None
                 try:
                     read = _parse(data)
                 except _BadXmlError as error:
-                    wrong = f"{where}: {error}"
+                    problem = "bad_box", f"{where}: {error}"
                 called = read.fields.get("filename", "").replace("\\", "/").rpartition("/")[2]
                 fit = images.get(stems[name]) or images.get(stem_of(called)) or images.get(called) or []
                 fit = [info for info in fit if posixpath.basename(info.name) == called] if len(fit) > 1 else fit
                 owner = owners.setdefault(fit[0].name, name) if fit else ""
-                if owner != name and not wrong:
-                    wrong = (
-                        f"{where} and {self.base}/{owner} both annotate {fit[0].name}"
-                        if fit
-                        else (
-                            f"{where} has no image, or several: expected one like {self.base}/"
-                            f"{posixpath.join(self._images, stems[name])}.jpg"
-                        )
-                    )
                 info = fit[0] if owner == name else ObjectInfo(name, 0, "")
-                yield self._to_item(info, self._split_of.get(stems[name]), read, where, wrong)
+                if not fit:
+                    expected = f"{self.base}/{posixpath.join(self._images, stems[name])}.jpg"
+                    problem = problem or ("unreadable", f"{where} has no image, or several; expected {expected}")
+                elif owner != name:
+                    both = f"{where} and {self.base}/{owner} both annotate {fit[0].name}"
+                    problem = problem or ("bad_box", both)
+                elif info.version == BROKEN_LINK:
+                    problem = "unreadable", "a link to nothing"
+                yield self._to_item(info, self._split_of.get(stems[name]), read, where, problem)
         for what, left_out in (
             ("images have no .xml file", {x.name for infos in images.values() for x in infos} - owners.keys()),
             (f"images are in none of the lists of {_LISTS}", stems.keys() - {info.name for info in listed}),
@@ -163,8 +162,10 @@ class VocSource(Source):
             if left_out:
                 found.notes.append(f"{len(left_out):,} {what} and are left out: {show(sorted(left_out))}")
 
-    def _to_item(self, info: ObjectInfo, split: str | None, read: _Annotation, where: str, wrong: str) -> Item:
-        labels, boxes, flags = list[str](), list[list[float]](), list[list[int]]()
+    def _to_item(
+        self, info: ObjectInfo, split: str | None, read: _Annotation, where: str, problem: tuple[str, str] | None
+    ) -> Item:
+        labels, boxes, flags, wrong = list[str](), list[list[float]](), list[list[int]](), ""
         # Wrong objects keep their places, as a reject must not affect the types of columns.
         for number, one in enumerate(read.objects, 1):
             said = [one.get(f"bndbox/{side}") for side in _SIDES]
@@ -184,9 +185,6 @@ class VocSource(Source):
         height, width = (_number(read.fields.get(f"size/{side}") or "0") for side in ("height", "width"))
         if not all(each is not None and 0 <= each < _MOST_PIXELS and each == int(each) for each in (height, width)):
             wrong, height = wrong or f"{where} has an impossible 'width' or 'height'", None
-        problem = ("bad_box", wrong) if wrong else None
-        if info.version == BROKEN_LINK:
-            problem = "unreadable", "a link to nothing"
         return Item(
             info.name,
             info.size_bytes,
@@ -194,7 +192,7 @@ class VocSource(Source):
             tuple(labels) if self._labelled else None,
             split,
             values={_BOXES: boxes, **{flag: [each[at] for each in flags] for at, flag in enumerate(_FLAGS)}},
-            problem=problem,
+            problem=problem or (("bad_box", wrong) if wrong else None),
             pixels=(int(height), int(width)) if height and width else None,
         )
 

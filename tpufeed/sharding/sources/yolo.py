@@ -53,6 +53,7 @@ _Entries: TypeAlias = str | list[str] | None
 
 class _Yaml(msgspec.Struct):
     names: list[str | int] | dict[int, str | int]
+    nc: int | None = None
     path: str | None = None
     train: _Entries = None
     val: _Entries = None
@@ -283,6 +284,8 @@ def _read_config(store: Store, name: str) -> _Config:
         raise SourceError(f"{where}: not YAML: {error}") from error
     names = dict(sorted(said.names.items() if isinstance(said.names, dict) else enumerate(said.names)))
     named = {key: str(name) for key, name in names.items()}
+    if said.nc is not None and said.nc != len(named):
+        raise SourceError(f"{where}: 'nc' is {said.nc}, but 'names' has {len(named)} classes; correct one of them")
     for class_name, times in Counter(named.values()).most_common(1) or [("", 0)]:
         if times != 1:
             raise SourceError(f"{where}: 'names' has {times} classes called {class_name!r}; expected each name once")
