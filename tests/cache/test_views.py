@@ -135,6 +135,12 @@ def test_another_view_is_refused_in_the_same_place(source, tmp_path):
         with pytest.raises(DatasetExistsError, match=rf"from fold=0/5 of its source, not from {text}"):
             warmup(other, tmp_path / "c", **OPTIONS)
     assert (tmp_path / "c/manifest.json").read_bytes() == before
+    (tmp_path / "ids.txt").write_text("1\n2\n")
+    listed = {"samples": tmp_path / "ids.txt", "split": "train"}
+    warmup(dataset.select(**listed), tmp_path / "listed", **OPTIONS)
+    (tmp_path / "ids.txt").write_text("1\n3\n")
+    with pytest.raises(DatasetExistsError, match=r"\(samples=.*ids.txt\) has changed"):
+        warmup(dataset.select(**listed), tmp_path / "listed", **OPTIONS)
 
 
 class Stop(Exception):
@@ -227,6 +233,8 @@ def test_the_command_warms_what_it_selects(source, names, bytes_of, tmp_path):
     foretold = run_here("cache", "warmup", source, tmp_path / "c", *flags, *words, "--dry-run", "--json")
     view = open_dataset(source).select(classes=[names[1], names[0]], fold=(0, 2))
     count = sum(len(view.samples(split)) for split in ("train", "val"))
+    said = run_here("cache", "warmup", source, tmp_path / "c", *flags, *words, "--dry-run").stdout
+    assert f"source: {view.label}" in said
     assert sum(split["inputs"] for split in json.loads(foretold.stdout)["splits"].values()) == count
     assert run_here("cache", "warmup", source, tmp_path / "c", *flags, *words).returncode == 0
     assert bytes_of(tmp_path / "c") == bytes_of(warmup(view, tmp_path / "same", **OPTIONS).url)

@@ -141,7 +141,8 @@ class CacheRecipe(Recipe):
         if stored.get("source_digest") != self.wanted.get("source_digest"):
             if there != here:
                 return [f"it was warmed from {there} of its source, not from {here}"]
-            return [f"it was warmed from another source, or {self.source} has changed since then"]
+            source = f"{self.source} ({here})" if SELECT in self.origin.facts else self.source
+            return [f"it was warmed from another source, or {source} has changed since then"]
         differing = differing_options(stored, self.wanted)
         if not differing and cache.source_digest != self.origin.digest():
             differing = [f"the images of {self.source} have changed since then"]

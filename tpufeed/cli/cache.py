@@ -135,7 +135,7 @@ def warmup_command(
 
         def say_details() -> None:
             each = f"{foretold.probed_seconds * 1e3:,.1f} ms on one core each"
-            echo(f"source: {foretold.source}")
+            echo(f"source: {values['src'].label if select else foretold.source}")
             echo(f"tried: {number_of(foretold.probed, 'sample')}, {each}")
             echo(f"fingerprint: {foretold.fingerprint}")
 
