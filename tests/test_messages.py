@@ -342,6 +342,9 @@ CACHES = {
     ),
     "warmup: onto its source": lambda at: warmup(at.dataset, at.dataset, size=16),
     "warmup: onto another cache": lambda at: warmup(at.dataset, at.cache, size=16),
+    "warmup: a view onto the cache of another": lambda at: warmup(
+        tpufeed.open_dataset(at.dataset).select(samples=[0, 1, 5]), at.cache, size=32
+    ),
     "warmup: a source that is not there": lambda at: warmup(at.data / "nowhere", at.new / "c", size=16),
     "warmup: an op that raises": lambda at: warmup(
         at.dataset, at.new / "c", ops=[Resize(size=(16, 16)), Custom("tests.test_messages:fail")]
@@ -436,6 +439,15 @@ COMMANDS = {
     "more rejects than are allowed, by command": lambda at: command(
         "shard", write(at.copy(at.photos) / "rose/9.jpg", "").parents[1], at.new / "d", "--max-rejects", "0"
     ),
+    "a class that there is not, by --select": lambda at: command("info", at.dataset, "--select", "classes=rose,tulips"),
+    "a fold that there is not, by --select": lambda at: command(
+        "show", at.dataset, "--select", "fold=5/5", "--out", at.new / "s.png"
+    ),
+    "a list that is not there, by --select": lambda at: command(
+        "cache", "warmup", at.dataset, at.new / "c", "--select", f"drop={at.new}/bad.txt"
+    ),
+    "what --select does not know": lambda at: command("info", at.dataset, "--select", "class=rose"),
+    "versions of a view": lambda at: command("info", at.dataset, "--versions", "--select", "fold=0/2"),
     "info of what is no dataset": lambda at: command("info", at.photos),
     "verify of a damaged dataset": lambda at: command("verify", damage(at.copy(at.cache), "train-*", 3000)),
     "bench with a profile that there is not": lambda at: command("bench", at.cache, "--device", "tpu-v9"),

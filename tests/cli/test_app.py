@@ -44,7 +44,7 @@ def test_groups_and_version(run):
     [
         ("shard", tpufeed.shard, {"beam", "ray_address", "dry_run", "log_json"}),
         ("append", tpufeed.append, {"beam", "ray_address", "dry_run", "log_json"}),
-        ("cache warmup", warmup, {"beam", "ray_address", "dry_run", "log_json"}),
+        ("cache warmup", warmup, {"select", "beam", "ray_address", "dry_run", "log_json"}),
         ("compact", compact, set()),
         ("adopt", tpufeed.adopt, set()),
         ("doctor", examine, {"report"}),

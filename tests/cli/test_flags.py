@@ -51,6 +51,7 @@ def test_names_are_those_that_are_obeyed():
         (["shard", "x", "y", "--policy", "alpha="], ["alpha=white", "alpha=black", "alpha=reject"]),
         (["shard", "x", "y", "--presize-mode", ""], ["short", "long", "fit"]),
         (["cache", "warmup", "x", "y", "--op", "Horiz"], ["HorizontalFlip"]),
+        (["show", "x", "--select", "fo"], ["fold="]),
         (["info", "fl"], []),  # the shell goes on with files
     ],
     ids=" ".join,

@@ -9,6 +9,7 @@ import pytest
 
 import tpufeed
 from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.selection import parse_selection
 
 
 @pytest.fixture
@@ -144,3 +145,75 @@ def test_names_that_a_terminal_might_take_amiss(run, dataset_url, tmp_path):
     assert counted(done.stdout)["astronaut"] == 10
     assert str(tmp_path) in run("info", place, "--json").stdout
     assert run("info", place / "no", PYTHONIOENCODING="ascii").returncode == 2
+
+
+@pytest.mark.parametrize("flags", [["classes=coffee,astronaut"], ["fold=0/2"], ["classes=cat", "ids=kept"]], ids=str)
+def test_a_view(flags, run, dataset_url, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    dataset = open_dataset(dataset_url)
+    view = dataset.select(**parse_selection(flags))
+    words = [word for text in flags for word in ("--select", text)]
+    facts = json.loads(run("info", dataset_url, *words, "--json").stdout)
+    assert (facts["selected"], facts["content_digest"]) == (view.selection.text, view.content_digest)
+    assert facts["dataset_digest"] == dataset.content_digest
+    assert facts["selected_from"] == {split: len(dataset.samples(split)) for split in ("train", "val")}
+    labels = {split: [view.label_of(each) for each in labels_of(view, split)] for split in ("train", "val")}
+    for split, of_split in facts["splits"].items():
+        assert of_split["images"] == len(labels[split])
+        assert of_split["class_counts"] == [labels[split].count(number) for number in range(len(view.class_names))]
+    counts = {name: sum(each.count(number) for each in labels.values()) for number, name in enumerate(view.class_names)}
+    assert facts["classes"] == counts
+    shown = run("info", dataset_url, *words).stdout
+    assert f"selected: {view.selection.text}: {sum(counts.values())} of 30 samples" in shown
+    assert f"content digest: {view.content_digest}" in shown
+    for number, (name, count) in enumerate(counts.items()):
+        assert re.search(rf"^ +{number} +{name} .* {count} *$", shown, re.MULTILINE)
+    whole = json.loads(run("info", dataset_url, "--json").stdout)
+    assert whole.keys() == facts.keys() - {"selected", "selected_from", "dataset_digest"}
+
+
+def labels_of(view, split):
+    return [features["image/class/label"].values[0] for features in view.iter_examples(split)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["classes=cats"], "has no class 'cats'; did you mean cat?"),
+        (["classes=9"], "has no class '9'"),
+        (["classes="], "expected classes=cat,dog"),
+        (["ids=keep"], "expected ids=kept"),
+        (["ids=kept"], "select needs classes"),
+        (["fold=5/5"], "folds are numbered 0 to 4"),
+        (["fold=1"], "(0, 5)"),
+        (["fold=0/2", "fold=1/2"], "given twice"),
+        (["samples={}/nowhere.npy", "split=val"], "nowhere.npy cannot be read"),
+        (["samples={}/ids.txt", "split=val"], "no sample 99 in split 'val'"),
+        (["samples={}/ids.txt"], "give split='train'"),
+        (["drop={}/empty.txt", "split=val"], "empty.txt: expected ids of samples"),
+        (["drop={}/table.csv", "split=val"], "(a, b)"),
+        (["classes=cat", "split=test"], "has no split 'test'"),
+        (["fold=0/2", "without_fold=0/2"], "the view would be empty"),
+    ],
+    ids=str,
+)
+def test_views_that_cannot_be_are_refused(flags, message, run, dataset_url, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "ids.txt").write_text("1\n99\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    words = [word for text in flags for word in ("--select", text.format(tmp_path))]
+    for command in (["info"], ["show", "--out", tmp_path / "s.png"], ["cache", "warmup", tmp_path / "c"]):
+        done = run(
+            *command[: 1 + (command[0] == "cache")], dataset_url, *command[1 + (command[0] == "cache") :], *words
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: ")
+        assert message in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {"ids.txt", "empty.txt", "table.csv", "tpufeed-labels"}
+
+
+def test_versions_of_a_view_are_refused(run, dataset_url):
+    done = run("info", dataset_url, "--versions", "--select", "fold=0/2")
+    assert done.returncode == 2
+    assert "leave out --select" in done.stderr

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tpufeed.dataset.reader import open_dataset
+
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
 def test_a_sheet(suffix, run, dataset_url, tmp_path):
@@ -68,3 +70,20 @@ def test_what_show_refuses(run, dataset_url, tmp_path):
         assert done.stderr.startswith("error: ")
         assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_samples_of_a_view_are_shown(run, dataset_url, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "labels"))
+    (tmp_path / "ids.csv").write_text("sample,keep\n1,1\n2,0\n17,1\n")
+    out, words = tmp_path / "sheet.png", ["--out", tmp_path / "sheet.png", "--json"]
+    for select, images in (
+        (["samples=" + str(tmp_path / "ids.csv"), "split=train"], 2),
+        (["classes=cat"], len(open_dataset(dataset_url).select(classes=["cat"]).samples("train"))),
+    ):
+        flags = [word for text in select for word in ("--select", text)]
+        done = run("show", dataset_url, *flags, *words)
+        assert (done.returncode, json.loads(done.stdout)["images"]) == (0, images), done.stderr
+    assert out.exists()
+    refused = run("show", dataset_url, "--select", "classes=cat", "--class", "coffee", *words)
+    assert refused.returncode == 2
+    assert "no class 'coffee' among 1" in refused.stderr

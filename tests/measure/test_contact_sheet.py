@@ -56,7 +56,7 @@ def test_classes_that_are_none(dataset_url, flat_url):
         make_contact_sheet(dataset, "train", class_name="4")
     with pytest.raises(OptionError, match="no labels"):
         make_contact_sheet(open_dataset(flat_url), "train", class_name="red")
-    assert find_class(dataset.manifest, "größe猫") == 2
+    assert find_class(dataset, "größe猫") == 2
 
 
 def test_a_class_without_a_sample_in_the_split(dataset_url):
@@ -188,3 +188,32 @@ def test_one_class(name, dataset_url):
     assert all(blue > 200 and red < 60 for red, _, blue in middles(made))
     everything = make_contact_sheet(dataset, "train", count=100, class_name=name, size_px=SIZE)
     assert len(everything.corners) == dataset.split("train").class_counts[0]
+
+
+def test_a_sheet_of_a_view_shows_its_samples_only(dataset_url, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    dataset, said, write = open_dataset(dataset_url), [], contact_sheet._write
+
+    def hear(draw, corner, text, *rest):
+        said.append(text)
+        write(draw, corner, text, *rest)
+
+    monkeypatch.setattr(contact_sheet, "_write", hear)
+    names, stored = dataset.class_names, list(dataset.iter_examples("train"))
+    colours = [tuple(map(int, decode(each["image/encoded"].values[0])[0, 0])) for each in stored]
+    labels = [names[each["image/class/label"].values[0]] for each in stored]
+    fold, two = dataset.select(fold=(0, 3)), dataset.select(classes=[names[3], names[1]])
+    for view, class_name in ((fold, None), (two, None), (two, names[1]), (two, "1"), (fold, names[2])):
+        said.clear()
+        made = make_contact_sheet(view, "train", count=100, size_px=SIZE, class_name=class_name)
+        wanted = view if class_name is None else view.select(classes=[class_name])
+        samples = wanted.samples("train").tolist()
+        assert middles(made) == [colours[sample] for sample in samples]
+        assert said[1::2] == [labels[sample] for sample in samples]
+        assert view.selection.text in said[0]
+    assert len(make_contact_sheet(fold, "train", count=4, size_px=SIZE).corners) == 4
+    with pytest.raises(OptionError, match=r"'Gren' among 2"):
+        make_contact_sheet(two, "train", class_name="Gren")
+    one = dataset.select(samples=[labels.index(names[0])], split="train")
+    with pytest.raises(OptionError, match=r"\(samples=1 samples\) holds no samples of class"):
+        make_contact_sheet(one, "train", class_name=names[1])

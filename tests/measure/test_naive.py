@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.measure.conftest import OPS
-from tpufeed.measure.naive import measure_files, measure_pillow
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.measure.naive import NaiveLoader, measure_files, measure_pillow
 from tpufeed.measure.prediction import Measurements
 
 pytestmark = pytest.mark.usefixtures("quiet_host")
@@ -33,3 +35,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, b
 def test_pillow_is_measured_over_what_it_can_decode(photos: dict[str, bytes]) -> None:
     assert measure_pillow([b"no image", photos["china.jpg"]], 32, 1, 0.05) > 0
     assert measure_pillow([b"no image"], 32, 1, 0.01) == 0
+
+
+def test_a_view_is_fed_alone_with_its_labels(dataset_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    dataset = open_dataset(dataset_url)
+    view = dataset.select(classes=[dataset.class_names[2], dataset.class_names[0]])
+    labels = np.concatenate([labels for _, labels in NaiveLoader(view, "train", 2)])
+    stored = [features["image/class/label"].values[0] for features in view.iter_examples("train")]
+    assert labels.tolist() == [{2: 0, 0: 1}[label] for label in stored][: len(labels)]
+    assert len(labels) == len(stored) // 2 * 2

@@ -8,6 +8,7 @@ from tpufeed.build.run import BuildResult, ProgressListener, run
 from tpufeed.cache.options import CacheOptions, Encoding, Seed, Variants
 from tpufeed.cache.recipe import CacheRecipe
 from tpufeed.cache.source import RAW_OPTIONS
+from tpufeed.dataset.reader import Dataset
 from tpufeed.engines.engine import Engine
 from tpufeed.images.header import MAX_PIXELS
 from tpufeed.images.policy import MaxPixels, MinSidePx, Quality
@@ -37,7 +38,7 @@ _ELSEWHERE = {
 
 @checked(_ELSEWHERE)
 def warmup(  # noqa: PLR0913  # the public face
-    src: str | Path,
+    src: str | Path | Dataset,
     dst: str | Path,
     *,
     size: int | None = None,
@@ -71,7 +72,9 @@ def warmup(  # noqa: PLR0913  # the public face
     the cache.
 
     Args:
-        src: a dataset, or raw images as `tpufeed.shard` takes them; each is decoded once for all variants.
+        src: a dataset, also an open one or a view (`Dataset.select`), or raw images as `tpufeed.shard` takes them. Each
+            image is decoded once for all variants. Samples of a view get the pixels that they have in a cache of the
+            whole dataset; the cache numbers them from 0.
         dst: where the cache goes.
         size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`. Default: 224.
         ops: ops that are applied to every sample, with different random numbers in every variant.

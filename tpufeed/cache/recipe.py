@@ -21,7 +21,7 @@ from tpufeed.build.recipe import Draft, Recipe, SplitPreview
 from tpufeed.build.versions import follows, put_version
 from tpufeed.cache.moving import cached_spec, encode_pixels
 from tpufeed.cache.options import CacheOptions, Size, fingerprint
-from tpufeed.cache.source import SOURCE_VERSION, Listing, RawSource, open_source
+from tpufeed.cache.source import SELECT, SOURCE_VERSION, Listing, RawSource, open_source
 from tpufeed.cache.worker import Augmenter, CacheContext
 from tpufeed.dataset.manifest import CacheInfo, Manifest, Part
 from tpufeed.dataset.reader import Dataset
@@ -54,7 +54,7 @@ class CacheRecipe(Recipe):
     """Makes a cache, or adds the new samples of a source that has grown.
 
     Args:
-        src: a dataset, or raw images: a path or URL.
+        src: a dataset, or raw images: a path or URL, or an open dataset.
         options: options of the cache.
         raw: how to read raw images.
         allow_augmented: as in `tpufeed.cache.warmup`.
@@ -66,7 +66,11 @@ class CacheRecipe(Recipe):
     kind, worker, grows_by = KIND, "tpufeed.cache.worker", "warmup"
 
     def __init__(
-        self, src: str | Path, options: CacheOptions, raw: ShardOptions | None = None, allow_augmented: bool = False
+        self,
+        src: str | Path | Dataset,
+        options: CacheOptions,
+        raw: ShardOptions | None = None,
+        allow_augmented: bool = False,
     ) -> None:
         origin = open_source(src, raw or ShardOptions(), allow_augmented)
         self.origin, self.options, self.source, self.stores = origin, options, origin.url, origin.stores
@@ -133,8 +137,12 @@ class CacheRecipe(Recipe):
         cache, stored = present.manifest.cache, _options_of(present)
         if cache is None:
             return ["a dataset that is not a cache"]
+        there, here = (each.get(SELECT, "all samples") for each in (present.manifest.options, self.origin.facts))
         if stored.get("source_digest") != self.wanted.get("source_digest"):
-            return [f"it was warmed from another source, or {self.source} has changed since then"]
+            if there != here:
+                return [f"it was warmed from {there} of its source, not from {here}"]
+            source = f"{self.source} ({here})" if SELECT in self.origin.facts else self.source
+            return [f"it was warmed from another source, or {source} has changed since then"]
         differing = differing_options(stored, self.wanted)
         if not differing and cache.source_digest != self.origin.digest():
             differing = [f"the images of {self.source} have changed since then"]
@@ -291,7 +299,7 @@ class CacheRecipe(Recipe):
 
 
 def _options_of(present: Dataset) -> dict[str, Any]:
-    left_out = ("command", "source", SOURCE_VERSION)
+    left_out = ("command", "source", SOURCE_VERSION, SELECT)
     return {name: value for name, value in present.manifest.options.items() if name not in left_out}
 
 

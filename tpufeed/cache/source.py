@@ -1,6 +1,6 @@
 """Sources of a cache: the samples of a dataset, or raw images."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tpufeed.sharding.inventory import Inventory
 
 SOURCE_VERSION = "source_version"  # option: the version of the source that a cache covers, if the source has grown
+SELECT = "select"  # option: what a view selects, if the source is one
 RAW_OPTIONS = ("splits", "split_by", "image", "label", "classes", "max_pixels", "min_side", "policy")
 _OF_SHARDS = frozenset(
     {"shard_bytes", "shards", "hosts", "seed", "check", "encode", "quality", "presize", "presize_mode"}
@@ -51,7 +52,7 @@ class SourceSample(NamedTuple):
     """A sample before its ops.
 
     Attributes:
-        number: its id within the split, which decides its random numbers.
+        number: its id within the split of the source, also if that is a view; it decides the random numbers.
         name: its name in messages.
         image: encoded image, or uint8 RGB pixels. Upright, unless the manifest says otherwise.
         label: the id of its class, or None.
@@ -117,8 +118,9 @@ class DatasetSource:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Options of a plan that do not decide bytes: the version of a source that has grown."""
-        return {SOURCE_VERSION: self.dataset.number} if self.dataset.number > 1 else {}
+        """Options of a plan that do not decide bytes: the version of a source that has grown, what a view selects."""
+        version = {SOURCE_VERSION: self.dataset.number} if self.dataset.number > 1 else {}
+        return version if self.dataset.selection is None else {**version, SELECT: self.dataset.selection.text}
 
     def digest(self) -> str:
         """Return the digest of the present contents of the source."""
@@ -127,17 +129,27 @@ class DatasetSource:
     def covered_by(self, cache: Dataset) -> dict[str, int] | None:
         """Return the samples per split in a cache of this source or of an earlier version; None for other caches."""
         covered = cache.manifest.cache
-        return None if covered is None else self.dataset.manifest.records_of(covered.source_digest)
+        return None if covered is None else self.dataset.records_of(covered.source_digest)
 
     @contextmanager
     def open_listing(self, options: CacheOptions) -> Iterator[Listing]:
-        """List the samples to warm."""
-        manifest = self.dataset.manifest
-        samples = {check_split_name(name): split.records for name, split in manifest.splits.items()}
+        """List the samples to warm, without the splits of which a view keeps none."""
+        dataset, manifest = self.dataset, self.dataset.manifest
+        whole = next((name for name in manifest.splits if dataset.chosen(name) is None), None)
+        if dataset.selection is not None and dataset.selection.classes is not None and whole is not None:
+            raise OptionError(
+                f"{dataset.label} numbers its classes from 0, but keeps all classes of split {whole!r}: select from "
+                "each split, or keep the ids with keep_ids=True (--select ids=kept)"
+            )
+        empty = [name for name, split in manifest.splits.items() if split.records and not dataset.split(name).records]
+        samples = {check_split_name(name): dataset.split(name).records for name in manifest.splits if name not in empty}
+        left_out = (
+            f"{dataset.label} has no sample of split {name!r}, so the cache has no such split" for name in empty
+        )
         facts = {
             "input_digest": self.digest(),
-            "class_names": manifest.class_names,
-            "warnings": tuple(iter_flip_warnings(manifest.features, options.applied)),
+            "class_names": dataset.class_names,
+            "warnings": (*iter_flip_warnings(manifest.features, options.applied), *left_out),
         }
         yield Listing(samples, manifest.features, facts)
 
@@ -152,8 +164,12 @@ class DatasetSource:
         kept = {f.name: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
         # Entries are copied as bytes, unless the source has other keys or stores some of them as fixed numbers.
         as_stored = all(name == key and key not in layout.int_keys for name, key in kept.items())
-        payloads = self.dataset.reader(task.split).iter_payloads(task.first, task.stop)
-        for number, payload in enumerate(payloads, task.first):
+        payloads = self.dataset.iter_payloads(task.split, 0, task.first, task.stop)
+        chosen = self.dataset.chosen(task.split)
+        ids: Iterable[int] = range(task.first, task.stop)
+        if chosen is not None:
+            ids = chosen.samples(np.arange(task.first, task.stop)).tolist()
+        for number, payload in zip(ids, payloads, strict=True):
             parts = layout.split(payload) if as_stored else None
             if parts is None:
                 image, values = layout.decode(payload)
@@ -162,7 +178,8 @@ class DatasetSource:
             else:
                 image = payload[layout.image_offset : layout.image_offset + parts[0]]
                 values, entries = parts[1], split_entries(parts[2])
-            label = dict(zip(names, values, strict=True)).get(LABEL)
+            stored_label = dict(zip(names, values, strict=True)).get(LABEL)
+            label = None if stored_label is None else self.dataset.label_of(stored_label)
             pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
             rest = b"".join([entries[name] for name in kept if name in entries])  # in the schema's order
             name = _text(entries.get(FILENAME)) or f"sample {number}"
@@ -261,15 +278,15 @@ class RawSource:
 CacheSource = DatasetSource | RawSource
 
 
-def open_source(src: str | Path, raw: ShardOptions, allow_augmented: bool) -> CacheSource:
-    """Open the dataset at `src`, or the raw images, which `raw` describes.
+def open_source(src: str | Path | Dataset, raw: ShardOptions, allow_augmented: bool) -> CacheSource:
+    """Open the dataset at `src`, if it is not open yet, or the raw images, which `raw` describes.
 
     Raises:
         OptionError: options for raw images are given for a dataset; or `src` is an augmented cache and not allowed.
         DatasetNotFoundError: the dataset is not finished.
     """
-    store = open_store(src, follow=False)
-    dataset = find_dataset(store)
+    store = src.store if isinstance(src, Dataset) else open_store(src, follow=False)
+    dataset = src if isinstance(src, Dataset) else find_dataset(store)
     if dataset is None:
         if store.stat(PLAN) is not None:
             raise DatasetNotFoundError(

@@ -22,6 +22,7 @@ def warmup_command(
     ],
     dst: Annotated[str, typer.Argument(metavar="DST", help="Where the cache goes: a path or URL.")],
     beam: flags.BeamArguments = None,
+    select: flags.Select = None,
     splits: flags.Splits = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
@@ -97,10 +98,11 @@ def warmup_command(
     """Precompute the expensive part of an augmentation, in one or more variants.
 
     If it is interrupted, the same command continues where it stopped. A complete cache is verified and stays unchanged.
-    The options under Source, --policy, --max-pixels and --min-side are for raw images.
+    The options under Source, --policy, --max-pixels and --min-side are for raw images, --select is for datasets.
 
     Examples:
       tpufeed cache warmup flowers flowers-224 --size 224 --variants 4
+      tpufeed cache warmup flowers roses-224 --select classes=rose,tulip --select without_fold=0/5
       tpufeed cache warmup flowers flowers-256 --op 'Resize(256)' --op 'CenterCrop(256)' --live 'RandomCrop(224)'
       tpufeed cache warmup photos gs://bucket/photos-224 --splits train=0.9,val=0.1 --encode jpeg --dry-run
     """
@@ -117,12 +119,14 @@ def warmup_command(
     from tpufeed.images.ops import parse_op
     from tpufeed.sharding.options import ShardOptions
 
+    if select:
+        values["src"] = flags.open_selected(src, None, select)
     for name in ("ops", "live"):
         values[name] = None if values[name] is None else [parse_op(text) for text in values[name]]
     if dry_run:
         raw = given(ShardOptions, {name: values[name] for name in RAW_OPTIONS})
         options = CacheOptions(**given(CacheOptions, values))
-        recipe = CacheRecipe(src, options, ShardOptions(**raw), allow_augmented)
+        recipe = CacheRecipe(values["src"], options, ShardOptions(**raw), allow_augmented)
         foretold = preview(recipe, **given(preview, values))
         rows = [
             (name, f"{split.inputs:,}", str(foretold.variants), str(split.shards))
@@ -131,7 +135,7 @@ def warmup_command(
 
         def say_details() -> None:
             each = f"{foretold.probed_seconds * 1e3:,.1f} ms on one core each"
-            echo(f"source: {foretold.source}")
+            echo(f"source: {values['src'].label if select else foretold.source}")
             echo(f"tried: {number_of(foretold.probed, 'sample')}, {each}")
             echo(f"fingerprint: {foretold.fingerprint}")
 

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tpufeed.dataset.reader import Dataset
 
 # `typer.Option` for each panel of --help.
 in_source, in_shards, in_images, in_run, in_output, in_data, in_device, in_measuring = (
@@ -71,6 +74,15 @@ def devices(incomplete: str) -> list[str]:
     return one_of(*(f"emulated:{name}" for name in profiles()), "emulated", *REAL_DEVICES, "none")(incomplete)
 
 
+def open_selected(url: str, version: int | None, select: list[str] | None) -> "Dataset":
+    """Open a dataset, or the view of it that `--select` asks for. Raises as `open_dataset` and `Dataset.select`."""
+    from tpufeed.dataset.reader import open_dataset
+    from tpufeed.dataset.selection import parse_selection
+
+    dataset = open_dataset(url, version)
+    return dataset.select(**parse_selection(select)) if select else dataset
+
+
 Url = Annotated[str, typer.Argument(metavar="URL", help="A dataset or cache: a path or URL.")]
 Src = Annotated[
     str,
@@ -87,6 +99,17 @@ LogJson = Annotated[bool, in_output("--log-json", help="Report progress, warning
 Report = Annotated[Path | None, in_output(metavar="FILE", help="Write an HTML page with plots, e.g. out.html.")]
 Version = Annotated[
     int | None, typer.Option(metavar="N", help="Version of a dataset that has grown.", show_default="the newest")
+]
+Select = Annotated[
+    list[str] | None,
+    in_data(
+        metavar="TEXT",
+        autocompletion=one_of("classes=", "fold=", "without_fold=", "samples=", "drop=", "split=", "ids=kept"),
+        help="Only these samples of a dataset: classes=cat,dog; fold=0/5, the first of five parts; without_fold=0/5; "
+        "samples=FILE or drop=FILE, with ids or file names; split=NAME, to select from this split only; ids=kept, to "
+        "keep the ids of classes. Repeatable: samples must fit all.",
+        show_default="all samples",
+    ),
 ]
 Overwrite = Annotated[bool, in_run("--overwrite", help="Remove what is at DST first.")]
 Fsync = Annotated[

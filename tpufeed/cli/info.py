@@ -8,6 +8,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.builds import split_facts
 from tpufeed.cli.console import echo, print_json, print_table, reports_errors
+from tpufeed.errors import OptionError
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _OPTIONS_OF_THE_CACHE = ("live", "encode", "quality", "seed")
 def info_command(
     url: flags.Url,
     version: flags.Version = None,
+    select: flags.Select = None,
     versions: Annotated[
         bool, typer.Option("--versions", help="List the versions of a dataset that has grown.")
     ] = False,
@@ -37,10 +39,11 @@ def info_command(
       tpufeed info flowers
       tpufeed info flowers --versions
       tpufeed info gs://bucket/flowers --json
+      tpufeed info flowers --select classes=rose,tulip --select fold=0/5
     """
-    from tpufeed.dataset.reader import open_dataset
-
-    dataset = open_dataset(url, version)
+    if versions and select:
+        raise OptionError("--versions lists the versions of a whole dataset: leave out --select")
+    dataset = flags.open_selected(url, version, select)
     if versions:
         _print_versions(dataset, as_json)
         return
@@ -88,24 +91,31 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
 
     manifest = dataset.manifest
     splits = dict[str, Any]()
-    for name, split in manifest.splits.items():
+    for name in manifest.splits:
+        split = dataset.split(name)
         sizes = [shard.bytes for variant in split.variants for shard in variant.shards]
         splits[name] = split_facts(split) | {
             "smallest_shard_bytes": min(sizes, default=None),
             "largest_shard_bytes": max(sizes, default=None),
-            "class_counts": split.class_counts,
+            "class_counts": dataset.class_counts(name),
         }
     cache: dict[str, Any] = msgspec.to_builtins(manifest.cache)
-    totals = [sum(counts) for counts in zip(*(split.class_counts for split in manifest.splits.values()), strict=False)]
+    totals = [sum(counts) for counts in zip(*(split["class_counts"] for split in splits.values()), strict=False)]
+    view = dataset.selection and {
+        "selected": dataset.selection.text,
+        "selected_from": {name: split.records for name, split in manifest.splits.items()},
+        "dataset_digest": manifest.content_digest,
+    }
     return {
         "url": _printable(dataset.url),
         "data_url": None if manifest.data_url is None else _printable(manifest.data_url),
         "splits": splits,
-        "classes": dict(zip(manifest.class_names, totals, strict=False)),
+        "classes": dict(zip(dataset.class_names, totals, strict=False)),
         "markers": msgspec.to_builtins(manifest.markers) if manifest.markers else None,
         "cache": None if manifest.cache is None else cache | {"source": manifest.options.get("source")},
         "content_digest": dataset.content_digest,
         "version": dataset.number,
+        **(view or {}),
         **{name: getattr(manifest, name) for name in _SAME_IN_THE_MANIFEST},
     }
 
@@ -139,6 +149,12 @@ def _print_classes(facts: dict[str, Any]) -> None:
 
 def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield the lines below the tables, one for each topic."""
+    if "selected" in facts:
+        kept = sum(split["images"] for split in facts["splits"].values())
+        yield (
+            f"selected: {_printable(facts['selected'])}: {kept:,} of {sum(facts['selected_from'].values()):,} samples; "
+            "sizes, and all below but the content digest, are those of the whole dataset"
+        )
     if facts["data_url"] is not None:
         yield f"shards are at: {facts['data_url']}"
     yield f"images: {_counts(facts['images'])}"
@@ -167,6 +183,8 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["version"] > 1:
         yield f"version: {facts['version']} (--versions lists what each added)"
     yield f"content digest: {facts['content_digest']}"
+    if "selected" in facts:
+        yield f"  of the whole dataset: {facts['dataset_digest']}"
 
 
 def _iter_cache_lines(cache: Mapping[str, Any], quality: int | None) -> Iterator[str]:

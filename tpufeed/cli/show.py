@@ -21,6 +21,7 @@ def show_command(
         flags.in_output(metavar="FILE", help="File for the sheet; its name ends in .png, .jpg or .webp. Required."),
     ],
     split: flags.SplitName = None,
+    select: flags.Select = None,
     class_name: Annotated[
         str | None,
         _sheet("--class", metavar="NAME", help="Only samples of this class, by name or id.", show_default="all"),
@@ -38,12 +39,12 @@ def show_command(
     Examples:
       tpufeed show flowers --out sheet.png
       tpufeed show gs://bucket/flowers --split val --class rose --count 16 --out roses.webp
+      tpufeed show flowers --select samples=doubtful.csv --select split=train --out doubtful.png
     """
-    from tpufeed.dataset.reader import open_dataset
     from tpufeed.measure.contact_sheet import check_sheet_path, make_contact_sheet, write_sheet
 
     check_sheet_path(out)
-    dataset = open_dataset(url, version)
+    dataset = flags.open_selected(url, version, select)
     sheet = make_contact_sheet(dataset, split, count=count, class_name=class_name, seed=seed, size_px=size)
     write_sheet(sheet.image, out)
     width, height = sheet.image.size

@@ -98,6 +98,15 @@ class Dataset:
             return names
         return tuple(names[number] for number in selection.classes) if names else ()
 
+    def label_of(self, stored: int) -> int:
+        """Return the label for a stored one: a view may number its classes anew, and has -1 for all others."""
+        return stored if self._numbers is None else self._numbers.get(stored, -1)
+
+    @cached_property
+    def _numbers(self) -> dict[int, int] | None:
+        classes = None if self.selection is None else self.selection.classes
+        return None if classes is None else {stored: number for number, stored in enumerate(classes)}
+
     @cached_property
     def content_digest(self) -> str:
         """Digest of the content, see `Manifest.content_digest`; views with the same samples have the same."""
@@ -233,7 +242,8 @@ class Dataset:
         """Return the number of samples of each class of `class_names`; a view counts its own. Raises as `labels`."""
         found, chosen = self.split(split), self.chosen(split)
         if chosen is None or not self.manifest.labelled:
-            return found.class_counts
+            own = self.selection.classes if self.selection is not None and found.class_counts else None
+            return found.class_counts if own is None else tuple(found.class_counts[each] for each in own)
         labels, kept = self.labels(split), chosen.samples()
         lengths = np.diff(labels.starts)
         owners = np.repeat(np.arange(len(lengths)), lengths)

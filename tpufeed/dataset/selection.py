@@ -227,6 +227,8 @@ def parse_selection(texts: Sequence[str]) -> dict[str, Any]:
         if name == "classes":
             argument = [part.strip() for part in value.split(",")]
         elif name == "ids":
+            if value not in ("kept", "joined"):
+                raise OptionError(f"--select {shown(text)}: expected ids=kept, or ids=joined to number them from 0")
             name, argument = "keep_ids", value == "kept"
         elif name in ("fold", "without_fold"):
             argument = [int(part) if part.isdecimal() else part for part in value.split("/")]

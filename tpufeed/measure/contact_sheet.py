@@ -19,7 +19,7 @@ from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME
-from tpufeed.errors import ImageError, OptionError, RecordError, mask_secrets
+from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
@@ -95,10 +95,10 @@ def make_contact_sheet(
     if class_name is None:
         places, problems = draw_evenly(dataset, split, drawn, seed), list[str]()
     else:
-        places, problems = draw_of_class(dataset, split, find_class(manifest, class_name), drawn, seed)
+        places, problems = draw_of_class(dataset, split, find_class(dataset, class_name), drawn, seed)
     if not places:
         what = "" if class_name is None else f" of class {class_name!r}"
-        raise OptionError(f"split {split!r} of {dataset.url} holds no samples{what}")
+        raise OptionError(f"split {split!r} of {dataset.label} holds no samples{what}")
 
     # Choose the number of columns that makes the sheet nearly square, wider rather than higher.
     sample_px, row_px = len(variants) * (size_px + _GAP_PX) + _GAP_PX, size_px + _LABEL_PX + _NAME_PX + _GAP_PX
@@ -114,7 +114,7 @@ def make_contact_sheet(
     else:
         stored = ", ".join(dict.fromkeys(name.partition(",")[0] for name in manifest.images)) or "encoded"
     number = number_of(dataset.split(split).records, "sample")
-    title = f"{mask_secrets(dataset.url)}   {split}: {len(places)} of {number}   {stored}"
+    title = f"{dataset.label}   {split}: {len(places)} of {number}   {stored}"
     _write(draw, (_GAP_PX, 5), title, _TITLE_FONT_PX, width - 2 * _GAP_PX, _INK)
 
     corners = []
@@ -126,7 +126,7 @@ def make_contact_sheet(
             left = _GAP_PX + column * sample_px + variant * (size_px + _GAP_PX)
             top = _TITLE_PX + row * row_px
             corners.append((left, top))
-            label_text, name, image = _read_tile(manifest, reader, place, size_px)
+            label_text, name, image = _read_tile(dataset, reader, place, size_px)
             if isinstance(image, str):
                 problems.append(image)
                 right, bottom = left + size_px - 1, top + size_px - 1
@@ -165,14 +165,14 @@ def write_sheet(image: Image.Image, path: Path) -> None:
     write_file(path, partial(image.save, format=name, quality=90))
 
 
-def _read_tile(manifest: Manifest, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
+def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
     """Return a record's label, file name and thumbnail, or a message instead of the thumbnail if it is damaged."""
-    name = ""
+    name, manifest = "", dataset.manifest
     (payload,) = iter_payloads(reader, [place])
     if isinstance(payload, RecordError):
         return "", "", str(payload)
-    names: dict[int | str, str] = dict(enumerate(manifest.class_names))
-    found = (names.get(label, label) for label in read_labels(manifest, payload))
+    names: dict[int | str, str] = dict(enumerate(dataset.class_names))
+    found = (names.get(label, label) for label in read_labels(dataset, payload))
     label = ", ".join(map(str, dict.fromkeys(found)))
     try:
         features = decode_arrays(payload)

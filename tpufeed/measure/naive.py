@@ -59,14 +59,14 @@ class NaiveLoader:
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         variant = self._epoch % len(self._entry.variants)
         self._epoch += 1
-        payloads = self.dataset.reader(self.split, variant).iter_payloads(0, len(self) * self.batch_size)
+        payloads = self.dataset.iter_payloads(self.split, variant, 0, len(self) * self.batch_size)
         shape = self.dataset.manifest.tensor_shape
         for _ in range(len(self)):
             images, labels = list[Any](), list[int]()
             for _ in range(self.batch_size):
                 sample = decode_example(next(payloads))
                 label = sample.get("image/class/label")
-                labels.append(-1 if label is None else int(label.values[0]))
+                labels.append(-1 if label is None else self.dataset.label_of(int(label.values[0])))
                 data: Any = sample["image/encoded" if shape is None else "image/tensor"].values[0]
                 if shape is not None:
                     images.append(np.frombuffer(bytes(data), np.uint8).reshape(shape))

@@ -1,18 +1,19 @@
 """Choose samples of a split and read them: spread over the whole split, or of one class."""
 
 import difflib
-import itertools
 import random
 import time
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from shlex import quote
 
-from tpufeed.dataset.manifest import Manifest
+import numpy as np
+
+from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import LABEL
+from tpufeed.dataset.selection import Chosen
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.measure.wording import number_of
 from tpufeed.tfrecord.example import decode_example
@@ -32,15 +33,10 @@ def default_split(dataset: Dataset) -> str:
 
 def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Place]:
     """Draw `count` samples, or all if there are fewer: a random one from each of `count` equal parts."""
-    shards = dataset.split(split).variants[0].shards
-    starts = [0, *itertools.accumulate(shard.records for shard in shards)]
-    count, draw = min(count, starts[-1]), random.Random(seed)
-    places = []
-    for part in range(count):
-        sample = draw.randrange(starts[-1] * part // count, starts[-1] * (part + 1) // count)
-        shard = bisect_right(starts, sample) - 1
-        places.append((shard, sample - starts[shard]))
-    return places
+    total, draw = dataset.split(split).records, random.Random(seed)
+    count = min(count, total)
+    drawn = [draw.randrange(total * part // count, total * (part + 1) // count) for part in range(count)]
+    return _find_places(dataset.chosen(split), _first_samples(dataset, split), np.array(drawn, np.int64))
 
 
 def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: int) -> tuple[list[Place], list[str]]:
@@ -48,51 +44,67 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
 
     Reads records in random order until there are enough: most of the split if the class is rare.
     """
-    found_split = dataset.split(split)
-    counts = found_split.class_counts
+    chosen, first = dataset.chosen(split), _first_samples(dataset, split)
+    counts = dataset.class_counts(split) if chosen is None else ()  # those of a view would have to be read
     wanted = min(count, counts[label]) if label < len(counts) else count
     reader, draw = dataset.reader(split), random.Random(seed)
     found, problems = list[Place](), list[str]()
-    shards = list(range(len(found_split.variants[0].shards)))
+    edges = np.cumsum([0, *dataset.shard_records(split)])
+    shards = list(range(len(edges) - 1))
     draw.shuffle(shards)
     for shard in shards:
-        records = list(range(found_split.variants[0].shards[shard].records))
-        draw.shuffle(records)
-        for start in range(0, len(records), _BLOCK):
+        of_shard = _find_places(chosen, first, np.arange(edges[shard], edges[shard + 1]))
+        draw.shuffle(of_shard)
+        for start in range(0, len(of_shard), _BLOCK):
             if len(found) >= wanted:
                 return sorted(found[:wanted]), problems
-            places = [(shard, record) for record in records[start : start + _BLOCK]]
+            places = of_shard[start : start + _BLOCK]
             for place, payload in zip(places, iter_payloads(reader, places), strict=True):
                 if isinstance(payload, RecordError):
                     problems.append(str(payload))
-                elif label in read_labels(dataset.manifest, payload):
+                elif label in read_labels(dataset, payload):
                     found.append(place)
     return sorted(found[:wanted]), problems
 
 
-def find_class(manifest: Manifest, name: str) -> int:
+def _first_samples(dataset: Dataset, split: str) -> Ints:
+    """Return the first sample of each shard, as it is stored."""
+    return np.cumsum([0, *(shard.records for shard in dataset.split(split).variants[0].shards)])
+
+
+def _find_places(chosen: Chosen | None, first: Ints, numbers: Ints) -> list[Place]:
+    """Return the places of samples with these numbers in the order of a dataset or view."""
+    samples = numbers if chosen is None else chosen.samples(numbers)
+    shards = np.searchsorted(first, samples, side="right") - 1
+    return list(zip(shards.tolist(), (samples - first[shards]).tolist(), strict=True))
+
+
+def find_class(dataset: Dataset, name: str) -> int:
     """Return the id of a class given by name or id. Raises OptionError, which lists similar names."""
-    names = manifest.class_names
+    names = dataset.class_names
     if name in names:
         return names.index(name)
     if name.isdecimal() and int(name) < len(names):
         return int(name)
-    if not manifest.labelled:
+    if not dataset.manifest.labelled:
         raise OptionError(f"no class {name!r}: the samples of this dataset have no labels")
     near = difflib.get_close_matches(name, names, _NAMED)
     listed = ", ".join(near or names[:_NAMED])
     raise OptionError(f"no class {name!r} among {len(names)}; {'similar ones' if near else 'the first'}: {listed}")
 
 
-def read_labels(manifest: Manifest, payload: memoryview) -> list[int | str]:
-    """Return the labels of a record: one, several, or none."""
+def read_labels(dataset: Dataset, payload: memoryview) -> list[int | str]:
+    """Return the labels of a record, as a view numbers them: one, several, or none."""
     try:
         features = decode_example(payload)
     except RecordError:
         return []
-    keys = [spec.key for spec in manifest.features if spec.name == LABEL]
+    keys = [spec.key for spec in dataset.manifest.features if spec.name == LABEL]
     values = [value for key in keys if key in features for value in features[key].values]
-    return [str(value, "utf-8", "replace") if isinstance(value, memoryview | bytes) else int(value) for value in values]
+    return [
+        str(value, "utf-8", "replace") if isinstance(value, memoryview | bytes) else dataset.label_of(int(value))
+        for value in values
+    ]
 
 
 def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | RecordError]:
