@@ -21,7 +21,10 @@ from tpufeed.storage.store import ObjectInfo, Store, url_scheme
 _MANY_SHOWN = 8
 _ROW_DIGITS = 9  # so that names sort as rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".avif", ".heic", ".heif", ".hif", ".jxl"),
+)
 # Folders that other programs put among images: thumbnails of a Synology or QNAP, recycle bins, snapshots.
 HIDDEN_FOLDERS = (
     r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
