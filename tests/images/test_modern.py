@@ -71,7 +71,7 @@ def files(cat, encoded):
     """A file of each kind by its name; the odd cases come after the comma."""
     rgba = cat.convert("RGBA")
     rgba.putalpha(Image.linear_gradient("L").resize(cat.size))
-    several = heic(cat, append_images=list(pillow_heif.from_pillow(ImageOps.invert(cat))))
+    several = heic(ImageOps.invert(cat), append_images=list(pillow_heif.from_pillow(cat)), primary_index=1)
     return {
         "avif": encoded(cat, "AVIF", quality=90),
         "avif, alpha": encoded(rgba, "AVIF", quality=90),
