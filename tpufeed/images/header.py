@@ -116,7 +116,7 @@ class ImageHeader:
         channels: 1 or 3, as `decoding.decode_stored` gives them: alpha is gone, palettes and CMYK are RGB.
         plain: True if its own bytes decode to 8-bit grey or RGB in any decoder, except for an orientation, so that they
             may be kept.
-        orientation: orientation by EXIF or TIFF, 1 to 8.
+        orientation: orientation by EXIF, TIFF or AVIF, 1 to 8; 1 for HEIC and JPEG XL, which their decoders turn.
         orientation_at: offset of the one byte of the file that holds the orientation; 0 if there is none.
         odd: which of exif, cmyk, alpha, deep, greyscale, animated and bands the image has, in this order, by its
             header: a fully opaque alpha channel is alpha, too.
