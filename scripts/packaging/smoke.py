@@ -333,6 +333,29 @@ def check_parquet(folder: Path) -> None:
     assert (found.class_names, found.splits["train"].records) == (("dark", "light"), len(paths))
 
 
+def draw_outlines() -> None:
+    import yaml
+    from pycocotools import mask
+
+    square = [[8, 4, 24, 4, 24, 20, 8, 20]]
+    outlines = mask.decode(mask.merge(mask.frPyObjects(square, SIDE, SIDE)))
+    assert (outlines.shape, outlines.sum(), outlines[12, 16]) == ((SIDE, SIDE), 16 * 16, 1)
+    assert yaml.safe_load("names: [dark, light]") == {"names": ["dark", "light"]}
+
+
+def check_formats(folder: Path) -> None:
+    import pillow_heif
+    import pillow_jxl  # noqa: F401  # Pillow writes JPEG XL then
+
+    (folder / "phone").mkdir()
+    for path in sorted((folder / "photos").rglob("*.jpg")):
+        with Image.open(path) as picture:
+            pillow_heif.from_pillow(picture).save(folder / "phone" / f"{path.stem}.heic")
+            picture.save(folder / "phone" / f"{path.stem}.jxl", lossless_jpeg=False)
+    run("shard", folder / "phone", folder / "from-phone")
+    assert tpufeed.open_dataset(folder / "from-phone").manifest.images == {"jpeg, encoded anew": 2 * PHOTOS}
+
+
 def run(*arguments: object, expect: int = 0, environment: dict[str, str] | None = None) -> str:
     """What the command `tpufeed` prints; on stderr, where it is to fail."""
     command = [str(Path(sys.executable).with_name("tpufeed")), *map(str, arguments)]
@@ -359,6 +382,8 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "report": check_report,
     "profile": lambda _: convert_profile(),
     "parquet": check_parquet,
+    "annotations": lambda _: draw_outlines(),
+    "formats": check_formats,
 }
 
 if __name__ == "__main__":

@@ -163,3 +163,20 @@ def test_boxes_of_is_of_boxes(records, tmp_path):
         tpufeed.adopt(records, tmp_path / "d", boxes_of="upright")
     with pytest.raises(OptionError, match="boxes_of"):
         tpufeed.adopt(records, tmp_path / "d", boxes_of="turned")
+
+
+def test_avif_is_turned_by_loaders_and_heic_and_jpeg_xl_are_decoded(photos, tmp_path, write_tfrecords):
+    pytest.importorskip("PIL._avif")
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pytest.importorskip("pillow_jxl")
+    upright = Image.open(io.BytesIO(photos["china.jpg"])).convert("RGB").resize((160, 96))
+    heic, jxl = io.BytesIO(), io.BytesIO()
+    pillow_heif.from_pillow(upright).save(heic, quality=90)
+    upright.save(jxl, "JXL")
+    images = [with_orientation(upright, 6, "AVIF"), heic.getvalue(), jxl.getvalue()]
+    write_tfrecords(tmp_path / "in/train-00000-of-00001", [{"image": data, "label": 0} for data in images])
+    tpufeed.adopt(tmp_path / "in", exif="apply")
+    assert tpufeed.open_dataset(tmp_path / "in").manifest.images == {"avif": 1, "heic": 1, "jxl": 1}
+    with tpufeed.Loader(tmp_path / "in", ops=[CenterCrop((96, 160))], shuffle=False, batch_size=3) as loader:
+        ((found, _),) = loader
+    assert np.abs(found.astype(int) - np.asarray(upright)).mean() < 8

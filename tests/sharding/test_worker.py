@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -151,3 +152,23 @@ def test_a_build_that_rewrites_is_not_joined_without_the_extension(folder, tmp_p
     monkeypatch.setattr(policy_module, "CAN_REWRITE", False)
     with pytest.raises(DuplicateWriterError, match="restart_markers"):
         tpufeed.shard(folder, tmp_path / "d")
+
+
+def test_a_host_without_the_plug_in_of_the_launcher_fails_the_build(folder, tmp_path, monkeypatch):
+    """Its images would be rejects only where it did them; a build without such images does not mind."""
+    pillow_heif = pytest.importorskip("pillow_heif")
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    with Image.open(folder / "a" / "small.jpg") as picture:
+        pillow_heif.from_pillow(picture).save(photos / "1.heic")
+
+    class Engine(SerialEngine):
+        def run(self, job, tasks):
+            job = pickle.loads(pickle.dumps(job))
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, "pillow_heif", None)
+                yield from super().run(job, tasks)
+
+    with pytest.raises(BuildError, match=r"1\.heic.*pip install 'tpufeed\[formats\]'"):
+        tpufeed.shard(photos, tmp_path / "d", engine=Engine())
+    tpufeed.shard(folder, tmp_path / "others", engine=Engine())

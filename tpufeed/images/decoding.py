@@ -1,4 +1,4 @@
-"""Decode images to uint8 RGB: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow."""
+"""Decode images to uint8 RGB: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow and plug-ins."""
 
 import io
 import threading
@@ -22,6 +22,7 @@ from tpufeed.images.header import (
     read_jpeg_header,
     sniff,
 )
+from tpufeed.images.modern import MODERN, load_modern
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, to_baseline
 from tpufeed.images.unwritten import PNG_SCALES, check_ccitt, check_png_rows, iter_jpegs, load_whole, one_pixel_of
 
@@ -152,6 +153,9 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     if data[:3] == JPEG_START:
         header = read_jpeg_header(data, check_scans=False)
         return header.height, header.width
+    if sniff(data) in MODERN:
+        found = read_header(bytes(data))
+        return found.height, found.width
     return _open_by_pillow(data, lambda image, _: image).size[::-1]
 
 
@@ -241,6 +245,9 @@ def _open_by_pillow(
     if image_format is None:
         raise ImageError("not_an_image", f"no image format that tpufeed reads starts with {bytes(data[:8])!r}")
     try:
+        if image_format in MODERN:
+            header = read_header(bytes(data))
+            return step(load_modern(bytes(data), image_format, (header.width, header.height)), data)
         return step(Image.open(io.BytesIO(data), formats=(image_format,)), data)
     except ImageError:
         raise

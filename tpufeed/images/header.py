@@ -1,6 +1,7 @@
 """Read an image file's header without decoding: its size, its odd cases, and what no decoder should be given.
 
-JPEG, PNG and WebP, whose bytes may be kept, are read here; Pillow reads BMP, GIF and TIFF.
+JPEG, PNG and WebP, whose bytes may be kept, are read here; Pillow reads BMP, GIF and TIFF, and `modern` AVIF, HEIC and
+JPEG XL.
 
 A JPEG's segments are read once, as libjpeg finds them, into a `JpegHeader` for all users. Files that would crash or
 stall a decoder are refused. libjpeg-turbo 3 decodes lossless JPEGs, but never at 1/2, 1/4 or 1/8: when
@@ -20,9 +21,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
+from tpufeed.images.modern import MODERN, read_modern, sniff_modern
 from tpufeed.images.unwritten import check_segments
 
-Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff"]
+Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl"]
 MAX_PIXELS = 178_956_970  # Pillow, too, takes larger images for an attack
 JPEG_START = b"\xff\xd8\xff"
 ALL_COEFFICIENTS = b"\0\x3f\0"  # the end of a scan's header in a baseline file
@@ -67,6 +69,9 @@ _SUFFIXES: dict[str, Format] = {
     "gif": "gif",
     **dict.fromkeys(("bmp", "dib"), "bmp"),
     **dict.fromkeys(("tif", "tiff"), "tiff"),
+    "avif": "avif",
+    **dict.fromkeys(("heic", "heif", "hif"), "heic"),
+    "jxl": "jxl",
 }
 
 
@@ -111,7 +116,7 @@ class ImageHeader:
         channels: 1 or 3, as `decoding.decode_stored` gives them: alpha is gone, palettes and CMYK are RGB.
         plain: True if its own bytes decode to 8-bit grey or RGB in any decoder, except for an orientation, so that they
             may be kept.
-        orientation: orientation by EXIF or TIFF, 1 to 8.
+        orientation: orientation by EXIF, TIFF or AVIF, 1 to 8; 1 for HEIC and JPEG XL, which their decoders turn.
         orientation_at: offset of the one byte of the file that holds the orientation; 0 if there is none.
         odd: which of exif, cmyk, alpha, deep, greyscale, animated and bands the image has, in this order, by its
             header: a fully opaque alpha channel is alpha, too.
@@ -142,6 +147,8 @@ def read_header(data: bytes) -> ImageHeader:
             raise ImageError("zero_bytes", "the file is empty")
         raise ImageError("not_an_image", f"no image format that tpufeed reads starts with {data[:8]!r}")
     try:
+        if image_format in MODERN:
+            return _read_modern(data, image_format)
         reader = _READERS.get(image_format)
         return _read_by_pillow(data, image_format) if reader is None else reader(data)
     except (IndexError, struct.error) as error:
@@ -161,7 +168,7 @@ def sniff(data: bytes | memoryview) -> Format | None:
         return "gif"
     if start.startswith((b"II*\0", b"MM\0*")):
         return "tiff"
-    return "bmp" if start.startswith(b"BM") else None
+    return "bmp" if start.startswith(b"BM") else sniff_modern(data)
 
 
 def format_of_name(name: str) -> Format | None:
@@ -543,6 +550,15 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
         animated=animated,
         bands=bands,
     )
+    return ImageHeader(image_format, width, height, 1 if grey else 3, False, orientation, odd=odd)
+
+
+def _read_modern(data: bytes, image_format: Format) -> ImageHeader:
+    """Read an AVIF, HEIC or JPEG XL. Raises struct.error if a JPEG XL ends early."""
+    width, height, grey, alpha, deep, animated, orientation = read_modern(data, image_format)
+    if width * height > MAX_PIXELS:
+        raise ImageError("too_large", f"too many pixels: {height} x {width}; at most {MAX_PIXELS}")
+    odd = _odd_cases(exif=orientation != 1, alpha=alpha, deep=deep, greyscale=grey, animated=animated)
     return ImageHeader(image_format, width, height, 1 if grey else 3, False, orientation, odd=odd)
 
 

@@ -21,6 +21,7 @@ from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import MAX_PIXELS, ImageHeader, format_of_name, read_header
 from tpufeed.images.markers import encode_jpeg, is_sound, mark_jpeg
 from tpufeed.images.mending import mend
+from tpufeed.images.modern import MODERN
 from tpufeed.images.protocols import Window
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 from tpufeed.images.windows import short_side_size
@@ -48,9 +49,10 @@ class ImagePolicy:
     Attributes:
         check: "full" decodes every image strictly, so that none can stop a training; "header" trusts what follows a
             sound header.
-        encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change; JPEG and WebP that do become
-            JPEG, all else PNG. The name of a format stores only that format. "exact" is "keep" without
-            `restart_markers` and without mending: files that need no change are stored byte for byte.
+        encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change. JPEG and WebP that do become
+            JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to decode in a loop; all else becomes PNG. The
+            name of a format stores only that format. "exact" is "keep" without `restart_markers` and without mending:
+            files that need no change are stored byte for byte.
         quality: quality of JPEGs and WebPs that are encoded again.
         presize_px: shrink images to this side, never enlarge; None keeps sizes.
         presize_mode: the side that is meant: the shorter one, the longer one, or the shorter one before the middle
@@ -60,12 +62,13 @@ class ImagePolicy:
         min_side_px: images with a shorter side below it are refused (reason too_small).
         exif: apply an orientation, or ignore it: then pixels are taken as stored, and no tag is left that would turn
             them in other decoders. A JPEG or WebP that may be kept loses nothing by that: the tag's value becomes 1
-            in a copy of the bytes. Orientations in XMP are not read.
+            in a copy of the bytes. Orientations in XMP are not read. HEIC and JPEG XL come upright from their decoders,
+            whatever this says.
         cmyk: convert to RGB as Pillow does, without the ICC profile.
         alpha: put transparent pixels over white or black.
-        deep: scale 16 bits per channel, 32-bit integers and floats (see `decoding.to_8_bits`) to 8 bits.
+        deep: scale more than 8 bits per channel, 32-bit integers and floats (see `decoding.to_8_bits`) to 8 bits.
         greyscale: keep one channel, or make three. WebP has no grey and always has three.
-        animated: take the first frame or page.
+        animated: take the first frame or page, or the primary image of a HEIC.
         bands: leave out the bands of a TIFF beyond its colours and alpha, like near infrared.
         extension: if the name says another format than the bytes, believe the bytes. Names without an image's suffix
             say nothing.
@@ -178,7 +181,7 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     match policy.encode:
         case "jpeg" | "png" | "webp" as wanted:
             stored_format = wanted
-        case _ if header.format in ("jpeg", "webp"):
+        case _ if header.format in ("jpeg", "webp", *MODERN):
             stored_format = "webp" if header.format == "webp" and is_kept else "jpeg"
     if stored_format == header.format and is_kept:
         return _keep(data, header, odd, policy, stored_format)

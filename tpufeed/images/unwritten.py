@@ -39,7 +39,8 @@ def load_whole(image: Image.Image, data: bytes | memoryview) -> None:
         check_segments(image.tag_v2, len(data))  # type: ignore[attr-defined]  # of TiffImageFile
         image.load()
         return
-    extents = image.tile[0][1] if image.tile else None  # type: ignore[attr-defined]  # of ImageFile
+    tile = getattr(image, "tile", None)  # a JPEG XL has none
+    extents = tile[0][1] if tile else None
     image.load()
     if image.format == "PNG":
         last = image.crop((0, image.height - 1, *image.size)).tobytes()

@@ -93,7 +93,7 @@ def shard(  # noqa: PLR0913  # the public face
             after a sound header.
         encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change. JPEGs get restart markers
             without loss, so that loaders decode only the window that a crop needs. "exact" stores such files
-            unchanged; a format stores all images in that format.
+            unchanged; both store AVIF, HEIC and JPEG XL as JPEG. A format stores all images in that format.
         progressive: "keep" leaves progressive JPEGs as they are; "baseline" rewrites them without loss, to decode two
             to three times faster.
         quality: quality of JPEG and WebP images that are encoded again, 1 to 100.

@@ -27,6 +27,7 @@ from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, record_schema
 from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError
+from tpufeed.images.modern import readable_formats
 from tpufeed.sharding.inputs import Files, files_of, iter_taken
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined
@@ -168,7 +169,7 @@ class ShardRecipe(Recipe):
 
     def context(self, store: Store, plan: Plan) -> ShardContext:
         """Return what all tasks share."""
-        return ShardContext(store.url, plan.header, plan.owner, self.options.images)
+        return ShardContext(store.url, plan.header, plan.owner, self.options.images, readable_formats())
 
     def conclude(
         self, store: Store, plan: Plan, folder: Path, manifest: Manifest

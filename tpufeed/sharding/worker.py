@@ -15,7 +15,9 @@ from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, TEXT, FeatureSpec, record_schema
 from tpufeed.errors import BuildError, ImageError
 from tpufeed.images.decoding import inverse_orientation
+from tpufeed.images.header import sniff
 from tpufeed.images.masks import encode_mask, store_mask
+from tpufeed.images.modern import readable_formats
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.sharding.boxes import BoxMover, Outside
@@ -147,9 +149,15 @@ class SampleMaker:
 
 @dataclass(frozen=True, slots=True)
 class ShardContext(TaskContext):
-    """Context that all tasks of a `shard` share."""
+    """Context that all tasks of a `shard` share.
+
+    Attributes:
+        policy: the policy of images.
+        modern: the formats of `images.modern` that can be read where the build was started.
+    """
 
     policy: ImagePolicy
+    modern: frozenset[str] = frozenset()
 
     def check(self) -> None:
         """Raise BuildError on a host that would store other bytes than the other hosts of the build."""
@@ -172,6 +180,7 @@ class ShardContext(TaskContext):
             said.get("outlines"),
         )
         keys = {spec.name: spec.key for spec in header.features}
+        unreadable_here = self.modern - readable_formats()
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
             for item, data, sample in inputs:
@@ -181,6 +190,10 @@ class ShardContext(TaskContext):
                 digests += REJECTED if isinstance(sample, ImageError) else TAKEN
                 digests += image_digest(data[0]) if data else UNREAD
                 if isinstance(sample, ImageError):
+                    if unreadable_here and not unreadable_here.isdisjoint(map(sniff, data)):
+                        raise BuildError(
+                            f"{item.path} can be read where the build was started, but not on this host: {sample}"
+                        )
                     output.reject(Reject(item.path, sample.reason, str(sample)))
                     continue
                 image = sample.image

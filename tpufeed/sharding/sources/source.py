@@ -22,7 +22,10 @@ MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MANY_SHOWN = 8
 _ROW_DIGITS = 9  # so that names sort as rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".avif", ".heic", ".heif", ".hif", ".jxl"),
+)
 # Folders that other programs put among images: thumbnails of a Synology or QNAP, recycle bins, snapshots.
 HIDDEN_FOLDERS = (
     r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
