@@ -90,7 +90,7 @@ Src = Annotated[
         metavar="SRC",
         help="Folder of images, in class folders, split folders or none; a table of paths (.csv, .tsv, .jsonl, "
         ".parquet); WebDataset tars ('train-*.tar'); COCO's .json of boxes, or 'train=a.json,val=b.json'; YOLO's "
-        "data.yaml; Pascal VOC's .xml ('Annotations/*.xml'); Parquet with images inside, as on the Hugging Face hub, or "
+        "data.yaml; Pascal VOC's .xml ('Annotations/*.xml'); Parquet with images inside, as on the Hugging Face hub; "
         "a folder of datasets' save_to_disk. A path or URL.",
     ),
 ]
