@@ -118,13 +118,13 @@ def test_a_split_without_samples_is_left_out_with_a_warning(source, whole, names
     check_cache(done.url, view, whole)
 
 
-def test_a_view_that_numbers_the_classes_of_some_splits_is_refused(source, names, tmp_path):
+def test_classes_that_are_numbered_anew_are_those_of_all_splits(source, names, tmp_path):
     dataset = open_dataset(source)
-    with pytest.raises(OptionError, match=r"all classes of split 'val'.*ids=kept"):
-        warmup(dataset.select(classes=[names[1]], split="train"), tmp_path / "c", **OPTIONS)
-    assert not (tmp_path / "c").exists()
+    made = warmup(dataset.select(classes=[names[1]], split="train"), tmp_path / "c", **OPTIONS).manifest
+    assert made.class_names == (names[1],)
+    assert all(split.class_counts == (split.records,) for split in made.splits.values())
     kept = dataset.select(classes=[names[1]], split="train", keep_ids=True)
-    assert warmup(kept, tmp_path / "c", **OPTIONS).manifest.class_names == names
+    assert warmup(kept, tmp_path / "kept", **OPTIONS).manifest.class_names == names
 
 
 def test_another_view_is_refused_in_the_same_place(source, tmp_path):

@@ -135,12 +135,6 @@ class DatasetSource:
     def open_listing(self, options: CacheOptions) -> Iterator[Listing]:
         """List the samples to warm, without the splits of which a view keeps none."""
         dataset, manifest = self.dataset, self.dataset.manifest
-        whole = next((name for name in manifest.splits if dataset.chosen(name) is None), None)
-        if dataset.selection is not None and dataset.selection.classes is not None and whole is not None:
-            raise OptionError(
-                f"{dataset.label} numbers its classes from 0, but keeps all classes of split {whole!r}: select from "
-                "each split, or keep the ids with keep_ids=True (--select ids=kept)"
-            )
         empty = [name for name, split in manifest.splits.items() if split.records and not dataset.split(name).records]
         samples = {check_split_name(name): dataset.split(name).records for name in manifest.splits if name not in empty}
         left_out = (
