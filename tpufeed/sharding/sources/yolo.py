@@ -121,7 +121,7 @@ class YoloSource(Source):
         self._where = f"{store.url}/{name}"
         self._config = config = _read_config(store, name)
         self._labelled = options.label == "auto"
-        self._outlined = getattr(options, "outlines", None) is not None
+        self._outlined = options.outlines is not None
         self.splits = options.split_shares is None
         self._notes, self._entries, self.base = list[str](), list[tuple[str, Store, str]](), ""
         # `path` may be that of another machine; then the file is in the folder that it means.
