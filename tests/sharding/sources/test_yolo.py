@@ -16,7 +16,6 @@ from tests.sharding.previews import preview_shard
 from tests.sharding.test_boxes import encoded, spec_of
 from tpufeed.cli.app import app
 from tpufeed.errors import ManifestError, MissingExtraError, OptionError, SourceError
-from tpufeed.sharding.options import ROLES
 
 NAMES = "names: [cat, 'no', dog]\nnc: 3\n"
 LINES = {"train": ["0 0.5 0.5 0.5 0.5\n2 0.25 0.25 0.1 0.2\n", "1 0.5 0.5 1 1\n"], "val": ["2 0.1 0.1 0.1 0.1\n"]}
@@ -107,7 +106,6 @@ def test_polygons_are_boxes_of_their_extent(yolo, tmp_path):
     assert boxes_of(texts_of(result.url)["images/train/0.png"]) == [[20, 15, 60, 45], [20, 15, 60, 45], [0, 0, 40, 30]]
 
 
-@pytest.mark.skipif("outlines" not in ROLES, reason="polygons are not drawn")
 def test_polygons_become_masks(yolo, tmp_path):
     line = "0 0.25 0.5 0.75 0.5 0.75 1 0.25 1\n1 0.5 0.25 0.2 0.2\n2 0 0 0.5 0 0.5 0.5 0 0.5\n"
     result = shard(yolo(lines={"train": [line], "val": [""]}), tmp_path / "d", outlines="semantic")

@@ -28,6 +28,7 @@ from tpufeed.sharding.sources.source import (
     Found,
     Place,
     Source,
+    check_declares_all,
     identity_of,
     listing,
     name_of_row,
@@ -379,12 +380,7 @@ class CocoSource(Source):
         self.splits = any(each.split is not None for each in places)
         if options.split_by is not None or (self.splits and options.split_shares is not None):
             raise OptionError("a COCO file is split by shares, or each split has a file: train=train.json,val=val.json")
-        if options.label not in ("auto", "none"):
-            raise OptionError(f"the labels of COCO's boxes are its categories, or none; not {options.label!r}")
-        own = ("columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
-        given = [name for name in own if getattr(options, name)]
-        if given:
-            raise OptionError(f"a COCO file declares its boxes and columns itself; leave out {', '.join(given)}")
+        check_declares_all(options, "a COCO file", takes_image=True)
         self._labelled, self._outlined = options.label == "auto", options.outlines is not None
         folders = dict(parse_named(options.image or "")) if self.splits else {}
         if unknown := folders.keys() - {each.split for each in places}:

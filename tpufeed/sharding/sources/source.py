@@ -137,13 +137,16 @@ def listing(what: str = "the source cannot be listed") -> Iterator[None]:
         raise SourceError(f"{what}: {error}") from error
 
 
-def check_declares_all(options: ShardOptions, what: str) -> None:
-    """Raise OptionError if options contradict a source that declares its boxes, columns, labels and splits itself."""
+def check_declares_all(options: ShardOptions, what: str, takes_image: bool = False) -> None:
+    """Raise OptionError if options contradict a source that declares its boxes, columns, labels and splits itself.
+
+    With `takes_image`, `image` names the folder of its images.
+    """
     if options.label not in ("auto", "none"):
         raise OptionError(f"the labels of {what} are the classes of its boxes, or none; not {options.label!r}")
     if options.split_by is not None:
         raise OptionError(f"{what} has its own splits, or is split by shares (splits); leave split_by out")
-    own = ("image", "columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
+    own = ("image", "columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")[takes_image:]
     given = [name for name in own if getattr(options, name)]
     if given:
         raise OptionError(f"{what} declares its images, boxes and columns itself; leave out {', '.join(given)}")
