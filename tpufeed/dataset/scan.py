@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tpufeed.dataset.object_boxes import read_boxes
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.schema import LABEL, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import OptionError, RecordError, mask_secrets
-from tpufeed.tfrecord.example import decode_arrays
+from tpufeed.images.mending import seen_size
+from tpufeed.tfrecord.example import ABSENT, Feature, decode_arrays
 
 if TYPE_CHECKING:
     from tpufeed.dataset.reader import Dataset
@@ -24,6 +26,7 @@ _logger = logging.getLogger(__name__)
 
 _AT_ONCE = 4096  # samples
 _SAID_BYTES = 10**9
+_DAMAGED = OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile
 _FOLDER = "tpufeed-labels"  # in the user's cache
 _SHORT = {"label": LABEL, "text": "image/class/text"} | {
     name: f"image/{name}" for name in ("height", "width", "channels", "format", "filename")
@@ -55,9 +58,9 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
     stored = dataset.manifest.splits[split]
     path = _place(f"{dataset.manifest.content_digest}-{split}.npz")
     if path is not None:
-        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path, allow_pickle=False) as kept:
+        with suppress(*_DAMAGED), np.load(path, allow_pickle=False) as kept:
             labels = Labels(kept["values"], kept["starts"])  # a zip has a CRC of each
-            if len(labels.starts) == stored.records + 1:
+            if len(labels.starts) == stored.records + 1 and labels.starts[-1] == len(labels.values):
                 return labels
     size = sum(shard.bytes for shard in stored.variants[0].shards)
     if size > _SAID_BYTES or dataset.is_remote:
@@ -71,7 +74,7 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
         )
     parts = list[Ints]()
     for chunk in _iter_chunks(dataset, split, {"label": spec}):
-        parts += chunk["label"]
+        parts += map(np.atleast_1d, chunk["label"])
     starts = np.concatenate([[0], np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))]).astype(np.int64)
     labels = Labels(np.concatenate([np.empty(0, np.int64), *parts]), starts)
     if path is not None:
@@ -83,8 +86,9 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
 def iter_columns(dataset: "Dataset", split: str, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """Yield columns of the samples that are stored in a split, some thousand samples at a time, in their order.
 
-    Numbers are int64 and float32 arrays of shape (samples, *shape), texts arrays of str; columns whose lists vary in
-    length are arrays of arrays.
+    Numbers are arrays of shape (samples, *shape), texts arrays of str; columns whose lists vary in length are object
+    arrays with an array, or a list of str, for each sample. Labels are the dataset's, also in a view that renumbers
+    them, and boxes are in pixels.
 
     Args:
         dataset: the dataset.
@@ -100,15 +104,7 @@ def iter_columns(dataset: "Dataset", split: str, names: Sequence[str]) -> Iterat
         columns = dict[str, npt.NDArray[Any]]()
         for name, spec in specs.items():
             values = chunk[name]
-            if spec.stored_kind == "bytes":
-                texts = [[str(item, "utf-8", "replace") for item in items] for items in values]
-                values = [items[0] if spec.shape == () and items else items for items in texts]
-            if spec.shape is None:
-                columns[name] = np.fromiter(values, object, len(values))
-            elif spec.stored_kind == "bytes":
-                columns[name] = np.array(values)
-            else:
-                columns[name] = np.array(values).reshape(len(values), *spec.shape)
+            columns[name] = np.fromiter(values, object, len(values)) if spec.shape is None else np.array(values)
         yield columns
 
 
@@ -116,24 +112,43 @@ def _iter_chunks(dataset: "Dataset", split: str, specs: dict[str, FeatureSpec]) 
     """Yield the values of features, one list or array per sample."""
     layout, ints = record_layout(dataset.manifest.features), fixed_ints(dataset.manifest.features)
     are_ints = all(spec.name in ints for spec in specs.values())
-    records = dataset.manifest.splits[split].records
+    records, manifest = dataset.manifest.splits[split].records, dataset.manifest
     chunk: dict[str, list[Any]] = {name: [] for name in specs}
     for sample, payload in enumerate(dataset.reader(split).iter_payloads(0, records)):
         where = f"{mask_secrets(dataset.url)}, sample {sample} of split {split!r}"
         if are_ints:
             values = dict(zip(ints, layout.decode(payload, where)[1], strict=True))
             for name, spec in specs.items():
-                chunk[name].append(np.array([values[spec.name]], np.int64))
+                chunk[name].append(np.array(values[spec.name], np.int64))
         else:
             found = decode_arrays(payload, where)
             for name, spec in specs.items():
-                feature = found.get(spec.key)
-                chunk[name].append(np.empty(0, np.int64) if feature is None else feature.values)
-                if spec.shape == () and len(chunk[name][-1]) != 1:
-                    raise RecordError(f"{where}: feature {spec.key!r} has no single value")
+                chunk[name].append(_read(found, spec, manifest.features[0].key, manifest.upright, where))
         if (sample + 1) % _AT_ONCE == 0 or sample + 1 == records:
             yield chunk
             chunk = {name: [] for name in specs}
+
+
+def _read(features: dict[str, Feature], spec: FeatureSpec, image: str, upright: bool, where: str) -> Any:
+    """Return the value of a column in a record: numbers in its shape, a text or a list of texts. Raises RecordError."""
+    if len(spec.keys) > 1:  # TensorFlow's Object Detection API, in shares of the image's sides
+        data: Any = features[image].values[0]
+        height, width = seen_size(data, upright)
+        shares = read_boxes(features, spec, data, upright, where)
+        return (shares * (width, height, width, height)).astype(np.float32)
+    values: Any = features.get(spec.key, ABSENT).values
+    try:
+        if spec.is_raw:
+            data = bytes(values[0]) if len(values) else b""
+            values = np.frombuffer(data, np.dtype(spec.dtype).newbyteorder("<"))
+        elif spec.stored_kind == "bytes":
+            texts = [str(value, "utf-8", "replace") for value in values]
+            return texts if spec.shape is None else np.array(texts).reshape(spec.shape)
+        elif not len(values):
+            values = np.empty(0, np.int64 if spec.stored_kind == "int64" else np.float32)
+        return np.asarray(values).reshape((-1, *spec.each) if spec.shape is None else spec.shape)
+    except ValueError as error:
+        raise RecordError(f"{where}: {spec.key} has {len(values)} values; expected {spec.type_text}") from error
 
 
 def _find(dataset: "Dataset", name: str) -> FeatureSpec:

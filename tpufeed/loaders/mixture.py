@@ -114,6 +114,7 @@ class Mixture:
         split: str = "train",
         stop: Stop = "total",
         seed: Whole | None = None,
+        reweight: bool = False,
     ) -> "Mixture":
         """Return a mixture of the classes of one dataset, for classes that are balanced in exact shares.
 
@@ -127,6 +128,7 @@ class Mixture:
             split: the split whose labels are looked at; they are read once per machine, as in `Dataset.select`.
             stop: as for any mixture.
             seed: as for any mixture.
+            reweight: as for any mixture; needed to continue when a dataset has grown and its shares have changed.
 
         Raises:
             OptionError: a class does not exist, or has no samples but a weight; samples have several labels or none.
@@ -144,7 +146,7 @@ class Mixture:
         else:
             power = 0.5 if weights == "sqrt" else 0.0
             shares = {name: float(view.split(split).records) ** power for name, view in views.items()}
-        return cls({views[name]: share for name, share in shares.items()}, stop=stop, seed=seed)
+        return cls({views[name]: share for name, share in shares.items()}, stop=stop, seed=seed, reweight=reweight)
 
     def open(self, split: str) -> list[Dataset]:
         """Open the datasets, several at a time.
@@ -160,6 +162,7 @@ class Mixture:
         for dataset in datasets:
             if not dataset.split(split).records:
                 raise OptionError(f"{dataset.label}: split {split!r} is empty; leave it out of the mixture")
+            check_labels(dataset, split)
             if dataset.content_digest in seen:
                 url, other = dataset.label, seen[dataset.content_digest]
                 twice = f"{url} is named twice" if url == other else f"{url} and {other} hold the same samples"
@@ -267,8 +270,19 @@ def join_classes(
     return joined, [JoinedClasses(joined.names, table) for table in tables]
 
 
-def renumbered(dataset: Dataset) -> JoinedClasses | None:
-    """Return the classes of a view whose labels are not the dataset's; None for others."""
+def check_labels(dataset: Dataset, split: str) -> None:
+    """Raise OptionError if a view renumbers its classes, and keeps all samples of this split, also of other classes."""
+    selection = dataset.selection
+    if selection is not None and selection.classes is not None and dataset.chosen(split) is None:
+        raise OptionError(
+            f"{dataset.label}: its labels are places in its {len(selection.classes)} classes, and split {split!r} is "
+            "whole: select the classes of all splits, or keep their ids (keep_ids=True)"
+        )
+
+
+def renumbered(dataset: Dataset, split: str) -> JoinedClasses | None:
+    """Return the classes of a view whose labels are not the dataset's; None for others. Raises as `check_labels`."""
+    check_labels(dataset, split)
     if dataset.selection is None or dataset.selection.classes is None:
         return None
     table = _renumber(dataset, np.arange(len(dataset.selection.classes)))

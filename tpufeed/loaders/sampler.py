@@ -119,7 +119,7 @@ class SampleSource:
 
 def source_of(dataset: Dataset, split: str) -> SampleSource:
     """Return a split of a dataset that is read alone, with its classes if it is a view that renumbers them."""
-    return SampleSource(dataset, split, renumbered(dataset))
+    return SampleSource(dataset, split, renumbered(dataset, split))
 
 
 def salt_of(root: int) -> int:
