@@ -64,7 +64,7 @@ def test_what_is_no_column_is_named(table_url):
 
 @pytest.mark.parametrize("image_format", ["raw", "jpeg"])
 def test_caches_have_the_columns_of_their_dataset(table_url, tmp_path, image_format):
-    warmup(table_url, tmp_path / "cache", ops=[CenterCrop(8)], variants=2, format=image_format, workers=1)
+    warmup(table_url, tmp_path / "cache", ops=[CenterCrop(8)], variants=2, encode=image_format, workers=1)
     names = ["filename", "label", "speed"]
     expected, found = columns_of(table_url, names), columns_of(tmp_path / "cache", names)
     assert {name: found[name].tolist() for name in names} == {name: expected[name].tolist() for name in names}

@@ -185,6 +185,7 @@ def views_by_class(dataset: "Dataset", split: str) -> dict[str, "Dataset"]:
     Raises:
         OptionError: samples have several labels or none, or classes have no names.
     """
+    dataset.split(split)  # it exists
     if several_labels(dataset.manifest.features):
         raise OptionError(f"{dataset.label}: samples have several labels, so they cannot be dealt by class")
     names = dataset.class_names

@@ -118,8 +118,9 @@ class Mixture:
     ) -> "Mixture":
         """Return a mixture of the classes of one dataset, for classes that are balanced in exact shares.
 
-        Labels stay those of the dataset, and an epoch has as many samples as the dataset: samples of rare classes come
-        several times in it, each time with other random numbers, and samples of common classes come in turns.
+        Labels stay those of the dataset, and an epoch has as many samples as the classes together: samples of rare
+        classes come several times in it, each time with other random numbers, and samples of common classes come in
+        turns.
 
         Args:
             dataset: a dataset whose samples have one label each, or a view of one.
