@@ -327,8 +327,8 @@ def _read_samples(option: str, given: Samples) -> _Listed:
         decimal = np.array([value.isdecimal() and len(value) < _DIGITS for value in values.tolist()])
         if decimal.any() and not decimal.all():
             place = int(np.argmin(decimal))
-            said = f", line {lines[place]}" if lines else ""
-            raise OptionError(f"{where}{said}: {values[place].item()!r} is no id of a sample, and others are")
+            line = f", line {lines[place]}" if lines else ""
+            raise OptionError(f"{where}{line}: {values[place].item()!r} is no id of a sample, and others are")
         values = values.astype(np.int64) if decimal.all() else values
     different, counts = np.unique(values, return_counts=True)
     if counts.max() > 1:
