@@ -385,7 +385,7 @@ def _draw_spec(draw, pool, feeds):
         repeat=pick(False, False, False, True),
         columns=tuple(draw(st.permutations(chosen or ["sample"]))),
     )
-    options.lanes = pick(None, size, 2 * size, 12) if not mixed else pick(size, 2 * size, 12)
+    options.lanes = pick(None, size, 2 * size, 12) if not mixed else pick(size, 2 * size, 12, 36)
     sizes = {pool[name].size for name in names}
     if sizes != {(16, 16)} or pick(True, False):
         options.ops = pick(*OPS)
@@ -415,7 +415,7 @@ def draw_view(made, split, pick):
     ways = [{"fold": (pick(0, 1), 2)}, {"without_fold": (pick(0, 1, 2), 3)}]
     few = sorted({(pick(0, 1, 5, 7) * each + pick(0, 3)) % records for each in range(pick(2, 3, 20))})
     ways += [{"samples": few, "split": split}, {"drop": few, "split": split}]
-    if classes:
+    if classes and not made.versions[0].damaged:  # or the labels cannot be read
         picked = [each for each in classes[:: pick(1, -1)] if pick(0, 1, 1)] or [classes[-1]]
         ways += [{"classes": picked, "keep_ids": True}] + [{"classes": picked}] * 2
         ways += [{"classes": picked, "fold": (0, 2)}]
