@@ -35,6 +35,7 @@ def main() -> None:
     failed: list[int] = []
     until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="tpufeed-oracle-") as folder:
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/labels"
         pool = make_pool(Path(folder))
         number = first
         while time.monotonic() < until:

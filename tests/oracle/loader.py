@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.oracle.ops import Moved, decoded, halves
-from tests.oracle.order import MixtureLane, epoch_lanes, source_seed, whole_shares
+from tests.oracle.order import MixtureLane, epoch_lanes, source_seed, whole_shares, words
 from tests.oracle.records import Stored
 
 SHORT = {
@@ -38,6 +38,8 @@ class Version:
         past: those of the versions before.
         damaged: places (variant, shard, record) that cannot be read.
         live: the ops that a cache leaves to loaders.
+        kept: by split the ids of the samples of a view; all of a split that is not named.
+        classes: ids of the classes of a view that renumbers them.
     """
 
     url: str
@@ -47,6 +49,49 @@ class Version:
     damaged: frozenset[tuple[int, int, int]] = frozenset()
     live: tuple[Any, ...] = ()
     grown: bool = False
+    kept: dict[str, list[int]] = field(default_factory=dict)
+    classes: list[int] | None = None
+
+    def counts(self, split):
+        """The samples in each shard."""
+        counts, found, first = self.stored.counts[split, 0], [], 0
+        for count in counts:
+            found.append(sum(first <= each < first + count for each in self.ids(split)))
+            first += count
+        return tuple(found)
+
+    def ids(self, split):
+        return self.kept.get(split, range(sum(self.stored.counts[split, 0])))
+
+    @property
+    def names(self):
+        names = self.stored.manifest["class_names"]
+        return names if self.classes is None else [names[each] for each in self.classes]
+
+
+def kept_by(stored, way):
+    """(ids of the samples by split, ids of the classes if they are renumbered) of the view `select(**way)`."""
+    kept, numbers = {}, None
+    names = stored.manifest["class_names"]
+    classes = [names.index(each) for each in way.get("classes", ())]
+    labels = next((each for each in stored.manifest["features"] if each["name"] == SHORT["label"]), {})
+    if classes and not way.get("keep_ids") and labels.get("shape", ()) == []:
+        numbers = classes
+    for split in [way["split"]] if "split" in way else stored.manifest["splits"]:
+        samples = stored.samples[split, 0]
+        ids = range(len(samples))
+        if classes:
+            ids = [each for each in ids if set(samples[each].get(SHORT["label"], ())) & set(classes)]
+        for name, inside in (("fold", True), ("without_fold", False)):
+            if name in way:
+                number, count = way[name]
+                drawn = words(len(samples), (0, (1 << 64) - 3), 3)
+                ids = [each for each in ids if (drawn[each] % count == number) == inside]
+        for name, inside in (("samples", True), ("drop", False)):
+            if name in way:
+                ids = [each for each in ids if (each in way[name]) == inside]
+        kept[split] = list(ids)
+    return kept, numbers
 
 
 @dataclass
@@ -121,7 +166,10 @@ class Reference:
         return self.options.batch_size * self.size
 
     def records_of(self, version):
-        return sum(version.stored.counts[self.options.split, 0])
+        return len(version.ids(self.options.split))
+
+    def passes(self, records):
+        return -(-self.lanes // records)
 
     @property
     def records(self):
@@ -136,6 +184,9 @@ class Reference:
     def epoch_of(self, shares):
         """The samples of an epoch with these shares from the beginning on."""
         ends = []
+        if self.mixed.stop == "total":
+            total = sum(self.trained[each][2] for each in self.members)
+            return self.lanes * max(1, round(total / self.lanes))
         for lane in range(self.lanes):
             order = MixtureLane([(0, shares)], self.lanes, lane, self.mixed_seed)
             given, number = [0] * len(self.trained), 0
@@ -151,6 +202,7 @@ class Reference:
 
     def length(self, number, lane):
         records = self.trained[number][2]
+        records *= self.passes(records)
         return records // self.lanes + (lane < records % self.lanes)
 
     def batches(self, samples=0):
@@ -248,9 +300,9 @@ class Reference:
                 grown, number = True, numbers[older[-1]]
                 gone.discard(older[-1])
                 root, share, expected[number] = trained[number][3], expected[number], 0
-                epoch = trained[number][4] + self.begun_epochs(
-                    phases, state["lanes"], number, trained[number][2], position
-                )
+                lanes, records = state["lanes"], trained[number][2]
+                epoch = trained[number][4] + self.begun_epochs(phases, lanes, number, records, position)
+                epoch = -(-epoch * -(-lanes // records) // -(-lanes // self.records_of(version)))
             members.append(len(trained))
             trained.append([version.digest, version.url, self.records_of(version), root, epoch])
             weights.append(weight)
@@ -269,6 +321,7 @@ class Reference:
 
     def begun_epochs(self, phases, lanes, number, records, position):
         most = 0
+        records *= -(-lanes // records)
         for lane in range(lanes):
             order = MixtureLane(phases, lanes, lane, self.mixed_seed)
             given = order.given(number, max(0, -(-(position - lane) // lanes)))
@@ -279,7 +332,7 @@ class Reference:
         """Find the id of each class of each source."""
         self.tables = []
         for version, number in zip(self.versions, self.members, strict=True):
-            own, root = version.stored.manifest["class_names"], self.trained[number][3]
+            own, root = version.names, self.trained[number][3]
             if self.mixed.classes == "by_name":
                 self.names += [name for name in own if name not in self.names]
                 self.tables.append([self.names.index(name) for name in own])
@@ -293,6 +346,8 @@ class Reference:
                     raise RefusedError("classes")
                 self.names += own[len(self.names) :]
                 self.tables.append(range(len(own)))
+            if version.classes is not None:
+                self.tables[-1] = dict(zip(version.classes, self.tables[-1], strict=True))
 
     def set_epoch(self, epoch):
         if epoch != self.next[0]:
@@ -350,7 +405,7 @@ class Reference:
     def place(self, epoch, position):
         """(present source, its epoch, variant, shard, record) of a position in an epoch."""
         split, options = self.options.split, self.options
-        source, number, lanes = 0, position % self.records, self.lanes
+        source, number, lanes, passes = 0, position % self.records, self.lanes, 1
         seed = options.seed
         if self.mixed:
             stream = self.begun(epoch) + position
@@ -361,10 +416,15 @@ class Reference:
             epochs, place = divmod(given, self.length(of_training, lane))
             epoch, number = self.trained[of_training][4] + epochs, place * lanes + lane
             seed = source_seed(seed, self.trained[of_training][3])
-        stored = self.versions[source].stored
-        variant = epoch % stored.variants(split)
-        line = epoch_lanes(stored.counts[split, variant], seed, epoch, lanes, options.shuffle)
-        return source, epoch, seed, variant, *line[number % lanes][number // lanes]
+            passes = self.passes(self.trained[of_training][2])
+        version = self.versions[source]
+        counts = version.counts(split)
+        line = epoch_lanes(counts * passes, seed, epoch, lanes, options.shuffle)
+        shard, record = line[number % lanes][number // lanes]
+        again, shard = divmod(shard, len(counts))
+        epoch = epoch * passes + again
+        record = version.ids(split)[sum(counts[:shard]) + record] - sum(version.stored.counts[split, 0][:shard])
+        return source, epoch, seed, epoch % version.stored.variants(split), shard, record
 
     def columns_of(self, places, bad):
         rows, good = [], []
@@ -457,6 +517,8 @@ class Reference:
             return {name: moved.mask(stored, self.options.fill.get(name, 0))}
         if name == "label" and self.mixed:
             values = [self.tables[source][label] for label in values]
+        elif name == "label" and self.versions[source].classes is not None:
+            values = [self.versions[source].classes.index(label) for label in values]
         if spec.get("shape", ()) == []:
             return {name: values[0].decode() if isinstance(values[0], bytes) else values[0]}
         items, visible = np.array(values, float).reshape(-1, *spec.get("item_shape", [])), None

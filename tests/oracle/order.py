@@ -57,7 +57,7 @@ def epoch_lanes(counts, seed, epoch, lanes, shuffle):
     turns = [0] * len(counts)
     if shuffle:
         drawn = words(len(counts) + 1, (seed, epoch), 2)
-        turns = [word // 2 % count for word, count in zip(drawn, counts, strict=False)]
+        turns = [word // 2 % max(1, count) for word, count in zip(drawn, counts, strict=False)]
         line = [(s, place) for s in ranks(words(len(counts), (seed, epoch), 0)) for place in range(counts[s])]
         unit = math.gcd(*counts)
         start = drawn[-1] // 2 % (len(line) // unit) * unit

@@ -10,7 +10,9 @@ from tests.oracle.walks import FEEDS, walk
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    return make_pool(tmp_path_factory.mktemp("oracle"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("labels")))
+        yield make_pool(tmp_path_factory.mktemp("oracle"))
 
 
 @settings(

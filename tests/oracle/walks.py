@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import tpufeed
-from tests.oracle.loader import DamagedError, Mixed, Options, Reference, RefusedError
+from tests.oracle.loader import DamagedError, Mixed, Options, Reference, RefusedError, kept_by
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, VerticalFlip
 
@@ -33,12 +33,14 @@ class Spec:
         names: of datasets of the pool; of a mixture in the order of its weights.
         numbers: the version of each.
         grown: whether each was opened with `grown`.
+        views: what is selected of each; {} for all of it.
         mixed: weights and options of a mixture; None for one dataset.
     """
 
     names: list[str]
     numbers: list[int]
     grown: list[bool]
+    views: list[dict[str, Any]]
     options: Options
     mixed: Mixed | None
     size: int
@@ -46,20 +48,32 @@ class Spec:
     processes: int = 0
 
     def reference(self, pool):
-        versions = [
-            replace(pool[name].versions[number - 1], grown=grown)
-            for name, number, grown in zip(self.names, self.numbers, self.grown, strict=True)
-        ]
+        versions = []
+        for name, number, grown, way in zip(self.names, self.numbers, self.grown, self.views, strict=True):
+            version = replace(pool[name].versions[number - 1], grown=grown)
+            if way:  # its digests and its name are only names here
+                view = tpufeed.open_dataset(version.url, number).select(**way)
+                kept, classes = kept_by(version.stored, way)
+                version = replace(
+                    version,
+                    digest=view.content_digest,
+                    past=view.past_digests,
+                    url=view.label,
+                    kept=kept,
+                    classes=classes,
+                )
+            versions.append(version)
         return Reference(versions, replace(self.options), self.size, self.mixed)
 
     def data(self, pool):
         """What a loader is given."""
-        opened = [
-            tpufeed.open_dataset(pool[name].url, number, grown=grown)
-            if (number, grown) != (len(pool[name].versions), False)
-            else pool[name].url
-            for name, number, grown in zip(self.names, self.numbers, self.grown, strict=True)
-        ]
+        opened: list[Any] = []
+        for name, number, grown, way in zip(self.names, self.numbers, self.grown, self.views, strict=True):
+            if way or (number, grown) != (len(pool[name].versions), False):
+                found = tpufeed.open_dataset(pool[name].url, number, grown=grown)
+                opened.append(found.select(**way) if way else found)
+            else:
+                opened.append(pool[name].url)
         if self.mixed is None:
             return opened[0]
         given = self.mixed
@@ -345,6 +359,13 @@ def _draw_spec(draw, pool, feeds):
         names += ["grown"] if "grown" in family and "grown" not in names and pick(False, True) else []
     else:
         names = [pick(*pool, *["grown", "grown-crops"] * 3)]
+    by_class = mixed and "png" in family and pick(False, False, True)
+    if by_class:  # the classes of one dataset, also of one sample
+        views = [
+            {"classes": [each], "keep_ids": True} for each in pool[names[0]].versions[0].stored.manifest["class_names"]
+        ]
+        views = [way for way in views if kept_by(pool[names[0]].versions[0].stored, way)[0]["train"]]
+        names = names[:1] * len(views)
     numbers = [draw(st.integers(1, len(pool[name].versions))) for name in names]
     splits = set.intersection(*(set(pool[name].splits) for name in names))
     split = pick(*sorted(splits)) if not mixed else "train"
@@ -364,7 +385,7 @@ def _draw_spec(draw, pool, feeds):
         repeat=pick(False, False, False, True),
         columns=tuple(draw(st.permutations(chosen or ["sample"]))),
     )
-    options.lanes = pick(None, size, 2 * size, 12) if not mixed else pick(size, 2 * size, 12)
+    options.lanes = pick(None, size, 2 * size, 12) if not mixed else pick(size, 2 * size, 12, 36)
     sizes = {pool[name].size for name in names}
     if sizes != {(16, 16)} or pick(True, False):
         options.ops = pick(*OPS)
@@ -375,14 +396,31 @@ def _draw_spec(draw, pool, feeds):
     if mixed:
         mixture = Mixed(
             {number: pick(1.0, 1.0, 3.0, 0.2, 7.5) for number in range(len(names))},
-            stop=pick("shortest", "longest", "never"),
+            stop=pick("shortest", "longest", "never", "total"),
             seed=pick(None, None, 4),
             classes=pick("by_name", "by_name", "offset"),
         )
         options.repeat = options.repeat or mixture.stop == "never"
     if not takes(feed, options, mixed):
         feed = "numpy"
-    return Spec(names, numbers, [False] * len(names), options, mixture, size, feed, pick(*[0] * 40, 2))
+    if not by_class:
+        views = [draw_view(pool[name], split, pick) for name in names]
+    return Spec(names, numbers, [False] * len(names), views, options, mixture, size, feed, pick(*[0] * 40, 2))
+
+
+def draw_view(made, split, pick):
+    """What is selected of a dataset, the same of all its versions; {} for nothing."""
+    stored = made.versions[0].stored
+    classes, records = stored.manifest["class_names"], len(stored.samples[split, 0])
+    ways = [{"fold": (pick(0, 1), 2)}, {"without_fold": (pick(0, 1, 2), 3)}]
+    few = sorted({(pick(0, 1, 5, 7) * each + pick(0, 3)) % records for each in range(pick(2, 3, 20))})
+    ways += [{"samples": few, "split": split}, {"drop": few, "split": split}]
+    if classes and not made.versions[0].damaged:  # or the labels cannot be read
+        picked = [each for each in classes[:: pick(1, -1)] if pick(0, 1, 1)] or [classes[-1]]
+        ways += [{"classes": picked, "keep_ids": True}] + [{"classes": picked}] * 2
+        ways += [{"classes": picked, "fold": (0, 2)}]
+    way = pick({}, pick(*ways))
+    return way if kept_by(stored, way)[0].get(split, True) else {}
 
 
 def draw_columns(options, names, pick):
@@ -455,9 +493,8 @@ class Walk:
         self.feeds = []
 
     def empty(self):
-        """True if remainder='drop' leaves nothing of an epoch, or a source has too few samples for the lanes."""
-        few = [self.reference.records_of(each) for each in self.reference.versions]
-        return not self.reference.batches() or (self.spec.mixed is not None and min(few) < self.reference.lanes)
+        """True if remainder='drop' leaves nothing of an epoch."""
+        return not self.reference.batches()
 
     @staticmethod
     def refused(do):
@@ -636,15 +673,26 @@ class Walk:
             self.spec.names[0][:5].rstrip("2")[:5], ("png", "jpeg", "crops", "live", "grown", "grown-crops")
         )
         names = self.draw(st.lists(st.sampled_from(family), min_size=1, max_size=3, unique=True))
-        known = dict(zip(self.spec.names, zip(self.spec.numbers, self.spec.grown, strict=True), strict=True))
-        picked = [known.get(name, (self.draw(st.integers(1, len(self.pool[name].versions))), False)) for name in names]
+        own = self.spec
+        known = dict(zip(own.names, zip(own.numbers, own.grown, own.views, strict=True), strict=True))
+        picked = [known.get(name) or self.other(name) for name in names]
         weights = dict(enumerate(self.pick(1.0, 3.0, 0.2, 7.5) for _ in names))
         mixed = replace(self.spec.mixed, weights=weights, reweight=self.pick(True, True, True, False))
         spec = replace(
-            self.spec, names=names, numbers=[a for a, _ in picked], grown=[b for _, b in picked], mixed=mixed
+            self.spec,
+            names=names,
+            numbers=[each[0] for each in picked],
+            grown=[each[1] for each in picked],
+            views=[each[2] for each in picked],
+            mixed=mixed,
         )
         if self.fits(spec):
             self.continue_(spec)
+
+    def other(self, name):
+        """A dataset that comes into a mixture."""
+        made = self.pool[name]
+        return self.draw(st.integers(1, len(made.versions))), False, draw_view(made, self.spec.options.split, self.pick)
 
     def can_grow(self):
         return any(len(self.pool[name].versions) > 1 for name in self.spec.names)

@@ -38,8 +38,7 @@ def info_command(
     Examples:
       tpufeed info flowers
       tpufeed info flowers --versions
-      tpufeed info gs://bucket/flowers --json
-      tpufeed info flowers --select classes=rose,tulip --select fold=0/5
+      tpufeed info flowers --select fold=0/5 --json
     """
     if versions and select:
         raise OptionError("--versions lists the versions of a whole dataset: leave out --select")

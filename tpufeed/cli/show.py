@@ -39,7 +39,7 @@ def show_command(
     Examples:
       tpufeed show flowers --out sheet.png
       tpufeed show gs://bucket/flowers --split val --class rose --count 16 --out roses.webp
-      tpufeed show flowers --select samples=doubtful.csv --select split=train --out doubtful.png
+      tpufeed show flowers --select fold=0/5 --out fold.png
     """
     from tpufeed.measure.contact_sheet import check_sheet_path, make_contact_sheet, write_sheet
 

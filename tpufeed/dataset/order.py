@@ -174,6 +174,8 @@ def _starts(lengths: Ints) -> Ints:
 
 def _permutation(length: int, key: tuple[int, int], *purpose: int) -> Ints:
     """Return a permutation of `range(length)`: ranks of random words."""
+    if length == 1:  # of a rare class in each of its shards
+        return np.zeros(1, np.int64)
     return np.argsort(random_words(length, key, *purpose), kind="stable").astype(np.int64, copy=False)
 
 

@@ -57,6 +57,7 @@ class Dataset:
     grown: bool = False
     selection: Selection | None = None
     _labels: dict[str, Labels] = field(default_factory=dict, repr=False)  # read so far, by split; views share them
+    _whole: "Dataset | None" = field(default=None, repr=False)  # which the view was selected from
     # Other versions of the file that hold this same manifest.
     _same: set[str] = field(default_factory=set, init=False, repr=False)
 
@@ -72,6 +73,8 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let other processes open it themselves: a manifest may be long, and connections cannot be pickled."""
+        if self._whole is not None:  # views of one dataset have it in common, also in a pickle
+            return _view, (self._whole, self.selection, self.grown)
         return reopen_dataset, (self.url, self.manifest.content_digest, self.number, self.grown, self.selection)
 
     @property
@@ -196,14 +199,15 @@ class Dataset:
                 keep their ids.
             samples: keep these samples of a split: their ids, or the names of their files (`image/filename`, which are
                 read from all records). A list, an array, or a file: .npy, text with one per line, or .csv with a
-                column `sample` or `filename`, and maybe `keep` (1 or 0).
+                column `sample` or `filename`, and maybe `keep` (1 or 0) for `samples`.
             drop: leave out these samples, given like `samples`.
-            fold: (number, folds): keep one of k parts of about equal size, drawn by the ids. A sample stays in its fold
-                when the dataset grows.
+            fold: (number, folds): keep this one of k parts of about equal size, drawn by the ids. A sample stays in its
+                fold when the dataset grows.
             without_fold: (number, folds): keep all other folds, to train on them.
             where: a function of `columns` that returns which samples to keep. It is called once, here, with a dict of
                 arrays of some thousand samples at a time, and returns an array of bool.
-            columns: the columns for `where`, by the short names that loaders take; all records are read.
+            columns: the columns for `where`, by the short names that loaders take; all records are read. Labels are
+                the dataset's, also in a view that renumbers them.
             split: the split to select from; by default each split. Other splits stay whole, but if labels become
                 indexes into `classes`, they keep only these classes as well.
 
@@ -211,6 +215,8 @@ class Dataset:
             OptionError: a class, split, sample or column is not there; a fold is none; or the view would be empty.
             RecordError, ShardError, StoreError: the records cannot be read.
         """
+        if columns and where is None:
+            raise OptionError("columns are for where; give a function that looks at them")
         ways: dict[str, Any] = {
             "classes": classes,
             "samples": samples,
@@ -220,6 +226,10 @@ class Dataset:
         }
         ways |= {"where": where, "columns": columns}
         return select(self, split, keep_ids, {name: value for name, value in ways.items() if value is not None})
+
+    def view(self, selection: Selection) -> "Dataset":
+        """Return the view of the dataset, or of the one that this is a view of, with these samples."""
+        return replace(self, selection=selection, _whole=self._whole or self)
 
     def chosen(self, split: str) -> Chosen | None:
         """Return the samples of a split that a view keeps; None for all of them."""
@@ -245,11 +255,16 @@ class Dataset:
             own = self.selection.classes if self.selection is not None and found.class_counts else None
             return found.class_counts if own is None else tuple(found.class_counts[each] for each in own)
         labels, kept = self.labels(split), chosen.samples()
-        lengths = np.diff(labels.starts)
-        owners = np.repeat(np.arange(len(lengths)), lengths)
-        pairs = np.unique(np.stack([owners, labels.values]), axis=1)  # a sample counts once in each of its classes
-        pairs = pairs[:, np.isin(pairs[0], kept)]
-        counts = np.bincount(pairs[1], minlength=len(self.manifest.splits[split].class_counts)).tolist()
+        classes = len(self.manifest.splits[split].class_counts)
+        if labels.starts is None:
+            counts = np.bincount(labels.values[kept], minlength=classes).tolist()
+        else:
+            lengths = np.diff(labels.starts)
+            is_kept = np.repeat(np.isin(np.arange(len(lengths)), kept), lengths)
+            owners = np.repeat(np.arange(len(lengths)), lengths)
+            # A sample counts once in each of its classes.
+            pairs = np.unique((owners * classes + labels.values)[is_kept])
+            counts = np.bincount(pairs % classes, minlength=classes).tolist()
         assert self.selection is not None, "it chose"
         return tuple(counts if self.selection.classes is None else [counts[each] for each in self.selection.classes])
 
@@ -310,6 +325,10 @@ class Dataset:
         if chosen is None:
             return reader.iter_payloads(start, stop)
         return reader.iter_samples(chosen.samples(np.arange(start, stop)))
+
+
+def _view(whole: Dataset, selection: Selection, grown: bool) -> Dataset:
+    return replace(whole.view(selection), grown=grown)
 
 
 @checked()
@@ -383,7 +402,7 @@ def reopen_dataset(
             f"{url} holds another dataset (content digest {dataset.content_digest}) than when it was opened "
             f"({content_digest}): it was rebuilt. Open it again"
         )
-    return dataset if selection is None else replace(dataset, selection=selection)
+    return dataset if selection is None else dataset.view(selection)
 
 
 def find_dataset(store: Store, name: str = MANIFEST, tries: int = _TRIES) -> Dataset | None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tpufeed.dataset.object_boxes import read_boxes
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.schema import LABEL, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import OptionError, RecordError, mask_secrets
-from tpufeed.tfrecord.example import decode_arrays
+from tpufeed.images.mending import seen_size
+from tpufeed.tfrecord.example import ABSENT, Feature, decode_arrays
 
 if TYPE_CHECKING:
     from tpufeed.dataset.reader import Dataset
@@ -24,6 +26,7 @@ _logger = logging.getLogger(__name__)
 
 _AT_ONCE = 4096  # samples
 _SAID_BYTES = 10**9
+_DAMAGED = OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile
 _FOLDER = "tpufeed-labels"  # in the user's cache
 _SHORT = {"label": LABEL, "text": "image/class/text"} | {
     name: f"image/{name}" for name in ("height", "width", "channels", "format", "filename")
@@ -31,13 +34,18 @@ _SHORT = {"label": LABEL, "text": "image/class/text"} | {
 
 
 class Labels(NamedTuple):
-    """The labels of all samples of a split, end to end: those of sample i are `values[starts[i]:starts[i + 1]]`."""
+    """The labels of all samples of a split, end to end, in the smallest dtype.
 
-    values: Ints
-    starts: Ints
+    Those of sample i are `values[starts[i]:starts[i + 1]]`; or `values[i]`, if `starts` is None: each has one.
+    """
+
+    values: npt.NDArray[Any]
+    starts: Ints | None
 
     def have(self, classes: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Return for each sample whether it has one of these classes."""
+        if self.starts is None:
+            return np.isin(self.values, classes)
         found = np.concatenate([[0], np.cumsum(np.isin(self.values, classes))])
         return found[self.starts[1:]] > found[self.starts[:-1]]
 
@@ -55,10 +63,11 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
     stored = dataset.manifest.splits[split]
     path = _place(f"{dataset.manifest.content_digest}-{split}.npz")
     if path is not None:
-        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(path, allow_pickle=False) as kept:
-            labels = Labels(kept["values"], kept["starts"])  # a zip has a CRC of each
-            if len(labels.starts) == stored.records + 1:
-                return labels
+        with suppress(*_DAMAGED), np.load(path, allow_pickle=False) as kept:
+            values, starts = kept["values"], kept.get("starts")  # a zip has a CRC of each
+            ends = (len(values), stored.records) if starts is None else (starts[-1], len(starts) - 1)
+            if ends == (len(values), stored.records):
+                return Labels(values, starts)
     size = sum(shard.bytes for shard in stored.variants[0].shards)
     if size > _SAID_BYTES or dataset.is_remote:
         _logger.warning(
@@ -69,11 +78,14 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
             size / 1e9,
             "nothing is kept, as there is no cache folder" if path is None else f"kept in {path}",
         )
-    values, counts = [np.empty(0, np.int64)], [np.zeros(1, np.int64)]
+    parts, counts = [np.empty(0, np.int64)], [np.zeros(1, np.int64)]
     for chunk in _iter_chunks(dataset, split, {"label": spec}):
-        values.append(np.concatenate(chunk["label"], dtype=np.int64))
-        counts.append(np.fromiter(map(len, chunk["label"]), np.int64))
-    labels = Labels(np.concatenate(values), np.cumsum(np.concatenate(counts)))
+        parts.append(np.concatenate([np.atleast_1d(each) for each in chunk["label"]], dtype=np.int64))
+        counts.append(np.fromiter(map(np.size, chunk["label"]), np.int64))
+    values = np.concatenate(parts)
+    least, most = (np.min_scalar_type(edge(initial=0)) for edge in (values.min, values.max))
+    starts = None if spec.shape == () else np.cumsum(np.concatenate(counts))
+    labels = Labels(values.astype(np.result_type(least, most)), starts)
     if path is not None:
         with suppress(OSError):
             _keep(path, labels)
@@ -83,8 +95,9 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
 def iter_columns(dataset: "Dataset", split: str, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """Yield columns of the samples that are stored in a split, some thousand samples at a time, in their order.
 
-    Numbers are int64 and float32 arrays of shape (samples, *shape), texts arrays of str; columns whose lists vary in
-    length are arrays of arrays.
+    Numbers are arrays of shape (samples, *shape), texts arrays of str; columns whose lists vary in length are object
+    arrays with an array, or a list of str, for each sample. Labels are the dataset's, also in a view that renumbers
+    them, and boxes are in pixels.
 
     Args:
         dataset: the dataset.
@@ -100,15 +113,7 @@ def iter_columns(dataset: "Dataset", split: str, names: Sequence[str]) -> Iterat
         columns = dict[str, npt.NDArray[Any]]()
         for name, spec in specs.items():
             values = chunk[name]
-            if spec.stored_kind == "bytes":
-                texts = [[str(item, "utf-8", "replace") for item in items] for items in values]
-                values = [items[0] if spec.shape == () and items else items for items in texts]
-            if spec.shape is None:
-                columns[name] = np.fromiter(values, object, len(values))
-            elif spec.stored_kind == "bytes":
-                columns[name] = np.array(values)
-            else:
-                columns[name] = np.array(values).reshape(len(values), *spec.shape)
+            columns[name] = np.fromiter(values, object, len(values)) if spec.shape is None else np.array(values)
         yield columns
 
 
@@ -116,24 +121,43 @@ def _iter_chunks(dataset: "Dataset", split: str, specs: dict[str, FeatureSpec]) 
     """Yield the values of features, one list or array per sample."""
     layout, ints = record_layout(dataset.manifest.features), fixed_ints(dataset.manifest.features)
     are_ints = all(spec.name in ints for spec in specs.values())
-    records = dataset.manifest.splits[split].records
+    records, manifest = dataset.manifest.splits[split].records, dataset.manifest
     chunk: dict[str, list[Any]] = {name: [] for name in specs}
     for sample, payload in enumerate(dataset.reader(split).iter_payloads(0, records)):
         where = f"{mask_secrets(dataset.url)}, sample {sample} of split {split!r}"
         if are_ints:
             values = dict(zip(ints, layout.decode(payload, where)[1], strict=True))
             for name, spec in specs.items():
-                chunk[name].append((values[spec.name],))
+                chunk[name].append(values[spec.name])
         else:
             found = decode_arrays(payload, where)
             for name, spec in specs.items():
-                feature = found.get(spec.key)
-                chunk[name].append(np.empty(0, np.int64) if feature is None else feature.values)
-                if spec.shape == () and len(chunk[name][-1]) != 1:
-                    raise RecordError(f"{where}: feature {spec.key!r} has no single value")
+                chunk[name].append(_read(found, spec, manifest.features[0].key, manifest.upright, where))
         if (sample + 1) % _AT_ONCE == 0 or sample + 1 == records:
             yield chunk
             chunk = {name: [] for name in specs}
+
+
+def _read(features: dict[str, Feature], spec: FeatureSpec, image: str, upright: bool, where: str) -> Any:
+    """Return the value of a column in a record: numbers in its shape, a text or a list of texts. Raises RecordError."""
+    if len(spec.keys) > 1:  # TensorFlow's Object Detection API, in shares of the image's sides
+        data: Any = features[image].values[0]
+        height, width = seen_size(data, upright)
+        shares = read_boxes(features, spec, data, upright, where)
+        return (shares * (width, height, width, height)).astype(np.float32)
+    values: Any = features.get(spec.key, ABSENT).values
+    try:
+        if spec.is_raw:
+            data = bytes(values[0]) if len(values) else b""
+            values = np.frombuffer(data, np.dtype(spec.dtype).newbyteorder("<"))
+        elif spec.stored_kind == "bytes":
+            texts = [str(value, "utf-8", "replace") for value in values]
+            return texts if spec.shape is None else np.array(texts).reshape(spec.shape)
+        elif not len(values):
+            values = np.empty(0, np.int64 if spec.stored_kind == "int64" else np.float32)
+        return np.asarray(values).reshape((-1, *spec.each) if spec.shape is None else spec.shape)
+    except ValueError as error:
+        raise RecordError(f"{where}: {spec.key} has {len(values)} values; expected {spec.type_text}") from error
 
 
 def _find(dataset: "Dataset", name: str) -> FeatureSpec:
@@ -162,7 +186,7 @@ def _keep(path: Path, labels: Labels) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, values=labels.values, starts=labels.starts)
+            np.savez(file, **{name: part for name, part in labels._asdict().items() if part is not None})
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

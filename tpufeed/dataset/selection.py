@@ -7,8 +7,9 @@ numbers: lists of ids, and predictions by id, fit the dataset and all of its vie
 import csv
 import hashlib
 import io
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -32,9 +33,11 @@ Where: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], npt.ArrayLike]
 
 _BLOCK = 256  # bits that are searched at once
 _SPARSE = 64  # a view of fewer than one in 64 keeps numbers: they take less room than bits
+_SHOWN = 8  # classes in the text of a view
 _FOLDS = 3  # purpose of random words, as in `dataset.order`
 _KEY = 0, (1 << 64) - 3  # of the words of folds: no epoch has this number
 _COLUMNS = ("sample", "filename", "id", "path", "image", "file_name")
+_DIGITS = 19  # of a number that int64 cannot hold
 _KEPT = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -103,6 +106,8 @@ class Selection:
         """
         digest = hashlib.blake2b(f"{content_digest} {self.classes}".encode(), digest_size=16)
         for split, chosen in sorted(self.splits.items()):
+            if records is not None and split not in records:
+                continue
             samples = chosen.samples()
             if records is not None:
                 samples = samples[: np.searchsorted(samples, records.get(split, 0))]
@@ -140,7 +145,7 @@ def select(dataset: "Dataset", split: str | None, keep_ids: bool | None, given: 
     if not any(len(found[name]) for name in splits):
         raise OptionError(f"{dataset.label}: no sample of {', '.join(splits)} fits {text}, so the view would be empty")
     text = text if before is None else f"{before.text}, {text}"
-    return replace(dataset, selection=Selection(found, text, relabelled))
+    return dataset.view(Selection(found, text, relabelled))
 
 
 class _Way(NamedTuple):
@@ -157,7 +162,8 @@ def _find_ways(dataset: "Dataset", given: Mapping[str, Any]) -> list[_Way]:
     for option, value in given.items():
         if option == "classes":
             have = partial(_have_classes, dataset, _class_ids(dataset, value))
-            ways.append(_Way(f"classes={','.join(map(str, value))}", have, renumbers=True))
+            more = f" and {len(value) - _SHOWN} more" if len(value) > _SHOWN else ""
+            ways.append(_Way(f"classes={','.join(map(str, value[:_SHOWN]))}{more}", have, renumbers=True))
         elif option in ("samples", "drop"):
             listed = _read_samples(option, value)
             ways.append(_Way(f"{option}={listed.text}", partial(listed.find, dataset), option == "drop"))
@@ -188,6 +194,7 @@ def views_by_class(dataset: "Dataset", split: str) -> dict[str, "Dataset"]:
     Raises:
         OptionError: samples have several labels or none, or classes have no names.
     """
+    dataset.split(split)  # it exists
     if several_labels(dataset.manifest.features):
         raise OptionError(f"{dataset.label}: samples have several labels, so they cannot be dealt by class")
     names = dataset.class_names
@@ -197,16 +204,18 @@ def views_by_class(dataset: "Dataset", split: str) -> dict[str, "Dataset"]:
     ids = range(len(names)) if own is None else own
     chosen, records = dataset.chosen(split), dataset.manifest.splits[split].records
     samples = np.arange(records) if chosen is None else chosen.samples()
-    labels = dataset.labels(split).values[samples]
+    labels = dataset.labels(split).values[samples].astype(np.int64)
     order = np.argsort(labels, kind="stable")
     edges = np.searchsorted(labels[order], np.arange(labels.max(initial=-1) + 2))
     found: dict[str, Dataset] = {}
+    # Other splits are empty: whole, they would be read once for each class.
+    none = {name: Chosen(np.empty(0, np.int64), each.records) for name, each in dataset.manifest.splits.items()}
     before = "" if dataset.selection is None else f"{dataset.selection.text}, "
     for name, number in zip(names, ids, strict=True):
         of_class = samples[order[edges[number] : edges[number + 1]]] if number + 1 < len(edges) else ()
         if len(of_class):
-            splits = {split: Chosen(np.asarray(of_class), records)}
-            found[name] = replace(dataset, selection=Selection(splits, f"{before}classes={name}", own))
+            splits = none | {split: Chosen(np.asarray(of_class), records)}
+            found[name] = dataset.view(Selection(splits, f"{before}classes={name}", own))
     return found
 
 
@@ -240,18 +249,21 @@ def parse_selection(texts: Sequence[str]) -> dict[str, Any]:
 
 def _class_ids(dataset: "Dataset", classes: Sequence[str | int]) -> list[int]:
     """Return the dataset's ids of classes that are given by name, or by their ids in this view."""
-    if isinstance(classes, str) or not len(classes):
+    if isinstance(classes, str) or not isinstance(classes, Sequence | np.ndarray) or not len(classes):
         raise OptionError(f"classes is a list of names or ids, not {shown(classes)}")
     names, own = dataset.class_names, dataset.selection.classes if dataset.selection is not None else None
     found = list[int]()
     for each in classes:
         if isinstance(each, str) and each in names:
             number = names.index(each)
-        elif (is_whole(each, 0) or str(each).isdecimal()) and (not names or int(each) < len(names)):
+        elif (is_whole(each, 0) or str(each).isdecimal()) and (
+            int(each) < (len(names) if own is None else len(own)) or not (names or own)
+        ):
             number = int(each)
         else:
             near = get_close_matches(str(each), names, 3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {len(names)}: {', '.join(names[:8])}"
+            count = len(names or own or ())
+            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {count}: {', '.join(names[:_SHOWN])}"
             raise OptionError(f"{dataset.label} has no class {shown(each)}; {hint}")
         found.append(number if own is None else own[number])
     if len(set(found)) < len(found):
@@ -275,6 +287,7 @@ class _Listed:
     text: str
     ids: Ints | None
     names: Sequence[str]
+    lines: Sequence[int] = ()  # of a file
 
     def find(self, dataset: "Dataset", split: str) -> npt.NDArray[np.bool_]:
         """Return for each sample of a split whether it is listed. Raises OptionError for one that is not there."""
@@ -288,46 +301,46 @@ class _Listed:
                 wanted.difference_update(names)
                 first += len(names)
             if wanted:
+                place = next(place for place, name in enumerate(self.names) if name in wanted)
                 raise OptionError(
-                    f"{self.text}: {len(wanted)} of its names are not in split {split!r} of {dataset.label}, like "
-                    f"{min(wanted)!r}; expected what its samples have as image/filename"
+                    f"{self.text}{self._line(place)}: {len(wanted)} of its names are not in split {split!r} of "
+                    f"{dataset.label}, like {self.names[place]!r}; expected what its samples have as image/filename"
                 )
             return listed
-        wrong = self.ids[(self.ids < 0) | (self.ids >= records)]
+        wrong = np.flatnonzero((self.ids < 0) | (self.ids >= records))
         if len(wrong):
             raise OptionError(
-                f"{self.text}: there is no sample {wrong[0]} in split {split!r} of {dataset.label}; its {records:,} "
-                f"samples are numbered 0 to {records - 1}"
+                f"{self.text}{self._line(wrong[0])}: there is no sample {self.ids[wrong[0]]} in split {split!r} of "
+                f"{dataset.label}; its {records:,} samples are numbered 0 to {records - 1}"
             )
         listed[self.ids] = True
         return listed
 
+    def _line(self, place: int) -> str:
+        return f", line {self.lines[place]}" if self.lines else ""
+
 
 def _read_samples(option: str, given: Samples) -> _Listed:
     """Return the samples in a list, an array or a file. Raises OptionError."""
-    where, lines = option, None
+    where, lines, are_names = option, list[int](), False
     if isinstance(given, str | Path):
-        where, (folder, slash, name) = mask_secrets(str(given)), str(given).rpartition("/")
-        try:
-            data = open_store(folder + slash if slash else ".").read(name)
-            if name.lower().endswith(".npy"):
-                given = np.load(io.BytesIO(data), allow_pickle=False)
-            else:
-                lines, given = _read_lines(str(data, "utf-8-sig"), where, option)
-        except StoreError as error:
-            raise OptionError(f"{option}: {where} cannot be read: {error}") from error
-        except UnicodeDecodeError as error:
-            raise OptionError(f"{where} is neither .npy nor text in UTF-8: {error}") from error
-        except (ValueError, EOFError) as error:
-            raise OptionError(f"{where} is not an array of numpy: {error}") from error
-    values = np.asarray(given)
+        where = mask_secrets(str(given))
+        lines, listed, are_names = _read_file(option, str(given), where)
+    else:
+        listed = given
+    values = np.asarray(listed)
     if values.ndim != 1 or values.dtype.kind not in "iuU" or not len(values):
         raise OptionError(
             f"{where}: expected ids of samples as whole numbers, or names of their files, in one dimension; found "
             f"{values.dtype} of the shape {values.shape}"
         )
-    if values.dtype.kind == "U" and all(map(str.isdecimal, values.tolist())):
-        values = values.astype(np.int64)
+    if values.dtype.kind == "U" and not are_names:
+        decimal = np.array([value.isdecimal() and len(value) < _DIGITS for value in values.tolist()])
+        if decimal.any() and not decimal.all():
+            place = int(np.argmin(decimal))
+            line = f", line {lines[place]}" if lines else ""
+            raise OptionError(f"{where}{line}: {values[place].item()!r} is no id of a sample, and others are")
+        values = values.astype(np.int64) if decimal.all() else values
     different, counts = np.unique(values, return_counts=True)
     if counts.max() > 1:
         twice = different[counts > 1][0]
@@ -335,26 +348,48 @@ def _read_samples(option: str, given: Samples) -> _Listed:
         said = [f"line {lines[place]}" if lines else f"place {place}" for place in places]
         raise OptionError(f"{where} names {twice.item()!r} twice, in {' and '.join(said)}; name each sample once")
     text = where if where != option else f"{len(values)} samples"
-    return (
-        _Listed(text, values.astype(np.int64), ()) if values.dtype.kind != "U" else _Listed(text, None, values.tolist())
-    )
+    if values.dtype.kind == "U":
+        return _Listed(text, None, values.tolist(), lines)
+    return _Listed(text, values.astype(np.int64), (), lines)
 
 
-def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str]]:
-    """Return the numbers of lines, and the ids or names in them, of a text with one per line or of a CSV.
+def _read_file(option: str, path: str, where: str) -> tuple[list[int], Any, bool]:
+    """Return what `_read_lines` returns; an array has no lines. Raises OptionError."""
+    folder, slash, name = path.rpartition("/")
+    try:
+        data = open_store(folder + slash if slash else ".").read(name)
+        if name.lower().endswith(".npy"):
+            return [], np.load(io.BytesIO(data), allow_pickle=False), False
+        return _read_lines(str(data, "utf-8-sig"), where, option)
+    except OptionError:
+        raise
+    except StoreError as error:
+        raise OptionError(f"{option}: {where} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{where} is neither .npy nor text in UTF-8: {error}") from error
+    except csv.Error as error:
+        raise OptionError(f"{where} is not a table: {error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise OptionError(f"{where} is not an array of numpy: {error}") from error
+
+
+def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str], bool]:
+    """Return the numbers of lines, the ids or names in them, and whether they can only be names.
+
+    The text has one per line, or is a CSV.
 
     A CSV has a header; with a column `keep`, which is for `samples`, only rows that say 1 count. Raises OptionError.
     """
     if not where.lower().endswith(".csv"):
         found = [(number, line) for number, line in enumerate(map(str.strip, text.splitlines()), 1) if line]
-        return [number for number, _ in found], [line for _, line in found]
+        return [number for number, _ in found], [line for _, line in found], False
     rows = csv.reader(io.StringIO(text))
     header = [name.strip().lower() for name in next(rows, [])]
     place = next((header.index(name) for name in _COLUMNS if name in header), None)
     if place is None:
         raise OptionError(f"{where}: none of its columns ({', '.join(header)}) is called sample or filename")
-    if option != "samples" and "keep" in header:
-        raise OptionError(f"{where} says in its column 'keep' what to keep: give it as samples=, not as {option}=")
+    if "keep" in header and option == "drop":
+        raise OptionError(f"{where} says with its column keep what to keep: give it as samples instead of drop")
     lines, values = list[int](), list[str]()
     for row in filter(None, rows):
         if len(row) != len(header):
@@ -365,13 +400,13 @@ def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str
         if _KEPT[keep]:
             lines.append(rows.line_num)
             values.append(row[place].strip())
-    return lines, values
+    return lines, values, header[place] not in ("sample", "id")
 
 
 def _evaluate(dataset: "Dataset", where: Where, columns: Sequence[str], split: str) -> npt.NDArray[np.bool_]:
     """Call a user's function on the columns of all samples. Raises OptionError if it does not return one bool each."""
-    if isinstance(columns, str) or not len(columns):
-        raise OptionError("where needs the columns that it looks at, like columns=['label', 'height']")
+    if not callable(where) or isinstance(columns, str) or not len(columns):
+        raise OptionError("where is a function of the columns that it looks at, like columns=['label', 'height']")
     names, records = [name for name in columns if name != "sample"], dataset.manifest.splits[split].records
     chunks = iter_columns(dataset, split, names) if names else iter([{}])
     parts, first = [np.empty(0, np.bool_)], 0

@@ -114,11 +114,13 @@ class Mixture:
         split: str = "train",
         stop: Stop = "total",
         seed: Whole | None = None,
+        reweight: bool = False,
     ) -> "Mixture":
         """Return a mixture of the classes of one dataset, for classes that are balanced in exact shares.
 
-        Labels stay those of the dataset, and an epoch has as many samples as the dataset: samples of rare classes come
-        several times in it, each time with other random numbers, and samples of common classes come in turns.
+        Labels stay those of the dataset, and an epoch has as many samples as the classes together: samples of rare
+        classes come several times in it, each time with other random numbers, and samples of common classes come in
+        turns.
 
         Args:
             dataset: a dataset whose samples have one label each, or a view of one.
@@ -127,6 +129,7 @@ class Mixture:
             split: the split whose labels are looked at; they are read once per machine, as in `Dataset.select`.
             stop: as for any mixture.
             seed: as for any mixture.
+            reweight: as for any mixture; needed to continue when a dataset has grown and its shares have changed.
 
         Raises:
             OptionError: a class does not exist, or has no samples but a weight; samples have several labels or none.
@@ -144,7 +147,7 @@ class Mixture:
         else:
             power = 0.5 if weights == "sqrt" else 0.0
             shares = {name: float(view.split(split).records) ** power for name, view in views.items()}
-        return cls({views[name]: share for name, share in shares.items()}, stop=stop, seed=seed)
+        return cls({views[name]: share for name, share in shares.items()}, stop=stop, seed=seed, reweight=reweight)
 
     def open(self, split: str) -> list[Dataset]:
         """Open the datasets, several at a time.

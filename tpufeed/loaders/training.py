@@ -181,8 +181,9 @@ class Training:
         sources, expected = list(self.sources), list(last.shares)
         order, has_grown = MixtureOrder(self.phases, self.lanes, self.seed), False
         for dataset in present:
+            records = dataset.split(split).records
             if (number := numbers.get(dataset.content_digest)) is not None:
-                if self.sources[number].records != (records := dataset.split(split).records):
+                if self.sources[number].records != records:
                     raise OptionError(
                         f"the state's mixture does not come from state_dict(): it says that {dataset.label} has "
                         f"{self.sources[number].records} samples, and it has {records}"
@@ -197,6 +198,9 @@ class Training:
                 gone.remove(older)
                 has_grown, number = True, numbers[older]
                 root, epoch = sources[number].root, _next_epoch(order, number, sources[number], position)
+                # Each pass has its own random numbers, and more samples may need fewer passes.
+                before, now = (passes_of(each, self.lanes) for each in (sources[number].records, records))
+                epoch = -(-epoch * before // now)
                 share, expected[number] = expected[number], 0  # the newer version takes its place
             sources.append(_trained(dataset, split, root, epoch))
             expected.append(share)
