@@ -102,7 +102,6 @@ def warmup_command(
 
     Examples:
       tpufeed cache warmup flowers flowers-224 --size 224 --variants 4
-      tpufeed cache warmup flowers flowers-fold-0 --select without_fold=0/5
       tpufeed cache warmup flowers flowers-256 --op 'Resize(256)' --op 'CenterCrop(256)' --live 'RandomCrop(224)'
       tpufeed cache warmup photos gs://bucket/photos-224 --splits train=0.9,val=0.1 --encode jpeg --dry-run
     """
