@@ -106,6 +106,8 @@ class AnnotationFiles:
                 yield from _say(f"{what} files", commands)
                 if not commands:
                     count, way = f"{self.counts[suffix]:,} {suffix}", _NO_WAY[suffix]
+                    named = [name for kind in YoloSource.suffixes for name in self.names.get(kind, [])]
+                    way += f"; {named[0]} lacks some of these keys" if named and suffix == ".txt" else ""
                     yield f"{what} files among the images ({count}), with labels and boxes, are not read{way}"
 
     def _find_commands(self, store: Store, suffix: str) -> list[str]:
