@@ -126,7 +126,9 @@ class AnnotationFiles:
 
 
 def _say(what: str, commands: Sequence[str]) -> Iterator[str]:
-    apart = ", each separately" if len(commands) > 1 else ""
+    # A COCO file has ids of its own; others are numbered by the classes that occur.
+    apart = ", each separately" + (" (with one --classes FILE for equal ids)" if what != "COCO files" else "")
+    apart = apart if len(commands) > 1 else ""
     more = f"; and {len(commands) - _SHOWN} more" if len(commands) > _SHOWN else ""
     if commands:
         yield (
