@@ -341,9 +341,7 @@ def write_open_images(folder: Path) -> None:
             write(folder / {"val": "validation"}.get(split, split) / f"{name}.jpg", photo(scene.name))
             for kind, (left, top, right, bottom) in scene.objects:
                 shares = [left / WIDTH, right / WIDTH, top / HEIGHT, bottom / HEIGHT]
-                rows.append(
-                    [name, "xclick", ids[kind], 1, *shares, 0, 0, 0, 0, 0, *[share for share in extra and shares * 2]]
-                )
+                rows.append([name, "xclick", ids[kind], 1, *shares, 0, 0, 0, 0, 0, *(shares * 2 if extra else ())])
         write_csv(folder / f"{file}-annotations-bbox.csv", rows)
     write_csv(folder / "class-descriptions-boxable.csv", [("/m/01bjv", "Bus"), ("/m/0k4j", "Car")])
 
