@@ -11,17 +11,15 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
-from pyarrow import parquet
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.repo.docs.layouts import write_coco, write_hub
 from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, run, run_here, run_program, text_of
 from tests.tfrecords import encode_record
 from tpufeed.tfrecord.example import Feature, encode_example
@@ -57,7 +55,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     info = tarfile.TarInfo(f"{number:06d}.{suffix}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
-    make_hub(photos, folder / "hub")
+    write_hub(folder / "hub", [(photo.parent.name, photo.read_bytes()) for photo in photos])
     (folder / "foreign").mkdir()
     for part in range(2):
         examples = (
@@ -68,22 +66,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_hub(photos: list[Path], folder: Path) -> None:
-    """A repository of the Hugging Face hub; the labels of its test split are -1."""
-    (folder / "data").mkdir(parents=True)
-    names = sorted({photo.parent.name for photo in photos})
-    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
-    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    for split, chosen in (("train", photos[12:]), ("validation", photos[6:12]), ("test", photos[:6])):
-        labels = [-1 if split == "test" else names.index(photo.parent.name) for photo in chosen]
-        images = [{"bytes": photo.read_bytes(), "path": photo.name} for photo in chosen]
-        table = pa.table({"image": pa.array(images, image), "label": labels})
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-        parquet.write_table(table, folder / f"data/{split}-00000-of-00001.parquet", row_group_size=10)
-
-
 def test_the_commands_for_sharding_run_as_they_stand(sources: Path) -> None:
-    make_coco(sorted((sources / "photos").glob("*/*.jpg"))[:8], sources / "coco")
+    write_coco(sources / "coco")
     for name in LABELLED:
         (sources / name).mkdir(parents=True)
     for number, photo in enumerate(sorted((sources / "photos").glob("*/*.jpg"))[:8]):
@@ -125,88 +109,6 @@ def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path,
     assert "poses_visible bool (4, 8, 2)\n" in printed
     assert tpufeed.open_dataset(tmp_path / "out/by-image").split("train").records == 12
     assert "(4, 2, 64, 64, 3) (4, 4, 32, 32, 3)\n" in printed
-
-
-def test_the_commands_of_recipes_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
-    photos = sorted((sources / "photos").glob("*/*.jpg"))[::3]
-    make_imagenet(photos, tmp_path)
-    make_hub(photos, tmp_path / "imagenet-1k")
-    make_coco(photos, tmp_path / "coco")
-    for line in commands("recipes.md"):
-        if line.startswith("tpufeed "):
-            run_here([line], tmp_path)
-        else:
-            run(line, tmp_path)
-    assert not list((tmp_path / "train").glob("*.tar"))
-    kaggle, imagenet = (tpufeed.open_dataset(tmp_path / "out" / name) for name in ("kaggle", "imagenet"))
-    assert kaggle.manifest.class_names == imagenet.manifest.class_names == SYNSETS
-    for dataset in (kaggle, imagenet):
-        records = {name: split.records for name, split in dataset.manifest.splits.items()}
-        assert records == {"train": len(photos) - 5, "val": 5}
-    for dataset in (kaggle, imagenet):  # the labels of val are those of its files
-        found = {
-            bytes(features["image/filename"].values[0])[-18:]: features["image/class/label"].values[0]
-            for features in dataset.iter_examples("val")
-        }
-        numbers = range(len(photos) - 5, len(photos))
-        assert found == {f"_val_{number:08d}.JPEG".encode(): number % 3 for number in numbers}
-    assert set(tpufeed.open_dataset(tmp_path / "out/imagenet-1k").manifest.splits) == {"train", "validation"}
-    types = {
-        spec.name: spec.type_text for spec in tpufeed.open_dataset(tmp_path / "out/coco-keypoints").manifest.features
-    }
-    assert types["keypoints"].endswith("keypoints")
-
-
-SYNSETS = ("n01440764", "n01443537", "n01484850")
-
-
-def make_imagenet(photos: list[Path], folder: Path) -> None:
-    """ImageNet as Kaggle has it and as image-net.org has it; the last five are val."""
-    data = folder / "ILSVRC/Data/CLS-LOC"
-    (data / "val").mkdir(parents=True)
-    solution, labels, inner = ["ImageId,PredictionString"], [], {name: io.BytesIO() for name in SYNSETS}
-    with ExitStack() as stack:
-        tars = {name: stack.enter_context(tarfile.open(fileobj=file, mode="w")) for name, file in inner.items()}
-        val = stack.enter_context(tarfile.open(folder / "ILSVRC2012_img_val.tar", "w"))
-        for number, photo in enumerate(photos):
-            synset = SYNSETS[number % 3]
-            if number < len(photos) - 5:
-                name = f"{synset}_{number}.JPEG"
-                (data / "train" / synset).mkdir(parents=True, exist_ok=True)
-                shutil.copy(photo, data / "train" / synset / name)
-                tars[synset].add(photo, name)
-            else:
-                name = f"ILSVRC2012_val_{number:08d}"
-                shutil.copy(photo, data / "val" / f"{name}.JPEG")
-                val.add(photo, f"{name}.JPEG")
-                solution.append(f"{name},{synset} 10 20 30 40 {synset} 50 60 70 80 ")
-                labels.append(synset)
-    with tarfile.open(folder / "ILSVRC2012_img_train.tar", "w") as train:
-        for name, file in inner.items():
-            info = tarfile.TarInfo(f"{name}.tar")
-            info.size = len(file.getvalue())
-            file.seek(0)
-            train.addfile(info, file)
-    (folder / "LOC_val_solution.csv").write_text("\n".join(solution) + "\n")
-    (folder / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(labels) + "\n")
-
-
-def make_coco(photos: list[Path], folder: Path) -> None:
-    """COCO as it is downloaded: images/train2017, images/val2017 and annotations."""
-    (folder / "annotations").mkdir(parents=True)
-    for split, first, stop in (("train2017", 4, len(photos)), ("val2017", 0, 4)):
-        (folder / "images" / split).mkdir(parents=True)
-        images, annotations = [], []
-        for number, photo in enumerate(photos[first:stop], first):
-            shutil.copy(photo, folder / "images" / split / f"{number:012d}.jpg")
-            images.append({"id": number, "file_name": f"{number:012d}.jpg", "width": 300, "height": 225})
-            annotations.append(
-                {"id": number, "image_id": number, "category_id": 1, "bbox": [10.0, 20.0, 30.0, 40.0], "iscrowd": 0}
-            )
-        content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "person"}]}
-        (folder / f"annotations/instances_{split}.json").write_text(json.dumps(content))
-        posed = [{**each, "keypoints": [15, 25, 2] * 17, "num_keypoints": 17} for each in annotations]
-        (folder / f"annotations/person_keypoints_{split}.json").write_text(json.dumps(content | {"annotations": posed}))
 
 
 def test_the_commands_and_programs_for_mixtures_run_as_they_stand(sources: Path, tmp_path: Path) -> None:

@@ -473,3 +473,11 @@ def test_formats_that_are_none(text):
 def test_a_keypoint_without_numbers_is_a_bad_box():
     _, problem = ColumnTypes(declare(None, "points", ())).learn({"points": [[]]})
     assert problem == ("bad_box", "the column 'points' has the shape [1, 0]; it was declared as float32[]")
+
+
+def test_shares_that_are_taken_for_pixels_are_said(table, tmp_path):
+    rows = [{"boxes": [[0, 0, 0.5, 1], [0.25, 0.25, 0.5, 0.5]]}, {"boxes": [[0, 0, 1, 1], [1, 2, 3, 4]]}, {"boxes": []}]
+    result = shard(table(rows), tmp_path / "d")
+    assert result.manifest.odd == {"boxes within one pixel": 1}
+    assert [said.startswith("all boxes of 1 images") for said in result.warnings].count(True) == 1
+    assert not shard(table(rows[:1]), tmp_path / "d2", box_format="xyxy,relative").manifest.odd

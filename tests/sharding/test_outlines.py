@@ -208,6 +208,9 @@ def test_an_object_without_an_outline_is_counted(kind, coco, tmp_path):
     assert result.manifest.odd == {"no outline": 3}
     (mask,) = masks_of(result).values()
     assert set(mask.ravel()) == {0, 2}
+    assert not any("outline" in said for said in result.warnings)
+    boxes_only = shard(coco([lists[0][2:]], file="boxes.json"), tmp_path / "d2", kind)
+    assert any(said.startswith("no object has an outline") for said in boxes_only.warnings)
 
 
 TOTAL = HEIGHT * WIDTH

@@ -128,7 +128,7 @@ def _refusing(image_format: str) -> Iterator[None]:
     except Exception as error:  # the plug-ins raise all kinds of errors: SyntaxError, RuntimeError, ValueError, ...
         is_cut = any(words in str(error).lower() for words in ("truncated", "end of file", "iloc box references"))
         # libjxl's text is only the advice to build libjxl.
-        reason = "it is damaged, or cut short" if image_format == "jxl" else str(error)
+        reason = "it is damaged, or cut short" if image_format == "jxl" else str(error).strip()
         error.__traceback__ = None  # it holds the image
         raise ImageError(
             "truncated" if is_cut else "unreadable", f"the {image_format} does not decode: {reason}"

@@ -154,6 +154,11 @@ class BoxMover:
         marks = self._points if self._boxes is None else [self._boxes, *self._points]
         return any(features[spec.name].values for spec in marks)
 
+    def are_tiny(self, features: Mapping[str, Feature]) -> bool:
+        """Return true if all boxes that a source gives in pixels are within the first pixel."""
+        numbers = [] if self._boxes is None or self.is_relative else features[self._boxes.name].values
+        return max(numbers, default=2) <= 1
+
     def move(
         self, features: Mapping[str, Feature], source: tuple[int, int], stored: Geometry
     ) -> tuple[dict[str, Feature], _Bools, int]:
@@ -229,7 +234,7 @@ class BoxMover:
         ends = "the width and height" if self._form != "xyxy" else "the right and bottom edges"
         above = "above 0" if self._form != "xyxy" else "beyond the left and top ones"
         empty = (sizes <= 0).any(axis=1) | (sizes.prod(axis=1) < _LEAST_AREA)
-        _refuse(spec, boxes, empty, f"it is upside down or empty; expected {ends} {above}")
+        _refuse(spec, boxes, empty, f"it is upside down or empty; expected {ends} {above}: check the box format")
         most = np.array([width, height, width, height])
         outside: _Bools = np.any((corners < -_OUTSIDE_PX) | (corners > most + _OUTSIDE_PX), axis=1)
         inside = np.clip(corners, 0, most)

@@ -119,7 +119,7 @@ class Inventory:
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
         types = ColumnTypes(declared, options.box_columns or ()) if source.has_values or declared else None
-        labels, list_lengths = Counter[Label](), set[int]()
+        labels, list_lengths, has_outlines = Counter[Label](), set[int](), options.outlines is None
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
         self.database.executescript(
@@ -139,6 +139,7 @@ class Inventory:
                     values, wrong = types.learn(item.values)
                     if values is not None or wrong is not None:
                         learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
+                has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
                 lines.append(to_line(learnt, options.seed, shares, base))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
             if source.splits:
@@ -157,6 +158,7 @@ class Inventory:
             *source.iter_warnings(found, self.classes.names if self.labelled else None, columns),
             *iter_class_warnings(labels, self.classes, source.labels_are_names or contents.class_names is not None),
             *(() if types is None else types.iter_warnings()),
+            *(() if has_outlines else ("no object has an outline, only a box: all masks are empty",)),
         )
         if standing is not None:
             skip_rejected(self)

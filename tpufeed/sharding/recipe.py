@@ -36,7 +36,7 @@ from tpufeed.sharding.passes import iter_growth_warnings
 from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.sources.coco_folders import named_splits
 from tpufeed.sharding.standing import StandingDataset
-from tpufeed.sharding.worker import TURNED, UNSURE, SampleMaker, ShardContext
+from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardContext
 from tpufeed.storage.store import Store, open_store
 
 KIND = "shard"
@@ -179,7 +179,12 @@ class ShardRecipe(Recipe):
         return manifest, None if self.options.duplicates == "keep" else report_duplicates(store, plan, folder, parts)
 
     def judge(self, manifest: Manifest) -> Iterator[str]:
-        """Yield a warning if the sizes of images do not tell whether their boxes have to be turned."""
+        """Yield a warning if boxes look like shares, or if sizes do not tell whether they have to be turned."""
+        if tiny := manifest.odd.get(TINY):
+            yield (
+                f"all boxes of {tiny:,} images are within the first pixel: if their numbers are shares of the width "
+                "and height, build with --box-format xyxy,relative, or another format with ,relative"
+            )
         unsure, turned = manifest.odd.get(UNSURE), manifest.odd.get(TURNED)
         if unsure:
             others = f"; {turned:,} others referred to the other image and were turned" if turned else ""

@@ -29,7 +29,7 @@ from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
 
 # An engine finds `run` and `reach` here.
-__all__ = ["DROPPED", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach", "run", "see_inputs"]
+__all__ = ["DROPPED", "TINY", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach", "run", "see_inputs"]
 
 _SEEN_INPUTS = 4
 
@@ -38,6 +38,7 @@ _SEEN_INPUTS = 4
 # kept, or the other way round.
 DROPPED = "box outside"
 CLIPPED = "box clipped"
+TINY = "boxes within one pixel"  # all boxes of the image: their numbers are probably shares of the sides
 TURNED = "boxes turned by exif"
 UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which image boxes refer to
 
@@ -109,6 +110,7 @@ class SampleMaker:
                 of_source = geometry if turn == 1 else stored_geometry(image, self._policy, turn)
             rest, kept, clipped = self._boxes.move(rest, said, of_source)
             odd += (DROPPED,) * int(len(kept) - kept.sum()) + (CLIPPED,) * clipped
+            odd += (TINY,) * self._boxes.are_tiny(rest)
             if self._drawer is not None:
                 drawn, of_outlines = self._drawer.draw(item, kept, said)
                 mask = encode_mask(of_source.warp(drawn, 0), "mask")

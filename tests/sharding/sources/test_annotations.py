@@ -153,6 +153,14 @@ def test_files_that_no_command_takes_as_they_are(kind, where, photos):
         assert name[2:] in said
 
 
+def test_a_data_yaml_that_lacks_names(photos):
+    folder = photos()
+    (folder / "0.txt").write_text("0 0.5 0.5 0.2 0.2")
+    (folder / "data.yaml").write_text("train: images")
+    (said,) = said_of(folder)
+    assert "data.yaml lacks" in said
+
+
 def test_the_data_yaml_of_a_folder_inside(photos):
     folder = photos("all/set/train")
     (folder.parent / "data.yaml").write_text("train: ../train\nnames: [cat, dog]\n")

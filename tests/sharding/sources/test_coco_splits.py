@@ -180,6 +180,15 @@ def test_a_split_without_annotations_is_said(make, tmp_path):
     assert any(said.startswith("test in") for said in result.warnings)
 
 
+def test_images_of_a_split_without_a_file_are_said(make, tmp_path):
+    root = make(LAYOUTS["Ultralytics"][0])
+    (root / "annotations/instances_train2017.json").unlink()
+    (root / "test2017").mkdir()
+    result = shard(root, tmp_path / "d")
+    assert splits_of(result) == {"val": 3}
+    assert any(said.startswith("test2017, images/train2017 in") for said in result.warnings)
+
+
 def test_folders_of_classes_stay_folders_of_classes(make, tmp_path):
     root = make({"annotations/instances_default.json": "cat"})
     result = shard(root, tmp_path / "d")

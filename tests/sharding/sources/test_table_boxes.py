@@ -227,6 +227,14 @@ def test_a_column_called_boxes(table, tmp_path):
         shard(table([f"filename,{SIDES},boxes", "a.png,1,2,3,4,5"]), tmp_path / "d")
 
 
+def test_names_whose_images_are_not_found(table, tmp_path):
+    lines = [f"ImageID,{SIDES}", "a,1,2,3,4", "z,1,2,3,4"]
+    with pytest.raises(OptionError, match=r"'ImageID' has names like a .* --image 'FOLDER/\{\}\.jpg'"):
+        shard(table(lines), tmp_path / "d", group_by="ImageID")
+    result = shard(table(lines), tmp_path / "d", group_by="ImageID", image="{}.png", max_rejects=1)
+    assert (texts_of(result.url).keys(), rejects_of(result.url).keys()) == ({"a.png"}, {"z.png"})
+
+
 def test_a_column_that_names_no_images(table, tmp_path, monkeypatch):
     monkeypatch.setattr("tpufeed.sharding.sources.grouped._MOST_ROWS", 2)
     for rows in (["a.png"] * 3, ["a.png", "b.png"] * 3):

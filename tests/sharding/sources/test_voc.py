@@ -89,6 +89,24 @@ def test_layouts_of_tools(xml, images, voc, tmp_path):
     assert set(texts_of(result.url)) == names
 
 
+def test_folders_of_splits_as_roboflow_has_them(voc, tmp_path):
+    for split in ("train", "valid"):
+        root = voc({f"{split}_{name}": text for name, text in FILES.items()}, xml=f"rf/{split}", images=f"rf/{split}")
+    root = root / "rf"
+    (root / "README.roboflow.txt").write_text("cats and dogs")
+    (root / "valid/alone.png").write_bytes(encoded())
+    result = shard(root, tmp_path / "d")
+    assert {name: split.records for name, split in result.manifest.splits.items()} == {"train": 3, "val": 3}
+    assert result.manifest.class_names == ("cat", "dog")
+    assert texts_of(result.url)["valid/valid_2008_0.png"]["boxes"] == [10, 20, 40, 50.5, 0, 0, 80, 60]
+    assert any("1 images" in warning and "valid/alone.png" in warning for warning in result.warnings)
+    dealt = shard(root, tmp_path / "d2", splits="a=0.5,b=0.5")
+    assert dealt.manifest.splits.keys() == {"a", "b"}
+    for file in root.glob("*/*.xml"):
+        file.write_text("<metadata/>")
+    assert shard(root, tmp_path / "d3", label="none").manifest.splits["train"].records == 3  # a folder of images
+
+
 def test_the_name_in_the_file_where_its_own_fits_no_image(voc, tmp_path):
     root = voc()
     (root / "Annotations/2008_0.xml").unlink()

@@ -175,6 +175,7 @@ def test_a_listed_image_that_is_missing(yolo, tmp_path):
     (path.parent / "train.txt").write_text("images/train/0.png\nimages/train/gone.png\n")
     result = shard(path, tmp_path / "d")
     assert rejects_of(result.url)["images/train/gone.png"][0] == "unreadable"
+    assert not any("no label file" in warning for warning in result.warnings)
 
 
 @pytest.mark.parametrize(

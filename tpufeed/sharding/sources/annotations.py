@@ -106,6 +106,8 @@ class AnnotationFiles:
                 yield from _say(f"{what} files", commands)
                 if not commands:
                     count, way = f"{self.counts[suffix]:,} {suffix}", _NO_WAY[suffix]
+                    named = [name for kind in YoloSource.suffixes for name in self.names.get(kind, [])]
+                    way += f"; {named[0]} lacks some of these keys" if named and suffix == ".txt" else ""
                     yield f"{what} files among the images ({count}), with labels and boxes, are not read{way}"
 
     def _find_commands(self, store: Store, suffix: str) -> list[str]:
@@ -124,7 +126,9 @@ class AnnotationFiles:
 
 
 def _say(what: str, commands: Sequence[str]) -> Iterator[str]:
-    apart = ", each separately" if len(commands) > 1 else ""
+    # A COCO file has ids of its own; others are numbered by the classes that occur.
+    apart = ", each separately" + (" (with one --classes FILE for equal ids)" if what != "COCO files" else "")
+    apart = apart if len(commands) > 1 else ""
     more = f"; and {len(commands) - _SHOWN} more" if len(commands) > _SHOWN else ""
     if commands:
         yield (

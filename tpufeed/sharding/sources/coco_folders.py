@@ -73,10 +73,16 @@ def find_splits(store: Store) -> tuple[list[Place], str]:
             return [], ""
         objects = store.iter_objects("annotations")
         named = [(match[1], info) for info in objects if (match := _INSTANCES.fullmatch(info.name))]
+        inside = [f"images/{name}" for name in open_store(posixpath.join(store.url, "images")).iter_folders()]
     splits = [said.pop() if len(said := splits_mentioned([name])) == 1 else None for name, _ in named]
     if len(named) > 1 and (None in splits or len(set(splits)) < len(named)):
         return [], ""
-    return _places(store, list(zip(splits, (info for _, info in named), strict=True))), ""
+    # Ultralytics' archive has the annotations of val only.
+    missing = [
+        name for name in (*folders, *sorted(inside)) if None not in splits and splits_mentioned([name]) - {*splits}
+    ]
+    note = f"{', '.join(missing)} in {store.url}: there is no annotations/instances_*.json of that name; left out"
+    return _places(store, list(zip(splits, (info for _, info in named), strict=True))), note if missing else ""
 
 
 def _places(store: Store, files: Sequence[tuple[str | None, ObjectInfo]]) -> list[Place]:

@@ -21,7 +21,17 @@ from tpufeed.build.item import Item
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.inputs import Files, is_web
 from tpufeed.sharding.options import BOX, ShardOptions
-from tpufeed.sharding.sources.source import IMAGE_SUFFIXES, Contents, Found, Place, is_hidden, listing, resolve, show
+from tpufeed.sharding.sources.source import (
+    IMAGE_SUFFIXES,
+    Contents,
+    Found,
+    Place,
+    is_hidden,
+    is_image_name,
+    listing,
+    resolve,
+    show,
+)
 from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, TableColumns, TableSource, to_label
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import ObjectInfo
@@ -153,8 +163,7 @@ class GroupedSource(TableSource):
     def _find_pattern(self, first: Sequence[Record], group: str) -> str | None:
         """Return the pattern of paths, like `train/{}.jpg`, if the values of a column lack their suffix or folder.
 
-        None if they are paths as they are, or if no pattern holds for those that are tried. Raises OptionError if
-        several hold.
+        None if they are paths as they are. Raises OptionError if no pattern or several hold for those that are tried.
         """
         keys = list(dict.fromkeys(key for record in first if (key := _key_of(record.get(group)))))[:_TRIED_IMAGES]
         files = Files(self.base)
@@ -174,6 +183,12 @@ class GroupedSource(TableSource):
         if len(found) > 1:
             raise OptionError(
                 f"{self.base}: images like {keys[0]} are in {show(found)}; choose one: --image {shlex.quote(found[0])}"
+            )
+        if not found and not is_web(self._store) and not any(is_image_name(key) or "://" in key for key in keys):
+            raise OptionError(
+                f"{self.base}: {group!r} has names like {keys[0]} instead of paths, and no folder here has images of "
+                f"the {len(keys)} names that were tried, like {keys[0]}.jpg: pass --image 'FOLDER/{{}}.jpg', with {{}} "
+                "for the name, or --image COLUMN for a column of paths"
             )
         return found[0] if found else None
 

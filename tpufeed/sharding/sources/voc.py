@@ -1,5 +1,6 @@
 """Read Pascal VOC's XML: a file for each image, with its boxes, their classes, and which are difficult or truncated."""
 
+import itertools
 import math
 import posixpath
 from collections import defaultdict
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 from tpufeed.build.item import Item
+from tpufeed.dataset.naming import SPLIT_OF_WORD
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.boxes import declare
 from tpufeed.sharding.columns import Declared
@@ -39,6 +41,8 @@ _LEVELS = 4  # of elements that are kept: annotation/object/bndbox/xmin
 _SAID = 40  # characters of a value in a message
 _MOST_PIXELS = 1 << 31  # of a side
 _SUFFIX = ".xml"
+_MOST_PEEKED = 1000  # files of a split's folder
+_HEAD_BYTES = 1 << 12
 
 
 class _BadXmlError(Exception):
@@ -53,13 +57,25 @@ class _Annotation(NamedTuple):
 
 
 def find_annotations(store: Store) -> list[ObjectInfo]:
-    """Return the .xml files in the folder of annotations of a dataset's folder, if it has one of images as well."""
+    """Return the .xml files of a dataset's folder: those in its folder of annotations, if it has one of images as well.
+
+    Else those in its folders of splits, if these are all of its folders, with the images beside, as Roboflow has them.
+    """
     with listing():
         for folder in _ANNOTATIONS:
             files = (info for info in store.iter_objects(folder) if _is_xml(info.name))
             if (first := next(files, None)) is not None and _find_folder(store):
                 return sorted([first, *files], key=lambda info: info.name)
-    return []
+        folders = sorted(name for name in store.iter_folders() if not is_hidden(name))
+        if not folders or not all(name.lower() in SPLIT_OF_WORD for name in folders):
+            return []
+        # Not to the end: images of class folders may be millions, and have no such files.
+        heads = (itertools.islice(store.iter_objects(name), _MOST_PEEKED) for name in folders)
+        found = [info for head in heads for info in head if _is_xml(info.name) and info.name.count("/") == 1]
+        if not found or b"<annotation" not in store.read_range(found[0].name, 0, _HEAD_BYTES):
+            return []
+        infos = (info for name in folders for info in store.iter_objects(name) if _is_xml(info.name))
+        return sorted(infos, key=lambda info: info.name)
 
 
 def find_images(store: Store) -> tuple[Store, str] | None:
@@ -104,12 +120,19 @@ class VocSource(Source):
         self._store, self._images = at
         self.base = self._store.url
         self._folder = store.url.removeprefix(self.base).strip("/")  # of the files, below `base`
-        if place.is_folder:
+        by_folder: dict[str, str] | None = None  # the split of each name, if the files are in folders of splits
+        if place.is_folder and self._images:
             self._folder = files[0].name.partition("/")[0]
+        elif place.is_folder:
+            by_folder = {
+                info.name[: -len(_SUFFIX)]: SPLIT_OF_WORD[info.name.partition("/")[0].lower()] for info in files
+            }
         elif self._folder:
             files = [replace(info, name=f"{self._folder}/{info.name}") for info in files]
         self._files = files
-        self._split_of = {} if options.split_shares is not None else _read_lists(self._store)
+        self._split_of = {}
+        if options.split_shares is None:
+            self._split_of = _read_lists(self._store) if by_folder is None else by_folder
         self.splits = bool(self._split_of)
         columns = [(_BOXES, "float32[,4]"), *((flag, "int64[]") for flag in _FLAGS)]
         declared = declare(_BOXES, None, [Declared.parse(*column) for column in columns])

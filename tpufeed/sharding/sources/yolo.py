@@ -171,7 +171,8 @@ class YoloSource(Source):
             texts = read_annotations(files, {name: x for name, x in infos.items() if isinstance(x, ObjectInfo)})
             for image in chunk:
                 if image.label_info is None:
-                    lacking, first = lacking + 1, first or image.file
+                    if isinstance(image.info, ObjectInfo):
+                        lacking, first = lacking + 1, first or image.file
                     yield self._to_item(image, b"")
                 else:
                     yield self._to_item(image, texts.get(image.label, str(image.label_info)))
