@@ -31,7 +31,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 import tpufeed
 from tests.oracle.commands import dawdle, kill_at, run
-from tests.oracle.sources import BRINGS_CLASSES, EDITS, KINDS, SIDE, TRAITS, Source, number_of, place_of, same_path
+from tests.oracle.sources import (
+    BRINGS_CLASSES,
+    EDITS,
+    KINDS,
+    SIDE,
+    SPLITS_ITSELF,
+    TRAITS,
+    Source,
+    number_of,
+    own_split,
+    place_of,
+    same_path,
+)
 from tests.oracle.versions import COUNTS, Version, manifest_of, numbers_of, read, tree
 from tpufeed import cache
 from tpufeed.images import CenterCrop, HorizontalFlip
@@ -86,8 +98,13 @@ class Builds(RuleBasedStateMachine):
         draw = self.draw = random.Random(number)
         traits = {name for name in self.traits if draw.random() < 0.5}
         pixels, splits = itertools.count(draw.randrange(5000)), draw.random() < 0.6
+        self.splits_itself = "own splits" in traits and kind in SPLITS_ITSELF
+        splits = splits and not (self.splits_itself and kind == "coco")
+        self.splits_itself = self.splits_itself and not splits
+        outside, outlines = draw.choice(["reject", "clip", "drop"]), draw.choice(["", "semantic", "instance"])
         places = self.root / "source", self.root / "other/source"
-        self.sources = [Source(kind, place, frozenset(traits), draw, pixels) for place in places]
+        handled = {"outside": outside, "outlines": outlines}
+        self.sources = [Source(kind, place, frozenset(traits), draw, pixels, **handled) for place in places]
         for source, count in zip(self.sources, (draw.randrange(7, 26), draw.randrange(1, 6)), strict=True):
             for _ in range(count):
                 source.add()
@@ -108,7 +125,7 @@ class Builds(RuleBasedStateMachine):
         self.redraw()
         self.split_of = {}  # by path; by the pixels, where they decide
         self.standing, self.warmed, self.is_stale = {}, {}, False
-        self.say(f"{kind}, {sorted(traits)}, {self.options}, rows {len(self.sources[0].rows)}")
+        self.say(f"{kind}, {sorted(traits)}, {handled}, {self.options}, rows {len(self.sources[0].rows)}")
         self.shard(("calm",), overwrite=False)
 
     def redraw(self):
@@ -182,6 +199,7 @@ class Builds(RuleBasedStateMachine):
 
     def check_taken(self, base, version, source, duplicates, rejects):
         """Compare what a version has more than its base with what is right."""
+        source.ids = version.classes
         groups, _, maybe = self.expect(source, base, duplicates)
         added = Counter(version.samples) - Counter(base.samples)
         COUNTS["samples added"] += added.total()
@@ -199,8 +217,9 @@ class Builds(RuleBasedStateMachine):
             elif duplicates == "drop" and (path, sample.pixels) not in version.known:
                 self.unsure.add((place_of(path), sample.pixels))
         for name, samples in version.splits.items():
-            assert self.options["splits"] or name == "train"
+            assert self.options["splits"] or self.splits_itself or name == "train"
             for sample in samples:
+                assert not self.splits_itself or name == own_split(sample.path), f"{sample.path} is in {name}"
                 key = sample.pixels if self.options["split_by_content"] else sample.path
                 there = self.split_of.setdefault(key, name)
                 assert there == name, f"{sample.path} was in {there} and is in {name} now"
@@ -562,7 +581,8 @@ class Builds(RuleBasedStateMachine):
 
 def plain(sample):
     """A sample without what a flip moves."""
-    columns = tuple(each for each in sample.columns if each[0] != "boxes")
+    moved = ("boxes", "objects.bbox", "mask")
+    columns = tuple(each for each in sample.columns if each[0] not in moved or len(each[1]) == 1)
     return sample.path, sample.pixels, sample.labels, columns
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from tests.oracle.records import features, payloads
-from tests.oracle.sources import SIDE, Sample, number_of, same_path
+from tests.oracle.sources import SIDE, Sample, number_of, same_path, shown
 
 OWN = ("image/encoded", "image/tensor", "image/class/label", "image/class/text", "image/height", "image/width")
 OWN += ("image/channels", "image/format", "image/filename")
@@ -91,10 +91,12 @@ def to_sample(payload, manifest):
             data = found[key][0]
             mask = np.frombuffer(data, np.uint8) if image is None else np.asarray(Image.open(io.BytesIO(data)))
             assert mask.size == SIDE * SIDE
-            columns[name] = tuple(np.unique(mask).tolist())
+            columns[name] = shown(mask)
         elif name not in OWN:
             values = found.get(key, ())
-            columns[name] = tuple(each.decode() if isinstance(each, bytes) else each for each in values)
+            values = (each.decode() if isinstance(each, bytes) else each for each in values)
+            # Shares and sizes make pixels of a box with an error of 1e-15.
+            columns[name] = tuple(round(each, 4) if isinstance(each, float) else each for each in values)
     return Sample(same_path(path), number_of(pixels), names, tuple(sorted(columns.items())))
 
 
