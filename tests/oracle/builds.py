@@ -208,7 +208,13 @@ class Builds(RuleBasedStateMachine):
             count = sum(added.pop(sample, 0) for sample in group)
             assert least <= count <= most, f"{count} of {least} to {most} new samples like {group[0]}"
         assert not added, f"these samples are not to be added: {sorted(added)[:3]}"
-        assert rejects <= maybe, f"rejected without reason: {sorted(rejects - maybe)}"
+        assert rejects.keys() <= maybe, f"rejected without reason: {sorted(rejects.keys() - maybe)}"
+        wrong = source.samples()
+        for path, reason in rejects.items():
+            bad = wrong[path][1]
+            assert bad in ("image", "") or reason == f"bad_{bad}", (
+                f"{path} has a wrong {bad}, and the reason is {reason}"
+            )
         before = self.refused.pop(str(source.url), set())
         for path, (sample, bad) in source.samples().items():
             self.refused_ever |= {(place_of(path), sample.pixels)} if path in rejects else set()
@@ -226,8 +232,9 @@ class Builds(RuleBasedStateMachine):
 
     @staticmethod
     def rejects_of(folder):
+        """Reasons by path."""
         lines = (folder / "rejects.jsonl").read_text().splitlines()
-        return {same_path(json.loads(line)["path"]) for line in lines}
+        return {same_path(said["path"]): said["reason"] for said in map(json.loads, lines)}
 
     # Commands.
 
@@ -303,7 +310,7 @@ class Builds(RuleBasedStateMachine):
                 self.sound(self.dataset, [manifest.get("version", 1)])
                 is_old = old and version == old[max(old)] and manifest.get("version", 1) == max(old)
                 if not is_old:
-                    self.check_taken(Version((), {}), version, source, options["duplicates"], set())
+                    self.check_taken(Version((), {}), version, source, options["duplicates"], {})
 
         outcomes = self.go("shard", work, mode, between)
         self.check_done(outcomes, overwrite)
@@ -312,7 +319,7 @@ class Builds(RuleBasedStateMachine):
         base, rejects = Version((), {}), self.rejects_of(self.dataset)
         self.check_taken(base, version, source, options["duplicates"], rejects)
         _, sure, _ = self.expect(source, base, options["duplicates"])
-        assert rejects >= sure, f"no rejects: {sorted(sure - rejects)}"
+        assert rejects.keys() >= sure, f"no rejects: {sorted(sure - rejects.keys())}"
         said = options.get("classes") or (source.classes if source.kind in BRINGS_CLASSES else None)
         assert version.classes == tuple(said or sorted(version.classes)), version.classes
         self.standing = {1: version}
@@ -372,10 +379,13 @@ class Builds(RuleBasedStateMachine):
         return lambda: tpufeed.compact(self.dataset, overwrite=self.discards, workers=1).shards
 
     def may_refuse(self, source, outcome):
-        """A source that brings its own classes may be refused where they do not begin with the dataset's."""
+        """A source that brings its own classes may be refused where they do not begin with the dataset's.
+
+        And one that lacks columns of the dataset.
+        """
         base = self.newest.classes
         brings = source.kind in BRINGS_CLASSES and tuple(source.classes[: len(base)]) != base
-        return brings and outcome.is_a("OptionError", "SourceError")
+        return (brings or source.lacks_objects) and outcome.is_a("OptionError", "SourceError")
 
     def after_append(self, source, outcomes, handling):
         """All that was to be added is there."""

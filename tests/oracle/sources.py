@@ -205,6 +205,12 @@ class Source:
         return found
 
     @property
+    def lacks_objects(self):
+        """Whether its lists of objects are all empty, so that nothing tells their columns."""
+        is_listed = self.kind == "imagefolder" and "own place" in self.traits
+        return is_listed and not any(row.boxes for row in self.rows)
+
+    @property
     def draws(self):
         """Whether masks are drawn from outlines."""
         return bool(self.outlines) and self.kind in ("coco", "yolo")
@@ -281,7 +287,8 @@ class Source:
         self.draw.shuffle(self.classes)
         if len(self.classes) < 7:
             new = f"{self.draw.choice('abcz')}{len(self.classes)}"
-            self.classes.insert(self.draw.randrange(len(self.classes) + 1), new)
+            if new not in self.classes:
+                self.classes.insert(self.draw.randrange(len(self.classes) + 1), new)
         return str(self.classes)
 
     def change(self):
