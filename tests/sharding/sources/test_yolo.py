@@ -187,6 +187,9 @@ def test_a_listed_image_that_is_missing(yolo, tmp_path):
         ("- a\n", "names"),
         ("train: images/train\n", "names"),
         ("train: images/train\nnames: cat\n", "names"),
+        ("train: images/train\nnames: []\n", "empty"),
+        ('train: "a\\0b"\nnames: [cat]\n', "train"),
+        ("train: nowhere://x\nnames: [cat]\n", "nowhere"),
         ("train: images/train\nnames: [cat, no]\n", "names"),  # YAML's false
         ("train: images/train\nnames: [cat, cat]\n", "cat"),
         ("names: [cat]\n", "train"),

@@ -13,7 +13,7 @@ import msgspec
 
 from tpufeed.build.item import Item, Outline
 from tpufeed.dataset.naming import count_ending
-from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError, TpufeedError
+from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError, TpufeedError, UsageError
 from tpufeed.sharding.boxes import FlipPairs, declare
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.inputs import Files
@@ -131,8 +131,11 @@ class YoloSource(Source):
                 tried = [
                     (root, each) for root in roots for each in dict.fromkeys((entry, re.sub(r"^(\.\./)+", "", entry)))
                 ]
-                with listing():
-                    root, at = next(((root, at) for root, each in tried if (at := _look(root, each))), ("", None))
+                try:
+                    with listing():
+                        root, at = next(((root, at) for root, each in tried if (at := _look(root, each))), ("", None))
+                except (UsageError, SourceError) as error:  # no place can be called so
+                    raise SourceError(f"{self._where}: {split} names {entry[:_SAID]!r}: {error}") from error
                 if at is not None:
                     self.base = self.base or root
                     self._entries.append((split, *at))
@@ -294,7 +297,9 @@ def _read_config(store: Store, name: str) -> _Config:
     named = {key: str(name) for key, name in names.items()}
     if said.nc is not None and said.nc != len(named):
         raise SourceError(f"{where}: 'nc' is {said.nc}, but 'names' has {len(named)} classes; correct one of them")
-    for class_name, times in Counter(named.values()).most_common(1) or [("", 0)]:
+    if not named:
+        raise SourceError(f"{where}: 'names' is empty; expected the names of the classes")
+    for class_name, times in Counter(named.values()).most_common(1):
         if times != 1:
             raise SourceError(f"{where}: 'names' has {times} classes called {class_name!r}; expected each name once")
     splits = {
