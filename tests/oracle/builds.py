@@ -103,7 +103,8 @@ class Builds(RuleBasedStateMachine):
         self.splits_itself = self.splits_itself and not splits
         outside, outlines = draw.choice(["reject", "clip", "drop"]), draw.choice(["", "semantic", "instance"])
         places = self.root / "source", self.root / "other/source"
-        handled = {"outside": outside, "outlines": outlines}
+        presize = draw.choice([None, None, SIDE // 2])
+        handled = {"outside": outside, "outlines": outlines, "is_halved": presize is not None}
         self.sources = [Source(kind, place, frozenset(traits), draw, pixels, **handled) for place in places]
         for source, count in zip(self.sources, (draw.randrange(7, 26), draw.randrange(1, 6)), strict=True):
             for _ in range(count):
@@ -117,6 +118,8 @@ class Builds(RuleBasedStateMachine):
             "split_by_content": splits and draw.random() < 0.2,
             "encode": draw.choice(["keep", "keep", "exact", "png"]),
             "seed": draw.randrange(3),
+            "presize": presize,
+            "presize_mode": draw.choice(["short", "long", "fit"]),
             "classes": None,
         }
         if kind in ("folder", "csv"):
@@ -143,6 +146,10 @@ class Builds(RuleBasedStateMachine):
         note(text)
 
     # What is right.
+
+    @property
+    def side(self):
+        return self.options["presize"] or SIDE
 
     @property
     def newest(self):
@@ -505,7 +512,7 @@ class Builds(RuleBasedStateMachine):
     @rule(mode=MODES, flips=st.booleans())
     def warm(self, mode, flips):
         """Warm a cache, or let it grow; it equals one that is warmed at once."""
-        ops = [CenterCrop(SIDE), HorizontalFlip()] if flips else [CenterCrop(SIDE)]
+        ops = [CenterCrop(self.side), HorizontalFlip()] if flips else [CenterCrop(self.side)]
         overwrite = self.is_stale or flips != getattr(self, "flips", flips)
         self.is_stale, self.flips = False, flips
         self.say(f"warm {mode} flips {flips}, overwrite {overwrite}")
@@ -573,7 +580,7 @@ class Builds(RuleBasedStateMachine):
             for split in wanted:
                 data = tpufeed.open_dataset(self.dataset, version=number)
                 options = {"batch_size": 1, "shuffle": False, "processes": 0, "columns": ["image", "sample"]}
-                options["ops"] = [CenterCrop(SIDE)]
+                options["ops"] = [CenterCrop(self.side)]
                 with tpufeed.Loader(data, split=split, **options) as loader:
                     found[split] = [(number_of(image[0]), int(sample[0])) for image, sample in loader]
             return found

@@ -36,7 +36,9 @@ def picture(number):
 
 
 def number_of(pixels):
-    """The number of an image, which may have been stored with a loss, or mirrored."""
+    """The number of an image, which may have been stored with a loss, mirrored, or at half its size."""
+    if len(pixels) == SIDE // 2:
+        pixels = pixels.repeat(2, 0).repeat(2, 1)
     means = pixels[..., :3].mean(-1).reshape(3, CELL, 3, CELL).mean((1, 3))
     means = means if means[2, 0] < means[2, 2] else means[:, ::-1]
     digits = np.rint((means.ravel() - 16) / 32).astype(int).tolist()
@@ -149,6 +151,7 @@ class Source:
         outside: what is done with boxes that reach beyond their images: reject, clip or drop.
         outlines: how they are drawn as masks: semantic, instance or not.
         ids: names of the classes in the order of the dataset's ids.
+        is_halved: images are stored at half their size.
     """
 
     kind: str
@@ -162,6 +165,7 @@ class Source:
     outside: str = "reject"
     outlines: str = ""
     ids: tuple[str, ...] = ()
+    is_halved: bool = False
 
     @property
     def splits_itself(self):
@@ -598,7 +602,7 @@ class Source:
             ids = self.ids or tuple(self.classes)
             value = 1 + (ids.index(row.kinds[at]) if self.outlines == "semantic" else place)
             found[rectangle(row.boxes[at]) > 0] = 255 if is_crowd and row.marks[at] else value
-        return shown(found)
+        return shown(found[1::2, 1::2] if self.is_halved else found)
 
     def samples(self):
         """By path, in the order of rows: the sample, and what is wrong with it."""
@@ -607,6 +611,7 @@ class Source:
             path, columns = self.path(row, at), {}
             kept, boxes, bad = self.keep(row)
             marks, whole = tuple(row.marks[place] for place in kept), sum(boxes, ())
+            whole = tuple(each / 2 for each in whole) if self.is_halved else whole
             if self.kind in ("csv", "grouped", "imagefolder"):
                 columns = {"text": (row.text,), "count": () if row.count is None else (row.count,)}
             if self.kind == "coco":
