@@ -152,6 +152,7 @@ class Source:
         outlines: how they are drawn as masks: semantic, instance or not.
         ids: names of the classes in the order of the dataset's ids.
         is_halved: images are stored at half their size.
+        has_varied: marks differed within an image when the dataset was made.
     """
 
     kind: str
@@ -166,6 +167,7 @@ class Source:
     outlines: str = ""
     ids: tuple[str, ...] = ()
     is_halved: bool = False
+    has_varied: bool = False
 
     @property
     def splits_itself(self):
@@ -201,12 +203,22 @@ class Source:
         found = rows | place | (lists if self.has_boxes and self.kind not in DECLARES else {})
         if self.kind == "grouped":
             found |= {"group_by": "filename", "boxes": "xmin,ymin,xmax,ymax"}
-            found |= {"box_columns": ["hidden"]} if "box columns" in self.traits else {}
+            found |= {"box_columns": ["hidden"]} if "box columns" in self.traits and not self.finds_columns else {}
         found |= {"boxes_outside": self.outside} if self.has_boxes else {}
         found |= {"outlines": self.outlines} if self.draws else {}
         if self.has_masks:
             found |= {"masks": str(self.folder / "masks")} if self.kind == "folder" else mask
         return found
+
+    @property
+    def finds_columns(self):
+        """Whether the build has to find which columns have a value for each box."""
+        return self.kind == "grouped" and {"box columns", "holes"} <= self.traits
+
+    @property
+    def varies(self):
+        """Whether marks differ within an image."""
+        return any(len({*row.marks}) > 1 for row in self.rows)
 
     @property
     def lacks_objects(self):
@@ -591,6 +603,8 @@ class Source:
             if not is_gone and not (is_far and self.outside == "drop"):
                 kept.append(at)
                 boxes.append(inside)
+        if self.finds_columns and not self.has_varied and len({*row.marks}) > 1 and row.bad != "image":
+            return kept, boxes, "column"
         return kept, boxes, row.bad or wrong
 
     def mask_of(self, row, kept):
@@ -622,6 +636,7 @@ class Source:
             elif self.kind == "voc":
                 columns = {"boxes": whole, "difficult": marks, "truncated": (0,) * len(marks)}
             elif self.kind == "grouped":
+                marks = marks if self.has_varied or not self.finds_columns else row.marks[:1]  # of the whole image
                 columns |= {"boxes": whole} | ({"hidden": marks} if "box columns" in self.traits else {})
             elif self.kind == "imagefolder":
                 columns |= {"objects.bbox": whole, "objects.hidden": marks}
