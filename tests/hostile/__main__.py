@@ -16,7 +16,8 @@ from pathlib import Path
 
 os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"})
 
-from tests.hostile.machine import MOST_SECONDS, forged_step, link_steps, make_bases, take_step
+from tests.hostile.machine import MOST_SECONDS, Step, forged_step, link_steps, make_bases, take_step
+from tests.hostile.sources import SOURCES, SourceStep, take_source_step
 
 SHOWN = 40
 
@@ -38,12 +39,15 @@ def main() -> None:
         links = [step for step in link_steps(bases) if options.only in str(step)]
         draw.shuffle(links)
         while time.monotonic() < until:
-            step = links.pop() if links and draw.random() < 0.4 else forged_step(bases, draw)
+            step: Step | SourceStep = links.pop() if links and draw.random() < 0.4 else forged_step(bases, draw)
+            if draw.random() < 0.5:
+                step = SourceStep(draw.choice(SOURCES), draw.getrandbits(32))
             if options.only not in str(step):
                 continue
             faulthandler.dump_traceback_later(4 * MOST_SECONDS, exit=True)  # where no signal gets through
             try:
-                counts[take_step(step, bases)] += 1
+                is_source = isinstance(step, SourceStep)
+                counts[take_source_step(step, bases.folder) if is_source else take_step(step, bases)] += 1
             except Exception as error:  # noqa: BLE001  # whatever a step comes upon
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 where = f"{type(error).__name__} in {last.filename}:{last.lineno}"

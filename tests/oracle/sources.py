@@ -6,6 +6,7 @@ where its bytes differ, so that all else keeps its times.
 
 import functools
 import io
+import itertools
 import json
 import random
 import re
@@ -15,8 +16,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from PIL import Image
 
-KINDS = ("folder", "csv", "jsonl", "tars", "parquet", "arrow", "coco")
-BRINGS_CLASSES = ("parquet", "arrow", "coco")  # by themselves
+KINDS = ("folder", "csv", "jsonl", "tars", "parquet", "arrow", "coco", "yolo", "voc", "grouped", "imagefolder")
+BRINGS_CLASSES = ("parquet", "arrow", "coco", "yolo")  # by themselves
+SPLITS_ITSELF = ("coco", "yolo", "voc", "imagefolder")
+DECLARES = ("coco", "yolo", "voc", "grouped", "imagefolder")  # which columns have boxes
+OUTSIDE_PX = 2  # a box is clipped in silence that reaches so far beyond its image
 SIDE, CELL, BASE, DIGITS = 24, 8, 8, 5
 NUMBERED = re.compile(r"(.*\.(?:parquet|arrow))/0*(\d+)/(.*)")
 
@@ -32,7 +36,9 @@ def picture(number):
 
 
 def number_of(pixels):
-    """The number of an image, which may have been stored with a loss, or mirrored."""
+    """The number of an image, which may have been stored with a loss, mirrored, or at half its size."""
+    if len(pixels) == SIDE // 2:
+        pixels = pixels.repeat(2, 0).repeat(2, 1)
     means = pixels[..., :3].mean(-1).reshape(3, CELL, 3, CELL).mean((1, 3))
     means = means if means[2, 0] < means[2, 2] else means[:, ::-1]
     digits = np.rint((means.ravel() - 16) / 32).astype(int).tolist()
@@ -72,6 +78,7 @@ class Row:
     Attributes:
         pixels: its number.
         kinds: the class of each box; the first one is that of the image where there is one class an image.
+        marks: 0 or 1 for each box.
         bad: what is wrong with it: "image", "box", "mask", or nothing.
     """
 
@@ -83,6 +90,7 @@ class Row:
     tags: tuple[str, ...]
     nums: tuple[int, ...]
     boxes: tuple[tuple[int, ...], ...]
+    marks: tuple[int, ...]
     mask: int
     bad: str = ""
 
@@ -140,6 +148,11 @@ class Source:
     Attributes:
         classes: that a source names by itself, in its order.
         traits: of all sources of a run: one or several of `TRAITS`.
+        outside: what is done with boxes that reach beyond their images: reject, clip or drop.
+        outlines: how they are drawn as masks: semantic, instance or not.
+        ids: names of the classes in the order of the dataset's ids.
+        is_halved: images are stored at half their size.
+        has_varied: marks differed within an image when the dataset was made.
     """
 
     kind: str
@@ -150,6 +163,15 @@ class Source:
     classes: list[str] = field(default_factory=lambda: ["cow", "ant", "bee"])
     rows: list[Row] = field(default_factory=list)
     named: int = 0
+    outside: str = "reject"
+    outlines: str = ""
+    ids: tuple[str, ...] = ()
+    is_halved: bool = False
+    has_varied: bool = False
+
+    @property
+    def splits_itself(self):
+        return "own splits" in self.traits and self.kind in SPLITS_ITSELF
 
     @property
     def has_boxes(self):
@@ -161,12 +183,14 @@ class Source:
 
     @property
     def labels_boxes(self):
-        return self.kind in ("jsonl", "coco")
+        return self.kind in ("jsonl", *DECLARES)
 
     @property
     def url(self):
         names = {"folder": "photos", "csv": "table.csv", "jsonl": "table.jsonl", "tars": "tars", "parquet": "hub"}
-        return self.folder / (names | {"arrow": "saved", "coco": "annotations/instances.json"})[self.kind]
+        names |= {"arrow": "saved", "coco": "coco" if self.splits_itself else "annotations/instances.json"}
+        names |= {"yolo": "yolo", "voc": "voc", "grouped": "boxes.csv", "imagefolder": "images"}
+        return self.folder / names[self.kind]
 
     @property
     def options(self):
@@ -174,11 +198,38 @@ class Source:
         lists = {"boxes": "boxes"} | ({"box_columns": ["hidden"]} if "box columns" in self.traits else {})
         mask = {"image_columns": {"mask": {"tars": "mask.png:mask"}.get(self.kind, "mask:mask")}}
         rows = {"image": "image"} if self.kind in ("parquet", "arrow") else {}
-        place = {"image": str(self.folder / "images")} if self.kind == "coco" and "own place" in self.traits else {}
-        found = rows | place | (lists if self.has_boxes and self.kind != "coco" else {})
+        has_place = self.kind == "coco" and "own place" in self.traits and not self.splits_itself
+        place = {"image": str(self.folder / "images")} if has_place else {}
+        found = rows | place | (lists if self.has_boxes and self.kind not in DECLARES else {})
+        if self.kind == "grouped":
+            found |= {"group_by": "filename", "boxes": "xmin,ymin,xmax,ymax"}
+            found |= {"box_columns": ["hidden"]} if "box columns" in self.traits and not self.finds_columns else {}
+        found |= {"boxes_outside": self.outside} if self.has_boxes else {}
+        found |= {"outlines": self.outlines} if self.draws else {}
         if self.has_masks:
             found |= {"masks": str(self.folder / "masks")} if self.kind == "folder" else mask
         return found
+
+    @property
+    def finds_columns(self):
+        """Whether the build has to find which columns have a value for each box."""
+        return self.kind == "grouped" and {"box columns", "holes"} <= self.traits
+
+    @property
+    def varies(self):
+        """Whether marks differ within an image."""
+        return any(len({*row.marks}) > 1 for row in self.rows)
+
+    @property
+    def lacks_objects(self):
+        """Whether its lists of objects are all empty, so that nothing tells their columns."""
+        is_listed = self.kind == "imagefolder" and "own place" in self.traits
+        return is_listed and not any(row.boxes for row in self.rows)
+
+    @property
+    def draws(self):
+        """Whether masks are drawn from outlines."""
+        return bool(self.outlines) and self.kind in ("coco", "yolo")
 
     @property
     def further(self):
@@ -203,12 +254,17 @@ class Source:
             ),
             nums=tuple(self.draw.randrange(99) for _ in range(1 if only else self.draw.randrange(4))),
             boxes=boxes,
+            marks=tuple(self.draw.randrange(2) for _ in boxes),
             mask=self.draw.randrange(250),
         )
 
     def corners(self):
         count = 1 if "lists of one" in self.traits else self.draw.randrange(4)
-        return [(self.draw.randrange(16), self.draw.randrange(16)) for _ in range(count)]
+        may_leave = "boxes outside" in self.traits
+        least, most = zip(
+            *(((-8, 30) if may_leave and self.draw.random() < 0.15 else (0, 16)) for _ in range(2)), strict=True
+        )
+        return [(self.draw.randrange(least[0], most[0]), self.draw.randrange(least[1], most[1])) for _ in range(count)]
 
     def add(self):
         self.rows.append(self.make_row())
@@ -247,7 +303,8 @@ class Source:
         self.draw.shuffle(self.classes)
         if len(self.classes) < 7:
             new = f"{self.draw.choice('abcz')}{len(self.classes)}"
-            self.classes.insert(self.draw.randrange(len(self.classes) + 1), new)
+            if new not in self.classes:
+                self.classes.insert(self.draw.randrange(len(self.classes) + 1), new)
         return str(self.classes)
 
     def change(self):
@@ -263,7 +320,9 @@ class Source:
             return ""
         at, ways = self.pick(), ["image"]
         if "wrong boxes" in self.traits:
-            ways += [*["mask"] * self.has_masks, *["box"] * (self.has_boxes and bool(self.rows[at].boxes))]
+            has_boxes = self.has_boxes and bool(self.rows[at].boxes)
+            has_masks = self.has_masks or (self.kind == "coco" and self.draws and has_boxes)
+            ways += [*["mask"] * has_masks, *["box"] * has_boxes]
         return self.put(at, bad=self.draw.choice(ways))
 
     def remove(self):
@@ -321,7 +380,7 @@ class Source:
         """The columns as JSON has them."""
         found = {"text": row.text, "count": row.count, "nums": list(row.nums), "boxes": row.said_boxes}
         found |= {"tags": list(row.tags)} if "text lists" in self.traits else {}
-        return found | ({"hidden": [box[0] % 2 for box in row.boxes]} if "box columns" in self.traits else {})
+        return found | ({"hidden": list(row.marks)} if "box columns" in self.traits else {})
 
     def write_tars(self):
         tars = {}
@@ -382,54 +441,243 @@ class Source:
         sync(self.url, {name: data.getvalue(), "state.json": state})
 
     def write_coco(self):
+        """One file, or one for each split as Roboflow has it, with a root category that no box has."""
         ids = {name: 3 * place + 1 for place, name in enumerate(self.classes)}
-        images, annotations = [], []
-        for row in self.rows:
-            images.append({"id": row.id, "file_name": row.file, "width": SIDE, "height": SIDE})
-            for kind, (left, top, right, bottom) in zip(row.kinds, row.said_boxes, strict=False):
-                box = {"image_id": row.id, "category_id": ids[kind], "bbox": [left, top, right - left, bottom - top]}
-                annotations.append(box | {"id": len(annotations), "iscrowd": left % 2, "area": 1, "segmentation": []})
         categories = [{"id": number, "name": name} for name, number in ids.items()]
+        if not self.splits_itself:
+            sync(self.folder / "images", {row.file: row.data for row in self.rows})
+            sync(self.url.parent, {self.url.name: self.coco(self.rows, ids, categories)})
+            return
+        categories.insert(0, {"id": 0, "name": self.classes[0], "supercategory": "none"})
+        files = {f"{own_split(row.file)}/{row.file}": row.data for row in self.rows}
+        for split in {own_split(row.file) for row in self.rows}:
+            rows = [row for row in self.rows if own_split(row.file) == split]
+            files[f"{split}/_annotations.coco.json"] = self.coco(rows, ids, categories)
+        sync(self.url, files)
+
+    def coco(self, rows, ids, categories):
+        images, annotations, is_loose = [], [], "loose ids" in self.traits
+        for row in rows:
+            images.append({"id": self.image_id(row), "file_name": row.file, "width": SIDE, "height": SIDE})
+            for at, (kind, said) in enumerate(zip(row.kinds, row.said_boxes, strict=False)):
+                left, top, right, bottom = said
+                box = {"image_id": self.image_id(row, at), "bbox": [left, top, right - left, bottom - top]}
+                box |= {"category_id": str(ids[kind]) if is_loose and at else ids[kind], "id": len(annotations)}
+                box |= {"iscrowd": bool(row.marks[at]) if is_loose else row.marks[at]}
+                box |= {"area": float("nan") if is_loose else 1, "segmentation": self.segmentation(row, at)}
+                annotations.append(box)
+        if is_loose and annotations:
+            annotations.append({"image_id": self.image_id(rows[0]), "category_id": 1, "segmentation": []})  # no bbox
         content = {"images": images, "annotations": annotations, "categories": categories}
-        sync(self.folder / "images", {row.file: row.data for row in self.rows})
-        sync(self.url.parent, {self.url.name: json.dumps(content).encode()})
+        if is_loose and not annotations:
+            del content["annotations"]
+        return json.dumps(content).encode()
+
+    def image_id(self, row, way=0):
+        """The same id in one of the ways in which tools write it."""
+        if "text ids" in self.traits:
+            return f"of {row.name}"
+        ways = (row.id, float(row.id), str(row.id), f"{row.id:07d}")
+        return ways[(row.id + way) % 4] if "loose ids" in self.traits else row.id
+
+    def segmentation(self, row, at):
+        """A box as a polygon, as run lengths by columns, or as these packed; or none."""
+        if row.bad == "mask" and at == 0:
+            return [[0, 0, 5, 5]]
+        way, box = (row.boxes[at][0] + at) % 4, row.boxes[at]
+        if way == 3:
+            return []
+        pixels = rectangle(box)
+        if way == 0 or not pixels.any():
+            left, top, right, bottom = box
+            return [[left, top, right, top, right, bottom, left, bottom]]
+        if way == 1:
+            from pycocotools import mask
+
+            packed = mask.encode(np.asfortranarray(pixels))
+            return {"size": [SIDE, SIDE], "counts": packed["counts"].decode()}
+        column = pixels.ravel("F")
+        ends = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), column.size]
+        counts = [end - begin for begin, end in itertools.pairwise(ends)]
+        return {"size": [SIDE, SIDE], "counts": [0, *counts] if column[0] else counts}
+
+    def is_outlined(self, row, at):
+        if self.kind == "yolo":
+            return self.is_polygon(row, at)
+        return bool((row.boxes[at][0] + at) % 4 != 3)
+
+    def is_polygon(self, row, at):
+        return bool(row.boxes[at][1] % 2) and row.bad != "box"
+
+    def write_yolo(self):
+        files, names = {}, {}
+        for row in self.rows:
+            folder = f"/{own_split(row.file)}" if self.splits_itself else ""
+            files[f"images{folder}/{row.file}"] = row.data
+            names.setdefault(folder, []).append(row.file)
+            lines = []
+            for at, (kind, box) in enumerate(zip(row.kinds, row.said_boxes, strict=False)):
+                left, top, right, bottom = (each / SIDE for each in box)
+                shares = (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
+                if self.is_polygon(row, at):
+                    shares = left, top, right, top, right, bottom, left, bottom
+                lines.append(f"{self.classes.index(kind)} {' '.join(map(repr, shares))}")
+            if lines or row.id % 2 or not any(each.boxes for each in self.rows):
+                files[f"labels{folder}/{row.name}.txt"] = "\n".join(lines).encode()
+        config = [f"names: {json.dumps(self.classes)}", f"nc: {len(self.classes)}"]
+        for folder, inside in sorted(names.items()):
+            split = folder[1:] or "train"
+            config.append(f"{split}: {f'{split}.txt' if 'own place' in self.traits else f'images{folder}'}")
+            if "own place" in self.traits:
+                files[f"{split}.txt"] = "\n".join(f"./images{folder}/{name}" for name in inside).encode()
+        sync(self.url, files | {"data.yaml": "\n".join(config).encode()})
+
+    def write_voc(self):
+        files, lists = {}, {}
+        for row in self.rows:
+            objects = "".join(
+                f"<object><name>{kind}</name><difficult>{mark}</difficult><bndbox><xmin>{left + 1}</xmin>"
+                f"<ymin>{top + 1}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>"
+                for kind, mark, (left, top, right, bottom) in zip(row.kinds, row.marks, row.said_boxes, strict=False)
+            )
+            size = f"<size><width>{SIDE}</width><height>{SIDE}</height></size>" if row.id % 2 else ""
+            files[f"JPEGImages/{row.file}"] = row.data
+            files[f"Annotations/{row.name}.xml"] = f"<annotation>{size}{objects}</annotation>".encode()
+            lists.setdefault(f"ImageSets/Main/{own_split(row.file)}.txt", []).append(row.name)
+        said = {name: "\n".join(lines).encode() for name, lines in lists.items()} if self.splits_itself else {}
+        sync(self.url, files | said)
+
+    def write_grouped(self):
+        """A row for each box; the rows of an image may be apart."""
+        rows = []
+        for row in self.rows:
+            rest = f'"{row.text}",{"" if row.count is None else row.count}'
+            boxes = list(zip(row.kinds, row.marks, row.said_boxes, strict=False)) or [("", "", [""] * 4)]
+            for at, (kind, mark, box) in enumerate(boxes):
+                line = ",".join([f"im/{row.file}", kind, *map(str, box), rest])
+                rows.append((at if "own place" in self.traits else 0, f"{line},{mark}"))
+        has_marks = "box columns" in self.traits
+        lines = ["filename,class,xmin,ymin,xmax,ymax,text,count" + ",hidden" * has_marks]
+        lines += [line if has_marks else line.rpartition(",")[0] for _, line in sorted(rows, key=lambda each: each[0])]
+        images = {f"im/{row.file}": row.data for row in self.rows}
+        sync(self.folder, {self.url.name: "\n".join(lines).encode(), **images})
+
+    def write_imagefolder(self):
+        files, tables = {}, {}
+        for row in self.rows:
+            folder = f"{own_split(row.file)}/" if self.splits_itself else ""
+            boxes = [[left, top, right - left, bottom - top] for left, top, right, bottom in row.said_boxes]
+            objects = {"bbox": boxes, "categories": list(row.kinds[: len(boxes)]), "hidden": list(row.marks)}
+            if "own place" in self.traits:  # a list of objects
+                each = zip(*objects.values(), strict=True)
+                objects = [dict(zip(objects, values, strict=True)) for values in each]
+            said = {"file_name": row.file, "text": row.text, "count": row.count, "objects": objects}
+            tables.setdefault(f"{folder}metadata.jsonl", []).append(json.dumps(said))
+            files[f"{folder}{row.file}"] = row.data
+        files |= {"train/notes.md": b"so that it is there"} if self.splits_itself else {}
+        sync(self.url, files | {name: "\n".join(lines).encode() for name, lines in tables.items()})
 
     # In the dataset.
 
     def path(self, row, at):
-        if self.kind == "folder":
-            return f"{row.kinds[0]}/{row.file}"
-        if self.kind == "tars":
-            return f"{row.id % 2}.tar/{row.file}"
-        if self.kind == "parquet":
-            return f"data/train-00000-of-00001.parquet/{at}/{row.file}"
-        if self.kind == "arrow":
-            return f"data-00000-of-00001.arrow/{at}/{row.file}"
-        return row.file if self.kind == "coco" else f"im/{row.file}"
+        split = f"{own_split(row.file)}/" if self.splits_itself else ""
+        plain = {"folder": f"{row.kinds[0]}/{row.file}", "tars": f"{row.id % 2}.tar/{row.file}"}
+        plain |= {"parquet": f"data/train-00000-of-00001.parquet/{at}/{row.file}"}
+        plain |= {"arrow": f"data-00000-of-00001.arrow/{at}/{row.file}", "coco": split + row.file}
+        plain |= {"yolo": f"images/{split}{row.file}", "voc": f"JPEGImages/{row.file}", "imagefolder": split + row.file}
+        return plain.get(self.kind, f"im/{row.file}")
+
+    def keep(self, row):
+        """The places of the boxes that are kept, these boxes within the image, and what is wrong with the row."""
+        kept, boxes, wrong = [], [], ""
+        for at, box in enumerate(row.boxes if self.has_boxes else ()):
+            inside = tuple(min(max(each, 0), SIDE) for each in box)
+            is_gone = inside[0] >= inside[2] or inside[1] >= inside[3]
+            is_far = min(box) < -OUTSIDE_PX or max(box) > SIDE + OUTSIDE_PX
+            if self.kind == "yolo":  # its numbers are in 0 to 1
+                left, top, right, bottom = box
+                said = box if self.is_polygon(row, at) else ((left + right) / 2, (top + bottom) / 2)
+                wrong = "box" if min(said) < 0 or max(said) > SIDE else wrong
+            if is_gone or is_far:
+                wrong = wrong or ("box" if self.outside == "reject" else "")
+            if not is_gone and not (is_far and self.outside == "drop"):
+                kept.append(at)
+                boxes.append(inside)
+        if self.finds_columns and not self.has_varied and len({*row.marks}) > 1 and row.bad != "image":
+            return kept, boxes, "column"
+        return kept, boxes, row.bad or wrong
+
+    def mask_of(self, row, kept):
+        """The mask of all outlines: crowds first, then each over those before."""
+        found = np.zeros((SIDE, SIDE), int)
+        is_crowd = self.kind == "coco"
+        drawn = [(at, place) for place, at in enumerate(kept) if self.is_outlined(row, at)]
+        for at, place in sorted(drawn, key=lambda each: not (is_crowd and row.marks[each[0]])):
+            ids = self.ids or tuple(self.classes)
+            value = 1 + (ids.index(row.kinds[at]) if self.outlines == "semantic" else place)
+            found[rectangle(row.boxes[at]) > 0] = 255 if is_crowd and row.marks[at] else value
+        return shown(found[1::2, 1::2] if self.is_halved else found)
 
     def samples(self):
         """By path, in the order of rows: the sample, and what is wrong with it."""
         found = {}
         for at, row in enumerate(self.rows):
             path, columns = self.path(row, at), {}
-            if self.kind == "csv":
+            kept, boxes, bad = self.keep(row)
+            marks, whole = tuple(row.marks[place] for place in kept), sum(boxes, ())
+            whole = tuple(each / 2 for each in whole) if self.is_halved else whole
+            if self.kind in ("csv", "grouped", "imagefolder"):
                 columns = {"text": (row.text,), "count": () if row.count is None else (row.count,)}
-            elif self.kind == "coco":
-                crowds = tuple(box[0] % 2 for box in row.boxes)
-                columns = {"boxes": sum(row.boxes, ()), "iscrowd": crowds, "image_id": (row.id,)}
-            elif self.kind != "folder":
-                columns = {name: flat(value) for name, value in self.values(replace(row, bad="")).items()}
+            if self.kind == "coco":
+                text = self.image_id(row) if "text ids" in self.traits else row.id
+                columns = {"boxes": whole, "iscrowd": marks, "image_id": (text,)}
+            elif self.kind == "yolo":
+                columns = {"boxes": whole}
+            elif self.kind == "voc":
+                columns = {"boxes": whole, "difficult": marks, "truncated": (0,) * len(marks)}
+            elif self.kind == "grouped":
+                marks = marks if self.has_varied or not self.finds_columns else row.marks[:1]  # of the whole image
+                columns |= {"boxes": whole} | ({"hidden": marks} if "box columns" in self.traits else {})
+            elif self.kind == "imagefolder":
+                columns |= {"objects.bbox": whole, "objects.hidden": marks}
+            elif self.kind not in ("folder", "csv"):
+                columns = {name: flat(value) for name, value in self.values(row).items()} | {"boxes": whole}
+                columns |= {"hidden": marks} if "box columns" in self.traits else {}
             if self.has_masks:
                 columns["mask"] = (row.mask,)
-            labels = (row.kinds if row.boxes else ()) if self.labels_boxes else row.kinds[:1]
-            found[path] = Sample(path, row.pixels, labels, tuple(sorted(columns.items()))), row.bad
+            elif self.draws:
+                columns["mask"] = self.mask_of(row, kept)
+            labels = tuple(row.kinds[place] for place in kept) if self.labels_boxes else row.kinds[:1]
+            found[path] = Sample(path, row.pixels, labels, tuple(sorted(columns.items()))), bad
         return found
 
 
 # What sources may have: images of COCO in a place that the command says, lists of text, empty text in these, columns
-# of boxes, boxes or masks that are wrong, other classes or another order of them.
+# of boxes, boxes or masks that are wrong, other classes or another order of them; splits of their own, boxes that reach
+# beyond the image, ids of COCO as text, floats or names. "own place" is also for lists of files for YOLO, for rows of
+# an image that are apart in a table, and for lists of objects in the metadata of a folder.
 TRAITS = ("masks", "own place", "lists of one", "text lists", "holes", "box columns", "wrong boxes", "other classes")
+TRAITS += ("own splits", "boxes outside", "loose ids", "text ids")
 EDITS = ("add", "change", "spoil", "spoil", "mend", "mend", "remove", "rename", "say", "double", "shuffle", "reclass")
+
+
+def own_split(path):
+    """The split that a source says by itself; it follows from a row's number."""
+    return "train" if int(re.search(r"(\d{3})\.\w+$", path)[1]) % 3 else "val"
+
+
+def rectangle(box):
+    """The pixels of a box: 1, and 0 elsewhere."""
+    found = np.zeros((SIDE, SIDE), np.uint8)
+    left, top, right, bottom = (max(0, each) for each in box)
+    found[top:bottom, left:right] = 1
+    return found
+
+
+def shown(mask):
+    """A mask as a column: one value where all are the same."""
+    values = tuple(np.unique(mask).tolist())
+    return values if len(values) == 1 else tuple(np.asarray(mask).ravel().tolist())
 
 
 def flat(value):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from tests.oracle.records import features, payloads
-from tests.oracle.sources import SIDE, Sample, number_of, same_path
+from tests.oracle.sources import Sample, number_of, same_path, shown
 
 OWN = ("image/encoded", "image/tensor", "image/class/label", "image/class/text", "image/height", "image/width")
 OWN += ("image/channels", "image/format", "image/filename")
@@ -79,7 +80,8 @@ def to_sample(payload, manifest):
     keys = {spec["name"]: spec.get("stored_as") or spec["name"] for spec in manifest["features"]}
     image = found.get(keys.get("image/encoded"))
     if image is None:
-        pixels = np.frombuffer(found["image/tensor"][0], np.uint8).reshape(SIDE, SIDE, 3)
+        pixels = np.frombuffer(found["image/tensor"][0], np.uint8)
+        pixels = pixels.reshape(math.isqrt(pixels.size // 3), -1, 3)
     else:
         pixels = np.asarray(Image.open(io.BytesIO(image[0])).convert("RGB"))
     names = tuple(manifest["class_names"][label] for label in found[keys["image/class/label"]])
@@ -90,11 +92,13 @@ def to_sample(payload, manifest):
         if name == "mask":
             data = found[key][0]
             mask = np.frombuffer(data, np.uint8) if image is None else np.asarray(Image.open(io.BytesIO(data)))
-            assert mask.size == SIDE * SIDE
-            columns[name] = tuple(np.unique(mask).tolist())
+            assert mask.size * 3 == pixels.size
+            columns[name] = shown(mask)
         elif name not in OWN:
             values = found.get(key, ())
-            columns[name] = tuple(each.decode() if isinstance(each, bytes) else each for each in values)
+            values = (each.decode() if isinstance(each, bytes) else each for each in values)
+            # Shares and sizes make pixels of a box with an error of 1e-15.
+            columns[name] = tuple(round(each, 4) if isinstance(each, float) else each for each in values)
     return Sample(same_path(path), number_of(pixels), names, tuple(sorted(columns.items())))
 
 

@@ -30,6 +30,7 @@ _ELSEWHERE = {
             "keypoints",
             "flip_pairs",
             "box_columns",
+            "boxes_outside",
         ),
         "make a dataset with tpufeed.shard first, and warm that",
     ),

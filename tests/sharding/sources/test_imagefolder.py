@@ -140,6 +140,15 @@ def test_further_images_are_beside_the_metadata(folder, tmp_path):
     assert len(texts_of(shard(source, tmp_path / "d", **options).url)["train/0.png"]["second"]) == 1
 
 
+def test_new_images_may_have_no_boxes(folder, tmp_path):
+    """Lists without any box are boxes, as the name of their column says."""
+    shard(folder(rows_of(objects=OBJECTS)), tmp_path / "d")
+    empty = folder(rows_of(objects=[OBJECTS[1]] * 3)[2:])
+    Image.fromarray(np.full((48, 64, 3), 200, np.uint8)).save(empty / "2.png")
+    assert tpufeed.append(empty, tmp_path / "d", workers=1).added == 1
+    assert [sample["objects.bbox"] for sample in texts_of(tmp_path / "d").values()].count([]) == 2
+
+
 def test_a_grown_folder_is_appended(folder, tmp_path):
     rows = rows_of(objects=OBJECTS)
     shard(folder(rows[:1]), tmp_path / "d")

@@ -19,6 +19,8 @@ from tpufeed.errors import ManifestError, MissingExtraError, OptionError, Source
 
 NAMES = "names: [cat, 'no', dog]\nnc: 3\n"
 LINES = {"train": ["0 0.5 0.5 0.5 0.5\n2 0.25 0.25 0.1 0.2\n", "1 0.5 0.5 1 1\n"], "val": ["2 0.1 0.1 0.1 0.1\n"]}
+# For which PyYAML raises an IndexError, a KeyError, an AttributeError and an OverflowError.
+ODD_VALUES = ("!!int ''", "!!bool x", "!!timestamp x", f"{'1:' * 400}1.5")
 
 
 @pytest.fixture
@@ -184,6 +186,9 @@ def test_a_listed_image_that_is_missing(yolo, tmp_path):
         ("- a\n", "names"),
         ("train: images/train\n", "names"),
         ("train: images/train\nnames: cat\n", "names"),
+        ("train: images/train\nnames: []\n", "empty"),
+        ('train: "a\\0b"\nnames: [cat]\n', "train"),
+        ("train: nowhere://x\nnames: [cat]\n", "nowhere"),
         ("train: images/train\nnames: [cat, no]\n", "names"),  # YAML's false
         ("train: images/train\nnames: [cat, cat]\n", "cat"),
         ("names: [cat]\n", "train"),
@@ -195,6 +200,9 @@ def test_a_listed_image_that_is_missing(yolo, tmp_path):
         ("train: images/train\nnames: [cat]\nkpt_shape: [17, 4]\n", "kpt_shape"),
         ("train: images/train\nnames: [cat]\nkpt_shape: [2, 3]\nflip_idx: [1, 1]\n", "flip_idx"),
         ("!!python/object/apply:os.system ['true']\n", "YAML"),
+        *((f"train: images/train\nnames: [cat]\nnc: {value}\n", "YAML") for value in ODD_VALUES),
+        ("train: images/train\nnames: {<<: {0: cat}}\n", "merge"),  # a few lines of them can take all memory
+        pytest.param(f"train: images/train\nnames: [cat]\n#{'x' * (1 << 20)}", "1 MB", id="large"),
     ],
 )
 def test_a_yaml_that_cannot_be_understood(text, said, yolo, tmp_path):

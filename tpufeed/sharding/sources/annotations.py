@@ -175,9 +175,11 @@ class FoundBoxes(NamedTuple):
 def find_boxes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> FoundBoxes | None:
     """Return the column that holds the boxes of some rows; None if there is none."""
     for name in columns:
-        boxes = [box for row in rows if isinstance(row.get(name), list) for box in row[name]]
+        lists = [row[name] for row in rows if isinstance(row.get(name), list)]
+        boxes = list(itertools.chain.from_iterable(lists))
         sound = sum(isinstance(box, list) and len(box) == _BOX for box in boxes)
-        if "box" not in name.lower() or sound * 2 <= len(boxes):  # a few may be wrong
+        # A few may be wrong, and no image may have a box.
+        if "box" not in name.lower() or not lists or (boxes and sound * 2 <= len(boxes)):
             continue
         owner, dot, _ = name.rpartition(".")
         label = next((f"{owner}{dot}{last}" for last in _OF_BOXES if f"{owner}{dot}{last}" in columns), None)
