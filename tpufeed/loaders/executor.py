@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ class ThreadExecutor:
         # Views of one dataset share its readers, under the number of the first one.
         first = dict[tuple[int, str], int]()
         self._same = [first.setdefault((id(each.dataset.manifest), each.split), at) for at, each in enumerate(sources)]
+        uses = Counter(self._same)
+        self._sharing = {number for number, each in enumerate(self._same) if uses[each] > 1}
         self._requests = ThreadPoolExecutor(AT_ONCE, "tpufeed-read") if len(first) > 1 else None
         self._newest = [0] * len(sources)  # newest epoch of each dataset in the batches taken
         self._remote = {number: each.dataset for number, each in enumerate(sources) if each.dataset.is_remote}
@@ -185,7 +188,7 @@ class ThreadExecutor:
         The lanes of a mixture do not reach it at the same time: so the epoch before is kept, too. Views that share a
         dataset are in different epochs, and release nothing.
         """
-        if (len(self._sources) > 1 and epoch < self._newest[number]) or self._same.count(self._same[number]) > 1:
+        if (len(self._sources) > 1 and epoch < self._newest[number]) or number in self._sharing:
             return
         kept = {epoch, epoch - 1} if len(self._sources) > 1 else {epoch}
         self._newest[number] = epoch
