@@ -277,7 +277,7 @@ def _read_config(store: Store, name: str) -> _Config:
     except ImportError as error:
         raise MissingExtraError("pyyaml", "annotations") from error
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types here
         def flatten_mapping(self, _: Any) -> None:
             """Leave merge keys (`<<`) as they are, so that they are refused: a few lines can grow without end."""
 
