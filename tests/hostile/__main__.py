@@ -1,6 +1,6 @@
 """Hostile folders and annotations with a fresh seed, for as long as asked.
 
-    python -m tests.hostile [--seconds 1800] [--seed N] [--only SourceStep]
+python -m tests.hostile [--seconds 1800] [--seed N] [--only SourceStep]
 """
 
 import argparse
