@@ -1,4 +1,7 @@
-"""Hostile folders with a fresh seed, for as long as asked: python -m tests.hostile [--seconds 1800] [--seed N]."""
+"""Hostile folders and annotations with a fresh seed, for as long as asked.
+
+python -m tests.hostile [--seconds 1800] [--seed N] [--only SourceStep]
+"""
 
 import argparse
 import faulthandler

@@ -1,7 +1,7 @@
 """Sources of every kind that change under the hands of their owner, and what a dataset of each has to hold.
 
-Knows nothing of tpufeed but what docs/shard.md and docs/samples.md say of sources. A row is rewritten on the disk only
-where its bytes differ, so that all else keeps its times.
+Knows nothing of tpufeed but which formats of images can be read, and what docs/shard.md and docs/samples.md say of
+sources. A row is rewritten on the disk only where its bytes differ, so that all else keeps its times.
 """
 
 import functools
@@ -16,10 +16,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from PIL import Image
 
+from tpufeed.images.modern import readable_formats
+
 KINDS = ("folder", "csv", "jsonl", "tars", "parquet", "arrow", "coco", "yolo", "voc", "grouped", "imagefolder")
 BRINGS_CLASSES = ("parquet", "arrow", "coco", "yolo")  # by themselves
 SPLITS_ITSELF = ("coco", "yolo", "voc", "imagefolder")
 DECLARES = ("coco", "yolo", "voc", "grouped", "imagefolder")  # which columns have boxes
+MODERN = readable_formats()  # AVIF, HEIC and JPEG XL, as far as their packages are installed
 OUTSIDE_PX = 2  # a box is clipped in silence that reaches so far beyond its image
 SIDE, CELL, BASE, DIGITS = 24, 8, 8, 5
 NUMBERED = re.compile(r"(.*\.(?:parquet|arrow))/0*(\d+)/(.*)")
@@ -44,24 +47,31 @@ def number_of(pixels):
     digits = np.rint((means.ravel() - 16) / 32).astype(int).tolist()
     number = sum(digit * BASE**place for place, digit in enumerate(digits[:DIGITS]))
     off = np.abs(picture(number)[::CELL, ::CELL, 0] - means).max()
-    assert off < 8, f"no picture of a number: {means.tolist()}"
+    assert off < 12, f"no picture of a number: {means.tolist()}"
     return number
 
 
 @functools.cache
 def image_file(number, is_broken=False):
-    """The bytes of an image; every third one is a JPEG."""
+    """The bytes of an image of the format that `suffix_of` says."""
     data = io.BytesIO()
     image = Image.fromarray(picture(number))
-    if is_jpeg(number):
-        image.save(data, "JPEG", quality=95, subsampling=0)
+    suffix = suffix_of(number)
+    if suffix == "heic":
+        import pillow_heif
+
+        pillow_heif.from_pillow(image).save(data, quality=95)
     else:
-        image.save(data, "PNG")
+        if suffix == "jxl":
+            import pillow_jxl  # noqa: F401  # it makes Pillow write them
+        forms = {"jpg": "JPEG", "png": "PNG", "avif": "AVIF", "jxl": "JXL"}
+        image.save(data, forms[suffix], **({"quality": 95, "subsampling": 0} if suffix == "jpg" else {}))
     return data.getvalue()[:-30] if is_broken else data.getvalue()  # of each other bytes
 
 
-def is_jpeg(number):
-    return number % 3 == 0
+def suffix_of(number):
+    """Every third image is a JPEG, and some are of the formats that are stored as JPEG."""
+    return "jpg" if number % 3 == 0 else ["png", *sorted(MODERN)][number % 7 if number % 7 <= len(MODERN) else 0]
 
 
 @functools.cache
@@ -96,7 +106,7 @@ class Row:
 
     @property
     def file(self):
-        return f"{self.name}{'.jpg' if is_jpeg(self.pixels) else '.png'}"
+        return f"{self.name}.{suffix_of(self.pixels)}"
 
     @property
     def id(self):
@@ -344,7 +354,7 @@ class Source:
         return self.rows[at].name
 
     def same_form(self, pixels):
-        return next(number for number in self.pixels if is_jpeg(number) == is_jpeg(pixels))
+        return next(number for number in self.pixels if suffix_of(number) == suffix_of(pixels))
 
     # On the disk.
 

@@ -12,4 +12,4 @@ from tests.oracle.sources import KINDS
 @pytest.mark.parametrize("kind", KINDS)
 def test_builds(kind, caplog):
     caplog.set_level(logging.CRITICAL, "tpufeed")
-    run_state_machine_as_test(machine([kind], KINDS.index(kind)), settings=settings_of(2, 6))
+    run_state_machine_as_test(machine([kind], KINDS.index(kind)), settings=settings_of(2, 4))

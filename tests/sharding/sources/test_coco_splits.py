@@ -189,6 +189,15 @@ def test_images_of_a_split_without_a_file_are_said(make, tmp_path):
     assert any(said.startswith("test2017, images/train2017 in") for said in result.warnings)
 
 
+@pytest.mark.parametrize("layout", ["Roboflow", "CVAT's splits", "COCO"])
+def test_a_split_that_comes_later_adds_only_its_images(layout, make, tmp_path):
+    files, _ = LAYOUTS[layout]
+    first = shard(make(dict(list(files.items())[:1])), tmp_path / "d")
+    root = make(files)
+    assert tpufeed.append(root, tmp_path / "d", workers=1).added == 3 * (len(files) - 1)
+    assert splits_of(first) == {"train": 3}
+
+
 def test_folders_of_classes_stay_folders_of_classes(make, tmp_path):
     root = make({"annotations/instances_default.json": "cat"})
     result = shard(root, tmp_path / "d")

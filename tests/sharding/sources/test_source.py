@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpufeed.sharding.sources.source import resolve
+from tpufeed.sharding.sources.source import MOST_ANNOTATION_BYTES, chunks_of, resolve
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,10 @@ from tpufeed.sharding.sources.source import resolve
 )
 def test_where_a_path_leads(base, path, file):
     assert resolve(base, path) == file
+
+
+def test_few_large_files_are_in_memory_at_once():
+    """Thousands of files with holes take no room on a disk, and 10 MB each in memory."""
+    assert [len(chunk) for chunk in chunks_of(range(9000), lambda _: 100)] == [4096, 4096, 808]
+    assert {len(chunk) for chunk in chunks_of(range(70), lambda _: MOST_ANNOTATION_BYTES)} == {7}
+    assert list(chunks_of([], len)) == []

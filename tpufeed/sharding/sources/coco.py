@@ -5,6 +5,7 @@ have other types than COCO's is decoded again, and its rows are taken or refused
 """
 
 import itertools
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -391,7 +392,10 @@ class CocoSource(Source):
             folder = folders.get(str(each.split)) if folders else options.image
             base = find_images(coco.where, [image.file_name for image in coco.images], each.store, folder).url
             self._parts.append(_Part(coco, each.split, base, ""))
-        self.base = _common_base([part.base for part in self._parts])
+        bases = [part.base for part in self._parts]
+        if place.is_folder and self.splits and bases[0].startswith(f"{place.store.url.rstrip('/')}/"):
+            bases.append(posixpath.dirname(bases[0]))  # so that paths stay when a second split comes
+        self.base = _common_base(bases)
         self._parts = [part._replace(prefix=_lead(self.base, part.base)) for part in self._parts]
         cocos = [part.coco for part in self._parts]
         self._notes = [*place.notes, *itertools.chain.from_iterable(coco.notes for coco in cocos)]

@@ -4,10 +4,10 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from tpufeed.build.item import Item
 from tpufeed.dataset.naming import read_classes
@@ -19,6 +19,7 @@ from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.store import ObjectInfo, Store, url_scheme
 
 MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
+_MOST_AT_ONCE, _MOST_BYTES_AT_ONCE = 4096, 64 << 20  # files of annotations that are read together
 _MANY_SHOWN = 8
 _ROW_DIGITS = 9  # so that names sort as rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
@@ -32,6 +33,9 @@ HIDDEN_FOLDERS = (
     r"system volume information|lost\+found"
 )
 _HIDDEN = re.compile(rf"(?:\A|/)(?:\.(?!\.)|(?:{HIDDEN_FOLDERS})(?:/|\Z))")
+
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(slots=True)
@@ -150,6 +154,19 @@ def check_declares_all(options: ShardOptions, what: str, takes_image: bool = Fal
     given = [name for name in own if getattr(options, name)]
     if given:
         raise OptionError(f"{what} declares its images, boxes and columns itself; leave out {', '.join(given)}")
+
+
+def chunks_of(rows: Iterable[_Row], size_of: Callable[[_Row], int]) -> Iterator[list[_Row]]:
+    """Yield rows in lists, short ones if annotations are large: those of a list are in memory at once."""
+    chunk, size = list[_Row](), 0
+    for row in rows:
+        chunk.append(row)
+        size += size_of(row)
+        if len(chunk) == _MOST_AT_ONCE or size >= _MOST_BYTES_AT_ONCE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str, bytes | str]:

@@ -22,6 +22,7 @@ from tpufeed.sharding.sources.source import (
     Place,
     Source,
     check_declares_all,
+    chunks_of,
     is_hidden,
     is_image_name,
     listing,
@@ -36,7 +37,6 @@ _ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images",
 _LISTS = "ImageSets/Main"
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _FLAG = {"": 0, "0": 0, "false": 0, "1": 1, "true": 1}
-_AT_ONCE = 4096
 _LEVELS = 4  # of elements that are kept: annotation/object/bndbox/xmin
 _SAID = 40  # characters of a value in a message
 _MOST_PIXELS = 1 << 31  # of a side
@@ -155,8 +155,8 @@ class VocSource(Source):
         # The name of a file decides, as in torchvision and detectron2: the name in it may be that of another machine.
         owners = {images[stem][0].name: name for name, stem in stems.items() if len(images.get(stem, ())) == 1}
         reader = Files(self.base)
-        for first in range(0, len(listed), _AT_ONCE):
-            infos = {info.name: info for info in listed[first : first + _AT_ONCE]}
+        for chunk in chunks_of(listed, lambda info: info.size_bytes):
+            infos = {info.name: info for info in chunk}
             for name, data in read_annotations(reader, infos).items():
                 where, read, problem = f"{self.base}/{name}", _Annotation({}, []), None
                 try:

@@ -24,6 +24,7 @@ from tpufeed.sharding.sources.source import (
     Place,
     Source,
     check_declares_all,
+    chunks_of,
     identity_of,
     is_image_name,
     listing,
@@ -169,7 +170,7 @@ class YoloSource(Source):
         found.notes += self._notes
         images, files = self._iter_images(found), Files(self.base)
         lacking, count, first = 0, 0, ""
-        while chunk := list(itertools.islice(images, _AT_ONCE)):
+        for chunk in chunks_of(images, lambda image: getattr(image.label_info, "size_bytes", 0)):
             infos = {image.label: image.label_info for image in chunk}
             texts = read_annotations(files, {name: x for name, x in infos.items() if isinstance(x, ObjectInfo)})
             for image in chunk:
@@ -278,7 +279,7 @@ def _read_config(store: Store, name: str) -> _Config:
     except ImportError as error:
         raise MissingExtraError("pyyaml", "annotations") from error
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types here
         def flatten_mapping(self, _: Any) -> None:
             """Leave merge keys (`<<`) as they are, so that they are refused: a few lines can grow without end."""
 
