@@ -6,11 +6,11 @@ have other types than COCO's is decoded again, and its rows are taken or refused
 
 import itertools
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,14 +50,18 @@ _INT64 = 1 << 63
 _LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
 _POINT = 3
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(\.0*)?\s*", re.ASCII)
-_NO_JSON = re.compile(rb"NaN|-?Infinity")  # `json.dump` writes them
-_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_TEXT_OR_NAN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)|(NaN|-?Infinity)', re.DOTALL)  # `json.dump` writes NaN
 _ROW_FIELDS = {
     "category_id": "a number or text",
     "iscrowd": "0 or 1",
     "bbox": "left, top, width and height",
     "keypoints": "numbers",
 }
+
+
+_I = TypeVar("_I")
+_C = TypeVar("_C")
+_A = TypeVar("_A")
 
 
 class _Image(msgspec.Struct, gc=False):
@@ -86,68 +90,47 @@ class _Category(msgspec.Struct, gc=False):
     keypoints: Any = None  # their names, if it is a list of text
 
 
-class _Content(msgspec.Struct, gc=False):
-    images: list[_Image]
-    categories: list[_Category]
-    annotations: list[_Annotation] = []
-
-
-class _OutlinedContent(_Content, gc=False):
-    annotations: list[_OutlinedAnnotation] = []  # type: ignore[assignment]  # of a subclass
-
-
-_RAW: Any = ("segmentation", msgspec.Raw, msgspec.Raw())
-
-
-def _rows_like(kind: Any) -> Any:
-    """Return the type of rows with the fields of a struct, of any types; a row may also not be an object."""
-    fields = [_RAW if name == "segmentation" else (name, Any, None) for name in kind.__struct_fields__]
-    loose: Any = msgspec.defstruct(kind.__name__, fields, gc=False)
-    of_list: Any = list
-    return of_list[loose | list[Any] | str | float | bool | None]
+class _Content(msgspec.Struct, Generic[_I, _C, _A], gc=False):
+    images: list[_I]
+    categories: list[_C]
+    annotations: list[_A] | None = None
 
 
 _OBJECT: Any = msgspec.Struct  # rows have the fields of other structs, which are not known to mypy
 
 
-def _decoders(content: Any, annotation: Any) -> tuple[Any, Any]:
+def _loosen(kind: Any) -> Any:
+    """Return the type of rows with the fields of a struct, of any types; a row may also not be an object."""
+    types = {"segmentation": (msgspec.Raw, msgspec.Raw())}
+    fields = [(name, *types.get(name, (Any, None))) for name in kind.__struct_fields__]
+    loose: Any = msgspec.defstruct(kind.__name__, fields, gc=False)
+    return loose | list[Any] | str | float | bool | None
+
+
+def _decoders(*kinds: Any) -> tuple[Any, Any]:
     """Return the decoder of a file as COCO writes it, and that of rows with any types."""
-    loose: list[Any] = [
-        ("images", _rows_like(_Image)),
-        ("categories", _rows_like(_Category)),
-        ("annotations", _rows_like(annotation) | None, None),
-    ]
-    return msgspec.json.Decoder(content), msgspec.json.Decoder(msgspec.defstruct("_Loose", loose))
+    content: Any = _Content
+    return msgspec.json.Decoder(content[kinds]), msgspec.json.Decoder(content[tuple(map(_loosen, kinds))])
 
 
-_CONTENT = _decoders(_Content, _Annotation)
-_OUTLINED_CONTENT = _decoders(_OutlinedContent, _OutlinedAnnotation)
+_CONTENT = _decoders(_Image, _Category, _Annotation)
+_OUTLINED_CONTENT = _decoders(_Image, _Category, _OutlinedAnnotation)
 
 
 @dataclass(slots=True)
-class _Read:
-    """Rows of a file, and those that were refused."""
-
-    content: Any  # a `_Content`
-    problems: dict[Any, str] = field(default_factory=dict)  # by the id of their image
-    lost: list[tuple[str, str]] = field(default_factory=list)  # images without id or name: a name and what is wrong
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
 class Coco:
-    """Contents of a file, in its order."""
+    """Contents of a file, in its order, and what was refused."""
 
     where: str  # its URL
-    images: list[_Image]
-    categories: dict[int, str]  # names in the order of their ids
-    class_names: tuple[str, ...]  # each name once
-    annotations: dict[int, list[_Annotation]]  # by the id of their image
-    keypoints: int  # of an annotation; 0 if no annotation has any
-    flip_pairs: FlipPairs | None  # keypoints that are left and right, by their names; None if these do not tell
-    problems: dict[int, str]  # why annotations were refused, by the id of their image
-    lost: list[tuple[str, str]]  # images that were refused: a name and what is wrong
-    notes: list[str]  # what was left out, as sentences
+    images: list[_Image] = field(default_factory=list)
+    categories: dict[int, str] = field(default_factory=dict)  # names in the order of their ids
+    class_names: tuple[str, ...] = ()  # each name once
+    annotations: dict[int, list[_Annotation]] = field(default_factory=dict)  # by the id of their image
+    keypoints: int = 0  # of an annotation; 0 if no annotation has any
+    flip_pairs: FlipPairs | None = None  # keypoints that are left and right, by their names; None if these do not tell
+    problems: dict[Any, str] = field(default_factory=dict)  # why annotations were refused, by the id of their image
+    lost: list[tuple[str, str]] = field(default_factory=list)  # images without id or name: a name and what is wrong
+    notes: list[str] = field(default_factory=list)  # what was left out, as sentences
 
 
 def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
@@ -159,10 +142,11 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
         UnavailableError, AccessError: the store does not answer, or refuses.
     """
     where = f"{store.url}/{name}"
+    coco = Coco(where)
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
         data = file.read()
     try:
-        read = _decode(data.removeprefix(b"\xef\xbb\xbf"), where, outlines)
+        images, categories, annotations = _decode(data.removeprefix(b"\xef\xbb\xbf"), outlines, coco)
     except msgspec.ValidationError as error:
         raise SourceError(
             f"{where}: not annotations of COCO's instances or keypoints: {error}; {_EXPECTED}. A table in JSON has one "
@@ -170,55 +154,50 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError(f"{where}: not JSON: {error}. The file was cut short or badly copied") from error
-    content, notes = read.content, read.notes
-    if not content.images and not read.lost:
+    if not images and not coco.lost:
         raise NoInputsError(f"{where}: it names no images")
-    for what, rows in ("images", content.images), ("categories", content.categories):
-        ((value, times),) = Counter[Any](row.id for row in rows).most_common(1) or [(None, 0)]
+    for what, ids in ("images", [row.id for row in images]), ("categories", [row.id for row in categories]):
+        ((value, times),) = Counter[Any](ids).most_common(1) or [(None, 0)]
         if times > 1:
-            places = [str(number) for number, row in enumerate(rows) if row.id == value]
+            places = [str(place) for place, each in enumerate(ids) if each == value]
             raise SourceError(
                 f"{where}: {times} of its {what} have the id {value!r}: {', '.join(places[:_SHOWN])} (from 0); remove "
                 "all but one, or give each its own id"
             )
-    by_image: dict[int, list[_Annotation]] = {image.id: [] for image in content.images}
-    unknown = list[Any]()
-    for one in content.annotations:
-        of_image = by_image.get(one.image_id)
-        if of_image is None:
-            unknown.append(one.image_id)
-        else:
-            of_image.append(one)
+    by_image: dict[int, list[_Annotation]] = {image.id: [] for image in images}
+    unknown = [one.image_id for one in annotations if one.image_id not in by_image]
     if unknown:
-        said = f"{where}: {len(unknown):,} of its {len(content.annotations):,} annotations"
+        said = f"{where}: {len(unknown):,} of its {len(annotations):,} annotations"
         why = f"of images that are not in the file, like image {unknown[0]}"
-        if len(unknown) == len(content.annotations):
+        if len(unknown) == len(annotations):
             raise SourceError(f"{said} are {why}; give the file that also lists their images")
-        notes.append(f"{said} are {why}, and are left out")
-    categories = sorted(content.categories, key=lambda category: (isinstance(category.id, str), category.id))
-    marked = (one.keypoints for annotations in by_image.values() for one in annotations if one.keypoints)
-    each = len(next(marked, ())) // _POINT
-    if each > _MOST_POINTS:
-        raise SourceError(f"{where}: an annotation has {each:,} keypoints; at most {_MOST_POINTS:,} are allowed")
-    named = {category.id: category.name for category in categories}
-    # All categories that have keypoints must agree on the pairs.
-    used = {one.category_id for annotations in by_image.values() for one in annotations if one.keypoints}
-    pairs = {_pair_names(category.keypoints, each) for category in categories if category.id in used}
-    flip_pairs = pairs.pop() if len(pairs) == 1 else None
-    taken = {one.category_id for annotations in by_image.values() for one in annotations}
-    names, joined = _join_names([(category.id, category.name) for category in categories], taken)
-    notes += [f"{where}: {said}" for said in joined]
-    return Coco(where, content.images, named, names, by_image, each, flip_pairs, read.problems, read.lost, notes)
+        coco.notes.append(f"{said} are {why}, and are left out")
+    for one in annotations:
+        by_image.get(one.image_id, []).append(one)
+    kept = list(itertools.chain.from_iterable(by_image.values()))
+    marked = [one for one in kept if one.keypoints]
+    points = len(marked[0].keypoints or ()) // _POINT if marked else 0
+    if points > _MOST_POINTS:
+        raise SourceError(f"{where}: an annotation has {points:,} keypoints; at most {_MOST_POINTS:,} are allowed")
+    categories.sort(key=lambda category: (isinstance(category.id, str), category.id))
+    used = {one.category_id for one in marked}  # all categories that have keypoints must agree on the pairs
+    pairs = {_pair_names(category.keypoints, points) for category in categories if category.id in used}
+    coco.images, coco.annotations, coco.keypoints = images, by_image, points
+    coco.flip_pairs = pairs.pop() if len(pairs) == 1 else None
+    coco.categories = {category.id: category.name for category in categories}
+    coco.class_names, joined = _join_names(coco.categories, {one.category_id for one in kept})
+    coco.notes += [f"{where}: {said}" for said in joined]
+    return coco
 
 
-def _join_names(categories: Sequence[tuple[Any, str]], used: set[Any]) -> tuple[tuple[str, ...], list[str]]:
+def _join_names(categories: Mapping[Any, str], used: set[Any]) -> tuple[tuple[str, ...], list[str]]:
     """Return the names of categories, each once, and notes on names that several `used` ids have.
 
     Of categories with one name, such as Roboflow's root, the first that is used decides the place.
     """
-    ids: dict[str, list[Any]] = {}
-    for number, name in categories:
-        ids.setdefault(name, []).append(number)
+    ids = defaultdict[str, list[Any]](list)
+    for number, name in categories.items():
+        ids[name].append(number)
     found = {name: [number for number in numbers if number in used] or numbers[:1] for name, numbers in ids.items()}
     joined = [
         f"the categories {', '.join(map(str, numbers))} are all called {name!r}, and become one class"
@@ -226,34 +205,22 @@ def _join_names(categories: Sequence[tuple[Any, str]], used: set[Any]) -> tuple[
         if len(numbers) > 1
     ]
     first = {numbers[0] for numbers in found.values()}
-    return tuple(name for number, name in categories if number in first), joined
+    return tuple(name for number, name in categories.items() if number in first), joined
 
 
-def _decode(data: bytes, where: str, outlines: bool) -> _Read:
+def _decode(data: bytes, outlines: bool, coco: Coco) -> tuple[list[_Image], list[_Category], list[_Annotation]]:
     """Decode a file: as COCO writes it, else row by row. Raises msgspec.DecodeError."""
-    content, loose = _OUTLINED_CONTENT if outlines else _CONTENT
+    strict, loose = _OUTLINED_CONTENT if outlines else _CONTENT
     try:
-        return _Read(content.decode(data))
-    except msgspec.DecodeError:
-        sound = _null_nan(data)
-    try:
-        return _Read(content.decode(sound))
+        try:
+            content = strict.decode(data)
+        except msgspec.DecodeError:
+            if b"NaN" in data or b"Infinity" in data:  # pandas means a missing value by NaN
+                data = _TEXT_OR_NAN.sub(lambda found: b"null" if found[1] else found[0], data)
+            content = strict.decode(data)
     except msgspec.ValidationError as error:
-        return _take_rows(loose.decode(sound), where, error)
-
-
-def _null_nan(data: bytes) -> bytes | bytearray:
-    """Replace NaN and Infinity outside of texts by null, as pandas means a missing value by NaN."""
-    changed, last, in_text = bytearray(), 0, False
-    for found in _NO_JSON.finditer(data):
-        start, stop = found.span()
-        quotes = data.count(b'"', last, start) - sum(each[0] == b'\\"' for each in _ESCAPE.finditer(data, last, start))
-        in_text ^= bool(quotes % 2)
-        changed += memoryview(data)[last:start]
-        changed += found[0] if in_text else b"null"
-        last = stop
-    changed += memoryview(data)[last:] if last else b""
-    return changed or data
+        return _take_rows(loose.decode(data), coco, error)
+    return content.images, content.categories, content.annotations or []
 
 
 def _to_id(value: Any) -> Any:
@@ -266,9 +233,11 @@ def _to_id(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
-def _take_rows(loose: Any, where: str, error: msgspec.ValidationError) -> _Read:
+def _take_rows(
+    loose: Any, coco: Coco, error: msgspec.ValidationError
+) -> tuple[list[_Image], list[_Category], list[_Annotation]]:
     """Take the rows of a file one by one. Raises the `error` of its first bad row if it has no annotations of boxes."""
-    read, name = _Read(loose), where.rpartition("/")[2]
+    where, rows = coco.where, loose.annotations or []
     images, categories, annotations, boxless = list[Any](), list[Any](), list[Any](), 0
     for number, row in enumerate(loose.images):
         said, file = (row.id, row.file_name) if isinstance(row, _OBJECT) else (None, None)
@@ -277,8 +246,8 @@ def _take_rows(loose: Any, where: str, error: msgspec.ValidationError) -> _Read:
             wrong = (
                 f"the 'id' {said!r:.{_SAID}} and the 'file_name' {file!r:.{_SAID}}; expected a number or text, and text"
             )
-            place = str(file) if has_name else name_of_row(name, number)
-            read.lost.append((place, f"the image {number} (from 0) of {where} has {wrong}"))
+            place = str(file) if has_name else name_of_row(where.rpartition("/")[2], number)
+            coco.lost.append((place, f"the image {number} (from 0) of {where} has {wrong}"))
             continue
         row.id = image_id
         images.append(row)
@@ -286,28 +255,24 @@ def _take_rows(loose: Any, where: str, error: msgspec.ValidationError) -> _Read:
         if isinstance(row, _OBJECT) and isinstance(row.name, str | int | float) and _to_id(row.id) is not None:
             row.id, row.name = _to_id(row.id), str(row.name)
             categories.append(row)
-    if len(categories) < len(loose.categories):
-        read.notes.append(
-            f"{where}: {len(loose.categories) - len(categories)} categories without id or name are left out"
-        )
+    if lost := len(loose.categories) - len(categories):
+        coco.notes.append(f"{where}: {lost} categories without id or name are left out")
     known = {row.id for row in images}
-    for number, row in enumerate(loose.annotations or ()):
+    for number, row in enumerate(rows):
         if not isinstance(row, _OBJECT) or row.bbox is None:
             boxless += 1
             continue
         row.image_id = _to_id(row.image_id)
         if row.image_id in known and (wrong := _take_fields(row)):
             problem = f"{wrong!r} {getattr(row, wrong)!r:.{_SAID}} in annotation {number} (from 0)"
-            read.problems.setdefault(row.image_id, f"{problem}; expected {_ROW_FIELDS[wrong]}")
+            coco.problems.setdefault(row.image_id, f"{problem}; expected {_ROW_FIELDS[wrong]}")
             continue
         annotations.append(row)
-    count = len(loose.annotations or ())
-    if (count and boxless == count) or (loose.images and not images):
+    if (rows and boxless == len(rows)) or (loose.images and not images):
         raise error
     if boxless:
-        read.notes.append(f"{where}: {boxless:,} of its {count:,} annotations have no 'bbox' and are left out")
-    loose.images, loose.categories, loose.annotations = images, categories, annotations
-    return read
+        coco.notes.append(f"{where}: {boxless:,} of its {len(rows):,} annotations have no 'bbox' and are left out")
+    return images, categories, annotations
 
 
 def _take_fields(row: Any) -> str:
