@@ -10,34 +10,37 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from tpufeed.build.item import Item
 from tpufeed.errors import NoInputsError, OptionError, SourceError, TpufeedError
-from tpufeed.sharding.boxes import FlipPairs, declare
-from tpufeed.sharding.columns import Declared
+from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.outlines import coco_outlines
 from tpufeed.sharding.sources.coco_folders import find_images, parse_named, stats, with_slashes
 from tpufeed.sharding.sources.source import (
+    BOXES,
+    KEYPOINTS,
     Contents,
     Found,
     Place,
     Source,
     check_declares_all,
-    identity_of,
+    item_of,
     listing,
     name_of_row,
     resolve,
+    side_of,
+    whole,
 )
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
-_BOXES, _KEYPOINTS, _CROWD, _IMAGE_ID = "boxes", "keypoints", "iscrowd", "image_id"
+_CROWD, _IMAGE_ID = "iscrowd", "image_id"
 _AT_ONCE = 2048
 _SHOWN = 3
 _EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
@@ -45,7 +48,6 @@ _BOX = 4
 _MOST_POINTS = 512  # keypoints of an object: a face has up to 478
 _MOST_POINTS_OF_IMAGE = 200_000  # keypoints; an object without keypoints takes as many numbers as the others
 _SAID = 40  # characters of a value in a message
-_MOST_PIXELS = 1 << 31  # of a side
 _INT64 = 1 << 63
 _LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
 _POINT = 3
@@ -122,6 +124,8 @@ class Coco:
     """Contents of a file, in its order, and what was refused."""
 
     where: str  # its URL
+    split: str | None = None
+    base: str = ""  # the folder of its images
     images: list[_Image] = field(default_factory=list)
     categories: dict[int, str] = field(default_factory=dict)  # names in the order of their ids
     class_names: tuple[str, ...] = ()  # each name once
@@ -302,16 +306,6 @@ def _say_wrong(one: _Annotation, coco: Coco) -> str:
     return "" if len(one.bbox) == _BOX else f"'bbox' {one.bbox[: _BOX + 1]}; expected left, top, width and height"
 
 
-def _side(value: Any) -> int:
-    """Return a width or height: 0 if it is missing, -1 if it is impossible."""
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _SAID:
-        value = int(value)
-    if value is None or value == 0:
-        return 0
-    is_side = isinstance(value, int | float) and 0 < value < _MOST_PIXELS and value == int(value)
-    return int(value) if is_side else -1
-
-
 def _pair_names(names: Any, points: int) -> FlipPairs | None:
     """Return the pairs of names like left_eye and right_eye, or L-ear and R-ear; None if there are none."""
     if not isinstance(names, list) or len(names) != points or not all(isinstance(name, str) for name in names):
@@ -319,15 +313,6 @@ def _pair_names(names: Any, points: int) -> FlipPairs | None:
     places = {name.lower(): place for place, name in enumerate(names)}
     opposite = [(at, _LEFT.sub(lambda left: "r" if left[0] == "l" else "right", name)) for name, at in places.items()]
     return tuple((at, places[name]) for at, name in opposite if places.get(name, at) != at) or None
-
-
-class _Part(NamedTuple):
-    """One of a source's files."""
-
-    coco: Coco
-    split: str | None
-    base: str  # the folder of its images
-    prefix: str  # from the folder of the source to `base`: `train2017/`; a whole URL if it is elsewhere
 
 
 class CocoSource(Source):
@@ -350,18 +335,17 @@ class CocoSource(Source):
         folders = dict(parse_named(options.image or "")) if self.splits else {}
         if unknown := folders.keys() - {each.split for each in places}:
             raise OptionError(f"--image {options.image}: no COCO file is of the split {min(unknown)!r}")
-        self._parts = list[_Part]()
+        self._cocos = cocos = list[Coco]()
         for each in places:
             coco = read_coco(each.store, each.files[0].name, self._outlined)
             folder = folders.get(str(each.split)) if folders else options.image
-            base = find_images(coco.where, [image.file_name for image in coco.images], each.store, folder).url
-            self._parts.append(_Part(coco, each.split, base, ""))
-        self.base = _common_base([part.base for part in self._parts])
-        self._parts = [part._replace(prefix=_lead(self.base, part.base)) for part in self._parts]
-        cocos = [part.coco for part in self._parts]
+            coco.base = find_images(coco.where, [image.file_name for image in coco.images], each.store, folder).url
+            coco.split = each.split
+            cocos.append(coco)
+        self.base = _common_base([coco.base for coco in cocos])
         self._notes = [*place.notes, *itertools.chain.from_iterable(coco.notes for coco in cocos)]
         if place.is_folder:
-            found = (f"{part.coco.where} with the images in {part.base}" for part in self._parts)
+            found = (f"{coco.where} with the images in {coco.base}" for coco in cocos)
             way = "--split-by folder takes it as folders of images"
             self._notes.insert(0, f"{place.store.url} is taken as COCO: {'; '.join(found)}. {way}")
         self._notes += _other_ids(cocos)
@@ -373,79 +357,69 @@ class CocoSource(Source):
                     "the files; shard it separately"
                 )
         self._has_text_ids = any(isinstance(image.id, str) for coco in cocos for image in coco.images)
-        columns = {
-            _IMAGE_ID: "string" if self._has_text_ids else "int64",
-            _BOXES: f"float32[,{_BOX}]",
-            _CROWD: "int64[]",
-        }
-        if self._keypoints:
-            columns[_KEYPOINTS] = f"float32[,{self._keypoints},{_POINT}]"
-        keypoints = _KEYPOINTS if self._keypoints else None
         pairs = {coco.flip_pairs for coco in cocos if coco.keypoints}
         names = dict.fromkeys(itertools.chain.from_iterable(coco.class_names for coco in cocos))
-        self.contents = Contents(
-            tuple(names) if self._labelled else None,
-            declare(_BOXES, keypoints, [Declared.parse(*column) for column in columns.items()]),
-            _BOXES,
-            keypoints,
-            pairs.pop() if len(pairs) == 1 else None,
-            (_CROWD,),
+        image_id = "string" if self._has_text_ids else "int64"
+        columns = {_IMAGE_ID: image_id, BOXES: f"float32[,{_BOX}]", _CROWD: "int64[]"}
+        if self._keypoints:
+            columns[KEYPOINTS] = f"float32[,{self._keypoints},{_POINT}]"
+        self.contents = Contents.of_boxes(
+            names if self._labelled else None,
+            columns,
+            pairs=pairs.pop() if len(pairs) == 1 else None,
+            box_columns=(_CROWD,),
         )
 
     def iter_files(self) -> Iterator[str]:
         """Yield the names in the files, without looking the images up; those from Windows also with slashes."""
-        for part in self._parts:
-            for image in part.coco.images:
+        for coco in self._cocos:
+            for image in coco.images:
                 for name in {image.file_name, with_slashes(image.file_name)}:
-                    yield self._place(part, name)
+                    yield self._place(coco, name)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         found.notes.extend(self._notes)
-        files, seen = Files(self.base), list[tuple[Coco, dict[str, int]]]()
-        for part in self._parts:
-            for name, wrong in part.coco.lost:
-                yield Item(
-                    identity_of(self.base, self._place(part, name)), 0, "", split=part.split, problem=("bad_box", wrong)
+        files, seen = Files(self.base), dict[str, tuple[Coco, _Image]]()
+        for coco in self._cocos:
+            for name, wrong in coco.lost:
+                yield item_of(
+                    self.base, self._place(coco, name), "", None, split=coco.split, problem=("bad_box", wrong)
                 )
-            images, ids = iter(part.coco.images), dict[str, int]()
-            seen.append((part.coco, ids))
+            images = iter(coco.images)
             while chunk := list(itertools.islice(images, _AT_ONCE)):
-                names = [image.file_name for image in chunk]
-                looked = stats(files, names, partial(self._place, part))
+                looked = stats(files, [image.file_name for image in chunk], partial(self._place, coco))
                 for image, (name, info) in zip(chunk, looked, strict=True):
-                    file = self._place(part, name)
-                    other = next((f"{ids[file]} of {coco.where}" for coco, ids in seen if file in ids), "")
-                    ids.setdefault(file, image.id)
-                    yield self._to_item(part, image, name, file, info, other)
+                    file = self._place(coco, name)
+                    owner = seen.setdefault(file, (coco, image))
+                    other = "" if owner[1] is image else f"{owner[1].id} of {owner[0].where}"
+                    yield self._to_item(coco, image, name, file, info, other)
 
-    def _place(self, part: _Part, name: str) -> str:
+    def _place(self, coco: Coco, name: str) -> str:
         """Return the file that the name of an image means: a name below `base` if possible, else a path or URL."""
-        file = resolve(part.base, name)
-        if not part.prefix:
-            return file
-        return resolve(self.base, file if file.startswith("/") or "://" in file else part.prefix + file)
+        file = resolve(coco.base, name)
+        return file if coco.base == self.base else resolve(self.base, whole(coco.base, file))
 
     def _to_item(
-        self, part: _Part, image: _Image, name: str, file: str, info: ObjectInfo | TpufeedError | None, other: str
+        self, coco: Coco, image: _Image, name: str, file: str, info: ObjectInfo | TpufeedError | None, other: str
     ) -> Item:
-        coco, annotations = part.coco, part.coco.annotations[image.id]
+        annotations = coco.annotations[image.id]
         wrong = [_say_wrong(one, coco) for one in annotations]
         # Wrong values keep their places, as a reject must not affect the types of columns.
         boxes = [one.bbox if len(one.bbox) == _BOX else [0.0] * _BOX for one in annotations]
         columns: dict[str, Any] = {
             _IMAGE_ID: str(image.id) if self._has_text_ids else image.id,
-            _BOXES: [[left, top, left + width, top + height] for left, top, width, height in boxes],
+            BOXES: [[left, top, left + width, top + height] for left, top, width, height in boxes],
             _CROWD: [0 if odd else int(one.iscrowd) for odd, one in zip(wrong, annotations, strict=True)],
         }
         if self._keypoints:
             unmarked = [[0.0] * _POINT] * self._keypoints  # one list for all annotations without
-            columns[_KEYPOINTS] = [
+            columns[KEYPOINTS] = [
                 np.reshape(one.keypoints, (-1, _POINT)).tolist()
                 if one.keypoints and len(one.keypoints) == self._keypoints * _POINT
                 else unmarked
                 for one in annotations
             ]
-        height, width = _side(image.height), _side(image.width)
+        height, width = side_of(image.height), side_of(image.width)
         said, problem = f"the image {image.id} of {coco.where}", None
         if isinstance(info, TpufeedError):
             problem = "unreadable", f"{said}: {info}"
@@ -461,39 +435,36 @@ class CocoSource(Source):
         elif len(annotations) * self._keypoints > _MOST_POINTS_OF_IMAGE:
             count = f"{len(annotations):,} annotations of {self._keypoints} keypoints"
             problem = "bad_box", f"{said} has {count}, which is more than {_MOST_POINTS_OF_IMAGE:,} keypoints"
-            columns[_KEYPOINTS] = []
+            columns[KEYPOINTS] = []
         pixels = (height, width) if min(height, width) > 0 else None
         outlined: Any = annotations if self._outlined else ()
         outlines, wrong_outline = coco_outlines(((x.id, x.segmentation, bool(x.iscrowd)) for x in outlined), pixels)
         if problem is None and wrong_outline:
             problem = "bad_mask", f"{said}: {wrong_outline}"
-        label = None
-        if self._labelled:
-            names = coco.categories
-            label = tuple(names[one.category_id] for one in annotations if one.category_id in names)
-        size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-        path = identity_of(self.base, file if part.prefix else name)
-        place = "" if file == path else file
-        return Item(
-            path, size, version, label, part.split, place, 0, columns, problem, outlines=outlines, pixels=pixels
+        names = coco.categories
+        label = tuple(names[one.category_id] for one in annotations if one.category_id in names)
+        return item_of(
+            self.base,
+            name if coco.base == self.base else file,
+            file,
+            info,
+            label_name=label if self._labelled else None,
+            split=coco.split,
+            values=columns,
+            problem=problem,
+            outlines=outlines,
+            pixels=pixels,
         )
 
 
 def _common_base(bases: Sequence[str]) -> str:
     """Return the folder that holds all of some folders; the first one if no folder does. Raises OptionError."""
-    if len(set(bases)) == 1:
-        return bases[0]
-    if any("::" in base for base in bases):
+    if len(set(bases)) > 1 and any("::" in base for base in bases):
         raise OptionError(f"images of several splits are in a zip ({', '.join(bases[:_SHOWN])}); unpack it first")
     levels = zip(*(base.split("/") for base in bases), strict=False)
     common = [level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels)]
     has_root = len(common) >= (3 if "://" in bases[0] else 1)  # gs://bucket has three parts
     return ("/".join(common) or "/") if has_root else bases[0]
-
-
-def _lead(base: str, folder: str) -> str:
-    """Return what leads from a URL to a folder: a name below it with a slash, or else the folder's URL."""
-    return "" if folder == base else folder.removeprefix(base.rstrip("/") + "/").rstrip("/") + "/"
 
 
 def _other_ids(cocos: Sequence[Coco]) -> Iterator[str]:

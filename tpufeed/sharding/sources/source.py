@@ -7,17 +7,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from tpufeed.build.item import Item
 from tpufeed.dataset.naming import read_classes
 from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, StoreError, UnavailableError, url_identity
-from tpufeed.sharding.boxes import FlipPairs
+from tpufeed.sharding.boxes import FlipPairs, declare
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.inputs import Files, files_of, iter_read, place_of
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.store import ObjectInfo, Store, url_scheme
 
+BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them
+_MOST_PIXELS = 1 << 31  # of a side
 MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MANY_SHOWN = 8
 _ROW_DIGITS = 9  # so that names sort as rows
@@ -52,6 +54,13 @@ class Contents(NamedTuple):
     pairs: FlipPairs | None = None  # keypoints that are the left and the right of the same thing
     box_columns: tuple[str, ...] = ()  # columns with a value for each box
     box_format: str | None = None  # of boxes and keypoints, see `boxes.check_format`
+
+    @classmethod
+    def of_boxes(cls, class_names: Iterable[str] | None, columns: Mapping[str, str], **more: Any) -> "Contents":
+        """Return the contents of a source that declares its boxes itself, with the types of all `columns`."""
+        keypoints = KEYPOINTS if KEYPOINTS in columns else None
+        declared = declare(BOXES, keypoints, [Declared.parse(*column) for column in columns.items()])
+        return cls(None if class_names is None else tuple(class_names), declared, BOXES, keypoints, **more)
 
     def merge(self, options: ShardOptions) -> "Contents":
         """Return the contents by a source and the options of a build together.
@@ -152,6 +161,22 @@ def check_declares_all(options: ShardOptions, what: str, takes_image: bool = Fal
         raise OptionError(f"{what} declares its images, boxes and columns itself; leave out {', '.join(given)}")
 
 
+def item_of(base: str, path: str, file: str, info: ObjectInfo | Exception | None, **fields: Any) -> Item:
+    """Return the item of a file of a source at `base`, whose annotations spell it `path`."""
+    size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
+    path = identity_of(base, path)
+    return Item(path, size, version, file="" if file == path else file, **fields)
+
+
+def side_of(value: Any) -> int:
+    """Return the width or height that annotations say: 0 if it is missing, -1 if it is impossible."""
+    try:
+        side = float(0 if value is None else value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return int(side) if 0 <= side < _MOST_PIXELS and side.is_integer() else -1
+
+
 def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str, bytes | str]:
     """Return the bytes of small files, or what is wrong with one; many remote files are read at once.
 
@@ -218,6 +243,11 @@ def resolve(base: str, path: str) -> str:
     full = posixpath.normpath(posixpath.join("/" + root, path))
     below = "/" + root.rstrip("/") + "/"
     return full.removeprefix(below) if full.startswith(below) else f"{scheme}:/{full}"
+
+
+def whole(base: str, file: str) -> str:
+    """Return the path or URL of a file that `resolve` has given for `base`."""
+    return file if file.startswith("/") or "://" in file else f"{base.rstrip('/')}/{file}"
 
 
 def show(names: Sequence[str]) -> str:

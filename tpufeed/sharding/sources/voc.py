@@ -9,12 +9,11 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 from tpufeed.build.item import Item
-from tpufeed.errors import OptionError, SourceError
-from tpufeed.sharding.boxes import declare
-from tpufeed.sharding.columns import Declared
+from tpufeed.errors import ImageError, OptionError, SourceError
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.source import (
+    BOXES,
     Contents,
     Found,
     Place,
@@ -25,11 +24,12 @@ from tpufeed.sharding.sources.source import (
     listing,
     read_annotations,
     show,
+    side_of,
     stem_of,
 )
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 
-_BOXES, _FLAGS = "boxes", ("difficult", "truncated")
+_FLAGS = ("difficult", "truncated")
 _ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
 _LISTS = "ImageSets/Main"
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -37,12 +37,7 @@ _FLAG = {"": 0, "0": 0, "false": 0, "1": 1, "true": 1}
 _AT_ONCE = 4096
 _LEVELS = 4  # of elements that are kept: annotation/object/bndbox/xmin
 _SAID = 40  # characters of a value in a message
-_MOST_PIXELS = 1 << 31  # of a side
 _SUFFIX = ".xml"
-
-
-class _BadXmlError(Exception):
-    """Says what is wrong with a file."""
 
 
 class _Annotation(NamedTuple):
@@ -111,9 +106,9 @@ class VocSource(Source):
         self._files = files
         self._split_of = {} if options.split_shares is not None else _read_lists(self._store)
         self.splits = bool(self._split_of)
-        columns = [(_BOXES, "float32[,4]"), *((flag, "int64[]") for flag in _FLAGS)]
-        declared = declare(_BOXES, None, [Declared.parse(*column) for column in columns])
-        self.contents = Contents(declared=declared, boxes=_BOXES, box_columns=_FLAGS)
+        self.contents = Contents.of_boxes(
+            None, {BOXES: "float32[,4]", **dict.fromkeys(_FLAGS, "int64[]")}, box_columns=_FLAGS
+        )
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the image of each file. Many files are read at once."""
@@ -121,8 +116,8 @@ class VocSource(Source):
         with listing():
             for info in self._store.iter_objects(self._images):
                 if is_image_name(info.name):
-                    images[stem_of(_below(self._images, info.name))].append(info)
-        stems = {info.name: _below(self._folder, info.name)[: -len(_SUFFIX)] for info in self._files}
+                    images[stem_of(info.name.removeprefix(f"{self._images}/"))].append(info)
+        stems = {info.name: stem_of(info.name.removeprefix(f"{self._folder}/")) for info in self._files}
         listed = [info for info in self._files if not self.splits or stems[info.name] in self._split_of]
         if not listed:
             raise SourceError(
@@ -138,8 +133,8 @@ class VocSource(Source):
                 where, read, problem = f"{self.base}/{name}", _Annotation({}, []), None
                 try:
                     read = _parse(data)
-                except _BadXmlError as error:
-                    problem = "bad_box", f"{where}: {error}"
+                except ImageError as error:
+                    problem = error.reason, f"{where}: {error}"
                 called = read.fields.get("filename", "").replace("\\", "/").rpartition("/")[2]
                 fit = images.get(stems[name]) or images.get(stem_of(called)) or images.get(called) or []
                 fit = [info for info in fit if posixpath.basename(info.name) == called] if len(fit) > 1 else fit
@@ -182,33 +177,33 @@ class VocSource(Source):
             boxes.append([left - 1, top - 1, right, bottom])  # VOC counts pixels from 1, and the last one is inside
             flags.append([mark or 0 for mark in marks])
             labels += [one["name"]] if one.get("name") else []
-        height, width = (_number(read.fields.get(f"size/{side}") or "0") for side in ("height", "width"))
-        if not all(each is not None and 0 <= each < _MOST_PIXELS and each == int(each) for each in (height, width)):
-            wrong, height = wrong or f"{where} has an impossible 'width' or 'height'", None
+        height, width = (side_of(read.fields.get(f"size/{side}") or None) for side in ("height", "width"))
+        if min(height, width) < 0:
+            wrong = wrong or f"{where} has an impossible 'width' or 'height'"
         return Item(
             info.name,
             info.size_bytes,
             info.version,
             tuple(labels) if self._labelled else None,
             split,
-            values={_BOXES: boxes, **{flag: [each[at] for each in flags] for at, flag in enumerate(_FLAGS)}},
+            values={BOXES: boxes, **{flag: [each[at] for each in flags] for at, flag in enumerate(_FLAGS)}},
             problem=problem or (("bad_box", wrong) if wrong else None),
-            pixels=(int(height), int(width)) if height and width else None,
+            pixels=(height, width) if min(height, width) > 0 else None,
         )
 
 
 def _parse(data: bytes | str) -> _Annotation:
-    """Parse a file, or what is wrong with it. Raises _BadXmlError.
+    """Parse a file, or what is wrong with it. Raises ImageError.
 
     Entities and DTDs are refused: they can grow without end, or read other files.
     """
     if isinstance(data, str):
-        raise _BadXmlError(data)
+        raise ImageError("bad_box", data)
     found, path, text = _Annotation({}, []), list[str](), list[str]()
 
     def start(tag: str, _: object) -> None:
         if not path and tag != "annotation":
-            raise _BadXmlError(f"it begins with <{tag[:_SAID]}>; expected <annotation>")
+            raise ImageError("bad_box", f"it begins with <{tag[:_SAID]}>; expected <annotation>")
         path.append(tag)
         text.clear()
         if path == ["annotation", "object"]:
@@ -223,7 +218,7 @@ def _parse(data: bytes | str) -> _Annotation:
         text.clear()
 
     def refuse(*_: object) -> None:
-        raise _BadXmlError("it declares an entity or a DTD, which are refused; remove the declaration")
+        raise ImageError("bad_box", "it declares an entity or a DTD, which are refused; remove the declaration")
 
     parser = expat.ParserCreate()
     parser.buffer_text = True
@@ -231,8 +226,10 @@ def _parse(data: bytes | str) -> _Annotation:
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     try:
         parser.Parse(data, True)
+    except ImageError:
+        raise
     except (expat.ExpatError, ValueError, LookupError) as error:  # of an unknown encoding
-        raise _BadXmlError(f"not XML: {error}") from error
+        raise ImageError("bad_box", f"not XML: {error}") from error
     return found
 
 
@@ -253,10 +250,6 @@ def _read_lists(store: Store) -> dict[str, str]:
             if stem := line.strip().strip('"'):
                 found.setdefault(stem, split)
     return found
-
-
-def _below(folder: str, name: str) -> str:
-    return name.removeprefix(f"{folder}/") if folder else name
 
 
 def _number(text: str | None) -> float | None:

@@ -7,36 +7,37 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from tpufeed.build.item import Item, Outline
 from tpufeed.dataset.naming import count_ending
 from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError, TpufeedError
-from tpufeed.sharding.boxes import FlipPairs, declare
-from tpufeed.sharding.columns import Declared
+from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.source import (
+    BOXES,
+    KEYPOINTS,
     MOST_ANNOTATION_BYTES,
     Contents,
     Found,
     Place,
     Source,
     check_declares_all,
-    identity_of,
     is_image_name,
+    item_of,
     listing,
     read_annotations,
     resolve,
     show,
     stem_of,
+    whole,
 )
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 
-_BOXES, _KEYPOINTS = "boxes", "keypoints"
 _SPLITS = ("train", "val", "test")
 _NAME = "data.yaml"  # of exports
 _AT_ONCE = 4096
@@ -48,16 +49,13 @@ _CLASSES = "classes.txt"  # beside labels; names are those of the data.yaml
 _KEYS = [re.compile(rf"^['\"]?{key}['\"]?[ \t]*:", re.MULTILINE) for key in ("train", "val", "names")]
 
 
-_Entries: TypeAlias = str | list[str] | None
-
-
 class _Yaml(msgspec.Struct):
     names: list[str | int] | dict[int, str | int]
     nc: int | None = None
     path: str | None = None
-    train: _Entries = None
-    val: _Entries = None
-    test: _Entries = None
+    train: str | list[str] | None = None
+    val: str | list[str] | None = None
+    test: str | list[str] | None = None
     kpt_shape: tuple[Annotated[int, msgspec.Meta(ge=1, le=_MOST_POINTS)], Literal[2, 3]] | None = None
     flip_idx: list[int] | None = None
 
@@ -144,18 +142,11 @@ class YoloSource(Source):
                 self._notes.append(f"{wrong}: the dataset has no images of it")
         if not self._entries:
             raise SourceError(f"{self._where}: none of its folders of images is there")
-        columns = {_BOXES: f"float32[,{_BOX}]"}
+        names = config.names.values() if self._labelled else None
+        columns = {BOXES: f"float32[,{_BOX}]"}
         if config.points is not None:
-            columns[_KEYPOINTS] = f"float32[,{config.points[0]},{config.points[1]}]"
-        keypoints = None if config.points is None else _KEYPOINTS
-        self.contents = Contents(
-            tuple(config.names.values()) if self._labelled else None,
-            declare(_BOXES, keypoints, [Declared.parse(*column) for column in columns.items()]),
-            _BOXES,
-            keypoints,
-            config.pairs,
-            box_format="cxcywh,relative",
-        )
+            columns[KEYPOINTS] = f"float32[,{config.points[0]},{config.points[1]}]"
+        self.contents = Contents.of_boxes(names, columns, pairs=config.pairs, box_format="cxcywh,relative")
 
     def iter_files(self) -> Iterator[str]:
         """Yield the files of images, without reading their labels."""
@@ -179,7 +170,7 @@ class YoloSource(Source):
         if not count:
             raise NoInputsError(f"{self._where}: no images found in the folders that it names")
         if lacking == count:
-            label = _whole(self.base, _label_of(self.base, first))
+            label = whole(self.base, _label_of(self.base, first))
             raise SourceError(
                 f"{self._where}: none of its {count:,} images has a label file, like {label} for {first}; labels are "
                 "in a folder 'labels' beside 'images', or beside the images"
@@ -194,17 +185,17 @@ class YoloSource(Source):
             if name.endswith(".txt"):
                 yield from self._iter_list(files, split, store, name)
                 continue
-            folder = _label_of(self.base, resolve(self.base, _whole(store.url, f"{name}/x.jpg".lstrip("/"))))
+            folder = _label_of(self.base, resolve(self.base, whole(store.url, f"{name}/x.jpg".lstrip("/"))))
             at, prefix = _open(self.base, folder.rpartition("/")[0])
             with listing():
                 labels = {
-                    resolve(self.base, _whole(at.url, info.name)): info
+                    resolve(self.base, whole(at.url, info.name)): info
                     for info in at.iter_objects(prefix)
                     if info.name.endswith(".txt")
                 }
                 for info in store.iter_objects(name):
                     if is_image_name(info.name):
-                        file = resolve(self.base, _whole(store.url, info.name))
+                        file = resolve(self.base, whole(store.url, info.name))
                         label = _label_of(self.base, file)
                         yield _Image(file, info, split, label, labels.pop(label, None))
                     elif not info.name.endswith(".txt"):
@@ -221,7 +212,7 @@ class YoloSource(Source):
             except UnicodeDecodeError as error:
                 raise SourceError(f"{where}: not a list of images: {error}") from error
         lines = [line.replace("\\", "/") for line in lines if line]
-        folder = _whole(store.url, name).rpartition("/")[0]
+        folder = whole(store.url, name).rpartition("/")[0]
         # Relative to the list or to the root; CVAT writes data/ before names relative to either.
         ways = [(at, start) for at in dict.fromkeys((folder, self.base)) for start in ("", "data/")]
         tried = [resolve(self.base, _join(at, line.removeprefix(start))) for line in lines[:1] for at, start in ways]
@@ -236,7 +227,7 @@ class YoloSource(Source):
                 yield _Image(*image)
 
     def _to_item(self, image: _Image, data: bytes | str) -> Item:
-        info, config, where = image.info, self._config, _whole(self.base, image.label)
+        info, config, where = image.info, self._config, whole(self.base, image.label)
         problem: tuple[str, str] | None = None
         try:
             text = "" if isinstance(data, str) else data.decode("utf-8-sig")
@@ -249,18 +240,16 @@ class YoloSource(Source):
             problem = "unreadable", str(info)
         elif info is None or info.version == BROKEN_LINK:
             problem = "unreadable", f"there is no such file; {self._where} lists it"
-        columns: dict[str, Any] = {_BOXES: labels.boxes}
+        columns: dict[str, Any] = {BOXES: labels.boxes}
         if config.points is not None:
-            columns[_KEYPOINTS] = labels.keypoints
-        size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-        path, split = identity_of(self.base, image.file), image.split if self.splits else None
-        return Item(
-            path,
-            size,
-            version,
-            tuple(labels.classes) if self._labelled else None,
-            split,
-            "" if image.file == path else image.file,
+            columns[KEYPOINTS] = labels.keypoints
+        return item_of(
+            self.base,
+            image.file,
+            image.file,
+            info,
+            label_name=tuple(labels.classes) if self._labelled else None,
+            split=image.split if self.splits else None,
             values=columns,
             problem=problem or labels.problem,
             outlines=tuple(labels.outlines) if self._outlined else (),
@@ -355,18 +344,13 @@ def _read_box(numbers: list[float], points: int, each: int) -> tuple[list[float]
     return (box, marks, outline) if box[2] > 0 and box[3] > 0 else "expected a box with an area"
 
 
-def _whole(base: str, file: str) -> str:
-    """Return the path or URL of a file that `resolve` has given for `base`."""
-    return file if file.startswith("/") or "://" in file else f"{base.rstrip('/')}/{file}"
-
-
 def _join(folder: str, path: str) -> str:
-    return _whole(folder, resolve(folder, path))
+    return whole(folder, resolve(folder, path))
 
 
 def _label_of(base: str, file: str) -> str:
     """Return the label file of an image: below `labels` instead of the last `images`, else beside the image."""
-    head, images, tail = _whole(base, file).rpartition("/images/")
+    head, images, tail = whole(base, file).rpartition("/images/")
     return resolve(base, f"{stem_of(f'{head}/labels/{tail}' if images else tail)}.txt")
 
 
