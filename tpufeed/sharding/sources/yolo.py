@@ -13,7 +13,7 @@ import msgspec
 
 from tpufeed.build.item import Item, Outline
 from tpufeed.dataset.naming import count_ending
-from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError, TpufeedError
+from tpufeed.errors import ImageError, MissingExtraError, NoInputsError, OptionError, SourceError, TpufeedError
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
@@ -305,18 +305,15 @@ def _read_labels(text: str, config: _Config, where: str) -> _Labels:
         box, marks, outline, wrong = [0.0] * _BOX, [[0.0] * each] * points, Outline(), None
         try:
             kind, *numbers = map(float, values)
+            if kind not in config.names:
+                count = len(config.names)
+                raise ImageError("bad_label", f"the class is not among the {count} names of the data.yaml")
+            found.classes.append(config.names[int(kind)])
+            box, marks, outline = _read_box(numbers, points, each)
+        except ImageError as error:
+            wrong = error.reason, str(error)
         except ValueError:
             wrong = "bad_box", "expected a class and numbers"
-        else:
-            if kind in config.names:
-                found.classes.append(config.names[int(kind)])
-                read = _read_box(numbers, points, each)
-                if isinstance(read, str):
-                    wrong = "bad_box", read
-                else:
-                    box, marks, outline = read
-            else:
-                wrong = "bad_label", f"the class is not among the {len(config.names)} names of the data.yaml"
         found.boxes.append(box)
         found.keypoints.append(marks)
         found.outlines.append(outline)
@@ -325,23 +322,25 @@ def _read_labels(text: str, config: _Config, where: str) -> _Labels:
     return found
 
 
-def _read_box(numbers: list[float], points: int, each: int) -> tuple[list[float], list[list[float]], Outline] | str:
-    """Return the box, keypoints and outline of a box or a polygon; if the numbers are neither, what was expected."""
-    marks, outline = list[list[float]](), Outline()
-    shares, box = numbers, numbers[:_BOX]
-    if len(numbers) == _BOX + points * each:
-        marks = [numbers[first : first + each] for first in range(_BOX, len(numbers), each)] if points else []
+def _read_box(numbers: list[float], points: int, each: int) -> tuple[list[float], list[list[float]], Outline]:
+    """Return the box, keypoints and outline of a box or a polygon. Raises ImageError, which says what was expected."""
+    box, marks, outline, expected = numbers[:_BOX], list[list[float]](), Outline(), _BOX + points * each
+    is_polygon = not points and len(numbers) >= 2 * _CORNERS and len(numbers) % 2 == 0
+    shares = numbers
+    if len(numbers) == expected:
+        marks = [numbers[first : first + each] for first in range(_BOX, expected, each)] if points else []
         shares = [*box, *itertools.chain.from_iterable(mark[:2] for mark in marks)]
-    elif points:
-        return f"{len(numbers)} numbers after the class; expected {_BOX + points * each}"
-    elif len(numbers) < 2 * _CORNERS or len(numbers) % 2:
-        return f"{len(numbers)} numbers after the class; expected {_BOX}, or x and y of 3 or more corners"
+    elif not is_polygon:
+        corners = "" if points else ", or x and y of 3 or more corners"
+        raise ImageError("bad_box", f"{len(numbers)} numbers after the class; expected {expected}{corners}")
     if not all(-_BEYOND <= number <= 1 + _BEYOND for number in shares) or not all(map(math.isfinite, numbers)):
-        return "expected shares of the image's width and height, from 0 to 1"
-    if len(numbers) != _BOX + points * each:
+        raise ImageError("bad_box", "expected shares of the image's width and height, from 0 to 1")
+    if is_polygon:
         (left, right), (top, bottom) = ((min(side), max(side)) for side in (numbers[::2], numbers[1::2]))
         box, outline = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], Outline((tuple(numbers),))
-    return (box, marks, outline) if box[2] > 0 and box[3] > 0 else "expected a box with an area"
+    if min(box[2:]) <= 0:
+        raise ImageError("bad_box", "expected a box with an area")
+    return box, marks, outline
 
 
 def _join(folder: str, path: str) -> str:
