@@ -30,6 +30,7 @@ from tpufeed.sharding.sources.source import (
     Place,
     Source,
     check_declares_all,
+    identity_of,
     item_of,
     listing,
     name_of_row,
@@ -382,9 +383,8 @@ class CocoSource(Source):
         files, seen = Files(self.base), dict[str, tuple[Coco, _Image]]()
         for coco in self._cocos:
             for name, wrong in coco.lost:
-                yield item_of(
-                    self.base, self._place(coco, name), "", None, split=coco.split, problem=("bad_box", wrong)
-                )
+                path = identity_of(self.base, self._place(coco, name))
+                yield Item(path, 0, "", split=coco.split, problem=("bad_box", wrong))
             images = iter(coco.images)
             while chunk := list(itertools.islice(images, _AT_ONCE)):
                 looked = stats(files, [image.file_name for image in chunk], partial(self._place, coco))
@@ -441,20 +441,11 @@ class CocoSource(Source):
         outlines, wrong_outline = coco_outlines(((x.id, x.segmentation, bool(x.iscrowd)) for x in outlined), pixels)
         if problem is None and wrong_outline:
             problem = "bad_mask", f"{said}: {wrong_outline}"
-        names = coco.categories
-        label = tuple(names[one.category_id] for one in annotations if one.category_id in names)
-        return item_of(
-            self.base,
-            name if coco.base == self.base else file,
-            file,
-            info,
-            label_name=label if self._labelled else None,
-            split=coco.split,
-            values=columns,
-            problem=problem,
-            outlines=outlines,
-            pixels=pixels,
-        )
+        names, label = coco.categories, None
+        if self._labelled:
+            label = tuple(names[one.category_id] for one in annotations if one.category_id in names)
+        path = identity_of(self.base, name if coco.base == self.base else file)
+        return item_of(path, file, info, label, coco.split, columns, problem=problem, outlines=outlines, pixels=pixels)
 
 
 def _common_base(bases: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from tpufeed.build.item import Item
+from tpufeed.build.item import Item, Labels
 from tpufeed.dataset.naming import read_classes
 from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, StoreError, UnavailableError, url_identity
 from tpufeed.sharding.boxes import FlipPairs, declare
@@ -161,11 +161,12 @@ def check_declares_all(options: ShardOptions, what: str, takes_image: bool = Fal
         raise OptionError(f"{what} declares its images, boxes and columns itself; leave out {', '.join(given)}")
 
 
-def item_of(base: str, path: str, file: str, info: ObjectInfo | Exception | None, **fields: Any) -> Item:
-    """Return the item of a file of a source at `base`, whose annotations spell it `path`."""
+def item_of(
+    path: str, file: str, info: object, label: Labels | None, split: str | None, values: dict[str, Any], **more: Any
+) -> Item:
+    """Return the item of a file that annotations name; `path` is its identity, and `info` its state if it is there."""
     size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-    path = identity_of(base, path)
-    return Item(path, size, version, file="" if file == path else file, **fields)
+    return Item(path, size, version, label, split, "" if file == path else file, values=values, **more)
 
 
 def side_of(value: Any) -> int:
@@ -193,8 +194,7 @@ def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str,
 
 def is_image_name(name: str) -> bool:
     """Return true for an image's name, unless it or a folder is hidden (.ipynb_checkpoints, ._x.jpg, @eaDir)."""
-    name = name.lower()
-    return name.endswith(IMAGE_SUFFIXES) and _HIDDEN.search(name) is None
+    return name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name)
 
 
 def is_hidden(name: str) -> bool:

@@ -21,6 +21,7 @@ from tpufeed.sharding.sources.source import (
     check_declares_all,
     is_hidden,
     is_image_name,
+    item_of,
     listing,
     read_annotations,
     show,
@@ -98,17 +99,14 @@ class VocSource(Source):
             )
         self._store, self._images = at
         self.base = self._store.url
-        self._folder = store.url.removeprefix(self.base).strip("/")  # of the files, below `base`
-        if place.is_folder:
-            self._folder = files[0].name.partition("/")[0]
-        elif self._folder:
-            files = [replace(info, name=f"{self._folder}/{info.name}") for info in files]
-        self._files = files
+        self._files, self._folder = files, files[0].name.partition("/")[0]  # the folder of the files below `base`
+        if not place.is_folder:
+            self._folder = store.url.removeprefix(self.base).strip("/")
+            self._files = [replace(info, name=f"{self._folder}/{info.name}".lstrip("/")) for info in files]
         self._split_of = {} if options.split_shares is not None else _read_lists(self._store)
         self.splits = bool(self._split_of)
-        self.contents = Contents.of_boxes(
-            None, {BOXES: "float32[,4]", **dict.fromkeys(_FLAGS, "int64[]")}, box_columns=_FLAGS
-        )
+        columns = {BOXES: "float32[,4]", **dict.fromkeys(_FLAGS, "int64[]")}
+        self.contents = Contents.of_boxes(None, columns, box_columns=_FLAGS)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the image of each file. Many files are read at once."""
@@ -180,16 +178,11 @@ class VocSource(Source):
         height, width = (side_of(read.fields.get(f"size/{side}") or None) for side in ("height", "width"))
         if min(height, width) < 0:
             wrong = wrong or f"{where} has an impossible 'width' or 'height'"
-        return Item(
-            info.name,
-            info.size_bytes,
-            info.version,
-            tuple(labels) if self._labelled else None,
-            split,
-            values={BOXES: boxes, **{flag: [each[at] for each in flags] for at, flag in enumerate(_FLAGS)}},
-            problem=problem or (("bad_box", wrong) if wrong else None),
-            pixels=(height, width) if min(height, width) > 0 else None,
-        )
+        label = tuple(labels) if self._labelled else None
+        columns = {BOXES: boxes, **{flag: [each[at] for each in flags] for at, flag in enumerate(_FLAGS)}}
+        problem = problem or (("bad_box", wrong) if wrong else None)
+        pixels = (height, width) if min(height, width) > 0 else None
+        return item_of(info.name, info.name, info, label, split, columns, problem=problem, pixels=pixels)
 
 
 def _parse(data: bytes | str) -> _Annotation:

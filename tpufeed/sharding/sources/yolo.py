@@ -26,6 +26,7 @@ from tpufeed.sharding.sources.source import (
     Place,
     Source,
     check_declares_all,
+    identity_of,
     is_image_name,
     item_of,
     listing,
@@ -118,17 +119,15 @@ class YoloSource(Source):
         store, name = place.store, place.files[0].name
         self._where = f"{store.url}/{name}"
         self._config = config = _read_config(store, name)
-        self._labelled = options.label == "auto"
-        self._outlined = options.outlines is not None
+        self._labelled, self._outlined = options.label == "auto", options.outlines is not None
         self.splits = options.split_shares is None
         self._notes, self._entries, self.base = list[str](), list[tuple[str, Store, str]](), ""
         # `path` may be that of another machine; then the file is in the folder that it means.
         roots = list(dict.fromkeys(_join(store.url, each) for each in (config.root, ".")))
         for split, entries in config.splits.items():
             for entry in entries:
-                tried = [
-                    (root, each) for root in roots for each in dict.fromkeys((entry, re.sub(r"^(\.\./)+", "", entry)))
-                ]
+                spelled = dict.fromkeys((entry, re.sub(r"^(\.\./)+", "", entry)))
+                tried = [(root, each) for root in roots for each in spelled]
                 with listing():
                     root, at = next(((root, at) for root, each in tried if (at := _look(root, each))), ("", None))
                 if at is not None:
@@ -223,8 +222,7 @@ class YoloSource(Source):
             names = [resolve(self.base, _join(at, line.removeprefix(start))) for line in some]
             labels = [_label_of(self.base, name) for name in names]
             both = files.stats([*names, *labels])
-            for image in zip(names, both, itertools.repeat(split), labels, both[len(names) :], strict=False):
-                yield _Image(*image)
+            yield from map(_Image, names, both, itertools.repeat(split), labels, both[len(names) :])
 
     def _to_item(self, image: _Image, data: bytes | str) -> Item:
         info, config, where = image.info, self._config, whole(self.base, image.label)
@@ -243,17 +241,11 @@ class YoloSource(Source):
         columns: dict[str, Any] = {BOXES: labels.boxes}
         if config.points is not None:
             columns[KEYPOINTS] = labels.keypoints
-        return item_of(
-            self.base,
-            image.file,
-            image.file,
-            info,
-            label_name=tuple(labels.classes) if self._labelled else None,
-            split=image.split if self.splits else None,
-            values=columns,
-            problem=problem or labels.problem,
-            outlines=tuple(labels.outlines) if self._outlined else (),
-        )
+        label = tuple(labels.classes) if self._labelled else None
+        split = image.split if self.splits else None
+        outlines = tuple(labels.outlines) if self._outlined else ()
+        path, problem = identity_of(self.base, image.file), problem or labels.problem
+        return item_of(path, image.file, info, label, split, columns, problem=problem, outlines=outlines)
 
 
 def _read_config(store: Store, name: str) -> _Config:
