@@ -7,38 +7,42 @@ have other types than COCO's is decoded again, and its rows are taken or refused
 import itertools
 import posixpath
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from tpufeed.build.item import Item
 from tpufeed.errors import NoInputsError, OptionError, SourceError, TpufeedError
-from tpufeed.sharding.boxes import FlipPairs, declare
-from tpufeed.sharding.columns import Declared
+from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.outlines import coco_outlines
 from tpufeed.sharding.sources.coco_folders import find_images, parse_named, stats, with_slashes
 from tpufeed.sharding.sources.source import (
+    BOXES,
+    KEYPOINTS,
     Contents,
     Found,
     Place,
     Source,
     check_declares_all,
     identity_of,
+    item_of,
     listing,
     name_of_row,
     resolve,
+    side_of,
+    whole,
 )
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
-_BOXES, _KEYPOINTS, _CROWD, _IMAGE_ID = "boxes", "keypoints", "iscrowd", "image_id"
+_CROWD, _IMAGE_ID = "iscrowd", "image_id"
 _AT_ONCE = 2048
 _SHOWN = 3
 _EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
@@ -46,19 +50,22 @@ _BOX = 4
 _MOST_POINTS = 512  # keypoints of an object: a face has up to 478
 _MOST_POINTS_OF_IMAGE = 200_000  # keypoints; an object without keypoints takes as many numbers as the others
 _SAID = 40  # characters of a value in a message
-_MOST_PIXELS = 1 << 31  # of a side
 _INT64 = 1 << 63
 _LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
 _POINT = 3
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(\.0*)?\s*", re.ASCII)
-_NO_JSON = re.compile(rb"NaN|-?Infinity")  # `json.dump` writes them
-_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_TEXT_OR_NAN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)|(NaN|-?Infinity)', re.DOTALL)  # `json.dump` writes NaN
 _ROW_FIELDS = {
     "category_id": "a number or text",
     "iscrowd": "0 or 1",
     "bbox": "left, top, width and height",
     "keypoints": "numbers",
 }
+
+
+_I = TypeVar("_I")
+_C = TypeVar("_C")
+_A = TypeVar("_A")
 
 
 class _Image(msgspec.Struct, gc=False):
@@ -87,68 +94,49 @@ class _Category(msgspec.Struct, gc=False):
     keypoints: Any = None  # their names, if it is a list of text
 
 
-class _Content(msgspec.Struct, gc=False):
-    images: list[_Image]
-    categories: list[_Category]
-    annotations: list[_Annotation] = []
-
-
-class _OutlinedContent(_Content, gc=False):
-    annotations: list[_OutlinedAnnotation] = []  # type: ignore[assignment]  # of a subclass
-
-
-_RAW: Any = ("segmentation", msgspec.Raw, msgspec.Raw())
-
-
-def _rows_like(kind: Any) -> Any:
-    """Return the type of rows with the fields of a struct, of any types; a row may also not be an object."""
-    fields = [_RAW if name == "segmentation" else (name, Any, None) for name in kind.__struct_fields__]
-    loose: Any = msgspec.defstruct(kind.__name__, fields, gc=False)
-    of_list: Any = list
-    return of_list[loose | list[Any] | str | float | bool | None]
+class _Content(msgspec.Struct, Generic[_I, _C, _A], gc=False):
+    images: list[_I]
+    categories: list[_C]
+    annotations: list[_A] | None = None
 
 
 _OBJECT: Any = msgspec.Struct  # rows have the fields of other structs, which are not known to mypy
 
 
-def _decoders(content: Any, annotation: Any) -> tuple[Any, Any]:
+def _loosen(kind: Any) -> Any:
+    """Return the type of rows with the fields of a struct, of any types; a row may also not be an object."""
+    types = {"segmentation": (msgspec.Raw, msgspec.Raw())}
+    fields = [(name, *types.get(name, (Any, None))) for name in kind.__struct_fields__]
+    loose: Any = msgspec.defstruct(kind.__name__, fields, gc=False)
+    return loose | list[Any] | str | float | bool | None
+
+
+def _decoders(*kinds: Any) -> tuple[Any, Any]:
     """Return the decoder of a file as COCO writes it, and that of rows with any types."""
-    loose: list[Any] = [
-        ("images", _rows_like(_Image)),
-        ("categories", _rows_like(_Category)),
-        ("annotations", _rows_like(annotation) | None, None),
-    ]
-    return msgspec.json.Decoder(content), msgspec.json.Decoder(msgspec.defstruct("_Loose", loose))
+    content: Any = _Content
+    return msgspec.json.Decoder(content[kinds]), msgspec.json.Decoder(content[tuple(map(_loosen, kinds))])
 
 
-_CONTENT = _decoders(_Content, _Annotation)
-_OUTLINED_CONTENT = _decoders(_OutlinedContent, _OutlinedAnnotation)
+_CONTENT = _decoders(_Image, _Category, _Annotation)
+_OUTLINED_CONTENT = _decoders(_Image, _Category, _OutlinedAnnotation)
 
 
 @dataclass(slots=True)
-class _Read:
-    """Rows of a file, and those that were refused."""
-
-    content: Any  # a `_Content`
-    problems: dict[Any, str] = field(default_factory=dict)  # by the id of their image
-    lost: list[tuple[str, str]] = field(default_factory=list)  # images without id or name: a name and what is wrong
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
 class Coco:
-    """Contents of a file, in its order."""
+    """Contents of a file, in its order, and what was refused."""
 
     where: str  # its URL
-    images: list[_Image]
-    categories: dict[int, str]  # names in the order of their ids
-    class_names: tuple[str, ...]  # each name once
-    annotations: dict[int, list[_Annotation]]  # by the id of their image
-    keypoints: int  # of an annotation; 0 if no annotation has any
-    flip_pairs: FlipPairs | None  # keypoints that are left and right, by their names; None if these do not tell
-    problems: dict[int, str]  # why annotations were refused, by the id of their image
-    lost: list[tuple[str, str]]  # images that were refused: a name and what is wrong
-    notes: list[str]  # what was left out, as sentences
+    split: str | None = None
+    base: str = ""  # the folder of its images
+    images: list[_Image] = field(default_factory=list)
+    categories: dict[int, str] = field(default_factory=dict)  # names in the order of their ids
+    class_names: tuple[str, ...] = ()  # each name once
+    annotations: dict[int, list[_Annotation]] = field(default_factory=dict)  # by the id of their image
+    keypoints: int = 0  # of an annotation; 0 if no annotation has any
+    flip_pairs: FlipPairs | None = None  # keypoints that are left and right, by their names; None if these do not tell
+    problems: dict[Any, str] = field(default_factory=dict)  # why annotations were refused, by the id of their image
+    lost: list[tuple[str, str]] = field(default_factory=list)  # images without id or name: a name and what is wrong
+    notes: list[str] = field(default_factory=list)  # what was left out, as sentences
 
 
 def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
@@ -160,10 +148,11 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
         UnavailableError, AccessError: the store does not answer, or refuses.
     """
     where = f"{store.url}/{name}"
+    coco = Coco(where)
     with listing(f"{where} cannot be read"), open_compared(store, name) as file:
         data = file.read()
     try:
-        read = _decode(data.removeprefix(b"\xef\xbb\xbf"), where, outlines)
+        images, categories, annotations = _decode(data.removeprefix(b"\xef\xbb\xbf"), outlines, coco)
     except msgspec.ValidationError as error:
         raise SourceError(
             f"{where}: not annotations of COCO's instances or keypoints: {error}; {_EXPECTED}. A table in JSON has one "
@@ -171,55 +160,50 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError(f"{where}: not JSON: {error}. The file was cut short or badly copied") from error
-    content, notes = read.content, read.notes
-    if not content.images and not read.lost:
+    if not images and not coco.lost:
         raise NoInputsError(f"{where}: it names no images")
-    for what, rows in ("images", content.images), ("categories", content.categories):
-        ((value, times),) = Counter[Any](row.id for row in rows).most_common(1) or [(None, 0)]
+    for what, ids in ("images", [row.id for row in images]), ("categories", [row.id for row in categories]):
+        ((value, times),) = Counter[Any](ids).most_common(1) or [(None, 0)]
         if times > 1:
-            places = [str(number) for number, row in enumerate(rows) if row.id == value]
+            places = [str(place) for place, each in enumerate(ids) if each == value]
             raise SourceError(
                 f"{where}: {times} of its {what} have the id {value!r}: {', '.join(places[:_SHOWN])} (from 0); remove "
                 "all but one, or give each its own id"
             )
-    by_image: dict[int, list[_Annotation]] = {image.id: [] for image in content.images}
-    unknown = list[Any]()
-    for one in content.annotations:
-        of_image = by_image.get(one.image_id)
-        if of_image is None:
-            unknown.append(one.image_id)
-        else:
-            of_image.append(one)
+    by_image: dict[int, list[_Annotation]] = {image.id: [] for image in images}
+    unknown = [one.image_id for one in annotations if one.image_id not in by_image]
     if unknown:
-        said = f"{where}: {len(unknown):,} of its {len(content.annotations):,} annotations"
+        said = f"{where}: {len(unknown):,} of its {len(annotations):,} annotations"
         why = f"of images that are not in the file, like image {unknown[0]}"
-        if len(unknown) == len(content.annotations):
+        if len(unknown) == len(annotations):
             raise SourceError(f"{said} are {why}; give the file that also lists their images")
-        notes.append(f"{said} are {why}, and are left out")
-    categories = sorted(content.categories, key=lambda category: (isinstance(category.id, str), category.id))
-    marked = (one.keypoints for annotations in by_image.values() for one in annotations if one.keypoints)
-    each = len(next(marked, ())) // _POINT
-    if each > _MOST_POINTS:
-        raise SourceError(f"{where}: an annotation has {each:,} keypoints; at most {_MOST_POINTS:,} are allowed")
-    named = {category.id: category.name for category in categories}
-    # All categories that have keypoints must agree on the pairs.
-    used = {one.category_id for annotations in by_image.values() for one in annotations if one.keypoints}
-    pairs = {_pair_names(category.keypoints, each) for category in categories if category.id in used}
-    flip_pairs = pairs.pop() if len(pairs) == 1 else None
-    taken = {one.category_id for annotations in by_image.values() for one in annotations}
-    names, joined = _join_names([(category.id, category.name) for category in categories], taken)
-    notes += [f"{where}: {said}" for said in joined]
-    return Coco(where, content.images, named, names, by_image, each, flip_pairs, read.problems, read.lost, notes)
+        coco.notes.append(f"{said} are {why}, and are left out")
+    for one in annotations:
+        by_image.get(one.image_id, []).append(one)
+    kept = list(itertools.chain.from_iterable(by_image.values()))
+    marked = [one for one in kept if one.keypoints]
+    points = len(marked[0].keypoints or ()) // _POINT if marked else 0
+    if points > _MOST_POINTS:
+        raise SourceError(f"{where}: an annotation has {points:,} keypoints; at most {_MOST_POINTS:,} are allowed")
+    categories.sort(key=lambda category: (isinstance(category.id, str), category.id))
+    used = {one.category_id for one in marked}  # all categories that have keypoints must agree on the pairs
+    pairs = {_pair_names(category.keypoints, points) for category in categories if category.id in used}
+    coco.images, coco.annotations, coco.keypoints = images, by_image, points
+    coco.flip_pairs = pairs.pop() if len(pairs) == 1 else None
+    coco.categories = {category.id: category.name for category in categories}
+    coco.class_names, joined = _join_names(coco.categories, {one.category_id for one in kept})
+    coco.notes += [f"{where}: {said}" for said in joined]
+    return coco
 
 
-def _join_names(categories: Sequence[tuple[Any, str]], used: set[Any]) -> tuple[tuple[str, ...], list[str]]:
+def _join_names(categories: Mapping[Any, str], used: set[Any]) -> tuple[tuple[str, ...], list[str]]:
     """Return the names of categories, each once, and notes on names that several `used` ids have.
 
     Of categories with one name, such as Roboflow's root, the first that is used decides the place.
     """
-    ids: dict[str, list[Any]] = {}
-    for number, name in categories:
-        ids.setdefault(name, []).append(number)
+    ids = defaultdict[str, list[Any]](list)
+    for number, name in categories.items():
+        ids[name].append(number)
     found = {name: [number for number in numbers if number in used] or numbers[:1] for name, numbers in ids.items()}
     joined = [
         f"the categories {', '.join(map(str, numbers))} are all called {name!r}, and become one class"
@@ -227,34 +211,22 @@ def _join_names(categories: Sequence[tuple[Any, str]], used: set[Any]) -> tuple[
         if len(numbers) > 1
     ]
     first = {numbers[0] for numbers in found.values()}
-    return tuple(name for number, name in categories if number in first), joined
+    return tuple(name for number, name in categories.items() if number in first), joined
 
 
-def _decode(data: bytes, where: str, outlines: bool) -> _Read:
+def _decode(data: bytes, outlines: bool, coco: Coco) -> tuple[list[_Image], list[_Category], list[_Annotation]]:
     """Decode a file: as COCO writes it, else row by row. Raises msgspec.DecodeError."""
-    content, loose = _OUTLINED_CONTENT if outlines else _CONTENT
+    strict, loose = _OUTLINED_CONTENT if outlines else _CONTENT
     try:
-        return _Read(content.decode(data))
-    except msgspec.DecodeError:
-        sound = _null_nan(data)
-    try:
-        return _Read(content.decode(sound))
+        try:
+            content = strict.decode(data)
+        except msgspec.DecodeError:
+            if b"NaN" in data or b"Infinity" in data:  # pandas means a missing value by NaN
+                data = _TEXT_OR_NAN.sub(lambda found: b"null" if found[1] else found[0], data)
+            content = strict.decode(data)
     except msgspec.ValidationError as error:
-        return _take_rows(loose.decode(sound), where, error)
-
-
-def _null_nan(data: bytes) -> bytes | bytearray:
-    """Replace NaN and Infinity outside of texts by null, as pandas means a missing value by NaN."""
-    changed, last, in_text = bytearray(), 0, False
-    for found in _NO_JSON.finditer(data):
-        start, stop = found.span()
-        quotes = data.count(b'"', last, start) - sum(each[0] == b'\\"' for each in _ESCAPE.finditer(data, last, start))
-        in_text ^= bool(quotes % 2)
-        changed += memoryview(data)[last:start]
-        changed += found[0] if in_text else b"null"
-        last = stop
-    changed += memoryview(data)[last:] if last else b""
-    return changed or data
+        return _take_rows(loose.decode(data), coco, error)
+    return content.images, content.categories, content.annotations or []
 
 
 def _to_id(value: Any) -> Any:
@@ -267,9 +239,11 @@ def _to_id(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
-def _take_rows(loose: Any, where: str, error: msgspec.ValidationError) -> _Read:
+def _take_rows(
+    loose: Any, coco: Coco, error: msgspec.ValidationError
+) -> tuple[list[_Image], list[_Category], list[_Annotation]]:
     """Take the rows of a file one by one. Raises the `error` of its first bad row if it has no annotations of boxes."""
-    read, name = _Read(loose), where.rpartition("/")[2]
+    where, rows = coco.where, loose.annotations or []
     images, categories, annotations, boxless = list[Any](), list[Any](), list[Any](), 0
     for number, row in enumerate(loose.images):
         said, file = (row.id, row.file_name) if isinstance(row, _OBJECT) else (None, None)
@@ -278,8 +252,8 @@ def _take_rows(loose: Any, where: str, error: msgspec.ValidationError) -> _Read:
             wrong = (
                 f"the 'id' {said!r:.{_SAID}} and the 'file_name' {file!r:.{_SAID}}; expected a number or text, and text"
             )
-            place = str(file) if has_name else name_of_row(name, number)
-            read.lost.append((place, f"the image {number} (from 0) of {where} has {wrong}"))
+            place = str(file) if has_name else name_of_row(where.rpartition("/")[2], number)
+            coco.lost.append((place, f"the image {number} (from 0) of {where} has {wrong}"))
             continue
         row.id = image_id
         images.append(row)
@@ -287,28 +261,24 @@ def _take_rows(loose: Any, where: str, error: msgspec.ValidationError) -> _Read:
         if isinstance(row, _OBJECT) and isinstance(row.name, str | int | float) and _to_id(row.id) is not None:
             row.id, row.name = _to_id(row.id), str(row.name)
             categories.append(row)
-    if len(categories) < len(loose.categories):
-        read.notes.append(
-            f"{where}: {len(loose.categories) - len(categories)} categories without id or name are left out"
-        )
+    if lost := len(loose.categories) - len(categories):
+        coco.notes.append(f"{where}: {lost} categories without id or name are left out")
     known = {row.id for row in images}
-    for number, row in enumerate(loose.annotations or ()):
+    for number, row in enumerate(rows):
         if not isinstance(row, _OBJECT) or row.bbox is None:
             boxless += 1
             continue
         row.image_id = _to_id(row.image_id)
         if row.image_id in known and (wrong := _take_fields(row)):
             problem = f"{wrong!r} {getattr(row, wrong)!r:.{_SAID}} in annotation {number} (from 0)"
-            read.problems.setdefault(row.image_id, f"{problem}; expected {_ROW_FIELDS[wrong]}")
+            coco.problems.setdefault(row.image_id, f"{problem}; expected {_ROW_FIELDS[wrong]}")
             continue
         annotations.append(row)
-    count = len(loose.annotations or ())
-    if (count and boxless == count) or (loose.images and not images):
+    if (rows and boxless == len(rows)) or (loose.images and not images):
         raise error
     if boxless:
-        read.notes.append(f"{where}: {boxless:,} of its {count:,} annotations have no 'bbox' and are left out")
-    loose.images, loose.categories, loose.annotations = images, categories, annotations
-    return read
+        coco.notes.append(f"{where}: {boxless:,} of its {len(rows):,} annotations have no 'bbox' and are left out")
+    return images, categories, annotations
 
 
 def _take_fields(row: Any) -> str:
@@ -338,16 +308,6 @@ def _say_wrong(one: _Annotation, coco: Coco) -> str:
     return "" if len(one.bbox) == _BOX else f"'bbox' {one.bbox[: _BOX + 1]}; expected left, top, width and height"
 
 
-def _side(value: Any) -> int:
-    """Return a width or height: 0 if it is missing, -1 if it is impossible."""
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _SAID:
-        value = int(value)
-    if value is None or value == 0:
-        return 0
-    is_side = isinstance(value, int | float) and 0 < value < _MOST_PIXELS and value == int(value)
-    return int(value) if is_side else -1
-
-
 def _pair_names(names: Any, points: int) -> FlipPairs | None:
     """Return the pairs of names like left_eye and right_eye, or L-ear and R-ear; None if there are none."""
     if not isinstance(names, list) or len(names) != points or not all(isinstance(name, str) for name in names):
@@ -355,15 +315,6 @@ def _pair_names(names: Any, points: int) -> FlipPairs | None:
     places = {name.lower(): place for place, name in enumerate(names)}
     opposite = [(at, _LEFT.sub(lambda left: "r" if left[0] == "l" else "right", name)) for name, at in places.items()]
     return tuple((at, places[name]) for at, name in opposite if places.get(name, at) != at) or None
-
-
-class _Part(NamedTuple):
-    """One of a source's files."""
-
-    coco: Coco
-    split: str | None
-    base: str  # the folder of its images
-    prefix: str  # from the folder of the source to `base`: `train2017/`; a whole URL if it is elsewhere
 
 
 class CocoSource(Source):
@@ -386,21 +337,20 @@ class CocoSource(Source):
         folders = dict(parse_named(options.image or "")) if self.splits else {}
         if unknown := folders.keys() - {each.split for each in places}:
             raise OptionError(f"--image {options.image}: no COCO file is of the split {min(unknown)!r}")
-        self._parts = list[_Part]()
+        self._cocos = cocos = list[Coco]()
         for each in places:
             coco = read_coco(each.store, each.files[0].name, self._outlined)
             folder = folders.get(str(each.split)) if folders else options.image
-            base = find_images(coco.where, [image.file_name for image in coco.images], each.store, folder).url
-            self._parts.append(_Part(coco, each.split, base, ""))
-        bases = [part.base for part in self._parts]
+            coco.base = find_images(coco.where, [image.file_name for image in coco.images], each.store, folder).url
+            coco.split = each.split
+            cocos.append(coco)
+        bases = [coco.base for coco in cocos]
         if place.is_folder and self.splits and bases[0].startswith(f"{place.store.url.rstrip('/')}/"):
             bases.append(posixpath.dirname(bases[0]))  # so that paths stay when a second split comes
         self.base = _common_base(bases)
-        self._parts = [part._replace(prefix=_lead(self.base, part.base)) for part in self._parts]
-        cocos = [part.coco for part in self._parts]
         self._notes = [*place.notes, *itertools.chain.from_iterable(coco.notes for coco in cocos)]
         if place.is_folder:
-            found = (f"{part.coco.where} with the images in {part.base}" for part in self._parts)
+            found = (f"{coco.where} with the images in {coco.base}" for coco in cocos)
             way = "--split-by folder takes it as folders of images"
             self._notes.insert(0, f"{place.store.url} is taken as COCO: {'; '.join(found)}. {way}")
         self._notes += _other_ids(cocos)
@@ -412,79 +362,68 @@ class CocoSource(Source):
                     "the files; shard it separately"
                 )
         self._has_text_ids = any(isinstance(image.id, str) for coco in cocos for image in coco.images)
-        columns = {
-            _IMAGE_ID: "string" if self._has_text_ids else "int64",
-            _BOXES: f"float32[,{_BOX}]",
-            _CROWD: "int64[]",
-        }
-        if self._keypoints:
-            columns[_KEYPOINTS] = f"float32[,{self._keypoints},{_POINT}]"
-        keypoints = _KEYPOINTS if self._keypoints else None
         pairs = {coco.flip_pairs for coco in cocos if coco.keypoints}
         names = dict.fromkeys(itertools.chain.from_iterable(coco.class_names for coco in cocos))
-        self.contents = Contents(
-            tuple(names) if self._labelled else None,
-            declare(_BOXES, keypoints, [Declared.parse(*column) for column in columns.items()]),
-            _BOXES,
-            keypoints,
-            pairs.pop() if len(pairs) == 1 else None,
-            (_CROWD,),
+        image_id = "string" if self._has_text_ids else "int64"
+        columns = {_IMAGE_ID: image_id, BOXES: f"float32[,{_BOX}]", _CROWD: "int64[]"}
+        if self._keypoints:
+            columns[KEYPOINTS] = f"float32[,{self._keypoints},{_POINT}]"
+        self.contents = Contents.of_boxes(
+            names if self._labelled else None,
+            columns,
+            pairs=pairs.pop() if len(pairs) == 1 else None,
+            box_columns=(_CROWD,),
         )
 
     def iter_files(self) -> Iterator[str]:
         """Yield the names in the files, without looking the images up; those from Windows also with slashes."""
-        for part in self._parts:
-            for image in part.coco.images:
+        for coco in self._cocos:
+            for image in coco.images:
                 for name in {image.file_name, with_slashes(image.file_name)}:
-                    yield self._place(part, name)
+                    yield self._place(coco, name)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         found.notes.extend(self._notes)
-        files, seen = Files(self.base), list[tuple[Coco, dict[str, int]]]()
-        for part in self._parts:
-            for name, wrong in part.coco.lost:
-                yield Item(
-                    identity_of(self.base, self._place(part, name)), 0, "", split=part.split, problem=("bad_box", wrong)
-                )
-            images, ids = iter(part.coco.images), dict[str, int]()
-            seen.append((part.coco, ids))
+        files, seen = Files(self.base), dict[str, tuple[Coco, _Image]]()
+        for coco in self._cocos:
+            for name, wrong in coco.lost:
+                path = identity_of(self.base, self._place(coco, name))
+                yield Item(path, 0, "", split=coco.split, problem=("bad_box", wrong))
+            images = iter(coco.images)
             while chunk := list(itertools.islice(images, _AT_ONCE)):
-                names = [image.file_name for image in chunk]
-                looked = stats(files, names, partial(self._place, part))
+                looked = stats(files, [image.file_name for image in chunk], partial(self._place, coco))
                 for image, (name, info) in zip(chunk, looked, strict=True):
-                    file = self._place(part, name)
-                    other = next((f"{ids[file]} of {coco.where}" for coco, ids in seen if file in ids), "")
-                    ids.setdefault(file, image.id)
-                    yield self._to_item(part, image, name, file, info, other)
+                    file = self._place(coco, name)
+                    owner = seen.setdefault(file, (coco, image))
+                    other = "" if owner[1] is image else f"{owner[1].id} of {owner[0].where}"
+                    yield self._to_item(coco, image, name, file, info, other)
 
-    def _place(self, part: _Part, name: str) -> str:
+    def _place(self, coco: Coco, name: str) -> str:
         """Return the file that the name of an image means: a name below `base` if possible, else a path or URL."""
-        file = resolve(part.base, name)
-        if not part.prefix:
-            return file
-        return resolve(self.base, file if file.startswith("/") or "://" in file else part.prefix + file)
+        file = resolve(coco.base, name)
+        return file if coco.base == self.base else resolve(self.base, whole(coco.base, file))
 
     def _to_item(
-        self, part: _Part, image: _Image, name: str, file: str, info: ObjectInfo | TpufeedError | None, other: str
+        self, coco: Coco, image: _Image, name: str, file: str, info: ObjectInfo | TpufeedError | None, other: str
     ) -> Item:
-        coco, annotations = part.coco, part.coco.annotations[image.id]
+        annotations = coco.annotations[image.id]
         wrong = [_say_wrong(one, coco) for one in annotations]
         # Wrong values keep their places, as a reject must not affect the types of columns.
         boxes = [one.bbox if len(one.bbox) == _BOX else [0.0] * _BOX for one in annotations]
         columns: dict[str, Any] = {
             _IMAGE_ID: str(image.id) if self._has_text_ids else image.id,
-            _BOXES: [[left, top, left + width, top + height] for left, top, width, height in boxes],
+            BOXES: [[left, top, left + width, top + height] for left, top, width, height in boxes],
             _CROWD: [0 if odd else int(one.iscrowd) for odd, one in zip(wrong, annotations, strict=True)],
         }
         if self._keypoints:
             unmarked = [[0.0] * _POINT] * self._keypoints  # one list for all annotations without
-            columns[_KEYPOINTS] = [
+            columns[KEYPOINTS] = [
                 np.reshape(one.keypoints, (-1, _POINT)).tolist()
                 if one.keypoints and len(one.keypoints) == self._keypoints * _POINT
                 else unmarked
                 for one in annotations
             ]
-        height, width = _side(image.height), _side(image.width)
+        height, width = side_of(image.height), side_of(image.width)
         said, problem = f"the image {image.id} of {coco.where}", None
         if isinstance(info, TpufeedError):
             problem = "unreadable", f"{said}: {info}"
@@ -500,39 +439,27 @@ class CocoSource(Source):
         elif len(annotations) * self._keypoints > _MOST_POINTS_OF_IMAGE:
             count = f"{len(annotations):,} annotations of {self._keypoints} keypoints"
             problem = "bad_box", f"{said} has {count}, which is more than {_MOST_POINTS_OF_IMAGE:,} keypoints"
-            columns[_KEYPOINTS] = []
+            columns[KEYPOINTS] = []
         pixels = (height, width) if min(height, width) > 0 else None
         outlined: Any = annotations if self._outlined else ()
         outlines, wrong_outline = coco_outlines(((x.id, x.segmentation, bool(x.iscrowd)) for x in outlined), pixels)
         if problem is None and wrong_outline:
             problem = "bad_mask", f"{said}: {wrong_outline}"
-        label = None
+        names, label = coco.categories, None
         if self._labelled:
-            names = coco.categories
             label = tuple(names[one.category_id] for one in annotations if one.category_id in names)
-        size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-        path = identity_of(self.base, file if part.prefix else name)
-        place = "" if file == path else file
-        return Item(
-            path, size, version, label, part.split, place, 0, columns, problem, outlines=outlines, pixels=pixels
-        )
+        path = identity_of(self.base, name if coco.base == self.base else file)
+        return item_of(path, file, info, label, coco.split, columns, problem=problem, outlines=outlines, pixels=pixels)
 
 
 def _common_base(bases: Sequence[str]) -> str:
     """Return the folder that holds all of some folders; the first one if no folder does. Raises OptionError."""
-    if len(set(bases)) == 1:
-        return bases[0]
-    if any("::" in base for base in bases):
+    if len(set(bases)) > 1 and any("::" in base for base in bases):
         raise OptionError(f"images of several splits are in a zip ({', '.join(bases[:_SHOWN])}); unpack it first")
     levels = zip(*(base.split("/") for base in bases), strict=False)
     common = [level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels)]
     has_root = len(common) >= (3 if "://" in bases[0] else 1)  # gs://bucket has three parts
     return ("/".join(common) or "/") if has_root else bases[0]
-
-
-def _lead(base: str, folder: str) -> str:
-    """Return what leads from a URL to a folder: a name below it with a slash, or else the folder's URL."""
-    return "" if folder == base else folder.removeprefix(base.rstrip("/") + "/").rstrip("/") + "/"
 
 
 def _other_ids(cocos: Sequence[Coco]) -> Iterator[str]:

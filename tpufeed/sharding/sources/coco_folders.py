@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from tpufeed.dataset.naming import SPLIT_OF_WORD, check_split_name, splits_mentioned
 from tpufeed.errors import OptionError, TpufeedError
@@ -115,32 +114,38 @@ def find_images(where: str, names: Sequence[str], store: Store, folder: str | No
     names = names[:: max(1, len(names) // _TRIED_IMAGES)][:_TRIED_IMAGES]
     if all(file.startswith("/") or "://" in file for file in (resolve(store.url, name) for name in names)):
         return store  # all names are absolute
-    around = _look_around(where, store, names)
-    found, stem = around.found, where.rpartition("/")[2].rpartition(".")[0]
+    tops, (parent, _, own) = [store.url], store.url.rstrip("/").rpartition("/")
+    if (
+        parent and not parent.endswith((":", "/")) and not _ANNOTATIONS.isdisjoint(_kinds(own))
+    ):  # a bucket has no parent
+        tops.append(parent)
+    with listing(f"the images of {where} cannot be looked up"):
+        counts, alone = _look_around(tops, names)
+    found, stem = {url: count for url, count in counts.items() if count}, where.rpartition("/")[2].rpartition(".")[0]
     if found.get(store.url) == len(names):  # they are relative to their file
         return store
 
-    own = splits_mentioned([stem])
+    own_splits = splits_mentioned([stem])
 
     def is_meant(url: str) -> bool:
         """Return true if a folder's name fits the file's: `val2017` and `instances_val2017`, `val` and `images_val`."""
         called = url.rpartition("/")[2]
         parts, splits = _words(called) - _GENERAL, splits_mentioned([called])
         is_called_so = bool(parts) and parts <= _words(stem) - _GENERAL
-        return url in around.tops or is_called_so or (len(splits) == 1 and splits == own)
+        return url in tops or is_called_so or (len(splits) == 1 and splits == own_splits)
 
     def is_of_another_split(url: str) -> bool:
         splits = splits_mentioned([url.rpartition("/")[2]])
-        return url not in around.tops and len(splits) == len(own) == 1 and splits != own
+        return url not in tops and len(splits) == len(own_splits) == 1 and splits != own_splits
 
     fit = [url for url in found if not is_of_another_split(url)]
     whole, meant = [url for url in fit if found[url] == len(names)], [url for url in fit if is_meant(url)]
     if len(meant) == 1 and set(whole) <= set(meant):
         return open_store(meant[0])
-    rival = next((url for url in around.looked if url not in found and url not in around.tops and is_meant(url)), None)
+    rival = next((url for url in counts if url not in found and url not in tops and is_meant(url)), None)
     if len(fit) == len(whole) == 1 and rival is None:
         called = whole[0].rpartition("/")[2]
-        if whole[0] in around.alone or splits_mentioned([called]) or not _IMAGES.isdisjoint(_kinds(called)):
+        if whole[0] in alone or splits_mentioned([called]) or not _IMAGES.isdisjoint(_kinds(called)):
             return open_store(whole[0])
     like = f"images like {names[0]} are in"
     if len(fit) > 1:
@@ -153,47 +158,32 @@ def find_images(where: str, names: Sequence[str], store: Store, folder: str | No
     elif found:
         why = f"{like} {next(iter(found))}, which has the name of another split"
     else:
-        why = f"no image like {names[0]} is in the {len(around.looked)} folders around {store.url}"
+        why = f"no image like {names[0]} is in the {len(counts)} folders around {store.url}"
     raise OptionError(f"{where}: {why}; pass the folder that its file names are relative to: --image DIR")
 
 
-class _Around(NamedTuple):
-    """Folders around a COCO file."""
+def _look_around(tops: Sequence[str], names: Sequence[str]) -> tuple[dict[str, int], set[str]]:
+    """Return the number of images in each folder around a file, and those folders that have no other beside them.
 
-    tops: list[str]  # its own folder, and the one above it if that may hold its images
-    looked: list[str]  # all that were searched
-    found: dict[str, int]  # number of images in each that has some
-    alone: set[str]  # those that have no folder beside them, except the file's own
-
-
-def _look_around(where: str, store: Store, names: Sequence[str]) -> _Around:
-    parent, _, own = store.url.rstrip("/").rpartition("/")
-    tops = [store.url]
-    if (
-        parent and not parent.endswith((":", "/")) and not _ANNOTATIONS.isdisjoint(_kinds(own))
-    ):  # a bucket has no parent
-        tops.append(parent)
-    around, roots = _Around(tops, [], {}, set()), tops[:]
-    with listing(f"the images of {where} cannot be looked up"):
-        for _ in range(_LEVELS):
-            roots = roots[: _MOST_FOLDERS - len(around.looked)]
-            inner = [url for url in roots if not around.looked or url.rpartition("/")[2].lower() == "images"]
-            for url in roots:
-                around.looked.append(url)
-                infos = stats(Files(url), names, partial(resolve, url))
-                if count := sum(isinstance(info, ObjectInfo) for _, info in infos):
-                    around.found[url] = count
-                if around.found.get(store.url) == len(names):
-                    return around
-            if len(names) in around.found.values():
-                break
-            roots = []
-            for url in inner:
-                names_in = (name for name in sorted(open_store(url).iter_folders()) if not is_hidden(name))
-                urls = [each for name in names_in if (each := f"{url.rstrip('/')}/{name}") not in around.looked]
-                around.alone.update(urls if len(urls) == 1 else ())
-                roots += urls
-    return around
+    `tops` are its own folder, and the one above it if that may hold its images.
+    """
+    counts, alone, roots = dict[str, int](), set[str](), list(tops)
+    for level in range(_LEVELS):
+        roots = roots[: _MOST_FOLDERS - len(counts)]
+        for url in roots:
+            infos = stats(Files(url), names, partial(resolve, url))
+            counts[url] = sum(isinstance(info, ObjectInfo) for _, info in infos)
+            if counts[tops[0]] == len(names):
+                return counts, alone
+        if len(names) in counts.values():
+            break
+        outer, roots = [url for url in roots if not level or url.rpartition("/")[2].lower() == "images"], []
+        for url in outer:
+            inner = (name for name in sorted(open_store(url).iter_folders()) if not is_hidden(name))
+            urls = [each for name in inner if (each := f"{url.rstrip('/')}/{name}") not in counts]
+            alone.update(urls if len(urls) == 1 else ())
+            roots += urls
+    return counts, alone
 
 
 def with_slashes(name: str) -> str:
@@ -209,10 +199,13 @@ def stats(
     `place` returns the file that a name means, as `resolve` does.
     """
     found = list(zip(names, files.stats([place(name) for name in names]), strict=True))
-    missing = [at for at, (name, info) in enumerate(found) if not isinstance(info, ObjectInfo) and "\\" in name]
-    turned = [with_slashes(names[at]) for at in missing]
-    infos = files.stats([place(name) for name in turned]) if missing else []
-    for at, name, info in zip(missing, turned, infos, strict=True):
+    turned = {
+        at: with_slashes(name)
+        for at, (name, info) in enumerate(found)
+        if "\\" in name and not isinstance(info, ObjectInfo)
+    }
+    infos = files.stats([place(name) for name in turned.values()])
+    for (at, name), info in zip(turned.items(), infos, strict=True):
         if isinstance(info, ObjectInfo):
             found[at] = name, info
     return found

@@ -7,17 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from tpufeed.build.item import Item
+from tpufeed.build.item import Item, Labels
 from tpufeed.dataset.naming import read_classes
 from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, StoreError, UnavailableError, url_identity
-from tpufeed.sharding.boxes import FlipPairs
+from tpufeed.sharding.boxes import FlipPairs, declare
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.inputs import Files, files_of, iter_read, place_of
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.store import ObjectInfo, Store, url_scheme
 
+BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them
+_MOST_PIXELS = 1 << 31  # of a side
 MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MOST_AT_ONCE, _MOST_BYTES_AT_ONCE = 4096, 64 << 20  # files of annotations that are read together
 _MANY_SHOWN = 8
@@ -56,6 +58,13 @@ class Contents(NamedTuple):
     pairs: FlipPairs | None = None  # keypoints that are the left and the right of the same thing
     box_columns: tuple[str, ...] = ()  # columns with a value for each box
     box_format: str | None = None  # of boxes and keypoints, see `boxes.check_format`
+
+    @classmethod
+    def of_boxes(cls, class_names: Iterable[str] | None, columns: Mapping[str, str], **more: Any) -> "Contents":
+        """Return the contents of a source that declares its boxes itself, with the types of all `columns`."""
+        keypoints = KEYPOINTS if KEYPOINTS in columns else None
+        declared = declare(BOXES, keypoints, [Declared.parse(*column) for column in columns.items()])
+        return cls(None if class_names is None else tuple(class_names), declared, BOXES, keypoints, **more)
 
     def merge(self, options: ShardOptions) -> "Contents":
         """Return the contents by a source and the options of a build together.
@@ -169,6 +178,23 @@ def chunks_of(rows: Iterable[_Row], size_of: Callable[[_Row], int]) -> Iterator[
         yield chunk
 
 
+def item_of(
+    path: str, file: str, info: object, label: Labels | None, split: str | None, values: dict[str, Any], **more: Any
+) -> Item:
+    """Return the item of a file that annotations name; `path` is its identity, and `info` its state if it is there."""
+    size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
+    return Item(path, size, version, label, split, "" if file == path else file, values=values, **more)
+
+
+def side_of(value: Any) -> int:
+    """Return the width or height that annotations say: 0 if it is missing, -1 if it is impossible."""
+    try:
+        side = float(0 if value is None else value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return int(side) if 0 <= side < _MOST_PIXELS and side.is_integer() else -1
+
+
 def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str, bytes | str]:
     """Return the bytes of small files, or what is wrong with one; many remote files are read at once.
 
@@ -185,8 +211,7 @@ def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str,
 
 def is_image_name(name: str) -> bool:
     """Return true for an image's name, unless it or a folder is hidden (.ipynb_checkpoints, ._x.jpg, @eaDir)."""
-    name = name.lower()
-    return name.endswith(IMAGE_SUFFIXES) and _HIDDEN.search(name) is None
+    return name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name)
 
 
 def is_hidden(name: str) -> bool:
@@ -235,6 +260,11 @@ def resolve(base: str, path: str) -> str:
     full = posixpath.normpath(posixpath.join("/" + root, path))
     below = "/" + root.rstrip("/") + "/"
     return full.removeprefix(below) if full.startswith(below) else f"{scheme}:/{full}"
+
+
+def whole(base: str, file: str) -> str:
+    """Return the path or URL of a file that `resolve` has given for `base`."""
+    return file if file.startswith("/") or "://" in file else f"{base.rstrip('/')}/{file}"
 
 
 def show(names: Sequence[str]) -> str:

@@ -11,12 +11,11 @@ from xml.parsers import expat
 
 from tpufeed.build.item import Item
 from tpufeed.dataset.naming import SPLIT_OF_WORD
-from tpufeed.errors import OptionError, SourceError
-from tpufeed.sharding.boxes import declare
-from tpufeed.sharding.columns import Declared
+from tpufeed.errors import ImageError, OptionError, SourceError
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.source import (
+    BOXES,
     Contents,
     Found,
     Place,
@@ -25,28 +24,25 @@ from tpufeed.sharding.sources.source import (
     chunks_of,
     is_hidden,
     is_image_name,
+    item_of,
     listing,
     read_annotations,
     show,
+    side_of,
     stem_of,
 )
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 
-_BOXES, _FLAGS = "boxes", ("difficult", "truncated")
+_FLAGS = ("difficult", "truncated")
 _ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
 _LISTS = "ImageSets/Main"
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _FLAG = {"": 0, "0": 0, "false": 0, "1": 1, "true": 1}
 _LEVELS = 4  # of elements that are kept: annotation/object/bndbox/xmin
 _SAID = 40  # characters of a value in a message
-_MOST_PIXELS = 1 << 31  # of a side
 _SUFFIX = ".xml"
 _MOST_PEEKED = 1000  # files of a split's folder
 _HEAD_BYTES = 1 << 12
-
-
-class _BadXmlError(Exception):
-    """Says what is wrong with a file."""
 
 
 class _Annotation(NamedTuple):
@@ -119,24 +115,22 @@ class VocSource(Source):
             )
         self._store, self._images = at
         self.base = self._store.url
-        self._folder = store.url.removeprefix(self.base).strip("/")  # of the files, below `base`
+        self._files, self._folder = files, files[0].name.partition("/")[0]  # the folder of the files below `base`
         by_folder: dict[str, str] | None = None  # the split of each name, if the files are in folders of splits
-        if place.is_folder and self._images:
-            self._folder = files[0].name.partition("/")[0]
-        elif place.is_folder:
+        if place.is_folder and not self._images:
+            self._folder = ""
             by_folder = {
                 info.name[: -len(_SUFFIX)]: SPLIT_OF_WORD[info.name.partition("/")[0].lower()] for info in files
             }
-        elif self._folder:
-            files = [replace(info, name=f"{self._folder}/{info.name}") for info in files]
-        self._files = files
+        elif not place.is_folder:
+            self._folder = store.url.removeprefix(self.base).strip("/")
+            self._files = [replace(info, name=f"{self._folder}/{info.name}".lstrip("/")) for info in files]
         self._split_of = {}
         if options.split_shares is None:
             self._split_of = _read_lists(self._store) if by_folder is None else by_folder
         self.splits = bool(self._split_of)
-        columns = [(_BOXES, "float32[,4]"), *((flag, "int64[]") for flag in _FLAGS)]
-        declared = declare(_BOXES, None, [Declared.parse(*column) for column in columns])
-        self.contents = Contents(declared=declared, boxes=_BOXES, box_columns=_FLAGS)
+        columns = {BOXES: "float32[,4]", **dict.fromkeys(_FLAGS, "int64[]")}
+        self.contents = Contents.of_boxes(None, columns, box_columns=_FLAGS)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the image of each file. Many files are read at once."""
@@ -144,8 +138,8 @@ class VocSource(Source):
         with listing():
             for info in self._store.iter_objects(self._images):
                 if is_image_name(info.name):
-                    images[stem_of(_below(self._images, info.name))].append(info)
-        stems = {info.name: _below(self._folder, info.name)[: -len(_SUFFIX)] for info in self._files}
+                    images[stem_of(info.name.removeprefix(f"{self._images}/"))].append(info)
+        stems = {info.name: stem_of(info.name.removeprefix(f"{self._folder}/")) for info in self._files}
         listed = [info for info in self._files if not self.splits or stems[info.name] in self._split_of]
         if not listed:
             raise SourceError(
@@ -161,8 +155,8 @@ class VocSource(Source):
                 where, read, problem = f"{self.base}/{name}", _Annotation({}, []), None
                 try:
                     read = _parse(data)
-                except _BadXmlError as error:
-                    problem = "bad_box", f"{where}: {error}"
+                except ImageError as error:
+                    problem = error.reason, f"{where}: {error}"
                 called = read.fields.get("filename", "").replace("\\", "/").rpartition("/")[2]
                 fit = images.get(stems[name]) or images.get(stem_of(called)) or images.get(called) or []
                 fit = [info for info in fit if posixpath.basename(info.name) == called] if len(fit) > 1 else fit
@@ -205,33 +199,28 @@ class VocSource(Source):
             boxes.append([left - 1, top - 1, right, bottom])  # VOC counts pixels from 1, and the last one is inside
             flags.append([mark or 0 for mark in marks])
             labels += [one["name"]] if one.get("name") else []
-        height, width = (_number(read.fields.get(f"size/{side}") or "0") for side in ("height", "width"))
-        if not all(each is not None and 0 <= each < _MOST_PIXELS and each == int(each) for each in (height, width)):
-            wrong, height = wrong or f"{where} has an impossible 'width' or 'height'", None
-        return Item(
-            info.name,
-            info.size_bytes,
-            info.version,
-            tuple(labels) if self._labelled else None,
-            split,
-            values={_BOXES: boxes, **{flag: [each[at] for each in flags] for at, flag in enumerate(_FLAGS)}},
-            problem=problem or (("bad_box", wrong) if wrong else None),
-            pixels=(int(height), int(width)) if height and width else None,
-        )
+        height, width = (side_of(read.fields.get(f"size/{side}") or None) for side in ("height", "width"))
+        if min(height, width) < 0:
+            wrong = wrong or f"{where} has an impossible 'width' or 'height'"
+        label = tuple(labels) if self._labelled else None
+        columns = {BOXES: boxes, **{flag: [each[at] for each in flags] for at, flag in enumerate(_FLAGS)}}
+        problem = problem or (("bad_box", wrong) if wrong else None)
+        pixels = (height, width) if min(height, width) > 0 else None
+        return item_of(info.name, info.name, info, label, split, columns, problem=problem, pixels=pixels)
 
 
 def _parse(data: bytes | str) -> _Annotation:
-    """Parse a file, or what is wrong with it. Raises _BadXmlError.
+    """Parse a file, or what is wrong with it. Raises ImageError.
 
     Entities and DTDs are refused: they can grow without end, or read other files.
     """
     if isinstance(data, str):
-        raise _BadXmlError(data)
+        raise ImageError("bad_box", data)
     found, path, text = _Annotation({}, []), list[str](), list[str]()
 
     def start(tag: str, _: object) -> None:
         if not path and tag != "annotation":
-            raise _BadXmlError(f"it begins with <{tag[:_SAID]}>; expected <annotation>")
+            raise ImageError("bad_box", f"it begins with <{tag[:_SAID]}>; expected <annotation>")
         path.append(tag)
         text.clear()
         if path == ["annotation", "object"]:
@@ -246,7 +235,7 @@ def _parse(data: bytes | str) -> _Annotation:
         text.clear()
 
     def refuse(*_: object) -> None:
-        raise _BadXmlError("it declares an entity or a DTD, which are refused; remove the declaration")
+        raise ImageError("bad_box", "it declares an entity or a DTD, which are refused; remove the declaration")
 
     parser = expat.ParserCreate()
     parser.buffer_text = True
@@ -254,8 +243,10 @@ def _parse(data: bytes | str) -> _Annotation:
     parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
     try:
         parser.Parse(data, True)
+    except ImageError:
+        raise
     except (expat.ExpatError, ValueError, LookupError) as error:  # of an unknown encoding
-        raise _BadXmlError(f"not XML: {error}") from error
+        raise ImageError("bad_box", f"not XML: {error}") from error
     return found
 
 
@@ -276,10 +267,6 @@ def _read_lists(store: Store) -> dict[str, str]:
             if stem := line.strip().strip('"'):
                 found.setdefault(stem, split)
     return found
-
-
-def _below(folder: str, name: str) -> str:
-    return name.removeprefix(f"{folder}/") if folder else name
 
 
 def _number(text: str | None) -> float | None:

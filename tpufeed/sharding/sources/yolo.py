@@ -7,18 +7,27 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from tpufeed.build.item import Item, Outline
 from tpufeed.dataset.naming import count_ending
-from tpufeed.errors import MissingExtraError, NoInputsError, OptionError, SourceError, TpufeedError, UsageError
-from tpufeed.sharding.boxes import FlipPairs, declare
-from tpufeed.sharding.columns import Declared
+from tpufeed.errors import (
+    ImageError,
+    MissingExtraError,
+    NoInputsError,
+    OptionError,
+    SourceError,
+    TpufeedError,
+    UsageError,
+)
+from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.source import (
+    BOXES,
+    KEYPOINTS,
     Contents,
     Found,
     Place,
@@ -27,16 +36,17 @@ from tpufeed.sharding.sources.source import (
     chunks_of,
     identity_of,
     is_image_name,
+    item_of,
     listing,
     read_annotations,
     resolve,
     show,
     stem_of,
+    whole,
 )
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 
-_BOXES, _KEYPOINTS = "boxes", "keypoints"
 _SPLITS = ("train", "val", "test")
 _NAME = "data.yaml"  # of exports
 _MOST_BYTES = 1 << 20  # of a data.yaml: PyYAML reads 100 KB in a second
@@ -49,16 +59,13 @@ _CLASSES = "classes.txt"  # beside labels; names are those of the data.yaml
 _KEYS = [re.compile(rf"^['\"]?{key}['\"]?[ \t]*:", re.MULTILINE) for key in ("train", "val", "names")]
 
 
-_Entries: TypeAlias = str | list[str] | None
-
-
 class _Yaml(msgspec.Struct):
     names: list[str | int] | dict[int, str | int]
     nc: int | None = None
     path: str | None = None
-    train: _Entries = None
-    val: _Entries = None
-    test: _Entries = None
+    train: str | list[str] | None = None
+    val: str | list[str] | None = None
+    test: str | list[str] | None = None
     kpt_shape: tuple[Annotated[int, msgspec.Meta(ge=1, le=_MOST_POINTS)], Literal[2, 3]] | None = None
     flip_idx: list[int] | None = None
 
@@ -121,17 +128,15 @@ class YoloSource(Source):
         store, name = place.store, place.files[0].name
         self._where = f"{store.url}/{name}"
         self._config = config = _read_config(store, name)
-        self._labelled = options.label == "auto"
-        self._outlined = options.outlines is not None
+        self._labelled, self._outlined = options.label == "auto", options.outlines is not None
         self.splits = options.split_shares is None
         self._notes, self._entries, self.base = list[str](), list[tuple[str, Store, str]](), ""
         # `path` may be that of another machine; then the file is in the folder that it means.
         roots = list(dict.fromkeys(_join(store.url, each) for each in (config.root, ".")))
         for split, entries in config.splits.items():
             for entry in entries:
-                tried = [
-                    (root, each) for root in roots for each in dict.fromkeys((entry, re.sub(r"^(\.\./)+", "", entry)))
-                ]
+                spelled = dict.fromkeys((entry, re.sub(r"^(\.\./)+", "", entry)))
+                tried = [(root, each) for root in roots for each in spelled]
                 try:
                     with listing():
                         root, at = next(((root, at) for root, each in tried if (at := _look(root, each))), ("", None))
@@ -148,18 +153,11 @@ class YoloSource(Source):
                 self._notes.append(f"{wrong}: the dataset has no images of it")
         if not self._entries:
             raise SourceError(f"{self._where}: none of its folders of images is there")
-        columns = {_BOXES: f"float32[,{_BOX}]"}
+        names = config.names.values() if self._labelled else None
+        columns = {BOXES: f"float32[,{_BOX}]"}
         if config.points is not None:
-            columns[_KEYPOINTS] = f"float32[,{config.points[0]},{config.points[1]}]"
-        keypoints = None if config.points is None else _KEYPOINTS
-        self.contents = Contents(
-            tuple(config.names.values()) if self._labelled else None,
-            declare(_BOXES, keypoints, [Declared.parse(*column) for column in columns.items()]),
-            _BOXES,
-            keypoints,
-            config.pairs,
-            box_format="cxcywh,relative",
-        )
+            columns[KEYPOINTS] = f"float32[,{config.points[0]},{config.points[1]}]"
+        self.contents = Contents.of_boxes(names, columns, pairs=config.pairs, box_format="cxcywh,relative")
 
     def iter_files(self) -> Iterator[str]:
         """Yield the files of images, without reading their labels."""
@@ -184,7 +182,7 @@ class YoloSource(Source):
         if not count:
             raise NoInputsError(f"{self._where}: no images found in the folders that it names")
         if lacking == count:
-            label = _whole(self.base, _label_of(self.base, first))
+            label = whole(self.base, _label_of(self.base, first))
             raise SourceError(
                 f"{self._where}: none of its {count:,} images has a label file, like {label} for {first}; labels are "
                 "in a folder 'labels' beside 'images', or beside the images"
@@ -199,17 +197,17 @@ class YoloSource(Source):
             if name.endswith(".txt"):
                 yield from self._iter_list(files, split, store, name)
                 continue
-            folder = _label_of(self.base, resolve(self.base, _whole(store.url, f"{name}/x.jpg".lstrip("/"))))
+            folder = _label_of(self.base, resolve(self.base, whole(store.url, f"{name}/x.jpg".lstrip("/"))))
             at, prefix = _open(self.base, folder.rpartition("/")[0])
             with listing():
                 labels = {
-                    resolve(self.base, _whole(at.url, info.name)): info
+                    resolve(self.base, whole(at.url, info.name)): info
                     for info in at.iter_objects(prefix)
                     if info.name.endswith(".txt")
                 }
                 for info in store.iter_objects(name):
                     if is_image_name(info.name):
-                        file = resolve(self.base, _whole(store.url, info.name))
+                        file = resolve(self.base, whole(store.url, info.name))
                         label = _label_of(self.base, file)
                         yield _Image(file, info, split, label, labels.pop(label, None))
                     elif not info.name.endswith(".txt"):
@@ -226,7 +224,7 @@ class YoloSource(Source):
             except UnicodeDecodeError as error:
                 raise SourceError(f"{where}: not a list of images: {error}") from error
         lines = [line.replace("\\", "/") for line in lines if line]
-        folder = _whole(store.url, name).rpartition("/")[0]
+        folder = whole(store.url, name).rpartition("/")[0]
         # Relative to the list or to the root; CVAT writes data/ before names relative to either.
         ways = [(at, start) for at in dict.fromkeys((folder, self.base)) for start in ("", "data/")]
         tried = [resolve(self.base, _join(at, line.removeprefix(start))) for line in lines[:1] for at, start in ways]
@@ -237,11 +235,10 @@ class YoloSource(Source):
             names = [resolve(self.base, _join(at, line.removeprefix(start))) for line in some]
             labels = [_label_of(self.base, name) for name in names]
             both = files.stats([*names, *labels])
-            for image in zip(names, both, itertools.repeat(split), labels, both[len(names) :], strict=False):
-                yield _Image(*image)
+            yield from map(_Image, names, both, itertools.repeat(split), labels, both[len(names) :])
 
     def _to_item(self, image: _Image, data: bytes | str) -> Item:
-        info, config, where = image.info, self._config, _whole(self.base, image.label)
+        info, config, where = image.info, self._config, whole(self.base, image.label)
         problem: tuple[str, str] | None = None
         try:
             text = "" if isinstance(data, str) else data.decode("utf-8-sig")
@@ -254,22 +251,14 @@ class YoloSource(Source):
             problem = "unreadable", str(info)
         elif info is None or info.version == BROKEN_LINK:
             problem = "unreadable", f"there is no such file; {self._where} lists it"
-        columns: dict[str, Any] = {_BOXES: labels.boxes}
+        columns: dict[str, Any] = {BOXES: labels.boxes}
         if config.points is not None:
-            columns[_KEYPOINTS] = labels.keypoints
-        size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
-        path, split = identity_of(self.base, image.file), image.split if self.splits else None
-        return Item(
-            path,
-            size,
-            version,
-            tuple(labels.classes) if self._labelled else None,
-            split,
-            "" if image.file == path else image.file,
-            values=columns,
-            problem=problem or labels.problem,
-            outlines=tuple(labels.outlines) if self._outlined else (),
-        )
+            columns[KEYPOINTS] = labels.keypoints
+        label = tuple(labels.classes) if self._labelled else None
+        split = image.split if self.splits else None
+        outlines = tuple(labels.outlines) if self._outlined else ()
+        path, problem = identity_of(self.base, image.file), problem or labels.problem
+        return item_of(path, image.file, info, label, split, columns, problem=problem, outlines=outlines)
 
 
 def _read_config(store: Store, name: str) -> _Config:
@@ -331,18 +320,15 @@ def _read_labels(text: str, config: _Config, where: str) -> _Labels:
         box, marks, outline, wrong = [0.0] * _BOX, [[0.0] * each] * points, Outline(), None
         try:
             kind, *numbers = map(float, values)
+            if kind not in config.names:
+                count = len(config.names)
+                raise ImageError("bad_label", f"the class is not among the {count} names of the data.yaml")
+            found.classes.append(config.names[int(kind)])
+            box, marks, outline = _read_box(numbers, points, each)
+        except ImageError as error:
+            wrong = error.reason, str(error)
         except ValueError:
             wrong = "bad_box", "expected a class and numbers"
-        else:
-            if kind in config.names:
-                found.classes.append(config.names[int(kind)])
-                read = _read_box(numbers, points, each)
-                if isinstance(read, str):
-                    wrong = "bad_box", read
-                else:
-                    box, marks, outline = read
-            else:
-                wrong = "bad_label", f"the class is not among the {len(config.names)} names of the data.yaml"
         found.boxes.append(box)
         found.keypoints.append(marks)
         found.outlines.append(outline)
@@ -351,37 +337,34 @@ def _read_labels(text: str, config: _Config, where: str) -> _Labels:
     return found
 
 
-def _read_box(numbers: list[float], points: int, each: int) -> tuple[list[float], list[list[float]], Outline] | str:
-    """Return the box, keypoints and outline of a box or a polygon; if the numbers are neither, what was expected."""
-    marks, outline = list[list[float]](), Outline()
-    shares, box = numbers, numbers[:_BOX]
-    if len(numbers) == _BOX + points * each:
-        marks = [numbers[first : first + each] for first in range(_BOX, len(numbers), each)] if points else []
+def _read_box(numbers: list[float], points: int, each: int) -> tuple[list[float], list[list[float]], Outline]:
+    """Return the box, keypoints and outline of a box or a polygon. Raises ImageError, which says what was expected."""
+    box, marks, outline, expected = numbers[:_BOX], list[list[float]](), Outline(), _BOX + points * each
+    is_polygon = not points and len(numbers) >= 2 * _CORNERS and len(numbers) % 2 == 0
+    shares = numbers
+    if len(numbers) == expected:
+        marks = [numbers[first : first + each] for first in range(_BOX, expected, each)] if points else []
         shares = [*box, *itertools.chain.from_iterable(mark[:2] for mark in marks)]
-    elif points:
-        return f"{len(numbers)} numbers after the class; expected {_BOX + points * each}"
-    elif len(numbers) < 2 * _CORNERS or len(numbers) % 2:
-        return f"{len(numbers)} numbers after the class; expected {_BOX}, or x and y of 3 or more corners"
+    elif not is_polygon:
+        corners = "" if points else ", or x and y of 3 or more corners"
+        raise ImageError("bad_box", f"{len(numbers)} numbers after the class; expected {expected}{corners}")
     if not all(-_BEYOND <= number <= 1 + _BEYOND for number in shares) or not all(map(math.isfinite, numbers)):
-        return "expected shares of the image's width and height, from 0 to 1"
-    if len(numbers) != _BOX + points * each:
+        raise ImageError("bad_box", "expected shares of the image's width and height, from 0 to 1")
+    if is_polygon:
         (left, right), (top, bottom) = ((min(side), max(side)) for side in (numbers[::2], numbers[1::2]))
         box, outline = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], Outline((tuple(numbers),))
-    return (box, marks, outline) if box[2] > 0 and box[3] > 0 else "expected a box with an area"
-
-
-def _whole(base: str, file: str) -> str:
-    """Return the path or URL of a file that `resolve` has given for `base`."""
-    return file if file.startswith("/") or "://" in file else f"{base.rstrip('/')}/{file}"
+    if min(box[2:]) <= 0:
+        raise ImageError("bad_box", "expected a box with an area")
+    return box, marks, outline
 
 
 def _join(folder: str, path: str) -> str:
-    return _whole(folder, resolve(folder, path))
+    return whole(folder, resolve(folder, path))
 
 
 def _label_of(base: str, file: str) -> str:
     """Return the label file of an image: below `labels` instead of the last `images`, else beside the image."""
-    head, images, tail = _whole(base, file).rpartition("/images/")
+    head, images, tail = whole(base, file).rpartition("/images/")
     return resolve(base, f"{stem_of(f'{head}/labels/{tail}' if images else tail)}.txt")
 
 
