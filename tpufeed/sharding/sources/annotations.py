@@ -164,7 +164,7 @@ class FoundBoxes(NamedTuple):
     """A column with the list of a sample's boxes."""
 
     name: str
-    form: str  # as `box_format`; empty for the default
+    form: str | None  # as `box_format`
     label: str | None  # the column with a label for each box
 
 
@@ -177,7 +177,7 @@ def find_boxes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Fou
             continue
         owner, dot, _ = name.rpartition(".")
         label = next((f"{owner}{dot}{last}" for last in _OF_BOXES if f"{owner}{dot}{last}" in columns), None)
-        form = "xywh" if name.endswith("bbox") else ""  # the usage of `datasets` and COCO
+        form = "xywh" if name.endswith("bbox") else None  # the usage of `datasets` and COCO
         return FoundBoxes(name, form, label)
     return None
 

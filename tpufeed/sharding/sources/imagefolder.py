@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.annotations import find_boxes
 from tpufeed.sharding.sources.folder import SPLIT_NAME, has_split_folders
-from tpufeed.sharding.sources.grouped import Rows, open_groups
+from tpufeed.sharding.sources.grouped import open_groups
 from tpufeed.sharding.sources.source import Contents, Found, Place, is_image_name, listing, show
 from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, TableColumns, TableSource, iter_head
 from tpufeed.storage.store import ObjectInfo, Store
@@ -79,10 +78,14 @@ class ImageFolderSource(TableSource):
                 boxes=boxes.name,
                 box_columns=tuple(each),
             )
+        if self._boxes is not None and options.box_format is None:
+            self.contents = self.contents._replace(box_format=self._boxes.form)
 
-    def prepare(self, name: str, first: Sequence[Record]) -> tuple[TableColumns, Callable[[Record], Record]]:
+    def prepare(
+        self, name: str, names: Sequence[str], first: Sequence[Record]
+    ) -> tuple[TableColumns, Callable[[Record], Record] | None]:
         options, boxes, folder = self._options, self._boxes, posixpath.dirname(name)
-        where, names = f"{self.base}/{name}", list(dict.fromkeys(itertools.chain.from_iterable(first)))
+        where = f"{self.base}/{name}"
         if options.image is None and _IMAGE not in names:
             raise OptionError(
                 f"{where} has no column {_IMAGE!r}, which tells the image of a row; it has {', '.join(names)}. Rename "
@@ -90,32 +93,36 @@ class ImageFolderSource(TableSource):
             )
         label = boxes.label if boxes is not None and options.label == "auto" else None
         columns = TableColumns(where, names, options, options.image or _IMAGE, label)
-        form = "" if boxes is None or options.box_format is not None else boxes.form
 
         def change(record: Record) -> Record:
-            changed = dict(record)
-            for file in columns.files:
-                path = record.get(file)
-                if folder and isinstance(path, str) and path and "://" not in path:
-                    changed[file] = posixpath.normpath(posixpath.join(folder, path))
-            if form and boxes is not None:
-                changed[boxes.name] = _to_corners(record.get(boxes.name))
-            return changed
+            paths = {file: path for file in columns.files if isinstance(path := record.get(file), str) and path}
+            moved = {file: posixpath.join(folder, path) for file, path in paths.items() if "://" not in path}
+            return {**record, **{file: posixpath.normpath(path) for file, path in moved.items()}}
 
-        return columns, change
+        return columns, change if folder else None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         files, named = Files(self.base), 0
         for info in self._files:
             where = f"{self.base}/{info.name}"
             with self.open(info.name) as (columns, records), open_groups(records, columns.files[0], where) as groups:
-                self.image_column, rows_of_images = columns.files[0], iter(groups)
+                self.image_column, rows_of_images = columns.files[0], groups.iter_groups()
                 while chunk := list(itertools.islice(rows_of_images, ROWS_AT_ONCE)):
                     items = columns.iter_items([rows[0] for rows in chunk], files)
                     for item, rows in zip(items, chunk, strict=True):
                         is_there = bool(item.version) and is_image_name(item.path)
                         named += is_there and not (item.file or item.path).startswith("/") and "://" not in item.path
-                        yield self._complete(item, rows, where)
+                        number, split, problem = rows[0][0], item.split, item.problem
+                        if self._by_folder:
+                            split, slash, _ = (item.file or item.path).partition("/")
+                            if not slash or not split or split.endswith(":"):
+                                raise SourceError(
+                                    f"{where}, row {number}: {item.path} is in no folder of a split; move it into one"
+                                )
+                        if len(rows) > 1:
+                            said = f"rows {number} and {rows[1][0]} of {where} name it; expected one row per image"
+                            problem = problem or ("bad_column", said)
+                        yield msgspec.structs.replace(item, split=split, problem=problem)
         images = 0
         with listing():
             for info in self._store.iter_objects():
@@ -127,34 +134,13 @@ class ImageFolderSource(TableSource):
             f"images and columns are those of {show([info.name for info in self._files])}, as in Hugging Face's "
             f"imagefolder; folders are no classes{left_out}"
         )
-        if self._boxes is not None and self._boxes.form and self._options.box_format is None:
+        if self._boxes is not None and self.contents.box_format is not None:
             name = self._boxes.name
             found.notes.append(
                 f"{name} has boxes of left, top, width and height, as COCO; if not: --boxes {name} --box-format xyxy"
             )
 
-    def _complete(self, item: Item, rows: Rows, where: str) -> Item:
-        """Return an item with its split, and with a problem if several rows name its image."""
-        split, problem = item.split, item.problem
-        if self._by_folder:
-            split, slash, _ = (item.file or item.path).partition("/")
-            if not slash or not split or split.endswith(":"):
-                raise SourceError(
-                    f"{where}, row {rows[0][0]}: {item.path} is in no folder of a split; move it into one"
-                )
-        if len(rows) > 1:
-            said = f"rows {rows[0][0]} and {rows[1][0]} of {where} name it; expected one row per image"
-            problem = problem or ("bad_column", said)
-        return msgspec.structs.replace(item, split=split, problem=problem)
-
 
 def _count(value: Any) -> int:
     """Return the length of a list, 0 for a missing one, and -1 for any other value."""
     return len(value) if isinstance(value, list) else -1 if value is not None else 0
-
-
-def _to_corners(value: Any) -> Any:
-    """Return boxes of left, top, width and height as corners; anything else as it is, so that it is refused."""
-    with suppress(TypeError, ValueError):
-        return [[x, y, float(x) + float(width), float(y) + float(height)] for x, y, width, height in value]
-    return value

@@ -195,13 +195,14 @@ class TableSource(Source):
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None
 
-    def prepare(self, name: str, first: Sequence[Record]) -> tuple[TableColumns, Callable[[Record], Record] | None]:
-        """Choose columns of the table `name` by its `first` rows; return also what changes each row, if anything does.
+    def prepare(
+        self, name: str, names: Sequence[str], first: Sequence[Record]
+    ) -> tuple[TableColumns, Callable[[Record], Record] | None]:
+        """Choose among the columns `names` of a table by its `first` rows; return also what changes each row, if any.
 
         Raises:
             OptionError: a named column does not exist, or none can be chosen.
         """
-        names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
         return TableColumns(f"{self.base}/{name}", names, self._options), None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
@@ -230,7 +231,8 @@ class TableSource(Source):
             first = list(itertools.islice(records, ROWS_AT_ONCE))
             if not first:
                 raise NoInputsError(f"{where}: the table has no rows")
-            columns, change = self.prepare(name, first)
+            names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
+            columns, change = self.prepare(name, names, first)
             records = itertools.chain(first, records)
             yield columns, records if change is None else map(change, records)
 
