@@ -15,14 +15,12 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import msgspec
-
 from tpufeed.build.item import Item
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.inputs import Files, is_web
 from tpufeed.sharding.options import BOX, ShardOptions
 from tpufeed.sharding.sources.source import IMAGE_SUFFIXES, Contents, Found, Place, is_hidden, listing, resolve, show
-from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, TableColumns, TableSource, to_label
+from tpufeed.sharding.sources.table import Record, Row, TableColumns, TableSource, to_label
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import ObjectInfo
 
@@ -191,20 +189,15 @@ class GroupedSource(TableSource):
                     )
             odd = [name for name in groups.varying if name not in lists.union(each)]
             merged = (self._merge(rows, columns.label, each, odd) for rows in groups.iter_groups())
-            while chunk := list(itertools.islice(merged, ROWS_AT_ONCE)):
-                items = columns.iter_items([(row, record) for row, record, _ in chunk], files)
-                for item, (_, _, problem) in zip(items, chunk, strict=True):
-                    yield item if problem is None else msgspec.structs.replace(item, problem=item.problem or problem)
+            yield from columns.iter_items(merged, files)
             if self._unboxed:
                 found.notes.append(
                     f"{self._unboxed.total():,} rows have a label but no box, so that their images get none: "
                     f"{show(sorted(self._unboxed))}"
                 )
 
-    def _merge(
-        self, rows: Rows, label: str | None, each: Sequence[str], odd: Sequence[str]
-    ) -> tuple[int, Record, tuple[str, str] | None]:
-        """Return the first row's number, the record of an image, and what is wrong with its rows.
+    def _merge(self, rows: Rows, label: str | None, each: Sequence[str], odd: Sequence[str]) -> Row:
+        """Return the rows of an image as one.
 
         `each` are columns with a value for each box, `odd` others that differ within some image.
         """

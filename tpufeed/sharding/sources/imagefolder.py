@@ -9,19 +9,17 @@ import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from tpufeed.build.item import Item
 from tpufeed.dataset.naming import count_ending
-from tpufeed.errors import OptionError, SourceError
+from tpufeed.errors import OptionError
 from tpufeed.sharding.boxes import declare
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.annotations import find_boxes
 from tpufeed.sharding.sources.folder import SPLIT_NAME, has_split_folders
-from tpufeed.sharding.sources.grouped import open_groups
+from tpufeed.sharding.sources.grouped import Rows, open_groups
 from tpufeed.sharding.sources.source import Contents, Found, Place, is_image_name, listing, show
-from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, TableColumns, TableSource, iter_head
+from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, Row, TableColumns, TableSource, iter_head
 from tpufeed.storage.store import ObjectInfo, Store
 
 _IMAGE = "file_name"
@@ -53,11 +51,9 @@ class ImageFolderSource(TableSource):
     """The images of a folder that its metadata names, with the columns there. Class folders do not count."""
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
-        by_folder = options.split_by == "folder"
-        super().__init__(place, dataclasses.replace(options, split_by=None) if by_folder else options)
-        may_split = options.splits is None and options.split_by is None
-        self._by_folder = by_folder or (may_split and has_split_folders(place.store))
-        self.splits = self._by_folder or self.splits
+        if options.splits is None and options.split_by is None and has_split_folders(place.store):
+            options = dataclasses.replace(options, split_by="folder")
+        super().__init__(place, options)
         rows = list(itertools.islice(iter_head(place.store, place.files[0].name), ROWS_AT_ONCE))
         names = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
         self._boxes = boxes = find_boxes(rows, names)
@@ -106,23 +102,11 @@ class ImageFolderSource(TableSource):
         for info in self._files:
             where = f"{self.base}/{info.name}"
             with self.open(info.name) as (columns, records), open_groups(records, columns.files[0], where) as groups:
-                self.image_column, rows_of_images = columns.files[0], groups.iter_groups()
-                while chunk := list(itertools.islice(rows_of_images, ROWS_AT_ONCE)):
-                    items = columns.iter_items([rows[0] for rows in chunk], files)
-                    for item, rows in zip(items, chunk, strict=True):
-                        is_there = bool(item.version) and is_image_name(item.path)
-                        named += is_there and not (item.file or item.path).startswith("/") and "://" not in item.path
-                        number, split, problem = rows[0][0], item.split, item.problem
-                        if self._by_folder:
-                            split, slash, _ = (item.file or item.path).partition("/")
-                            if not slash or not split or split.endswith(":"):
-                                raise SourceError(
-                                    f"{where}, row {number}: {item.path} is in no folder of a split; move it into one"
-                                )
-                        if len(rows) > 1:
-                            said = f"rows {number} and {rows[1][0]} of {where} name it; expected one row per image"
-                            problem = problem or ("bad_column", said)
-                        yield msgspec.structs.replace(item, split=split, problem=problem)
+                self.image_column = columns.files[0]
+                for item in columns.iter_items((_one_of(rows, where) for rows in groups.iter_groups()), files):
+                    is_there = bool(item.version) and is_image_name(item.path)
+                    named += is_there and not (item.file or item.path).startswith("/") and "://" not in item.path
+                    yield item
         images = 0
         with listing():
             for info in self._store.iter_objects():
@@ -139,6 +123,15 @@ class ImageFolderSource(TableSource):
             found.notes.append(
                 f"{name} has boxes of left, top, width and height, as COCO; if not: --boxes {name} --box-format xyxy"
             )
+
+
+def _one_of(rows: Rows, where: str) -> Row:
+    """Return the first of the rows that name an image; several are a problem."""
+    (number, record), others = rows[0], rows[1:]
+    if not others:
+        return number, record, None
+    said = f"rows {number} and {others[0][0]} of {where} name it; expected one row per image"
+    return number, record, ("bad_column", said)
 
 
 def _count(value: Any) -> int:
