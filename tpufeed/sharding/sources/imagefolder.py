@@ -56,44 +56,44 @@ class ImageFolderSource(TableSource):
         super().__init__(place, options)
         rows = list(itertools.islice(iter_head(place.store, place.files[0].name), ROWS_AT_ONCE))
         names = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
-        self._boxes = boxes = find_boxes(rows, names)
+        self._label, each, boxes = None, list[str](), find_boxes(rows, names)
         if boxes is None or options.boxes not in (None, boxes.name):
-            self._boxes = None
-        elif options.box_columns is None:
+            return
+        self._label = boxes.label if options.label == "auto" else options.label
+        if options.box_columns is None:
             # Lists beside the boxes that are as long as these in the first rows.
-            beside = boxes.name.rpartition(".")[:2]
-            taken = (boxes.name, boxes.label if options.label == "auto" else options.label)
-            each = (
+            beside, taken = boxes.name.rpartition(".")[:2], (boxes.name, self._label)
+            each = [
                 name
                 for name in names
                 if name.rpartition(".")[:2] == beside and name not in taken
                 if all(_count(row.get(name)) == _count(row.get(boxes.name)) for row in rows)
-            )
-            self.contents = Contents(
-                declared=declare(boxes.name, options.keypoints, options.declared),
-                boxes=boxes.name,
-                box_columns=tuple(each),
-            )
-        if self._boxes is not None and options.box_format is None:
-            self.contents = self.contents._replace(box_format=self._boxes.form)
+            ]
+        self.contents = Contents(
+            declared=declare(boxes.name, options.keypoints, options.declared),
+            boxes=boxes.name,
+            box_columns=tuple(each),
+            box_format=boxes.form if options.box_format is None else None,
+        )
 
     def prepare(
         self, name: str, names: Sequence[str], first: Sequence[Record]
     ) -> tuple[TableColumns, Callable[[Record], Record] | None]:
-        options, boxes, folder = self._options, self._boxes, posixpath.dirname(name)
-        where = f"{self.base}/{name}"
+        options, where, folder = self._options, f"{self.base}/{name}", posixpath.dirname(name)
         if options.image is None and _IMAGE not in names:
             raise OptionError(
                 f"{where} has no column {_IMAGE!r}, which tells the image of a row; it has {', '.join(names)}. Rename "
                 "the column that tells it, or pass --image COLUMN; to shard the folder without this file, move it away"
             )
-        label = boxes.label if boxes is not None and options.label == "auto" else None
-        columns = TableColumns(where, names, options, options.image or _IMAGE, label)
+        columns = TableColumns(where, names, options, options.image or _IMAGE, self._label)
 
         def change(record: Record) -> Record:
-            paths = {file: path for file in columns.files if isinstance(path := record.get(file), str) and path}
-            moved = {file: posixpath.join(folder, path) for file, path in paths.items() if "://" not in path}
-            return {**record, **{file: posixpath.normpath(path) for file, path in moved.items()}}
+            changed = dict(record)
+            for file in columns.files:
+                path = record.get(file)
+                if isinstance(path, str) and path and "://" not in path:
+                    changed[file] = posixpath.normpath(posixpath.join(folder, path))
+            return changed
 
         return columns, change if folder else None
 
@@ -118,8 +118,8 @@ class ImageFolderSource(TableSource):
             f"images and columns are those of {show([info.name for info in self._files])}, as in Hugging Face's "
             f"imagefolder; folders are no classes{left_out}"
         )
-        if self._boxes is not None and self.contents.box_format is not None:
-            name = self._boxes.name
+        if self.contents.box_format is not None:
+            name = self.contents.boxes
             found.notes.append(
                 f"{name} has boxes of left, top, width and height, as COCO; if not: --boxes {name} --box-format xyxy"
             )

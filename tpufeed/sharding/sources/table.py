@@ -112,7 +112,7 @@ class TableColumns:
             row, (path, ref, wrong) = f"row {number} of {self._where}", image
             try:
                 label = None if self.label is None else to_label(record.get(self.label))
-                split = self._folder_of(base, path, ref) if self._by_folder else self._to_split(record)
+                split = self._find_split(record, base, path, ref)
             except (SourceError, OptionError) as error:
                 raise type(error)(f"{self._where}, row {number}: {error}") from None
             others = {name: value for name, value in record.items() if name not in self._taken}
@@ -148,13 +148,12 @@ class TableColumns:
             for row in chunk:
                 yield row, itertools.islice(looked, len(self.files))
 
-    def _folder_of(self, base: str, path: Any, ref: ImageRef | None) -> str:
-        split, slash, _ = ("" if ref is None else ref.file).partition("/")
-        if not slash or not split or split.endswith(":"):
-            raise SourceError(f"{identity_of(base, str(path))} is in no folder of a split; move it into one")
-        return split
-
-    def _to_split(self, record: Record) -> str | None:
+    def _find_split(self, record: Record, base: str, path: Any, ref: ImageRef | None) -> str | None:
+        if self._by_folder:
+            split, slash, _ = ("" if ref is None else ref.file).partition("/")
+            if not slash or not split or split.endswith(":"):
+                raise SourceError(f"{identity_of(base, str(path))} is in no folder of a split; move it into one")
+            return split
         if self.split is None:
             return None
         value = record.get(self.split)
