@@ -12,7 +12,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from tpufeed.build.item import Item
@@ -38,16 +37,14 @@ class Groups:
         varying: columns that differ within a group; a missing value differs from no other.
     """
 
-    def __init__(self, folder: Path, records: Iterable[Record], column: str, where: str) -> None:
-        self._column, self._where = column, where
+    def __init__(self, database: sqlite3.Connection, records: Iterable[Record], column: str, where: str) -> None:
+        self._database, self._column, self._where = database, column, where
         self.varying = dict[str, None]()
-        self._database = sqlite3.connect(folder / "rows.sqlite", isolation_level=None)
-        self.close = self._database.close
-        self._database.executescript(
+        database.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE; BEGIN;"
             "CREATE TABLE runs(key BLOB, row INTEGER, rows BLOB);"
         )
-        self._database.executemany("INSERT INTO runs VALUES(?, ?, ?)", self._iter_runs(records))
+        database.executemany("INSERT INTO runs VALUES(?, ?, ?)", self._iter_runs(records))
         for rows in self.iter_groups("WHERE key IN (SELECT key FROM runs GROUP BY key HAVING COUNT(*) > 1)"):
             self._learn(rows)
 
@@ -73,9 +70,10 @@ class Groups:
             yield key, rows[0][0], pickle.dumps(rows)
 
     def _learn(self, rows: Rows) -> None:
-        for name in dict.fromkeys(itertools.chain.from_iterable(record for _, record in rows)) if len(rows) > 1 else ():
-            if name not in self.varying and differing(rows, name) is not None:
-                self.varying[name] = None
+        if len(rows) > 1:
+            names = dict.fromkeys(itertools.chain.from_iterable(record for _, record in rows))
+            found = [name for name in names if name not in self.varying and differing(rows, name) is not None]
+            self.varying.update(dict.fromkeys(found))
 
     def _check_length(self, rows: Rows) -> None:
         if len(rows) > _MOST_ROWS:
@@ -89,8 +87,8 @@ class Groups:
 @contextmanager
 def open_groups(records: Iterable[Record], column: str, where: str) -> Iterator[Groups]:
     """Read all rows of the table `where` into a temporary file, grouped by a column. Raises SourceError."""
-    with temporary_folder() as folder, closing(Groups(folder, records, column, where)) as groups:
-        yield groups
+    with temporary_folder() as folder, closing(sqlite3.connect(folder / "rows", isolation_level=None)) as database:
+        yield Groups(database, records, column, where)
 
 
 def differing(rows: Rows, name: str) -> tuple[tuple[int, Any], tuple[int, Any]] | None:
