@@ -345,11 +345,11 @@ def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
     """
     records = _iter_rows(file, name, where)
     first = list(itertools.islice(records, ROWS_AT_ONCE))
-    fields, kept = dict[str, dict[str, None]](), set[str]()
+    fields, kept = dict[str, set[str]](), set[str]()
     for record in first:
         for column, value in record.items():
             if _has_fields(value):
-                fields.setdefault(column, {}).update(dict.fromkeys(field for field, _ in _iter_fields(column, value)))
+                fields.setdefault(column, set()).update(field for field, _ in _iter_fields(column, value))
             elif value is not None and value != []:
                 kept.add(column)
     kept.update(column for column, found in fields.items() if len(found) > _MOST_FIELDS)
