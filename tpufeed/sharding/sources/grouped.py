@@ -10,7 +10,7 @@ import posixpath
 import shlex
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.inputs import Files, is_web
 from tpufeed.sharding.options import BOX, ShardOptions
 from tpufeed.sharding.sources.source import IMAGE_SUFFIXES, Contents, Found, Place, is_hidden, listing, resolve, show
-from tpufeed.sharding.sources.table import Record, Row, TableColumns, TableSource, to_label
+from tpufeed.sharding.sources.table import Change, Record, Row, TableColumns, TableSource, to_label
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import ObjectInfo
 
@@ -112,9 +112,7 @@ class GroupedSource(TableSource):
             )
         self._sides = options.box_sides or ((options.boxes,) if options.boxes is not None else ())
 
-    def prepare(
-        self, name: str, names: Sequence[str], first: Sequence[Record]
-    ) -> tuple[TableColumns, Callable[[Record], Record] | None]:
+    def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
         options, where, group = self._options, f"{self.base}/{name}", str(self._options.group_by)
         of_group = options.image is None or "{}" in options.image
         columns = TableColumns(where, names, options, group if of_group else None)

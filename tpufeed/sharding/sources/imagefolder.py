@@ -6,7 +6,7 @@ The metadata is a table with a row for each image. It is in the folder, or in th
 import dataclasses
 import itertools
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tpufeed.build.item import Item
@@ -19,7 +19,7 @@ from tpufeed.sharding.sources.annotations import find_boxes
 from tpufeed.sharding.sources.folder import SPLIT_NAME, has_split_folders
 from tpufeed.sharding.sources.grouped import Rows, open_groups
 from tpufeed.sharding.sources.source import Contents, Found, Place, is_image_name, listing, show
-from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, Row, TableColumns, TableSource, iter_head
+from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Change, Record, Row, TableColumns, TableSource, iter_head
 from tpufeed.storage.store import ObjectInfo, Store
 
 _IMAGE = "file_name"
@@ -76,9 +76,7 @@ class ImageFolderSource(TableSource):
             box_format=boxes.form if options.box_format is None else None,
         )
 
-    def prepare(
-        self, name: str, names: Sequence[str], first: Sequence[Record]
-    ) -> tuple[TableColumns, Callable[[Record], Record] | None]:
+    def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
         options, where, folder = self._options, f"{self.base}/{name}", posixpath.dirname(name)
         if options.image is None and _IMAGE not in names:
             raise OptionError(

@@ -51,6 +51,7 @@ _MOST_LEVELS = 8
 _MANY_SHOWN = 8
 
 Record = Mapping[str, Any]
+Change: TypeAlias = Callable[[Record], Record]
 Problem: TypeAlias = tuple[str, str]  # reason and message of a reject
 Row: TypeAlias = tuple[int, Record, Problem | None]  # with its number, and what is known to be wrong with it
 _Looked: TypeAlias = tuple[Any, "ImageRef | None", "str | ImageError | None"]
@@ -121,7 +122,7 @@ class TableColumns:
                 path = url_identity(f"{self._where}, row {number}")
                 yield Item(path, 0, "", label, split, values=others, problem=("unreadable", said))
                 continue
-            problems = list[tuple[str, str]]()
+            problems = list[Problem]()
             if wrong is not None:
                 reason = wrong.reason if isinstance(wrong, ImageError) else "unreadable"
                 problems.append((reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"))
@@ -213,9 +214,7 @@ class TableSource(Source):
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None
 
-    def prepare(
-        self, name: str, names: Sequence[str], first: Sequence[Record]
-    ) -> tuple[TableColumns, Callable[[Record], Record] | None]:
+    def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
         """Choose among the columns `names` of a table by its `first` rows; return also what changes each row, if any.
 
         Raises:
