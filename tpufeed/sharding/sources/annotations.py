@@ -32,12 +32,9 @@ _YOLO = re.compile(rb"\s*\d+(\s+[-+0-9.eE]+){4,}\s*")  # a line
 _OWN_NAMES = ("metadata", "_annotations")  # of the Hugging Face imagefolder, of Roboflow
 _OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "category_id", "name")
 # For files that no command reads as they are.
-_CONVERT = (
-    ": convert them to a COCO file, as CVAT and Roboflow export it, or to JSON lines with one row per image "
-    "(docs/samples.md)"
-)
 _NO_WAY = {
-    ".json": f", and no command reads them{_CONVERT}",
+    ".json": ", and no command reads them: convert them to a COCO file, as CVAT and Roboflow export it, or to JSON "
+    "lines with one row per image (docs/samples.md)",
     ".xml": ". To use them, put the images beside the files, or into a folder JPEGImages beside theirs, and run: "
     "tpufeed shard 'Annotations/*.xml' DST",
     ".txt": ". To use them, write a data.yaml with the folders of images (train: images) and the classes (names: [cat, "
@@ -168,7 +165,7 @@ class FoundBoxes(NamedTuple):
     """A column with the list of a sample's boxes."""
 
     name: str
-    form: str  # as `box_format`; empty for the default
+    form: str | None  # as `box_format`
     label: str | None  # the column with a label for each box
 
 
@@ -183,7 +180,7 @@ def find_boxes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Fou
             continue
         owner, dot, _ = name.rpartition(".")
         label = next((f"{owner}{dot}{last}" for last in _OF_BOXES if f"{owner}{dot}{last}" in columns), None)
-        form = "xywh" if name.endswith("bbox") else ""  # the usage of `datasets` and COCO
+        form = "xywh" if name.endswith("bbox") else None  # the usage of `datasets` and COCO
         return FoundBoxes(name, form, label)
     return None
 

@@ -5,6 +5,7 @@ image: a row of Parquet counts as the average bytes of its row group. The Arrow 
 compressed, so each image is read at its place in the file.
 """
 
+import functools
 import itertools
 import json
 import posixpath
@@ -28,11 +29,11 @@ from tpufeed.sharding.sources.source import Contents, Found, Place, Source, list
 from tpufeed.sharding.sources.table import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
-    ROWS_AT_ONCE,
     Embedded,
     Record,
     TableColumns,
     check_names,
+    number_rows,
     say_unlabelled,
     to_python,
 )
@@ -234,15 +235,14 @@ class ColumnarSource(Source):
             if names and given is not None and not options.keeps_classes and are_renamed(names, given):
                 names = None  # numbers are places in the user's list
             for group, first, batch, images in file.iter_batches(info, layout, columns.files):
-                records = enumerate(layout.iter_records(batch, images, info.name, first), first)
-                while chunk := list(itertools.islice(records, ROWS_AT_ONCE)):
-                    if names and columns.label is not None:
-                        chunk = [(row, _name_labels(record, columns.label, names)) for row, record in chunk]
-                    for item in columns.iter_items(chunk, files):
-                        yield msgspec.structs.replace(item, group=group, split=split or item.split)
+                records = layout.iter_records(batch, images, info.name, first)
+                if names and columns.label is not None:
+                    records = map(functools.partial(_name_labels, columns.label, names), records)
+                for item in columns.iter_items(number_rows(records, first), files):
+                    yield msgspec.structs.replace(item, group=group, split=split or item.split)
 
 
-def _name_labels(record: Record, column: str, names: Sequence[str]) -> Record:
+def _name_labels(column: str, names: Sequence[str], record: Record) -> Record:
     """Replace the ids of classes by their names; -1, which stands for no label, stays."""
 
     def name_of(value: Any) -> Any:

@@ -10,12 +10,9 @@ import posixpath
 import shlex
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeAlias
-
-import msgspec
 
 from tpufeed.build.item import Item
 from tpufeed.errors import OptionError, SourceError
@@ -32,7 +29,7 @@ from tpufeed.sharding.sources.source import (
     resolve,
     show,
 )
-from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, TableColumns, TableSource, to_label
+from tpufeed.sharding.sources.table import Change, Record, Row, TableColumns, TableSource, to_label
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import ObjectInfo
 
@@ -50,51 +47,43 @@ class Groups:
         varying: columns that differ within a group; a missing value differs from no other.
     """
 
-    def __init__(self, folder: Path, records: Iterable[Record], column: str, where: str) -> None:
-        self._column, self._where = column, where
+    def __init__(self, database: sqlite3.Connection, records: Iterable[Record], column: str, where: str) -> None:
+        self._database, self._column, self._where = database, column, where
         self.varying = dict[str, None]()
-        self._database = sqlite3.connect(folder / "rows.sqlite", isolation_level=None)
-        self.close = self._database.close
-        self._database.executescript(
+        database.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE; BEGIN;"
             "CREATE TABLE runs(key BLOB, row INTEGER, rows BLOB);"
         )
-        self._database.executemany("INSERT INTO runs VALUES(?, ?, ?)", self._iter_runs(records))
-        repeated = "SELECT key FROM runs WHERE key IS NOT NULL GROUP BY key HAVING COUNT(*) > 1"
-        self._is_mixed = self._database.execute(f"{repeated} LIMIT 1").fetchone() is not None
-        if self._is_mixed:
-            for rows in self._iter_groups(f"WHERE key IN ({repeated})"):
-                self._learn(rows)
-
-    def __iter__(self) -> Iterator[Rows]:
-        return self._iter_groups()
-
-    def _iter_runs(self, records: Iterable[Record]) -> Iterator[tuple[bytes | None, int, bytes]]:
-        column = self._column
-        # A row without a value is a group of its own.
-        keys = itertools.groupby(enumerate(records, 1), lambda pair: _key_of(pair[1].get(column)) or pair[0])
-        for key, pairs in keys:
-            rows = list(itertools.islice(pairs, _MOST_ROWS + 1))
-            self._check_length(rows)
+        database.executemany("INSERT INTO runs VALUES(?, ?, ?)", self._iter_runs(records))
+        for rows in self.iter_groups("WHERE key IN (SELECT key FROM runs GROUP BY key HAVING COUNT(*) > 1)"):
             self._learn(rows)
-            yield (key.encode(errors="surrogatepass") if isinstance(key, str) else None), rows[0][0], pickle.dumps(rows)
 
-    def _iter_groups(self, where: str = "") -> Iterator[Rows]:
-        order = "ORDER BY key, row" if self._is_mixed else "ORDER BY rowid"
-        runs = self._database.execute(f"SELECT key, row, rows FROM runs {where} {order}")
-        for _, several in itertools.groupby(runs, lambda run: run[1] if run[0] is None else run[0]):
+    def iter_groups(self, where: str = "") -> Iterator[Rows]:
+        """Yield the rows of each group. Raises SourceError if they are too many."""
+        runs = self._database.execute(f"SELECT key, rows FROM runs {where} ORDER BY key, row")
+        for _, several in itertools.groupby(runs, lambda run: run[0]):
             group: Rows = []
-            for _, _, packed in several:
+            for _, packed in several:
                 group += pickle.loads(packed)
                 self._check_length(group)
             yield group
 
+    def _iter_runs(self, records: Iterable[Record]) -> Iterator[tuple[bytes | int, int, bytes]]:
+        def key_of(pair: tuple[int, Record]) -> bytes | int:
+            # A row without a value is a group by itself. As text, SQLite takes no lone surrogates.
+            return _key_of(pair[1].get(self._column)).encode(errors="surrogatepass") or pair[0]
+
+        for key, pairs in itertools.groupby(enumerate(records, 1), key_of):
+            rows = list(itertools.islice(pairs, _MOST_ROWS + 1))
+            self._check_length(rows)
+            self._learn(rows)
+            yield key, rows[0][0], pickle.dumps(rows)
+
     def _learn(self, rows: Rows) -> None:
         if len(rows) > 1:
             names = dict.fromkeys(itertools.chain.from_iterable(record for _, record in rows))
-            self.varying.update(
-                (name, None) for name in names if name not in self.varying and differing(rows, name) is not None
-            )
+            found = [name for name in names if name not in self.varying and differing(rows, name) is not None]
+            self.varying.update(dict.fromkeys(found))
 
     def _check_length(self, rows: Rows) -> None:
         if len(rows) > _MOST_ROWS:
@@ -108,8 +97,8 @@ class Groups:
 @contextmanager
 def open_groups(records: Iterable[Record], column: str, where: str) -> Iterator[Groups]:
     """Read all rows of the table `where` into a temporary file, grouped by a column. Raises SourceError."""
-    with temporary_folder() as folder, closing(Groups(folder, records, column, where)) as groups:
-        yield groups
+    with temporary_folder() as folder, closing(sqlite3.connect(folder / "rows", isolation_level=None)) as database:
+        yield Groups(database, records, column, where)
 
 
 def differing(rows: Rows, name: str) -> tuple[tuple[int, Any], tuple[int, Any]] | None:
@@ -131,15 +120,14 @@ class GroupedSource(TableSource):
                 f"--group-by takes one table, as several may have rows of the same image; {self.base} has "
                 f"{len(place.files)} that match: join them, or shard each separately"
             )
+        self._sides = options.box_sides or ((options.boxes,) if options.boxes is not None else ())
 
-    def prepare(self, name: str, first: Sequence[Record]) -> tuple[TableColumns, Callable[[Record], Record] | None]:
-        options, where = self._options, f"{self.base}/{name}"
-        group, names = str(options.group_by), list(dict.fromkeys(itertools.chain.from_iterable(first)))
+    def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
+        options, where, group = self._options, f"{self.base}/{name}", str(self._options.group_by)
         of_group = options.image is None or "{}" in options.image
         columns = TableColumns(where, names, options, group if of_group else None)
         columns.find("group", group)
-        boxes = options.box_sides or ((options.boxes,) if options.boxes is not None else ())
-        for column in (*boxes, *(options.box_columns or ())):
+        for column in (*self._sides, *(options.box_columns or ())):
             columns.find("boxes", column)
         if options.box_sides and options.boxes_name in names:
             raise OptionError(f"{where}: the column {options.boxes_name!r} has the name that all boxes get; rename it")
@@ -211,21 +199,16 @@ class GroupedSource(TableSource):
                         "--box-columns names them"
                     )
             odd = [name for name in groups.varying if name not in lists.union(each)]
-            merged = (self._merge(rows, columns.label, each, odd) for rows in groups)
-            while chunk := list(itertools.islice(merged, ROWS_AT_ONCE)):
-                items = columns.iter_items([(row, record) for row, record, _ in chunk], files)
-                for item, (_, _, problem) in zip(items, chunk, strict=True):
-                    yield item if problem is None else msgspec.structs.replace(item, problem=item.problem or problem)
+            merged = (self._merge(rows, columns.label, each, odd) for rows in groups.iter_groups())
+            yield from columns.iter_items(merged, files)
             if self._unboxed:
                 found.notes.append(
                     f"{self._unboxed.total():,} rows have a label but no box, so that their images get none: "
                     f"{show(sorted(self._unboxed))}"
                 )
 
-    def _merge(
-        self, rows: Rows, label: str | None, each: Sequence[str], odd: Sequence[str]
-    ) -> tuple[int, Record, tuple[str, str] | None]:
-        """Return the first row's number, the record of an image, and what is wrong with its rows.
+    def _merge(self, rows: Rows, label: str | None, each: Sequence[str], odd: Sequence[str]) -> Row:
+        """Return the rows of an image as one.
 
         `each` are columns with a value for each box, `odd` others that differ within some image.
         """
@@ -238,44 +221,42 @@ class GroupedSource(TableSource):
                 (first, value), (second, other) = pair
                 said = f"rows {first} and {second} of {self._where} have {_say(value)} and {_say(other)}"
                 problem = "bad_column", f"{said} in the column {name!r}; expected one value for the image"
-        if boxes is None:
-            if label is not None:
-                labels = [value for _, one in rows if not _is_missing(value := one.get(label))]
-                record[label] = [value for place, value in enumerate(labels) if value not in labels[:place]]
-            return rows[0][0], {**record, **{name: [one.get(name) for _, one in rows] for name in each}}, problem
-        found, boxed = list[Any](), list[Record]()
-        for row, one in rows:
-            box, wrong = self._read_box(one)
-            if wrong:
-                problem = problem or ("bad_box", f"row {row} of {self._where}: {wrong}")
-            if box is not None:
-                found.append(box)
-                boxed.append(one)
-            elif label is not None and not _is_missing(one.get(label)):
-                self._unboxed[_say(one[label])] += 1
-        record = {name: value for name, value in record.items() if name not in self._options.box_sides}
-        record[boxes] = found
-        for name in each if label is None else (label, *each):
-            record[name] = [one.get(name) for one in boxed]
-        return rows[0][0], record, problem
+        listed = [one for _, one in rows]  # the rows with a value in each list
+        if boxes is not None:
+            found, listed = list[Any](), list[Record]()
+            for row, one in rows:
+                box, wrong = self._read_box(one)
+                if wrong:
+                    problem = problem or ("bad_box", f"row {row} of {self._where}: {wrong}")
+                if box is not None:
+                    found.append(box)
+                    listed.append(one)
+                elif label is not None and not _is_missing(one.get(label)):
+                    self._unboxed[_say(one[label])] += 1
+            record = {name: value for name, value in record.items() if name not in self._options.box_sides}
+            record[boxes] = found
+            each = each if label is None else (label, *each)
+        elif label is not None:
+            labels = [value for one in listed if not _is_missing(value := one.get(label))]
+            record[label] = [value for place, value in enumerate(labels) if value not in labels[:place]]
+        return rows[0][0], {**record, **{name: [one.get(name) for one in listed] for name in each}}, problem
 
     def _read_box(self, record: Record) -> tuple[Any, str]:
         """Return the box of a row, None if it has none, and what is wrong with it."""
-        sides, column = self._options.box_sides, self._options.boxes_name
-        value: Any = [record.get(side) for side in sides] if sides else record.get(str(column))
+        value: Any = [record.get(side) for side in self._sides]
+        if not self._options.box_sides:
+            (value,) = value
         if isinstance(value, str):
             with suppress(ValueError, RecursionError):
                 value = json.loads(value)
         if _is_missing(value) or (isinstance(value, list) and all(map(_is_missing, value))):
             return None, ""
-        try:
+        with suppress(ValueError, TypeError, OverflowError):
             numbers = list(map(float, value))
-        except (ValueError, TypeError, OverflowError):
-            numbers = []
-        if len(numbers) == BOX:
-            return numbers, ""
-        names = ", ".join(sides or (str(column),))
-        return value, f"{names} has {_say(value)}; expected the four numbers of a box, or nothing for no box"
+            if len(numbers) == BOX:
+                return numbers, ""
+        said = f"{', '.join(self._sides)} has {_say(value)}"
+        return value, f"{said}; expected the four numbers of a box, or nothing for no box"
 
 
 def _key_of(value: Any) -> str:

@@ -6,15 +6,12 @@ The metadata is a table with a row for each image. It is in the folder, or in th
 import dataclasses
 import itertools
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import msgspec
 
 from tpufeed.build.item import Item
 from tpufeed.dataset.naming import count_ending
-from tpufeed.errors import OptionError, SourceError
+from tpufeed.errors import OptionError
 from tpufeed.sharding.boxes import declare
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
@@ -22,7 +19,7 @@ from tpufeed.sharding.sources.annotations import find_boxes
 from tpufeed.sharding.sources.folder import SPLIT_NAME, has_split_folders
 from tpufeed.sharding.sources.grouped import Rows, open_groups
 from tpufeed.sharding.sources.source import Contents, Found, Place, is_image_name, listing, show
-from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Record, TableColumns, TableSource, iter_head
+from tpufeed.sharding.sources.table import ROWS_AT_ONCE, Change, Record, Row, TableColumns, TableSource, iter_head
 from tpufeed.storage.store import ObjectInfo, Store
 
 _IMAGE = "file_name"
@@ -54,68 +51,60 @@ class ImageFolderSource(TableSource):
     """The images of a folder that its metadata names, with the columns there. Class folders do not count."""
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
-        by_folder = options.split_by == "folder"
-        super().__init__(place, dataclasses.replace(options, split_by=None) if by_folder else options)
-        may_split = options.splits is None and options.split_by is None
-        self._by_folder = by_folder or (may_split and has_split_folders(place.store))
-        self.splits = self._by_folder or self.splits
+        if options.splits is None and options.split_by is None and has_split_folders(place.store):
+            options = dataclasses.replace(options, split_by="folder")
+        super().__init__(place, options)
         rows = list(itertools.islice(iter_head(place.store, place.files[0].name), ROWS_AT_ONCE))
         names = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
-        self._boxes = boxes = find_boxes(rows, names)
+        self._label, each, boxes = None, list[str](), find_boxes(rows, names)
         if boxes is None or options.boxes not in (None, boxes.name):
-            self._boxes = None
-        elif options.box_columns is None:
+            return
+        self._label = boxes.label if options.label == "auto" else options.label
+        if options.box_columns is None:
             # Lists beside the boxes that are as long as these in the first rows.
-            beside = boxes.name.rpartition(".")[:2]
-            taken = (boxes.name, boxes.label if options.label == "auto" else options.label)
-            each = (
+            beside, taken = boxes.name.rpartition(".")[:2], (boxes.name, self._label)
+            each = [
                 name
                 for name in names
                 if name.rpartition(".")[:2] == beside and name not in taken
                 if all(_count(row.get(name)) == _count(row.get(boxes.name)) for row in rows)
-            )
-            self.contents = Contents(
-                declared=declare(boxes.name, options.keypoints, options.declared),
-                boxes=boxes.name,
-                box_columns=tuple(each),
-            )
+            ]
+        self.contents = Contents(
+            declared=declare(boxes.name, options.keypoints, options.declared),
+            boxes=boxes.name,
+            box_columns=tuple(each),
+            box_format=boxes.form if options.box_format is None else None,
+        )
 
-    def prepare(self, name: str, first: Sequence[Record]) -> tuple[TableColumns, Callable[[Record], Record]]:
-        options, boxes, folder = self._options, self._boxes, posixpath.dirname(name)
-        where, names = f"{self.base}/{name}", list(dict.fromkeys(itertools.chain.from_iterable(first)))
+    def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
+        options, where, folder = self._options, f"{self.base}/{name}", posixpath.dirname(name)
         if options.image is None and _IMAGE not in names:
             raise OptionError(
                 f"{where} has no column {_IMAGE!r}, which tells the image of a row; it has {', '.join(names)}. Rename "
                 "the column that tells it, or pass --image COLUMN; to shard the folder without this file, move it away"
             )
-        label = boxes.label if boxes is not None and options.label == "auto" else None
-        columns = TableColumns(where, names, options, options.image or _IMAGE, label)
-        form = "" if boxes is None or options.box_format is not None else boxes.form
+        columns = TableColumns(where, names, options, options.image or _IMAGE, self._label)
 
         def change(record: Record) -> Record:
             changed = dict(record)
             for file in columns.files:
                 path = record.get(file)
-                if folder and isinstance(path, str) and path and "://" not in path:
+                if isinstance(path, str) and path and "://" not in path:
                     changed[file] = posixpath.normpath(posixpath.join(folder, path))
-            if form and boxes is not None:
-                changed[boxes.name] = _to_corners(record.get(boxes.name))
             return changed
 
-        return columns, change
+        return columns, change if folder else None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         files, named = Files(self.base), 0
         for info in self._files:
             where = f"{self.base}/{info.name}"
             with self.open(info.name) as (columns, records), open_groups(records, columns.files[0], where) as groups:
-                self.image_column, rows_of_images = columns.files[0], iter(groups)
-                while chunk := list(itertools.islice(rows_of_images, ROWS_AT_ONCE)):
-                    items = columns.iter_items([rows[0] for rows in chunk], files)
-                    for item, rows in zip(items, chunk, strict=True):
-                        is_there = bool(item.version) and is_image_name(item.path)
-                        named += is_there and not (item.file or item.path).startswith("/") and "://" not in item.path
-                        yield self._complete(item, rows, where)
+                self.image_column = columns.files[0]
+                for item in columns.iter_items((_one_of(rows, where) for rows in groups.iter_groups()), files):
+                    is_there = bool(item.version) and is_image_name(item.path)
+                    named += is_there and not (item.file or item.path).startswith("/") and "://" not in item.path
+                    yield item
         images = 0
         with listing():
             for info in self._store.iter_objects():
@@ -127,34 +116,22 @@ class ImageFolderSource(TableSource):
             f"images and columns are those of {show([info.name for info in self._files])}, as in Hugging Face's "
             f"imagefolder; folders are no classes{left_out}"
         )
-        if self._boxes is not None and self._boxes.form and self._options.box_format is None:
-            name = self._boxes.name
+        if self.contents.box_format is not None:
+            name = self.contents.boxes
             found.notes.append(
                 f"{name} has boxes of left, top, width and height, as COCO; if not: --boxes {name} --box-format xyxy"
             )
 
-    def _complete(self, item: Item, rows: Rows, where: str) -> Item:
-        """Return an item with its split, and with a problem if several rows name its image."""
-        split, problem = item.split, item.problem
-        if self._by_folder:
-            split, slash, _ = (item.file or item.path).partition("/")
-            if not slash or not split or split.endswith(":"):
-                raise SourceError(
-                    f"{where}, row {rows[0][0]}: {item.path} is in no folder of a split; move it into one"
-                )
-        if len(rows) > 1:
-            said = f"rows {rows[0][0]} and {rows[1][0]} of {where} name it; expected one row per image"
-            problem = problem or ("bad_column", said)
-        return msgspec.structs.replace(item, split=split, problem=problem)
+
+def _one_of(rows: Rows, where: str) -> Row:
+    """Return the first of the rows that name an image; several are a problem."""
+    (number, record), others = rows[0], rows[1:]
+    if not others:
+        return number, record, None
+    said = f"rows {number} and {others[0][0]} of {where} name it; expected one row per image"
+    return number, record, ("bad_column", said)
 
 
 def _count(value: Any) -> int:
     """Return the length of a list, 0 for a missing one, and -1 for any other value."""
     return len(value) if isinstance(value, list) else -1 if value is not None else 0
-
-
-def _to_corners(value: Any) -> Any:
-    """Return boxes of left, top, width and height as corners; anything else as it is, so that it is refused."""
-    with suppress(TypeError, ValueError):
-        return [[x, y, float(x) + float(width), float(y) + float(height)] for x, y, width, height in value]
-    return value

@@ -87,7 +87,7 @@ def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
         kind, place = _peek(store)
         if kind is FolderSource and options.masks is None:
             if metadata := find_metadata(store):
-                return ImageFolderSource, Place(store, metadata)
+                return ImageFolderSource, Place(store, metadata, is_folder=True)
             parts, note = ([], "") if options.split_by == "folder" else find_splits(store)
             if parts:
                 return CocoSource, Place(store, (), is_folder=True, parts=parts, notes=[note] if note else [])

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -51,6 +51,10 @@ _MOST_LEVELS = 8
 _MANY_SHOWN = 8
 
 Record = Mapping[str, Any]
+Change: TypeAlias = Callable[[Record], Record]
+Problem: TypeAlias = tuple[str, str]  # reason and message of a reject
+Row: TypeAlias = tuple[int, Record, Problem | None]  # with its number, and what is known to be wrong with it
+_Looked: TypeAlias = tuple[Any, "ImageRef | None", "str | ImageError | None"]
 
 
 class Embedded(NamedTuple):
@@ -96,34 +100,29 @@ class TableColumns:
         self.label = None
         if label != "none":
             self.label = self._guess("label", LABEL_COLUMNS) if label == "auto" else self.find("label", label)
-        self.split = None if split is None else self.find("split", split)
+        self._by_folder = split == "folder"
+        self.split = None if split is None or self._by_folder else self.find("split", split)
         further = (self.find(f"image column {picture.name}", picture.column) for picture in options.pictures)
         self.files = [image, *further]  # all columns of paths, the image's first
         self._taken = {*self.files, self.label, self.split}
 
-    def iter_items(self, chunk: Sequence[tuple[int, Record]], files: Files) -> Iterator[Item]:
-        """Yield the items of some numbered records, after looking up their files. Raises SourceError."""
-        further = set[str]().union(*(record for _, record in chunk)) - self._taken
-        check_others(f"{self._where}: a column is called", further, self._options, self.files[0], self.label)
+    def iter_items(self, rows: Iterable[Row], files: Files) -> Iterator[Item]:
+        """Yield the items of some rows, after looking up their files. Raises SourceError."""
         base = files.base.url
-        paths = [_to_path(record.get(name)) for _, record in chunk for name in self.files]
-        stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
-        looked = (_look(path, base, stats) for path in paths)
-        for number, record in chunk:
-            row, (image, *pictures) = f"row {number} of {self._where}", itertools.islice(looked, len(self.files))
+        for (number, record, known), (image, *pictures) in self._look_up(rows, files):
+            row, (path, ref, wrong) = f"row {number} of {self._where}", image
             try:
                 label = None if self.label is None else to_label(record.get(self.label))
-                split = None if self.split is None else self._to_split(record.get(self.split))
+                split = self._find_split(record, base, path, ref)
             except (SourceError, OptionError) as error:
                 raise type(error)(f"{self._where}, row {number}: {error}") from None
             others = {name: value for name, value in record.items() if name not in self._taken}
-            path, ref, wrong = image
             if ref is None:
                 said = f"{row} has {wrong} in its column {self.files[0]!r}; expected {self._expected}"
                 path = url_identity(f"{self._where}, row {number}")
                 yield Item(path, 0, "", label, split, values=others, problem=("unreadable", said))
                 continue
-            problems = list[tuple[str, str]]()
+            problems = list[Problem]()
             if wrong is not None:
                 reason = wrong.reason if isinstance(wrong, ImageError) else "unreadable"
                 problems.append((reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"))
@@ -132,13 +131,33 @@ class TableColumns:
                     said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {self._expected}"
                     reason = lack.reason if isinstance(lack, ImageError) else picture.missing
                     problems.append((reason, f"{row}, column {picture.column!r}: {said}"))
-            path, problem = identity_of(base, path), problems[0] if problems else None
+            path, problem = identity_of(base, path), problems[0] if problems else known
             images = () if problems else tuple(found for _, found, _ in pictures if found is not None)
             file = "" if ref.file == path else ref.file
             item = Item(path, ref.bytes, ref.version, label, split, file, ref.offset, others, problem, images)
             yield item if ref.row is None else msgspec.structs.replace(item, row=ref.row, leaf=ref.leaf)
 
-    def _to_split(self, value: Any) -> str:
+    def _look_up(self, rows: Iterable[Row], files: Files) -> Iterator[tuple[Row, Iterator[_Looked]]]:
+        """Yield each row with what `_look` returns for each of its files; looks up the files of many rows at once."""
+        base, rows = files.base.url, iter(rows)
+        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            further = set[str]().union(*(record for _, record, _ in chunk)) - self._taken
+            check_others(f"{self._where}: a column is called", further, self._options, self.files[0], self.label)
+            paths = [_to_path(record.get(name)) for _, record, _ in chunk for name in self.files]
+            stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
+            looked = (_look(path, base, stats) for path in paths)
+            for row in chunk:
+                yield row, itertools.islice(looked, len(self.files))
+
+    def _find_split(self, record: Record, base: str, path: Any, ref: ImageRef | None) -> str | None:
+        if self._by_folder:
+            split, slash, _ = ("" if ref is None else ref.file).partition("/")
+            if not slash or not split or split.endswith(":"):
+                raise SourceError(f"{identity_of(base, str(path))} is in no folder of a split; move it into one")
+            return split
+        if self.split is None:
+            return None
+        value = record.get(self.split)
         split = "nan" if value is None or value == "" else str(value)
         if split.lower() == "nan":
             raise SourceError(f"the column {self.split!r} has no split; fill it in, or leave the row out")
@@ -190,18 +209,17 @@ class TableSource(Source):
     suffixes, spells_files = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"), True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
-        if options.split_by == "folder":
+        if options.split_by == "folder" and not place.is_folder:
             raise OptionError("a table has no folders to split by; name one of its columns")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None
 
-    def prepare(self, name: str, first: Sequence[Record]) -> tuple[TableColumns, Callable[[Record], Record] | None]:
-        """Choose columns of the table `name` by its `first` rows; return also what changes each row, if anything does.
+    def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
+        """Choose among the columns `names` of a table by its `first` rows; return also what changes each row, if any.
 
         Raises:
             OptionError: a named column does not exist, or none can be chosen.
         """
-        names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
         return TableColumns(f"{self.base}/{name}", names, self._options), None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
@@ -209,9 +227,7 @@ class TableSource(Source):
         for info in self._files:
             with self.open(info.name) as (columns, records):
                 self.image_column = columns.files[0]
-                numbered = enumerate(records, 1)
-                while chunk := list(itertools.islice(numbered, ROWS_AT_ONCE)):
-                    yield from columns.iter_items(chunk, files)
+                yield from columns.iter_items(number_rows(records), files)
 
     def iter_files(self) -> Iterator[str]:
         """Yield the names in the rows, without looking the files up."""
@@ -230,7 +246,8 @@ class TableSource(Source):
             first = list(itertools.islice(records, ROWS_AT_ONCE))
             if not first:
                 raise NoInputsError(f"{where}: the table has no rows")
-            columns, change = self.prepare(name, first)
+            names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
+            columns, change = self.prepare(name, names, first)
             records = itertools.chain(first, records)
             yield columns, records if change is None else map(change, records)
 
@@ -248,9 +265,12 @@ def say_unlabelled(options: ShardOptions, columns: Sequence[str]) -> Iterator[st
         )
 
 
-def _look(
-    path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]
-) -> tuple[Any, ImageRef | None, str | ImageError | None]:
+def number_rows(records: Iterable[Record], first: int = 1) -> Iterator[Row]:
+    """Number records, of which nothing is known to be wrong."""
+    return zip(itertools.count(first), records, itertools.repeat(None))
+
+
+def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]) -> _Looked:
     """Return a path, the place of its file, and what is wrong with either; takes the next of `stats` for a file."""
     if isinstance(path, Embedded):
         return path.name, path.ref, None
@@ -324,11 +344,11 @@ def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
     """
     records = _iter_rows(file, name, where)
     first = list(itertools.islice(records, ROWS_AT_ONCE))
-    fields, kept = dict[str, dict[str, None]](), set[str]()
+    fields, kept = dict[str, set[str]](), set[str]()
     for record in first:
         for column, value in record.items():
             if _has_fields(value):
-                fields.setdefault(column, {}).update(dict.fromkeys(field for field, _ in _iter_fields(column, value)))
+                fields.setdefault(column, set()).update(field for field, _ in _iter_fields(column, value))
             elif value is not None and value != []:
                 kept.add(column)
     kept.update(column for column, found in fields.items() if len(found) > _MOST_FIELDS)
