@@ -34,12 +34,10 @@ _ANY_CODEC = (b"mif1", b"msf1")  # brands of the container alone
 _CODESTREAM = b"\xff\x0a"
 _CONTAINER = b"\0\0\0\x0cJXL \r\n\x87\n"
 _HEADER_BYTES = 4096  # far more than a JPEG XL's header has without names of channels
-_MOST_CHANNELS = 8  # further ones, which libjxl would decode, too
 _RATIOS = ((0, 1), (1, 1), (6, 5), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))  # width to height
 _NONE = (0, 0)
 _ENUM = (_NONE, (1, 0), (2, 4), (18, 6))
-_GREY = 1  # of colour spaces
-_ALPHA, _NO_COLOUR = 0, (1, 3, 6, 16)  # kinds of channels: depth, selection, thermal and optional ones change no colour
+_GREY, _ALPHA = 1, 0  # a colour space, and a kind of channels
 
 
 class ModernHeader(NamedTuple):
@@ -195,16 +193,14 @@ class _Bits:
         return True  # floats
 
     def is_alpha(self) -> bool:
-        """Take one of the further channels."""
+        """Take a further channel; return true for alpha that is not premultiplied."""
         if self.take(1):
             return True
         kind = self.choose(*_ENUM)
         self.is_deep()
         self.choose(_NONE, (3, 0), (4, 0), (1, 3))
         self.take(8 * self.choose(_NONE, (0, 4), (16, 5), (48, 10)))  # its name
-        if kind not in (_ALPHA, *_NO_COLOUR) or (kind == _ALPHA and self.take(1)):
-            raise ImageError("unsupported", f"a JPEG XL with premultiplied alpha, or a channel of kind {kind}")
-        return kind == _ALPHA
+        return kind == _ALPHA and not self.take(1)
 
 
 def _read_jxl(data: bytes) -> tuple[ModernHeader, int]:
@@ -224,9 +220,9 @@ def _read_jxl(data: bytes) -> tuple[ModernHeader, int]:
         deep = bits.is_deep()
         bits.take(1)
         channels = bits.choose(_NONE, (1, 0), (2, 4), (1, 12))
-        if channels > _MOST_CHANNELS:
-            raise ImageError("unsupported", f"a JPEG XL of {channels} further channels; at most {_MOST_CHANNELS}")
-        alpha = any([bits.is_alpha() for _ in range(channels)])
+        alpha = channels == 1 and bits.is_alpha()
+        if channels and not alpha:
+            raise ImageError("unsupported", "a JPEG XL with premultiplied alpha, or with channels besides alpha")
         bits.take(1)
         if not bits.take(1):
             bits.take(1)
