@@ -72,8 +72,7 @@ class SampleMaker:
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
         self._names = [name.encode() for name in class_names]
         outlines = options.get("outlines")
-        drawn = MASKS if outlines is not None else None
-        self._pictures = [spec for spec in features if spec.is_picture and spec.name != drawn]
+        self._pictures = [spec for spec in features if spec.is_picture and (outlines is None or spec.name != MASKS)]
         own = record_schema(self.labelled)  # of the same length if labels are lists
         self._columns = [spec for spec in features[len(own) :] if not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
@@ -173,7 +172,6 @@ class ShardContext(TaskContext):
         box_format = header.box_format or header.options.get("box_format")
         make = SampleMaker(header.features, header.class_names, self.policy, box_format, header.options)
         keys = {spec.name: spec.key for spec in header.features}
-        unreadable_here = self.modern - readable_formats()
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
             for item, data, sample in inputs:
@@ -183,7 +181,7 @@ class ShardContext(TaskContext):
                 digests += REJECTED if isinstance(sample, ImageError) else TAKEN
                 digests += image_digest(data[0]) if data else UNREAD
                 if isinstance(sample, ImageError):
-                    if unreadable_here and not unreadable_here.isdisjoint(map(sniff, data)):
+                    if sample.reason == "unsupported" and (self.modern - readable_formats()) & set(map(sniff, data)):
                         raise BuildError(
                             f"{item.path} can be read where the build was started, but not on this host: {sample}"
                         )
