@@ -400,8 +400,6 @@ def test_the_flag(coco, tmp_path):
     outcome = CliRunner().invoke(app, arguments)
     assert outcome.exit_code == 0, outcome.output
     assert set(np.unique(masks_of(tpufeed.open_dataset(tmp_path / "d"))[0])) == {0, 1, 2}
-    outcome = CliRunner().invoke(app, [*arguments[:4], "panoptic"])
-    assert outcome.exit_code == 2
 
 
 def test_a_file_with_other_types_than_cocos(coco, tmp_path):
