@@ -211,9 +211,3 @@ def test_views_that_cannot_be_are_refused(flags, message, run, dataset_url, tmp_
         assert done.stderr.startswith("error: ")
         assert message in done.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {"ids.txt", "empty.txt", "table.csv", "tpufeed-labels"}
-
-
-def test_versions_of_a_view_are_refused(run, dataset_url):
-    done = run("info", dataset_url, "--versions", "--select", "fold=0/2")
-    assert done.returncode == 2
-    assert "leave out --select" in done.stderr

@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import tarfile
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 import tpufeed
+from tests.images.conftest import exif_of
 from tpufeed.errors import ImageError
 from tpufeed.images import CenterCrop
 from tpufeed.images import policy as policy_module
@@ -46,12 +48,6 @@ TEN_BITS = base64.b85decode(
     "?015~=2)}Ov0tS#W8xjITN`L_J0001xJP~5IepA?)7XP@~BRuzT"
 )
 WIDE = np.linspace(0, 65535, 150 * 99).astype(np.uint16).reshape(99, 150)
-
-
-def with_orientation(orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return exif
 
 
 def heic(image, **options):
@@ -124,25 +120,23 @@ def test_each_kind_is_read_and_becomes_a_jpeg_with_the_pixels_of_its_decoder(fil
     assert pixels_of(store_image(files["heic"], ImagePolicy(encode="webp"))).shape == (99, 150, 3)
 
 
-def test_more_than_8_bits_are_scaled_to_8():
+def test_more_than_8_bits_are_scaled_to_8(encoded):
     expected = (WIDE / 257).round()
     colour = np.repeat(WIDE[..., None], 3, axis=2)
     grey = Image.fromarray(WIDE)
-    for data in (heic_of_ten_bits("RGB;16", colour), heic_of_ten_bits("I;16", WIDE), files_of_jxl(grey)):
+    for data in (
+        heic_of_ten_bits("RGB;16", colour),
+        heic_of_ten_bits("I;16", WIDE),
+        encoded(grey, "JXL", lossless=True),
+    ):
         image = store_image(data, ImagePolicy(encode="png"))
         assert "deep" in image.odd
         assert np.abs(pixels_of(image).reshape(99, 150, -1)[..., 0] - expected).max() <= 2
         assert reason_of(lambda data=data: store_image(data, ImagePolicy(deep="reject"))) == "unsupported"
     floats = Image.fromarray((WIDE / 65535).astype(np.float32))
-    image = store_image(files_of_jxl(floats), ImagePolicy(encode="png"))
+    image = store_image(encoded(floats, "JXL", lossless=True), ImagePolicy(encode="png"))
     assert image.odd == ("deep", "greyscale")
     assert np.abs(pixels_of(image) - expected).max() <= 1
-
-
-def files_of_jxl(image):
-    buffer = io.BytesIO()
-    image.save(buffer, "JXL", lossless=True)
-    return buffer.getvalue()
 
 
 def test_the_depth_of_an_avif_is_that_of_its_av1_configuration():
@@ -154,9 +148,9 @@ def test_the_depth_of_an_avif_is_that_of_its_av1_configuration():
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_image_is_turned_once(cat, encoded, orientation):
     """EXIF of a HEIC and a JPEG XL says it a second time, and does not count."""
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(cat, "PNG", exif=with_orientation(orientation)))))
-    avif = encoded(cat, "AVIF", quality=90, exif=with_orientation(orientation))
-    for data, at_decoding in ((avif, False), (heic(cat, exif=with_orientation(orientation).tobytes()), True)):
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(cat, "PNG", exif=exif_of(orientation)))))
+    avif = encoded(cat, "AVIF", quality=90, exif=exif_of(orientation))
+    for data, at_decoding in ((avif, False), (heic(cat, exif=exif_of(orientation).tobytes()), True)):
         image = store_image(data, ImagePolicy(encode="png"))
         assert (image.width, image.height) == upright.size
         assert np.abs(pixels_of(image).astype(int) - np.asarray(upright)).mean() < 4
@@ -166,9 +160,7 @@ def test_a_turned_image_is_turned_once(cat, encoded, orientation):
     corners = Image.new("RGB", (32, 16), (200, 0, 0))
     for colour, box in (((0, 200, 0), (16, 0, 32, 8)), ((0, 0, 200), (0, 8, 16, 16)), ((220,) * 3, (16, 8, 32, 16))):
         corners.paste(colour, box)
-    expected = ImageOps.exif_transpose(
-        Image.open(io.BytesIO(encoded(corners, "PNG", exif=with_orientation(orientation))))
-    )
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(corners, "PNG", exif=exif_of(orientation)))))
     bits = int.from_bytes(CODESTREAM[2:], "little") & ~(7 << 11) | (orientation - 1) << 11
     naked = CODESTREAM[:2] + bits.to_bytes(len(CODESTREAM) - 2, "little")
     for data in (naked, PACKED) if orientation == 6 else (naked,):
@@ -183,13 +175,9 @@ def test_files_that_end_early_are_refused_wherever_they_end(files):
         data = files[kind]
         for size in {*range(0, 60, 3), *range(60, len(data), max(1, len(data) // 60)), len(data) - 1}:
             cut = data[:size]
-            for call in (store_image_by_default, decode):
+            for call in (partial(store_image, policy=ImagePolicy()), decode):
                 found = reason_of(lambda call=call, cut=cut: call(cut))
                 assert found in ("truncated", "unreadable", "not_an_image", "zero_bytes"), (kind, size)
-
-
-def store_image_by_default(data):
-    return store_image(data, ImagePolicy())
 
 
 def test_damaged_files_are_refused_or_have_their_size(files):
@@ -236,22 +224,18 @@ def test_other_containers_of_the_same_kind_are_no_images():
     "missing",
     [("avif", "PIL._avif", "Pillow 11.3"), ("heic", "pillow_heif", "pillow-heif"), ("jxl", "pillow_jxl", "pillow-jxl")],
 )
-def test_without_its_decoder_an_image_is_a_reject_that_names_the_package(files, cat, tmp_path, monkeypatch, missing):
+def test_without_its_decoder_an_image_is_a_reject_that_names_the_package(
+    files, cat, encoded, tmp_path, monkeypatch, missing
+):
     kind, module, needed = missing
     monkeypatch.setitem(sys.modules, module, None)
-    write(tmp_path / "photos", {f"a/1.{kind}": files[kind], "a/2.png": files_of_png(cat)})
+    write(tmp_path / "photos", {f"a/1.{kind}": files[kind], "a/2.png": encoded(cat, "PNG")})
     result = tpufeed.shard(tmp_path / "photos", tmp_path / "d", workers=1)
     reject = json.loads((tmp_path / "d/rejects.jsonl").read_text())
     assert (reject["path"], reject["reason"]) == (f"a/1.{kind}", "unsupported")
     assert needed in reject["message"]
     assert "pip install" in reject["message"]
     assert result.manifest.images == {"png": 1}
-
-
-def files_of_png(image):
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def write(folder, files):

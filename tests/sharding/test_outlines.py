@@ -290,11 +290,6 @@ def test_relative_outlines_are_shares_of_the_sides():
     assert mask[5:25, 4:30].all()
 
 
-def test_items_of_fewer_outlines_than_boxes_are_rejects():
-    with pytest.raises(ImageError, match="0 outlines, 2 boxes"):
-        MaskDrawer("instance", False).draw(Item("a", 1, ""), np.ones(2, bool), (HEIGHT, WIDTH))
-
-
 def test_without_the_option_a_plan_and_its_records_have_no_outlines(coco, tmp_path):
     path = coco([[annotation(each)] for each in ([LEFT], [[1]], 7, runs(BLOT))])
     result = shard(path, tmp_path / "d", None)
@@ -408,8 +403,6 @@ def test_the_flag(coco, tmp_path):
     outcome = CliRunner().invoke(app, arguments)
     assert outcome.exit_code == 0, outcome.output
     assert set(np.unique(masks_of(tpufeed.open_dataset(tmp_path / "d"))[0])) == {0, 1, 2}
-    outcome = CliRunner().invoke(app, [*arguments[:4], "panoptic"])
-    assert outcome.exit_code == 2
 
 
 def test_a_file_with_other_types_than_cocos(coco, tmp_path):

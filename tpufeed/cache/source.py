@@ -1,6 +1,6 @@
 """Sources of a cache: the samples of a dataset, or raw images."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,11 +159,9 @@ class DatasetSource:
         # Entries are copied as bytes, unless the source has other keys or stores some of them as fixed numbers.
         as_stored = all(name == key and key not in layout.int_keys for name, key in kept.items())
         payloads = self.dataset.iter_payloads(task.split, 0, task.first, task.stop)
-        chosen = self.dataset.chosen(task.split)
-        ids: Iterable[int] = range(task.first, task.stop)
-        if chosen is not None:
-            ids = chosen.samples(np.arange(task.first, task.stop)).tolist()
-        for number, payload in zip(ids, payloads, strict=True):
+        chosen, ids = self.dataset.chosen(task.split), np.arange(task.first, task.stop)
+        ids = ids if chosen is None else chosen.samples(ids)
+        for number, payload in zip(ids.tolist(), payloads, strict=True):
             parts = layout.split(payload) if as_stored else None
             if parts is None:
                 image, values = layout.decode(payload)
@@ -249,7 +247,7 @@ class RawSource:
             yield Listing(samples, inventory.features, facts, inventory)
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[SourceSample | Reject, None, None]:
-        make = SampleMaker(header.features, header.class_names, self.options.images, self.options.box_format)
+        make = SampleMaker(header.features, header.class_names, self.options.images, None, {})  # it moves no boxes
         images = iter_taken(
             Files(header.base), task.inputs, lambda item, data: load_image(data[0], self.options.images, item.path)
         )

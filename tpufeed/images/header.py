@@ -554,12 +554,12 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
 
 
 def _read_modern(data: bytes, image_format: Format) -> ImageHeader:
-    """Read an AVIF, HEIC or JPEG XL. Raises struct.error if a JPEG XL ends early."""
-    width, height, grey, alpha, deep, animated, orientation = read_modern(data, image_format)
+    """Read an AVIF, HEIC or JPEG XL. Raises IndexError or struct.error if a JPEG XL ends early."""
+    (width, height), orientation, odd = read_modern(data, image_format)
     if width * height > MAX_PIXELS:
         raise ImageError("too_large", f"too many pixels: {height} x {width}; at most {MAX_PIXELS}")
-    odd = _odd_cases(exif=orientation != 1, alpha=alpha, deep=deep, greyscale=grey, animated=animated)
-    return ImageHeader(image_format, width, height, 1 if grey else 3, False, orientation, odd=odd)
+    channels, cases = 1 if odd["greyscale"] else 3, _odd_cases(exif=orientation != 1, **odd)
+    return ImageHeader(image_format, width, height, channels, False, orientation, odd=cases)
 
 
 def _check_bmp_size(image: Any, size: int) -> None:

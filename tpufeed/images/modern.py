@@ -11,7 +11,7 @@ import io
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -34,30 +34,10 @@ _ANY_CODEC = (b"mif1", b"msf1")  # brands of the container alone
 _CODESTREAM = b"\xff\x0a"
 _CONTAINER = b"\0\0\0\x0cJXL \r\n\x87\n"
 _HEADER_BYTES = 4096  # far more than a JPEG XL's header has without names of channels
-_MOST_CHANNELS = 8  # further ones, which libjxl would decode, too
 _RATIOS = ((0, 1), (1, 1), (6, 5), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))  # width to height
 _NONE = (0, 0)
 _ENUM = (_NONE, (1, 0), (2, 4), (18, 6))
-_GREY = 1  # of colour spaces
-_ALPHA, _NO_COLOUR = 0, (1, 3, 6, 16)  # kinds of channels: depth, selection, thermal and optional ones change no colour
-
-
-class ModernHeader(NamedTuple):
-    """The header of an AVIF, HEIC or JPEG XL.
-
-    Attributes:
-        width: width in pixels as they are decoded; `height` likewise.
-        orientation: the orientation, 1 to 8, that decoded pixels still need: Pillow leaves it to others to turn AVIFs,
-            libheif and libjxl turn the image.
-    """
-
-    width: int
-    height: int
-    grey: bool
-    alpha: bool
-    deep: bool
-    animated: bool
-    orientation: int
+_GREY, _ALPHA = 1, 0  # a colour space, and a kind of channels
 
 
 def sniff_modern(data: bytes | memoryview) -> ModernFormat | None:
@@ -78,11 +58,21 @@ def readable_formats() -> frozenset[str]:
     return frozenset(name for name, (module, _) in _NEEDS.items() if importlib.util.find_spec(module) is not None)
 
 
-def read_modern(data: bytes, image_format: str) -> ModernHeader:
-    """Read a header without decoding. Raises ImageError: unsupported, truncated, unreadable."""
+def read_modern(data: bytes, image_format: str) -> tuple[tuple[int, int], int, dict[str, bool]]:
+    """Read a header without decoding.
+
+    Returns:
+        Width and height in pixels as they are decoded; the orientation, 1 to 8, that decoded pixels still need (Pillow
+        does not turn AVIFs, libheif and libjxl turn the image); and whether it is one of the odd cases.
+
+    Raises:
+        ImageError: unsupported, truncated, unreadable.
+        IndexError, struct.error: a JPEG XL ends within its header.
+    """
     if image_format == "jxl":
         _require(image_format)
-        return _read_jxl(data)[0]
+        size, turned_by, odd = _read_jxl(data)
+        return (size[::-1] if turned_by >= 5 else size), 1, odd
     with _refusing(image_format):
         image = _open(data, image_format)
         if image_format == "heic":
@@ -90,9 +80,8 @@ def read_modern(data: bytes, image_format: str) -> ModernHeader:
         else:  # Pillow does not tell the depth: the third byte of the AV1 configuration does
             at = data.find(b"av1C\x81") + 6
             deep, orientation = at > 6 and bool(data[at] & 0x40), image.getexif().get(0x0112, 1)
-        (width, height), alpha, animated = image.size, image.has_transparency_data, image.n_frames > 1
-        orientation = orientation if 1 <= orientation <= 8 else 1
-        return ModernHeader(width, height, image.mode[0] in "LI", alpha, deep, animated, orientation)
+        odd = {"alpha": image.has_transparency_data, "deep": deep, "greyscale": image.mode[0] in "LI"}
+        return image.size, orientation if 1 <= orientation <= 8 else 1, odd | {"animated": image.n_frames > 1}
 
 
 def load_modern(data: bytes, image_format: str, size: tuple[int, int]) -> Image.Image:
@@ -168,7 +157,7 @@ class _Bits:
         value = self._value & ((1 << count) - 1)
         self._value, self._left = self._value >> count, self._left - count
         if self._left < 0:
-            raise ImageError("truncated", "the file ends within its jxl header")
+            raise IndexError("the header is longer")
         return value
 
     def choose(self, *ways: tuple[int, int]) -> int:
@@ -195,23 +184,20 @@ class _Bits:
         return True  # floats
 
     def is_alpha(self) -> bool:
-        """Take one of the further channels."""
+        """Take a further channel; return true for alpha that is not premultiplied."""
         if self.take(1):
             return True
         kind = self.choose(*_ENUM)
         self.is_deep()
         self.choose(_NONE, (3, 0), (4, 0), (1, 3))
         self.take(8 * self.choose(_NONE, (0, 4), (16, 5), (48, 10)))  # its name
-        if kind not in (_ALPHA, *_NO_COLOUR) or (kind == _ALPHA and self.take(1)):
-            raise ImageError("unsupported", f"a JPEG XL with premultiplied alpha, or a channel of kind {kind}")
-        return kind == _ALPHA
+        return kind == _ALPHA and not self.take(1)
 
 
-def _read_jxl(data: bytes) -> tuple[ModernHeader, int]:
-    """Read the header of a JPEG XL, and the orientation by which libjxl turns it."""
+def _read_jxl(data: bytes) -> tuple[tuple[int, int], int, dict[str, bool]]:
+    """Read the size of a JPEG XL, the orientation by which libjxl turns it, and its odd cases."""
     bits = _Bits(_jxl_codestream(data))
-    width, height = bits.size()
-    orientation, grey, alpha, deep = 1, False, False, False
+    size, orientation, grey, alpha, deep = bits.size(), 1, False, False, False
     if not bits.take(1):
         if bits.take(1):
             orientation = 1 + bits.take(3)
@@ -224,15 +210,14 @@ def _read_jxl(data: bytes) -> tuple[ModernHeader, int]:
         deep = bits.is_deep()
         bits.take(1)
         channels = bits.choose(_NONE, (1, 0), (2, 4), (1, 12))
-        if channels > _MOST_CHANNELS:
-            raise ImageError("unsupported", f"a JPEG XL of {channels} further channels; at most {_MOST_CHANNELS}")
-        alpha = any([bits.is_alpha() for _ in range(channels)])
+        alpha = channels == 1 and bits.is_alpha()
+        if channels and not alpha:
+            raise ImageError("unsupported", "a JPEG XL with premultiplied alpha, or with channels besides alpha")
         bits.take(1)
         if not bits.take(1):
             bits.take(1)
             grey = bits.choose(*_ENUM) == _GREY
-    size = (height, width) if orientation >= 5 else (width, height)
-    return ModernHeader(*size, grey, alpha, deep, False, 1), orientation
+    return size, orientation, {"alpha": alpha, "deep": deep, "greyscale": grey}
 
 
 def _jxl_codestream(data: bytes) -> bytes:
@@ -252,8 +237,6 @@ def _jxl_codestream(data: bytes) -> bytes:
             start += 4 * (kind == b"jxlp")
             found += data[start : min(stop, start + _HEADER_BYTES)]
         offset = stop
-    if len(found) < 2:
-        raise ImageError("truncated", "the file ends within its jxl header")
-    if not found.startswith(_CODESTREAM):
+    if found[:2] != _CODESTREAM[: len(found)]:
         raise ImageError("unreadable", "the jxl has no codestream")
     return found[2:]

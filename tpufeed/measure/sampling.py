@@ -13,7 +13,6 @@ from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import LABEL
-from tpufeed.dataset.selection import Chosen
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.measure.wording import number_of
 from tpufeed.tfrecord.example import decode_example
@@ -36,7 +35,7 @@ def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Pla
     total, draw = dataset.split(split).records, random.Random(seed)
     count = min(count, total)
     drawn = [draw.randrange(total * part // count, total * (part + 1) // count) for part in range(count)]
-    return _find_places(dataset.chosen(split), _first_samples(dataset, split), np.array(drawn, np.int64))
+    return _find_places(dataset, split, np.array(drawn, np.int64))
 
 
 def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: int) -> tuple[list[Place], list[str]]:
@@ -44,8 +43,7 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
 
     Reads records in random order until there are enough: most of the split if the class is rare.
     """
-    chosen, first = dataset.chosen(split), _first_samples(dataset, split)
-    counts = dataset.class_counts(split) if chosen is None else ()  # those of a view would have to be read
+    counts = dataset.class_counts(split) if dataset.chosen(split) is None else ()  # a view's would have to be read
     wanted = min(count, counts[label]) if label < len(counts) else count
     reader, draw = dataset.reader(split), random.Random(seed)
     found, problems = list[Place](), list[str]()
@@ -53,7 +51,7 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
     shards = list(range(len(edges) - 1))
     draw.shuffle(shards)
     for shard in shards:
-        of_shard = _find_places(chosen, first, np.arange(edges[shard], edges[shard + 1]))
+        of_shard = _find_places(dataset, split, np.arange(edges[shard], edges[shard + 1]))
         draw.shuffle(of_shard)
         for start in range(0, len(of_shard), _BLOCK):
             if len(found) >= wanted:
@@ -67,14 +65,11 @@ def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: in
     return sorted(found[:wanted]), problems
 
 
-def _first_samples(dataset: Dataset, split: str) -> Ints:
-    """Return the first sample of each shard, as it is stored."""
-    return np.cumsum([0, *(shard.records for shard in dataset.split(split).variants[0].shards)])
-
-
-def _find_places(chosen: Chosen | None, first: Ints, numbers: Ints) -> list[Place]:
+def _find_places(dataset: Dataset, split: str, numbers: Ints) -> list[Place]:
     """Return the places of samples with these numbers in the order of a dataset or view."""
+    chosen = dataset.chosen(split)
     samples = numbers if chosen is None else chosen.samples(numbers)
+    first = np.cumsum([0, *(shard.records for shard in dataset.split(split).variants[0].shards)])
     shards = np.searchsorted(first, samples, side="right") - 1
     return list(zip(shards.tolist(), (samples - first[shards]).tolist(), strict=True))
 

@@ -243,8 +243,11 @@ class Inventory:
             self.classes = make_classes(labels, contents.class_names, are_names)
         else:
             self.classes = self._grow_classes(standing, labels, contents.class_names, are_names)
-        if options.outlines == "semantic":
-            self._check_values()
+        if options.outlines == "semantic" and len(self.classes.names) > MOST_VALUES:
+            raise OptionError(
+                f"semantic outlines are drawn with the ids of 1 to {MOST_VALUES} classes, and there are "
+                f"{len(self.classes.names)} classes; instance draws the number of each object instead"
+            )
         several = (min(list_lengths, default=0), max(list_lengths, default=0)) if self.several_labels else None
         own = record_schema(self.labelled, several, contents.boxes)
         columns = () if types is None else types.schema(needs_all=standing is None)
@@ -262,16 +265,6 @@ class Inventory:
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if standing is not None:
             self._check_columns(standing)
-
-    def _check_values(self) -> None:
-        """Raise OptionError if the ids of classes are not values of a mask."""
-        count = len(self.classes.names)
-        if not self.labelled or count > MOST_VALUES:
-            found = f"{count} classes" if self.labelled else "no labels"
-            raise OptionError(
-                f"semantic outlines are drawn with the ids of 1 to {MOST_VALUES} classes, and there are {found}; "
-                "instance draws the number of each object instead"
-            )
 
     def _grow_classes(
         self, standing: StandingDataset, labels: Counter[Label], said: tuple[str, ...] | None, are_names: bool

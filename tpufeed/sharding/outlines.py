@@ -4,7 +4,8 @@ pycocotools draws them. Its C code trusts all numbers, so they are checked first
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -22,8 +23,7 @@ _CROWD = 255
 _LEAST_NUMBERS = 6  # of a polygon. With 4, pycocotools would take it for a box
 _MOST_PIXELS = 3 << 24  # of an image. With more, pycocotools may write past the end of its run lengths
 _MOST_LENGTH_PX = 4 << 20  # of a polygon: pycocotools allocates 80 bytes per pixel of its length
-_MOST_CHARACTERS = 6  # of a run length: 30 bits
-_FIRST, _MORE, _SIGN = 48, 32, 16  # a run length's characters begin at "0"; bits of each, besides 4 or 5 of the number
+_RUN_LENGTHS = re.compile(rb"(?:[P-o]{0,5}[0-O])++")  # 5 bits per character, the last below "P"; 30 bits are enough
 _SAID = 60  # characters of a value in a message
 
 
@@ -110,16 +110,15 @@ def _say_wrong_size(said: tuple[int, int], size: tuple[int, int] | None) -> str:
 
 def _say_wrong_counts(outline: Outline) -> str:
     """Read the run lengths as pycocotools does, which checks neither where they end nor their sum."""
-    bits = np.frombuffer(outline.counts, np.uint8).astype(np.int64) - _FIRST
-    ends = np.flatnonzero((bits & _MORE) == 0)
-    starts = np.append(0, ends + 1)[: len(ends)]
-    lengths = ends - starts + 1
-    is_whole = len(ends) and ends[-1] == len(bits) - 1 and lengths.max() <= _MOST_CHARACTERS
-    if not is_whole or bits.min() < 0 or bits.max() >= 2 * _MORE:
+    if not _RUN_LENGTHS.fullmatch(outline.counts):
         return f"its run lengths are damaged: {_say(outline.counts)}"
+    bits = np.frombuffer(outline.counts, np.uint8).astype(np.int64) - ord("0")
+    ends = np.flatnonzero(bits < 32)
+    lengths = np.diff(ends, prepend=-1)
+    starts = ends - lengths + 1
     shifts = 5 * (np.arange(len(bits)) - np.repeat(starts, lengths))
-    counts = np.add.reduceat((bits & (_MORE - 1)) << shifts, starts)
-    counts -= np.where(bits[ends] & _SIGN, 1 << 5 * lengths, 0)
+    counts = np.add.reduceat((bits & 31) << shifts, starts)
+    counts -= np.where(bits[ends] & 16, 1 << 5 * lengths, 0)  # the sign
     for first in (1, 2):  # the others are differences from the last but one
         counts[first::2] = counts[first::2].cumsum()
     is_sound = counts.min() >= 0 and counts.sum() == math.prod(outline.size)
@@ -136,10 +135,7 @@ def _touches(polygon: Sequence[float], size: tuple[int, int]) -> bool:
 
 
 def _length_of(polygon: Sequence[float]) -> float:
-    """Return an upper bound of its length if that is short enough, else the length; a side has its longer extent."""
-    most = len(polygon) * (max(polygon) - min(polygon))
-    if most <= _MOST_LENGTH_PX:
-        return most
+    """Return the length of a polygon; each side counts by its longer extent."""
     points = np.reshape(polygon, (-1, 2))
     return float(np.abs(points - np.roll(points, 1, 0)).max(1).sum())
 
@@ -185,12 +181,13 @@ class MaskDrawer:
                 wrong = f"its value would be {value}, and masks have values for {MOST_VALUES} objects"
             if wrong:
                 raise ImageError("bad_mask", f"outline {place + 1} of {len(outlines)}: {wrong}")
-            is_drawn = False
-            for part in self._iter_parts(outline, size):
-                np.copyto(mask, _CROWD if outline.is_crowd else value, where=part)
-                is_drawn = is_drawn or bool(part.any())
-            if not is_drawn:
-                odd.append(NO_PIXELS if outline.counts or outline.polygons else NO_OUTLINE)
+            if not (outline.counts or outline.polygons):
+                odd.append(NO_OUTLINE)
+                continue
+            pixels = self._pixels_of(outline, size)
+            np.copyto(mask, _CROWD if outline.is_crowd else value, where=pixels)
+            if not pixels.any():
+                odd.append(NO_PIXELS)
         return mask, tuple(odd)
 
     def _to_pixels(self, outline: Outline, size: tuple[int, int]) -> Outline:
@@ -201,9 +198,10 @@ class MaskDrawer:
         )
         return msgspec.structs.replace(outline, polygons=tuple(polygons))
 
-    def _iter_parts(self, outline: Outline, size: tuple[int, int]) -> Iterator[npt.NDArray[np.bool_]]:
-        packed = [{"counts": outline.counts, "size": size}] if outline.counts else []
-        inside = [list(polygon) for polygon in outline.polygons if _touches(polygon, size)]
-        packed += self._draw.frPyObjects(inside, *size) if inside else []
-        for part in packed:  # one at a time: each has a byte per pixel
-            yield self._draw.decode(part).view(np.bool_)
+    def _pixels_of(self, outline: Outline, size: tuple[int, int]) -> npt.NDArray[np.bool_]:
+        runs = {"counts": outline.counts, "size": size}
+        if not outline.counts:
+            inside = [list(polygon) for polygon in outline.polygons if _touches(polygon, size)]
+            runs = self._draw.merge(self._draw.frPyObjects(inside, *size))
+        pixels: npt.NDArray[np.bool_] = self._draw.decode(runs).view(np.bool_)
+        return pixels

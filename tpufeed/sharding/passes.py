@@ -191,12 +191,7 @@ def drop_duplicates(inventory: "Inventory") -> None:
     )
     options = inventory.options
     make = SampleMaker(
-        inventory.features,
-        inventory.classes.names,
-        options.images,
-        inventory.box_format,
-        options.boxes_outside,
-        options.outlines,
+        inventory.features, inventory.classes.names, options.images, inventory.box_format, options.to_dict()
     )
     files = Files(inventory.base)
     in_dataset = f"SELECT 1 FROM known WHERE digest = ? AND outcome = {TAKEN[0]} LIMIT 1"

@@ -56,12 +56,7 @@ def probe_images(inventory: Inventory) -> list[tuple[Item, int | ImageError]]:
     """Process a few images as the build would; return each with the bytes to store, or why it cannot be taken."""
     options = inventory.options
     make = SampleMaker(
-        inventory.features,
-        inventory.classes.names,
-        options.images,
-        inventory.box_format,
-        options.boxes_outside,
-        options.outlines,
+        inventory.features, inventory.classes.names, options.images, inventory.box_format, options.to_dict()
     )
     inputs = inventory.sample(_PROBED_IMAGES)
     taken = iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes)

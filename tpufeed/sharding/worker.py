@@ -1,10 +1,10 @@
 """Do one task of `shard`: turn the bytes of its inputs' files into records."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tpufeed.build.commit import Reject
 from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
@@ -20,11 +20,11 @@ from tpufeed.images.masks import encode_mask, store_mask
 from tpufeed.images.modern import readable_formats
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
-from tpufeed.sharding.boxes import BoxMover, Outside
+from tpufeed.sharding.boxes import BoxMover
 from tpufeed.sharding.columns import decode_values
 from tpufeed.sharding.inputs import Files, files_of, iter_taken, place_of
 from tpufeed.sharding.options import MASKS
-from tpufeed.sharding.outlines import MaskDrawer, Outlines
+from tpufeed.sharding.outlines import MaskDrawer
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
 
@@ -53,7 +53,7 @@ class StoredSample(NamedTuple):
 
 
 class SampleMaker:
-    """Makes samples by a policy and a schema; `box_format` is the source's, the last two are options of `shard`.
+    """Makes samples by a policy and a schema; `box_format` is the source's, `options` are those of the plan.
 
     Attributes:
         labelled: samples have labels.
@@ -67,18 +67,17 @@ class SampleMaker:
         class_names: Sequence[str],
         policy: ImagePolicy,
         box_format: str | None,
-        boxes_outside: Outside = "reject",
-        outlines: Outlines | None = None,
+        options: Mapping[str, Any],
     ) -> None:
         label = next((spec for spec in features if spec.name == LABEL), None)
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
         self._names = [name.encode() for name in class_names]
-        drawn = MASKS if outlines is not None else None
-        self._pictures = [spec for spec in features if spec.is_picture and spec.name != drawn]
+        outlines = options.get("outlines")
+        self._pictures = [spec for spec in features if spec.is_picture and (outlines is None or spec.name != MASKS)]
         own = record_schema(self.labelled)  # of the same length if labels are lists
         self._columns = [spec for spec in features[len(own) :] if not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
-        self._boxes = BoxMover(features, box_format, boxes_outside) if has_boxes else None
+        self._boxes = BoxMover(features, box_format, options.get("boxes_outside", "reject")) if has_boxes else None
         is_relative = self._boxes is not None and self._boxes.is_relative
         self._drawer = None if outlines is None else MaskDrawer(outlines, is_relative)
         self._policy = policy
@@ -172,17 +171,9 @@ class ShardContext(TaskContext):
     def write(self, task: Task, output: Output) -> None:
         """Write the images of the task's inputs by the policy."""
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
-        said = header.options
-        make = SampleMaker(
-            header.features,
-            header.class_names,
-            self.policy,
-            header.box_format or said.get("box_format"),
-            said.get("boxes_outside", "reject"),
-            said.get("outlines"),
-        )
+        box_format = header.box_format or header.options.get("box_format")
+        make = SampleMaker(header.features, header.class_names, self.policy, box_format, header.options)
         keys = {spec.name: spec.key for spec in header.features}
-        unreadable_here = self.modern - readable_formats()
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
             for item, data, sample in inputs:
@@ -192,7 +183,7 @@ class ShardContext(TaskContext):
                 digests += REJECTED if isinstance(sample, ImageError) else TAKEN
                 digests += image_digest(data[0]) if data else UNREAD
                 if isinstance(sample, ImageError):
-                    if unreadable_here and not unreadable_here.isdisjoint(map(sniff, data)):
+                    if sample.reason == "unsupported" and (self.modern - readable_formats()) & set(map(sniff, data)):
                         raise BuildError(
                             f"{item.path} can be read where the build was started, but not on this host: {sample}"
                         )
