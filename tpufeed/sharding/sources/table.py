@@ -151,7 +151,9 @@ class TableColumns:
 
     def _find_split(self, record: Record, base: str, path: Any, ref: ImageRef | None) -> str | None:
         if self._by_folder:
-            split, slash, _ = ("" if ref is None else ref.file).partition("/")
+            if ref is None:
+                raise SourceError(f"{self.files[0]} has no path, so the row has no split; fill it in, or leave it out")
+            split, slash, _ = ref.file.partition("/")
             if not slash or not split or split.endswith(":"):
                 raise SourceError(f"{identity_of(base, str(path))} is in no folder of a split; move it into one")
             return split
