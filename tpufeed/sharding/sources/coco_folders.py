@@ -10,7 +10,7 @@ from pathlib import Path
 from tpufeed.dataset.naming import SPLIT_OF_WORD, check_split_name, splits_mentioned
 from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.sharding.inputs import Files
-from tpufeed.sharding.sources.source import Place, is_hidden, listing, resolve
+from tpufeed.sharding.sources.source import Place, is_hidden, listing, parent_of, resolve
 from tpufeed.storage.store import ObjectInfo, Store, open_store
 
 _TRIED_IMAGES = 16
@@ -114,10 +114,8 @@ def find_images(where: str, names: Sequence[str], store: Store, folder: str | No
     names = names[:: max(1, len(names) // _TRIED_IMAGES)][:_TRIED_IMAGES]
     if all(file.startswith("/") or "://" in file for file in (resolve(store.url, name) for name in names)):
         return store  # all names are absolute
-    tops, (parent, _, own) = [store.url], store.url.rstrip("/").rpartition("/")
-    if (
-        parent and not parent.endswith((":", "/")) and not _ANNOTATIONS.isdisjoint(_kinds(own))
-    ):  # a bucket has no parent
+    tops, parent = [store.url], parent_of(store.url)
+    if parent and not _ANNOTATIONS.isdisjoint(_kinds(store.url.removeprefix(parent))):
         tops.append(parent)
     with listing(f"the images of {where} cannot be looked up"):
         counts, alone = _look_around(tops, names)
@@ -125,26 +123,22 @@ def find_images(where: str, names: Sequence[str], store: Store, folder: str | No
     if found.get(store.url) == len(names):  # they are relative to their file
         return store
 
-    own_splits = splits_mentioned([stem])
+    own = splits_mentioned([stem])
+    splits = {url: splits_mentioned([posixpath.basename(url)]) for url in counts.keys() - tops}
+    of_another_split = {url for url, said in splits.items() if len(said) == len(own) == 1 and said != own}
 
     def is_meant(url: str) -> bool:
         """Return true if a folder's name fits the file's: `val2017` and `instances_val2017`, `val` and `images_val`."""
-        called = url.rpartition("/")[2]
-        parts, splits = _words(called) - _GENERAL, splits_mentioned([called])
-        is_called_so = bool(parts) and parts <= _words(stem) - _GENERAL
-        return url in tops or is_called_so or (len(splits) == 1 and splits == own_splits)
+        words, said = _words(posixpath.basename(url)) - _GENERAL, splits.get(url, set())
+        return url in tops or (bool(words) and words <= _words(stem)) or (len(said) == 1 and said == own)
 
-    def is_of_another_split(url: str) -> bool:
-        splits = splits_mentioned([url.rpartition("/")[2]])
-        return url not in tops and len(splits) == len(own_splits) == 1 and splits != own_splits
-
-    fit = [url for url in found if not is_of_another_split(url)]
+    fit = [url for url in found if url not in of_another_split]
     whole, meant = [url for url in fit if found[url] == len(names)], [url for url in fit if is_meant(url)]
     if len(meant) == 1 and set(whole) <= set(meant):
         return open_store(meant[0])
     rival = next((url for url in counts if url not in found and url not in tops and is_meant(url)), None)
     if len(fit) == len(whole) == 1 and rival is None:
-        called = whole[0].rpartition("/")[2]
+        called = posixpath.basename(whole[0])
         if whole[0] in alone or splits_mentioned([called]) or not _IMAGES.isdisjoint(_kinds(called)):
             return open_store(whole[0])
     like = f"images like {names[0]} are in"

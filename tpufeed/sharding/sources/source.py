@@ -262,6 +262,12 @@ def resolve(base: str, path: str) -> str:
     return full.removeprefix(below) if full.startswith(below) else f"{scheme}:/{full}"
 
 
+def parent_of(url: str) -> str:
+    """Return the folder that holds a folder; empty for a bucket and a root."""
+    parent = url.rstrip("/").rpartition("/")[0]
+    return "" if parent.endswith((":", "/")) else parent
+
+
 def whole(base: str, file: str) -> str:
     """Return the path or URL of a file that `resolve` has given for `base`."""
     return file if file.startswith("/") or "://" in file else f"{base.rstrip('/')}/{file}"

@@ -26,6 +26,7 @@ from tpufeed.sharding.sources.source import (
     is_image_name,
     item_of,
     listing,
+    parent_of,
     read_annotations,
     show,
     side_of,
@@ -79,11 +80,11 @@ def find_images(store: Store) -> tuple[Store, str] | None:
 
     They are beside these files, or in a folder like JPEGImages or images, which is beside the files or their folder.
     """
-    parent, _, _ = store.url.rstrip("/").rpartition("/")
+    parent = parent_of(store.url)
     with listing():
         if any(is_image_name(info.name) and "/" not in info.name for info in store.iter_objects()):
             return store, ""
-        for at in (store, open_store(parent)) if parent and not parent.endswith((":", "/")) else (store,):
+        for at in (store, open_store(parent)) if parent else (store,):
             if folder := _find_folder(at):
                 return at, folder
     return None
