@@ -170,7 +170,7 @@ class Dataset:
         found = self.manifest.splits.get(name)
         if found is None:
             raise OptionError(f"{self.url} has no split {name!r}; it has {', '.join(self.manifest.splits) or 'none'}")
-        chosen = self.chosen(name)
+        chosen = None if self.selection is None else self.selection.splits.get(name)
         return found if chosen is None else msgspec.structs.replace(found, records=len(chosen), class_counts=())
 
     def select(  # noqa: PLR0913  # the ways to select
@@ -270,9 +270,8 @@ class Dataset:
 
     def shard_records(self, split: str, variant: int = 0) -> list[int]:
         """Return the number of samples to read from each shard of a variant."""
-        shards, chosen = self.manifest.splits[split].variants[variant].shards, self.chosen(split)
-        records = [shard.records for shard in shards]
-        if chosen is None:
+        records = [shard.records for shard in self.manifest.splits[split].variants[variant].shards]
+        if self.selection is None or (chosen := self.selection.splits.get(split)) is None:
             return records
         counts: list[int] = np.diff(chosen.count_before(np.cumsum([0, *records]))).tolist()
         return counts

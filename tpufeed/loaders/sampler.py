@@ -19,7 +19,6 @@ from tpufeed.dataset.manifest import Split
 from tpufeed.dataset.mixture import SHARES, MixtureOrder, Phase
 from tpufeed.dataset.order import EpochOrder, Ints, Places, Share, World, check_lanes, default_lanes
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.selection import Chosen
 from tpufeed.errors import OptionError
 from tpufeed.loaders.mixture import ClassList, JoinedClasses, Mixture, Stop, join_classes, renumbered
 from tpufeed.loaders.options import LoaderOptions
@@ -95,15 +94,12 @@ class SampleSource:
         )
 
     def to_stored(self, places: Places) -> Places:
-        """Return the places in the dataset of samples with these places in a view's order."""
-        if self._chosen is None:
+        """Return the places in the dataset of samples with these places in the order of a view, or of the whole."""
+        chosen = self.dataset.chosen(self.split)
+        if chosen is None:
             return places
-        sample = self._chosen.samples(places.sample)
+        sample = chosen.samples(places.sample)
         return Places(places.shard, sample - self._first_samples[places.shard], sample)
-
-    @cached_property
-    def _chosen(self) -> Chosen | None:
-        return self.dataset.chosen(self.split)
 
     @cached_property
     def _first_samples(self) -> Ints:
@@ -119,7 +115,7 @@ class SampleSource:
 
 def source_of(dataset: Dataset, split: str) -> SampleSource:
     """Return a split of a dataset that is read alone, with its classes if it is a view that renumbers them."""
-    return SampleSource(dataset, split, renumbered(dataset))
+    return SampleSource(dataset, split, None if dataset.selection is None else renumbered(dataset))
 
 
 def salt_of(root: int) -> int:
@@ -157,7 +153,8 @@ class DatasetStream:
 
         As in `BatchRequest`, source is None and epoch a single number if there is only one dataset.
         """
-        return None, epoch, self._source.to_stored(self._order(epoch).places_at(positions))
+        places = self._order(epoch).places_at(positions)
+        return None, epoch, places if self._source.dataset.selection is None else self._source.to_stored(places)
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
         """Return (source, variant, shards) that lanes read next, to the end of each dataset's next epoch.

@@ -173,7 +173,7 @@ class ShardOptions:
             min_side_px=self.min_side,
             **policy,
         )
-        sides = parse_sides(self.boxes, self.group_by is not None)
+        sides = () if self.boxes is None else parse_sides(self.boxes, self.group_by is not None)
         boxes_name = BOXES if sides else self.boxes
         columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
         has_marks = self.boxes is not None or self.keypoints is not None
@@ -270,9 +270,9 @@ def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
     return shares
 
 
-def parse_sides(boxes: str | None, is_grouped: bool) -> tuple[str, ...]:
+def parse_sides(boxes: str, is_grouped: bool) -> tuple[str, ...]:
     """Return the four columns of "xmin,ymin,xmax,ymax"; nothing if `boxes` names one column. Raises OptionError."""
-    sides = tuple(name.strip() for name in (boxes or "").split(","))
+    sides = tuple(name.strip() for name in boxes.split(","))
     if len(sides) == 1 or (len(sides) != BOX and not is_grouped):
         return ()
     if len(set(sides) - {""}) != BOX or len(sides) != BOX:
