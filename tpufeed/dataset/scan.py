@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import read_array
 
 from tpufeed.dataset.object_boxes import read_boxes
 from tpufeed.dataset.order import Ints
@@ -63,8 +64,9 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
     stored = dataset.manifest.splits[split]
     path = _place(f"{dataset.manifest.content_digest}-{split}.npz")
     if path is not None:
-        with suppress(*_DAMAGED), np.load(path, allow_pickle=False) as kept:
-            values, starts = kept["values"], kept.get("starts")  # a zip has a CRC of each
+        with suppress(*_DAMAGED), zipfile.ZipFile(path) as kept:  # which has a CRC of each array
+            arrays = {name: read_array(kept.open(name), allow_pickle=False) for name in kept.namelist()}
+            values, starts = arrays["values.npy"], arrays.get("starts.npy")
             ends = (len(values), stored.records) if starts is None else (starts[-1], len(starts) - 1)
             if ends == (len(values), stored.records):
                 return Labels(values, starts)

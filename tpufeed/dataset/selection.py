@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import read_array
 
 from tpufeed.dataset.order import Ints, random_words
 from tpufeed.dataset.scan import iter_columns
@@ -359,7 +360,7 @@ def _read_file(option: str, path: str, where: str) -> tuple[list[int], Any, bool
     try:
         data = open_store(folder + slash if slash else ".").read(name)
         if name.lower().endswith(".npy"):
-            return [], np.load(io.BytesIO(data), allow_pickle=False), False
+            return [], read_array(io.BytesIO(data), allow_pickle=False), False
         return _read_lines(str(data, "utf-8-sig"), where, option)
     except OptionError:
         raise

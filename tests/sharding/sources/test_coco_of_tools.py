@@ -18,6 +18,13 @@ NAN = float("nan")
 
 
 @pytest.fixture
+def tmp_path(tmp_path):
+    """A folder that is not called like one of annotations, as a test's own may be: the images may be above that."""
+    (tmp_path / "set").mkdir()
+    return tmp_path / "set"
+
+
+@pytest.fixture
 def make(tmp_path):
     """`make(change)`: a COCO file of six images of 64x48 with a box each, after `change(images, annotations, ...)`."""
 

@@ -111,14 +111,17 @@ def _loosen(kind: Any) -> Any:
     return loose | list[Any] | str | float | bool | None
 
 
-def _decoders(*kinds: Any) -> tuple[Any, Any]:
-    """Return the decoder of a file as COCO writes it, and that of rows with any types."""
-    content: Any = _Content
-    return msgspec.json.Decoder(content[kinds]), msgspec.json.Decoder(content[tuple(map(_loosen, kinds))])
-
-
-_CONTENT = _decoders(_Image, _Category, _Annotation)
-_OUTLINED_CONTENT = _decoders(_Image, _Category, _OutlinedAnnotation)
+# The decoder of a file as COCO writes it, and that of rows with any types.
+_CONTENT_OF: Any = _Content
+_KINDS, _OUTLINED_KINDS = (_Image, _Category, _Annotation), (_Image, _Category, _OutlinedAnnotation)
+_CONTENT = (
+    msgspec.json.Decoder(_CONTENT_OF[_KINDS]),
+    msgspec.json.Decoder(_CONTENT_OF[tuple(map(_loosen, _KINDS))]),
+)
+_OUTLINED_CONTENT = (
+    msgspec.json.Decoder(_CONTENT_OF[_OUTLINED_KINDS]),
+    msgspec.json.Decoder(_CONTENT_OF[tuple(map(_loosen, _OUTLINED_KINDS))]),
+)
 
 
 @dataclass(slots=True)

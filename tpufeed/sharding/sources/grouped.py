@@ -5,7 +5,6 @@ Rows of an image need not be adjacent. They are kept in a temporary file, in whi
 
 import itertools
 import json
-import pickle
 import posixpath
 import shlex
 import sqlite3
@@ -13,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeAlias
+
+import msgspec
 
 from tpufeed.build.item import Item
 from tpufeed.errors import OptionError, SourceError
@@ -38,6 +39,9 @@ _TRIED_IMAGES = 16
 _MOST_FOLDERS = 100  # to search for the images
 _SAID = 40  # characters of a value in a message
 Rows: TypeAlias = list[tuple[int, Record]]  # with their numbers, from 1
+_ENCODER, _ROWS = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[tuple[int, dict[str, Any]]])
+_INT64 = 1 << 63
+_TEXTS = frozenset((str, float, bool, type(None)))  # what most tables have: they need no other form
 
 
 class Groups:
@@ -64,7 +68,7 @@ class Groups:
         for _, several in itertools.groupby(runs, lambda run: run[0]):
             group: Rows = []
             for _, packed in several:
-                group += pickle.loads(packed)
+                group += _ROWS.decode(packed)
                 self._check_length(group)
             yield group
 
@@ -77,7 +81,7 @@ class Groups:
             rows = list(itertools.islice(pairs, _MOST_ROWS + 1))
             self._check_length(rows)
             self._learn(rows)
-            yield key, rows[0][0], pickle.dumps(rows)
+            yield key, rows[0][0], _pack(rows)
 
     def _learn(self, rows: Rows) -> None:
         if len(rows) > 1:
@@ -99,6 +103,25 @@ def open_groups(records: Iterable[Record], column: str, where: str) -> Iterator[
     """Read all rows of the table `where` into a temporary file, grouped by a column. Raises SourceError."""
     with temporary_folder() as folder, closing(sqlite3.connect(folder / "rows", isolation_level=None)) as database:
         yield Groups(database, records, column, where)
+
+
+def _pack(rows: Rows) -> bytes:
+    """Encode rows; values that are neither texts, numbers, bytes, lists nor objects become texts, as in all tables."""
+    try:
+        plain = ((row, one if _TEXTS.issuperset(map(type, one.values())) else _plain(one)) for row, one in rows)
+        return _ENCODER.encode(list(plain))
+    except UnicodeEncodeError as error:  # JSON may escape halves of a pair
+        raise SourceError(f"rows {rows[0][0]} to {rows[-1][0]}: a text that is not UTF-8: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | float | bytes) or value is None:
+        return value
+    if isinstance(value, int):
+        return value if -_INT64 <= value < _INT64 else str(value)
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return {str(name): _plain(item) for name, item in value.items()} if isinstance(value, dict) else str(value)
 
 
 def differing(rows: Rows, name: str) -> tuple[tuple[int, Any], tuple[int, Any]] | None:

@@ -100,14 +100,15 @@ def _peek(store: Store) -> tuple[type[Source], Place]:
     A folder with a data.yaml of YOLO, or with Pascal VOC's folders, is of these. Tars in subfolders do not count: so a
     folder of class folders is not listed to its end.
     """
+    objects, drawn, tars, rows = store.iter_objects(), list[ObjectInfo](), list[ObjectInfo](), list[ObjectInfo]()
+    first = list(itertools.islice(objects, 1))  # an error of access is that of the listing, and comes once
     if files := find_yaml(store):
         return YoloSource, Place(store, files, is_folder=True)
     if files := find_annotations(store):
         return VocSource, Place(store, files, is_folder=True)
-    objects, drawn, tars, rows = store.iter_objects(), list[ObjectInfo](), list[ObjectInfo](), list[ObjectInfo]()
     is_flat: bool | None = None
     has_rows = False  # and not only the JSON that `save_to_disk` puts beside them
-    for info in objects:
+    for info in itertools.chain(first, objects):
         drawn.append(info)
         name = info.name.lower()
         if is_image_name(name):

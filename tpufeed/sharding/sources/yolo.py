@@ -70,6 +70,9 @@ class _Yaml(msgspec.Struct):
     flip_idx: list[int] | None = None
 
 
+_YAML = msgspec.json.Decoder(_Yaml)
+
+
 @dataclass(frozen=True, slots=True)
 class _Config:
     """Contents of a data.yaml."""
@@ -278,11 +281,19 @@ def _read_config(store: Store, name: str) -> _Config:
     if len(data) > _MOST_BYTES:
         raise SourceError(f"{where}: it has more than {_MOST_BYTES >> 20} MB, too much for YOLO's data.yaml")
     try:
-        said = msgspec.convert(yaml.load(data, Loader), _Yaml)  # a safe one
+        said = _YAML.decode(msgspec.json.encode(yaml.load(data, Loader)))  # a safe one
     except msgspec.ValidationError as error:
         raise SourceError(f"{where}: not YOLO's data.yaml, with train, val and names: {error}") from error
     # PyYAML raises all of these for values like `!!int ""`.
-    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, ArithmeticError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         raise SourceError(f"{where}: not YAML: {error}") from error
     names = dict(sorted(said.names.items() if isinstance(said.names, dict) else enumerate(said.names)))
     named = {key: str(name) for key, name in names.items()}
