@@ -102,7 +102,7 @@ class Dataset:
         return tuple(names[number] for number in selection.classes) if names else ()
 
     def label_of(self, stored: int) -> int:
-        """Return the label for a stored one: a view may number its classes anew, and has -1 for all others."""
+        """Return the label for a stored one: a view may renumber its classes, and has -1 for all others."""
         return stored if self._numbers is None else self._numbers.get(stored, -1)
 
     @cached_property
@@ -212,7 +212,7 @@ class Dataset:
                 indexes into `classes`, they keep only these classes as well.
 
         Raises:
-            OptionError: a class, split, sample or column is not there; a fold is none; or the view would be empty.
+            OptionError: a class, split, sample or column is not there; a fold is impossible; or the view would be empty.
             RecordError, ShardError, StoreError: the records cannot be read.
         """
         if columns and where is None:

@@ -88,7 +88,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a view keeps.
+    """The samples and classes that a view keeps.
 
     Attributes:
         splits: its samples, by split; splits that are not named are whole.
