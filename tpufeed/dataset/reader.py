@@ -212,7 +212,7 @@ class Dataset:
                 indexes into `classes`, they keep only these classes as well.
 
         Raises:
-            OptionError: a class, split, sample or column is not there; a fold is impossible; or the view would be empty.
+            OptionError: a class, split, sample or column is missing; a fold is impossible; or the view would be empty.
             RecordError, ShardError, StoreError: the records cannot be read.
         """
         if columns and where is None:
