@@ -149,6 +149,12 @@ class EpochOrder:
         return last[1]
 
 
+def places_of(samples: Ints, starts: Ints) -> list[tuple[int, int]]:
+    """Return (shard, record) of samples by their ids; `starts` are the first id of each shard, and their number."""
+    shards = np.searchsorted(starts, samples, side="right") - 1
+    return list(zip(shards.tolist(), (samples - starts[shards]).tolist(), strict=True))
+
+
 def reverse_digits(number: Ints, base_product: int) -> Ints:
     """Reverse the digits of each number in the mixed radix of the prime factors of `base_product`, largest first.
 

@@ -75,7 +75,7 @@ class Dataset:
         """Let other processes open it themselves: a manifest may be long, and connections cannot be pickled."""
         if self._whole is not None:  # views of one dataset have it in common, also in a pickle
             return _view, (self._whole, self.selection, self.grown)
-        return reopen_dataset, (self.url, self.manifest.content_digest, self.number, self.grown, self.selection)
+        return reopen_dataset, (self.url, self.manifest.content_digest, self.number, self.grown)
 
     @property
     def url(self) -> str:
@@ -170,7 +170,7 @@ class Dataset:
         found = self.manifest.splits.get(name)
         if found is None:
             raise OptionError(f"{self.url} has no split {name!r}; it has {', '.join(self.manifest.splits) or 'none'}")
-        chosen = None if self.selection is None else self.selection.splits.get(name)
+        chosen = self.chosen(name)
         return found if chosen is None else msgspec.structs.replace(found, records=len(chosen), class_counts=())
 
     def select(  # noqa: PLR0913  # the ways to select
@@ -271,7 +271,7 @@ class Dataset:
     def shard_records(self, split: str, variant: int = 0) -> list[int]:
         """Return the number of samples to read from each shard of a variant."""
         records = [shard.records for shard in self.manifest.splits[split].variants[variant].shards]
-        if self.selection is None or (chosen := self.selection.splits.get(split)) is None:
+        if (chosen := self.chosen(split)) is None:
             return records
         counts: list[int] = np.diff(chosen.count_before(np.cumsum([0, *records]))).tolist()
         return counts
@@ -385,13 +385,8 @@ def _how_to_make_one(store: Store) -> str:
     )
 
 
-def reopen_dataset(
-    url: str, content_digest: str, number: int = 1, grown: bool = False, selection: Selection | None = None
-) -> Dataset:
-    """Open a version in another process, and maybe a view of it.
-
-    Raises as `open_dataset`, and ObjectChangedError if it does not have `content_digest` any more.
-    """
+def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool = False) -> Dataset:
+    """Open a version in another process. Raises as `open_dataset`, and ObjectChangedError if it has changed."""
     dataset = open_dataset(url)
     if dataset.number > number:
         dataset = open_dataset(url, number)
@@ -401,7 +396,7 @@ def reopen_dataset(
             f"{url} holds another dataset (content digest {dataset.content_digest}) than when it was opened "
             f"({content_digest}): it was rebuilt. Open it again"
         )
-    return dataset if selection is None else dataset.view(selection)
+    return dataset
 
 
 def find_dataset(store: Store, name: str = MANIFEST, tries: int = _TRIES) -> Dataset | None:

@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpufeed.dataset.index import Index, Offsets
 from tpufeed.dataset.manifest import Manifest, Shard, Variant
+from tpufeed.dataset.order import Ints, places_of
 from tpufeed.dataset.schema import record_layout
 from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, RecordError, ShardError, StoreError
 from tpufeed.storage.copies import LocalCopies
@@ -170,14 +170,12 @@ class Reader:
         """Yield the payloads of the samples `[start, stop)`; remote ones are read ahead. Raises as `read` does."""
         return self._iter_read(self._iter_chunks(start, stop))
 
-    def iter_samples(self, samples: npt.NDArray[np.int64]) -> Iterator[memoryview]:
+    def iter_samples(self, samples: Ints) -> Iterator[memoryview]:
         """Yield the payloads of these samples, sorted by their ids, as `iter_payloads` does."""
         starts = np.cumsum([0, *(shard.records for shard in self._shards)])
-        shards = np.searchsorted(starts, samples, side="right") - 1
-        places = list(zip(shards.tolist(), (samples - starts[shards]).tolist(), strict=True))
-        chunks = ([*group] for _, group in itertools.groupby(places, lambda place: place[0]))
-        parts = (chunk[at : at + _SCATTERED] for chunk in chunks for at in range(0, len(chunk), _SCATTERED))
-        return self._iter_read(parts)
+        parts = (samples[at : at + _SCATTERED] for at in range(0, len(samples), _SCATTERED))
+        groups = (itertools.groupby(places_of(part, starts), lambda place: place[0]) for part in parts)
+        return self._iter_read([*group] for _, group in itertools.chain.from_iterable(groups))
 
     def _iter_read(self, chunks: Iterator[list[tuple[int, int]]]) -> Iterator[memoryview]:
         if self._remote is None:

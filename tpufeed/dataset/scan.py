@@ -15,9 +15,10 @@ from numpy.lib.format import read_array
 
 from tpufeed.dataset.object_boxes import read_boxes
 from tpufeed.dataset.order import Ints
-from tpufeed.dataset.schema import LABEL, FeatureSpec, fixed_ints, record_layout
+from tpufeed.dataset.schema import FEATURE_OF_NAME, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import OptionError, RecordError, mask_secrets
 from tpufeed.images.mending import seen_size
+from tpufeed.storage.copies_folder import user_cache
 from tpufeed.tfrecord.example import ABSENT, Feature, decode_arrays
 
 if TYPE_CHECKING:
@@ -27,11 +28,9 @@ _logger = logging.getLogger(__name__)
 
 _AT_ONCE = 4096  # samples
 _SAID_BYTES = 10**9
+# What zipfile and numpy raise for a missing, forged or damaged file: the labels are then read again.
 _DAMAGED = OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile
 _FOLDER = "tpufeed-labels"  # in the user's cache
-_SHORT = {"label": LABEL, "text": "image/class/text"} | {
-    name: f"image/{name}" for name in ("height", "width", "channels", "format", "filename")
-}
 
 
 class Labels(NamedTuple):
@@ -164,22 +163,20 @@ def _read(features: dict[str, Feature], spec: FeatureSpec, image: str, upright: 
 
 def _find(dataset: "Dataset", name: str) -> FeatureSpec:
     features = {spec.name: spec for spec in dataset.manifest.features[1:] if not spec.is_picture}
-    spec = features.get(name) or features.get(_SHORT.get(name, name))
+    spec = features.get(name) or features.get(FEATURE_OF_NAME.get(name, name))
     if spec is not None:
         return spec
     if name == "label":
         raise OptionError(f"{mask_secrets(dataset.url)} has no labels")
-    shorts = [short for short, feature in _SHORT.items() if feature in features]
-    others = sorted(features.keys() - _SHORT.values())
+    shorts = [short for short, feature in FEATURE_OF_NAME.items() if feature in features]
+    others = sorted(features.keys() - FEATURE_OF_NAME.values())
     raise OptionError(f"{mask_secrets(dataset.url)} has no column {name!r}; it has {', '.join([*shorts, *others])}")
 
 
 def _place(name: str) -> Path | None:
     """Return the file of this name in the user's cache folder; None if the user has none."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / _FOLDER / name
-    except RuntimeError:  # no HOME, and no name in a container
-        return None
+    folder = user_cache()
+    return None if folder is None else folder / _FOLDER / name
 
 
 def _keep(path: Path, labels: Labels) -> None:

@@ -22,6 +22,16 @@ WIDTH = "image/width"
 CHANNELS = "image/channels"
 FORMAT = "image/format"
 FILENAME = "image/filename"
+# Short names of columns, as loaders and views take them.
+FEATURE_OF_NAME = {
+    "label": LABEL,
+    "text": TEXT,
+    "height": HEIGHT,
+    "width": WIDTH,
+    "channels": CHANNELS,
+    "format": FORMAT,
+    "filename": FILENAME,
+}
 # Features that tpufeed writes itself: no further column has one of these names.
 OWN_NAMES = frozenset({ENCODED, TENSOR, LABEL, TEXT, HEIGHT, WIDTH, CHANNELS, FORMAT, FILENAME})
 _KAGGLE_KEYS = {ENCODED: "image", LABEL: "class", FILENAME: "id"}

@@ -32,15 +32,6 @@ Rows: TypeAlias = Mapping[str, Array] | Mapping[str, list[Any]]  # a batch's arr
 IMAGE, LABEL, SAMPLE, SOURCE, WINDOW = "image", "label", "sample", "source", "window"
 DEVICE_NUMBERS = "(device_ops)"  # what device ops do to each image; no feature has this name
 _OWN_NAMES = frozenset({IMAGE, SAMPLE})  # columns that loaders make; no feature has these names
-_FEATURE_OF_NAME = {
-    "label": schema.LABEL,
-    "text": schema.TEXT,
-    "height": schema.HEIGHT,
-    "width": schema.WIDTH,
-    "channels": schema.CHANNELS,
-    "format": schema.FORMAT,
-    "filename": schema.FILENAME,
-}
 _TEXTS = ("bytes", "string")
 _NO_CLASS = -1  # pads a list of labels: 0 is a class
 
@@ -531,12 +522,12 @@ class _Finder:
         Raises OptionError.
         """
         features, manifest, options = self.features, self.manifest, self.options
-        short = _FEATURE_OF_NAME.get(name, name)
+        short = schema.FEATURE_OF_NAME.get(name, name)
         wanted = name if name in features and (name != "label" or not manifest.labelled) else short
         if wanted == WINDOW and wanted not in features:
             return WindowField()
         if wanted not in features or wanted in _OWN_NAMES:
-            shorts = [short for short, feature in _FEATURE_OF_NAME.items() if feature in features]
+            shorts = [short for short, feature in schema.FEATURE_OF_NAME.items() if feature in features]
             known = dict.fromkeys((IMAGE, SAMPLE, *shorts, *sorted(features.keys() - _OWN_NAMES), WINDOW))
             renamed = [feature.name for feature in features.values() if feature.key == name]
             hint = f". In the records {name!r} is the key of {renamed[0]}" if renamed else ""

@@ -263,25 +263,25 @@ def join_classes(
             owner += [where] * (len(own) - len(names))
             names += own[len(names) :]
         if dataset.selection is not None and dataset.selection.classes is not None:
-            table = _renumber(dataset, np.arange(len(own)) if table is None else table)
+            table = _renumber(dataset, table)
         equal = table is None or not labelled or bool((table == np.arange(len(table))).all())
         tables.append(None if equal else table)
     joined = ClassList(tuple(names), tuple(owners))
     return joined, [JoinedClasses(joined.names, table) for table in tables]
 
 
-def renumbered(dataset: Dataset) -> JoinedClasses | None:
-    """Return the classes of a view whose labels are not the dataset's; None for others."""
-    if dataset.selection is None or dataset.selection.classes is None:
-        return None
-    table = _renumber(dataset, np.arange(len(dataset.selection.classes)))
-    return JoinedClasses(dataset.class_names, table, is_mixture=False)
+def renumbered(dataset: Dataset) -> JoinedClasses:
+    """Return the classes of a view that is read alone, and whose labels are not the dataset's."""
+    return JoinedClasses(dataset.class_names, _renumber(dataset), is_mixture=False)
 
 
-def _renumber(dataset: Dataset, ids: Ints) -> Ints:
-    """Return the id for each stored label, given those of a view's classes; -1 for labels that it leaves out."""
+def _renumber(dataset: Dataset, ids: Ints | None = None) -> Ints:
+    """Return the id for each stored label, given those of a view's classes; -1 for labels that it leaves out.
+
+    By default classes have their places in the view.
+    """
     assert dataset.selection is not None, "it names classes"
     classes = np.asarray(dataset.selection.classes, np.int64)
     table = np.full(max(len(dataset.manifest.class_names), int(classes.max()) + 1), -1, np.int64)
-    table[classes] = ids
+    table[classes] = np.arange(len(classes)) if ids is None else ids
     return table

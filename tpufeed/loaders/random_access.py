@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.dataset.manifest import Variant
+from tpufeed.dataset.order import places_of
 from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import OptionError, ShardError, mask_secrets
@@ -88,7 +89,8 @@ class PortableSamples:
             if self._opened is None:
                 if self._dataset is None:
                     # Not while unpickling: a worker that fails there dies without a message.
-                    self._dataset = reopen_dataset(self.url, self._stored, self._version, selection=self._selection)
+                    dataset = reopen_dataset(self.url, self._stored, self._version)
+                    self._dataset = dataset if self._selection is None else dataset.view(self._selection)
                 else:  # forked: the manifest stays in memory that both processes share
                     self._dataset = replace(self._dataset, store=open_store(self.url, follow=False))
                 self._opened = SplitSamples(self._dataset, self.split, self.options, self._decode, workers)
@@ -160,14 +162,13 @@ class SplitSamples:
             with self._opening:
                 reader = self._readers.get(variant) or self._open(variant)
         samples = samples if self._chosen is None else self._chosen.samples(samples)
-        shards = np.searchsorted(self._starts, samples, side="right") - 1
-        places = list(zip(shards.tolist(), (samples - self._starts[shards]).tolist(), strict=True))
+        places = places_of(samples, self._starts)
         rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns.every}
         drawn = samples + numbers * self._starts[-1]  # ids of no other sample
         draws = [pipeline.draw(epoch, drawn) for pipeline in self.decoder.pipelines]
         self.decoder.decode(reader, places, draws, rows, range(len(samples)))
         if self._admission is not None:
-            self._admission.touch(reader, variant, shards.tolist())
+            self._admission.touch(reader, variant, [shard for shard, _ in places])
         for column in self.columns.images:
             if len(column.shape) == 4:
                 rows[column.name] = [np.stack(views) for views in rows[column.name]]

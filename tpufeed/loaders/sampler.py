@@ -115,7 +115,8 @@ class SampleSource:
 
 def source_of(dataset: Dataset, split: str) -> SampleSource:
     """Return a split of a dataset that is read alone, with its classes if it is a view that renumbers them."""
-    return SampleSource(dataset, split, None if dataset.selection is None else renumbered(dataset))
+    is_renumbered = dataset.selection is not None and dataset.selection.classes is not None
+    return SampleSource(dataset, split, renumbered(dataset) if is_renumbered else None)
 
 
 def salt_of(root: int) -> int:
@@ -153,8 +154,7 @@ class DatasetStream:
 
         As in `BatchRequest`, source is None and epoch a single number if there is only one dataset.
         """
-        places = self._order(epoch).places_at(positions)
-        return None, epoch, places if self._source.dataset.selection is None else self._source.to_stored(places)
+        return None, epoch, self._source.to_stored(self._order(epoch).places_at(positions))
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
         """Return (source, variant, shards) that lanes read next, to the end of each dataset's next epoch.

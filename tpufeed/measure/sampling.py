@@ -9,7 +9,7 @@ from shlex import quote
 
 import numpy as np
 
-from tpufeed.dataset.order import Ints
+from tpufeed.dataset.order import Ints, places_of
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import LABEL
@@ -70,8 +70,7 @@ def _find_places(dataset: Dataset, split: str, numbers: Ints) -> list[Place]:
     chosen = dataset.chosen(split)
     samples = numbers if chosen is None else chosen.samples(numbers)
     first = np.cumsum([0, *(shard.records for shard in dataset.split(split).variants[0].shards)])
-    shards = np.searchsorted(first, samples, side="right") - 1
-    return list(zip(shards.tolist(), (samples - first[shards]).tolist(), strict=True))
+    return places_of(samples, first)
 
 
 def find_class(dataset: Dataset, name: str) -> int:

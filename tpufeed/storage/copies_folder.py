@@ -103,14 +103,20 @@ def free_bytes(folder: Path) -> int:
     return min(free)
 
 
+def user_cache() -> Path | None:
+    """Return the user's cache folder; None in a container whose user has neither a HOME nor a name."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        return None
+
+
 def _default_places() -> list[Path]:
     if os.environ.get(LOCAL_DIR):
         return [Path(os.environ[LOCAL_DIR]).absolute()]
-    places = [MEMORY]
-    # In a container a user may have neither a HOME nor a name, and a read-only root no folder for temporary files.
-    with suppress(RuntimeError):
-        places.append(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser())
-    with suppress(FileNotFoundError):
+    cache = user_cache()
+    places = [MEMORY] if cache is None else [MEMORY, cache]
+    with suppress(FileNotFoundError):  # a read-only root may have no folder for temporary files
         places.append(Path(tempfile.gettempdir()))
     return places
 

@@ -170,7 +170,7 @@ class FoundBoxes(NamedTuple):
 
 
 def find_boxes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> FoundBoxes | None:
-    """Return the column that holds the boxes of some rows; None if there is none."""
+    """Return the column that holds the boxes of some rows, or None."""
     for name in columns:
         lists = [row[name] for row in rows if isinstance(row.get(name), list)]
         boxes = list(itertools.chain.from_iterable(lists))

@@ -71,7 +71,7 @@ def find_source(url: str, options: ShardOptions) -> Source:
 
 def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
     """Return the kind of the source at `url`, and its place."""
-    if "=" in url and (splits := named_splits(url)):
+    if splits := named_splits(url):
         parts = [Place(store, [file], split=split) for split, store, name in splits for file in find_files(store, name)]
         return CocoSource, Place(parts[0].store, (), parts=parts)
     if (named := named_files(url)) is not None:

@@ -167,7 +167,7 @@ class TableColumns:
         return split
 
     def find(self, what: str, name: str) -> str:
-        """Return the name of a column that the user named. Raises OptionError if there is none."""
+        """Return the name of a column that the user named. Raises OptionError for an unknown column."""
         if name not in self._names:
             raise OptionError(
                 f"{self._where} has no column {name!r} for the {what}; it has "
@@ -323,7 +323,7 @@ def iter_head(store: Store, name: str) -> Iterator[Record]:
 
 
 def say_boxes(names: Iterable[str]) -> str:
-    """Return the options for the columns whose names are those of a box or its sides; empty if there are none."""
+    """Return the options for the columns whose names are those of a box or its sides, or empty text."""
     bare = {name.strip().lower().replace("_", ""): name for name in names}
     sides = {name.removeprefix("bbox"): full for name, full in bare.items()}
     for text, form in _SIDES:

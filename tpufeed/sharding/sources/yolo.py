@@ -390,7 +390,7 @@ def _open(base: str, path: str) -> tuple[Store, str]:
 
 
 def _look(root: str, entry: str) -> tuple[Store, str] | None:
-    """Return the place of a folder or list that a data.yaml names; None if there is none."""
+    """Return the place of a folder or list that a data.yaml names; None if nothing is there."""
     store, name = _open(root, resolve(root, entry))
     if name.endswith(".txt"):
         return None if store.stat(name) is None else (store, name)
