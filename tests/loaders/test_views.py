@@ -5,9 +5,11 @@ import json
 import pickle
 import zlib
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -429,3 +431,20 @@ def test_a_grown_mixture_of_classes_continues(urls, dataset):
     with make(Mixture.by_class(grown, "sqrt", reweight=True), columns=["sample", "label"], lanes=16) as loader:
         loader.load_state_dict(state)
         assert len(list(loader)) == (8 * 16 - 96) // 8, "the rest of an epoch that is longer now"
+
+
+def test_renumbered_views_without_class_names_are_mixed_as_they_are(tmp_path):
+    views = []
+    for place in range(2):
+        for number in range(12):
+            path = tmp_path / f"{place}/{number % 3}/{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((8, 8, 3), 20 * number + place, np.uint8)).save(path)
+        tpufeed.shard(tmp_path / str(place), tmp_path / f"set-{place}", workers=1)
+        dataset = tpufeed.open_dataset(tmp_path / f"set-{place}")
+        nameless = replace(dataset, manifest=msgspec.structs.replace(dataset.manifest, class_names=()))
+        views.append(nameless.select(classes=[2, 0]))
+    mixture = Mixture(dict.fromkeys(views, 1), classes="as_is")
+    with tpufeed.Loader(mixture, columns=["label"], batch_size=4, lanes=4, processes=0) as loader:
+        labels = np.concatenate([np.ravel(batch) for batch in loader])
+    assert set(labels.tolist()) == {0, 1}
