@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tpufeed.processes.limits import available_cores
+
 SIZES = 1_000, 10_000, 100_000, 1_000_000, 10_000_000
 CLASSES, FILES = 1_000, 1_000
-WORKERS = 1, 2, 4
-PHOTOS, BATCHES = 4_000, 60
+WORKERS = tuple(count for count in (1, 2, 4, 8, 16, 32, 64) if count <= 2 * available_cores())
+PHOTOS, BATCHES = 4_000, 60  # batches: for each worker
 _REPEATED = 100_000  # larger ones are measured once
 
 PLAN = """
@@ -106,7 +108,7 @@ def worker_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:  # no
             url = folder / f"dataset-{number}-{workers}"
             made = _child(BUILD, folder / "photos", url, json.dumps({"workers": workers}))
             found["shard"][place].append(made["images"] / made["seconds"])
-            found["Loader"][place].append(_child(FEED, url, workers, BATCHES)["images_per_second"])
+            found["Loader"][place].append(_child(FEED, url, workers, BATCHES * workers)["images_per_second"])
     rows = [
         {"what": name, "workers": workers, **_spread(rates)}
         for name, by_workers in found.items()

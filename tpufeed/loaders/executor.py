@@ -41,8 +41,6 @@ _FEWEST_COPIED = 32  # shards that may be open if they are copied
 LEAST_KEPT = 0.5  # part of a dataset's records for which its shards are copied whole
 _MOST_OPEN = 4096  # shards of all datasets of a mixture together
 _ENVIRONMENT = "TPUFEED_PROCESSES"
-# Threads of one process compete for the GIL; processes cost memory: 10 MB each, 45 if they read from object storage.
-_CORES_PER_PROCESS = 4
 # Next to other programs, the system gives cores to all threads in turn, so two threads per core get more of them: at a
 # load of 6 on 2 cores 1.6 times the images. Alone they cost nothing if decoding, which holds no GIL, takes long; with
 # small images they cost 3 to 8 % (docs/decisions/2026-11-26-workers.md).
@@ -301,6 +299,12 @@ class Workers:
     threads: int
     nodes: tuple[Node, ...] = ()
 
+    def for_batches(self, count: int) -> "Workers":
+        """Return fewer processes, with more threads each, if only so many batches are in work: one process decodes each."""
+        if count >= self.processes:
+            return self
+        return Workers(count, -(-self.processes * self.threads // count), self.nodes[:count])
+
 
 def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers:
     """Return the numbers from the options, or numbers that fit the cores of this rank.
@@ -319,7 +323,9 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
         if not text.isdecimal():
             raise OptionError(f"{_ENVIRONMENT} in the environment is a number of processes, not {shown(text)}")
         wanted = int(text)
-    processes = min(cores, max(_CORES_PER_PROCESS, cores // _CORES_PER_PROCESS)) if wanted is None else int(wanted)
+    # Threads of one process hand the GIL on from one to the next: 16 of them decode twice what one does. So every core
+    # has a process, of 10 MB, or 45 if it reads from object storage (docs/decisions/2026-11-26-workers.md).
+    processes = cores if wanted is None else int(wanted)
     obstacle = _obstacle(datasets, options) if processes else ""
     if obstacle and options.processes:
         raise OptionError(f"{obstacle}. Worker processes cannot use it; give processes=0 instead of {processes}")

@@ -143,9 +143,8 @@ class Loader(Feed, Iterated):
             first batch is asked for.
         lanes: lanes of the order (docs/order.md), a multiple of the world's size.
         processes: worker processes that decode, so that decoding and the training loop do not share a GIL. 0 decodes
-            in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one per core up to 4
-            cores, 4 up to 16 cores, and beyond that one per 4 cores. A `memory://` dataset, and ops that `__main__`
-            defines, need 0.
+            in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one per core of this
+            rank, but no more than `prefetch`. A `memory://` dataset, and ops that `__main__` defines, need 0.
         threads: decoding threads per process; by default the cores of this rank divided by the processes, and twice
             that if images are encoded and larger than 48 KB on average.
         prefetch: batches to prepare ahead on the host, also of the next epoch; by default 2 per process and at least 4,
