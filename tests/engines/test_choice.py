@@ -12,6 +12,14 @@ from tpufeed.engines.ray import RayEngine
 from tpufeed.errors import OptionError
 
 
+@pytest.mark.parametrize(("left_mb", "workers"), [(0, 1), (511, 1), (512, 2), (1100, 4), (64_000, 6)])
+def test_workers_have_room_in_memory(monkeypatch, left_mb, workers):
+    monkeypatch.setattr("tpufeed.engines.choice.available_cores", lambda: 6)
+    monkeypatch.setattr("tpufeed.engines.choice.memory_left", lambda: left_mb << 20)
+    assert getattr(make_engine(), "workers", 1) == workers
+    assert make_engine(workers=5).workers == 5
+
+
 class TestSerial(EngineContract):
     @pytest.fixture
     def engine(self):
@@ -22,6 +30,7 @@ def test_names_of_engines(monkeypatch):
     monkeypatch.setattr("tpufeed.engines.choice.available_cores", lambda: 6)
     assert isinstance(make_engine("local", 3), ProcessEngine)
     assert isinstance(make_engine("local", 1), SerialEngine)
+    monkeypatch.setattr("tpufeed.engines.choice.memory_left", lambda: None)
     assert make_engine(None).workers == 6
     assert make_engine("ray").address == "auto"
     assert make_engine("ray", ray_address="").address == ""  # a variable that is not set is no "auto"

@@ -84,6 +84,21 @@ def test_a_killed_worker_is_replaced_and_its_progress_taken_back(tmp_path):
     assert total(events) == (3 * 5, 15 * 10, 5)
 
 
+@pytest.mark.parametrize("out_of_memory", [True, False])
+def test_a_killed_worker_is_said_and_without_memory_fewer_continue(out_of_memory, tmp_path, monkeypatch, caplog):
+    kills = iter(range(1, 100) if out_of_memory else [0] * 100)
+    for module in ("tpufeed.engines.processes", "tpufeed.processes.limits"):
+        monkeypatch.setattr(f"{module}.oom_kills", lambda *_: next(kills))
+    most = 0
+    for event in ProcessEngine(2).run(job("die_once", tmp_path), range(8)):
+        if caplog.messages and isinstance(event, Done):
+            most = max(most, len(workers()))
+    assert most == (1 if out_of_memory else 2)
+    (warning,) = caplog.messages
+    assert warning.startswith("2: a worker process was killed by SIGKILL; ")
+    assert ("system has killed it" in warning) == out_of_memory
+
+
 @pytest.mark.parametrize(("function", "death"), [("die_always", "by SIGKILL"), ("exit_always", "with exit code 7")])
 def test_a_task_at_which_workers_always_die_fails_in_the_end(function, death, tmp_path):
     with pytest.raises(TaskError, match=f"^0: 3 .*{death}"):

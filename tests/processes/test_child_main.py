@@ -167,6 +167,15 @@ def test_a_fork_that_does_not_leave_is_killed(serve):
     assert child.ending() == (-9, "by SIGKILL")
 
 
+def test_a_worker_is_killed_before_its_launcher_when_memory_runs_out(serve):
+    server, fork = serve("leave")
+    scores = [
+        int(Path(f"/proc/{process}/oom_score_adj").read_text())
+        for process in (fork("stop_itself").receive(), server.process.pid, os.getpid())
+    ]
+    assert scores[:2] == [min(1000, scores[2] + 1000)] * 2
+
+
 def test_a_system_without_room_for_a_fork_is_said(serve):
     _, fork = serve("have_no_room")
     child = fork("say_what_is_left")

@@ -174,6 +174,27 @@ def test_the_memory_of_a_process(
     assert (limits.memory_limit(tree), limits.memory_left(tree)) == (limit, left)
 
 
+def test_page_cache_of_a_group_and_those_below_it_counts_as_free_and_the_machine_sets_a_limit(tmp_path: Path) -> None:
+    stat = "inactive_file 1\nactive_file 2\ntotal_inactive_file 300\ntotal_active_file 200"
+    files = {"memory/memory.limit_in_bytes": 5000, "memory/memory.usage_in_bytes": 3000, "memory/memory.stat": stat}
+    tree = make_tree(tmp_path, "7:memory:/\n", V1_MOUNTS, files)
+    assert limits.memory_left(tree) == 2500
+    (tree / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:       2 kB\nSwapFree:        3 kB\n")
+    assert limits.memory_left(tree) == 2048
+    assert limits.free_swap(tree) == 3072
+
+
+def test_why_a_process_was_killed(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, "0::/\n", V2_MOUNT, {"memory.max": 512_000_000})
+    (tree / "proc/vmstat").write_text("oom_kill_other 9\noom_kill 3\n")
+    assert limits.oom_kills(tree) == 3
+    assert limits.oom_kills(tree / "nowhere") == 0
+    assert "system has killed it" in limits.why_killed(2, tree)
+    assert "system has killed it" not in limits.why_killed(3, tree)
+    assert "512 MB" in limits.why_killed(3, tree)
+    assert "MB" not in limits.why_killed(0, tree / "nowhere")
+
+
 def test_what_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
     tree = make_tree(tmp_path, "0::/a\n", V2_MOUNT.replace("{top}", "/"), {"cpu.max": "200000 100000"})
     for name in ("cpu.max", "memory.max", "memory.high"):  # a folder cannot be read, even by root

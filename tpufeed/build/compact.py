@@ -101,7 +101,7 @@ def compact(
         url: URL of the dataset.
         overwrite: discard the remains of an interrupted append or compaction; nothing else is removed.
         fsync: write the new shards to the disk before the manifest.
-        workers: number of processes. Default: one per core.
+        workers: number of processes. Default: one per core, fewer with little memory.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
 

@@ -56,7 +56,7 @@ from tpufeed.dataset.naming import DIGESTS, MANIFEST, REJECTS, counted, index_na
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, several_labels
 from tpufeed.dataset.writer import IndexWriter
-from tpufeed.engines.choice import choose_engine
+from tpufeed.engines.choice import choose_engine, default_workers
 from tpufeed.engines.engine import Done, Engine, Job, Progress
 from tpufeed.errors import (
     BuildError,
@@ -68,7 +68,6 @@ from tpufeed.errors import (
     TaskError,
     mask_secrets,
 )
-from tpufeed.processes.limits import available_cores
 from tpufeed.storage.store import Store, open_store
 
 _TRIES = 5  # to grow a dataset while other builds are faster
@@ -166,7 +165,7 @@ def run(  # noqa: PLR0913  # the options of all builds
         overwrite: once there is a new plan, remove the objects at the destination. If a dataset grows, remove only the
             remains of an interrupted run for the next version.
         fsync: write the files of a local store to the disk before the manifest.
-        workers: number of processes; None: one per core.
+        workers: number of processes; None: one per core, fewer with little memory.
         engine: runs the tasks.
         listener: called with the progress.
 
@@ -256,7 +255,7 @@ def preview(
             ignored_files=header.ignored_files,
             listed_twice=header.listed_twice,
             free_bytes=store.free_bytes(),
-            seconds=inputs * draft.probed_seconds / (workers or available_cores()),
+            seconds=inputs * draft.probed_seconds / (workers or default_workers()),
             probed=draft.probed,
             probed_rejects=draft.probed_rejects,
             probed_seconds=draft.probed_seconds,

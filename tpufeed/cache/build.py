@@ -99,7 +99,7 @@ def warmup(  # noqa: PLR0913  # the public face
         overwrite: remove another cache or dataset at `dst`, or the remains of a build.
         fsync: flush the shards to disk before the manifest, as in `tpufeed.shard`.
         allow_augmented: accept a cache with random ops as `src`; only its first variant is read.
-        workers: number of processes. Default: one per core.
+        workers: number of processes. Default: one per core, fewer with little memory.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times per second.
 

@@ -9,9 +9,12 @@ from tpufeed.engines.engine import Done, Engine, Events, Job, Progress, task_nam
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OptionError, TaskError
 from tpufeed.options import Count, checked
-from tpufeed.processes.limits import available_cores, failure_message
+from tpufeed.processes.limits import available_cores, failure_message, memory_left
 
 LOCAL, RAY, BEAM = "local", "ray", "beam"
+# A worker takes 45 MB, and pixels of the image at hand: 72 MB for 24 megapixels. A container may have many cores and
+# little memory.
+_WORKER_BYTES = 256 << 20
 _NAMES = (LOCAL, RAY, BEAM)
 
 
@@ -26,7 +29,7 @@ def make_engine(
 
     Args:
         name: "local", "ray" or "beam".
-        workers: number of workers of "local" (default: one per core) or "ray".
+        workers: number of workers of "local" (default: one per core and per 256 MiB of free memory) or "ray".
         ray_address: address for "ray", see `RayEngine`.
         beam_arguments: arguments for "beam", see `BeamEngine`.
 
@@ -51,8 +54,14 @@ def make_engine(
         if workers is not None:
             raise OptionError("Beam has its own options for the number of workers, see docs/scaleout.md")
         return BeamEngine(beam_arguments)
-    count = workers or available_cores()
+    count = workers or default_workers()
     return ProcessEngine(count) if count > 1 else SerialEngine()
+
+
+def default_workers() -> int:
+    """Return the number of worker processes that cores and memory of this host, or its container, have room for."""
+    cores, left = available_cores(), memory_left()
+    return cores if left is None else max(1, min(cores, left // _WORKER_BYTES))
 
 
 def choose_engine(engine: Engine | str | None, workers: int | None, hidden: Sequence[str] = ()) -> Engine:

@@ -21,6 +21,7 @@ from typing import Any
 from tpufeed.engines.engine import NOTHING, Done, Event, Events, Job, Progress, note_death, task_name
 from tpufeed.errors import TaskError, TpufeedError
 from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
+from tpufeed.processes.limits import oom_kills, why_killed
 
 _logger = logging.getLogger(__name__)
 
@@ -66,10 +67,10 @@ class ProcessEngine:
             self._prepared, self._running = [], []
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Events:
-        pool = _Pool(job, tasks, self._prepared)
+        pool = _Pool(job, tasks, self._prepared, self.workers)
         self._running = pool.workers
         try:
-            while pool.give_tasks(self.workers):
+            while pool.give_tasks():
                 yield from pool.listen()
                 yield from pool.replace_silent(self._silence_seconds)
         finally:
@@ -87,16 +88,17 @@ class _Worker(Child):
 class _Pool:
     """Worker processes, and the tasks that wait for a worker."""
 
-    def __init__(self, job: Job, tasks: Sequence[Any], prepared: list[_Worker]) -> None:
+    def __init__(self, job: Job, tasks: Sequence[Any], prepared: list[_Worker], most: int) -> None:
         self.workers: list[_Worker] = []
+        self._most, self._oom_kills = most, oom_kills()
         self._job, self._tasks, self._prepared = job, tasks, prepared
         self._waiting = deque(range(len(tasks)))
         self._deaths = Counter[str]()
 
-    def give_tasks(self, most: int) -> bool:
-        """Give waiting tasks to idle workers, and start up to `most` workers; return False if no worker is busy."""
+    def give_tasks(self) -> bool:
+        """Give waiting tasks to idle workers, and start more as long as there may be; return False if none is busy."""
         idle = [worker for worker in self.workers if worker.task_number == _IDLE]
-        while self._waiting and (idle or len(self.workers) < most):
+        while self._waiting and (idle or len(self.workers) < self._most):
             if not idle:
                 idle.append(self._prepared.pop() if self._prepared else _Worker(self._job.entry))
                 self.workers += idle  # before anything is sent, so that it is stopped if that fails
@@ -125,9 +127,7 @@ class _Pool:
             try:
                 event: Event = worker.receive()
             except ChildDiedError:
-                code, how = worker.ending()
-                advice = _SILENCE_ADVICE if code is None else "Out of memory? Try fewer --workers"
-                yield self._take_back(worker, how, advice)
+                yield self._replace_dead(worker)
                 continue
             except TpufeedError as error:
                 raise TaskError(f"{task_name(self._tasks[worker.task_number])}: {error}") from None
@@ -136,6 +136,21 @@ class _Pool:
             else:
                 worker.progress = Progress(*map(add, worker.progress, event))
             yield event
+
+    def _replace_dead(self, worker: _Worker) -> Progress:
+        """Take a dead worker's task back, as `_take_back` does. Without memory, half of the workers continue."""
+        code, how = worker.ending()
+        advice = _SILENCE_ADVICE if code is None else "Out of memory? Try fewer --workers"
+        if code == -signal.SIGKILL:
+            advice, kills = f"{why_killed(self._oom_kills)} Try fewer --workers", oom_kills()
+            if kills > self._oom_kills:
+                self._most, self._oom_kills = max(1, min(self._most, len(self.workers)) // 2), kills
+        number = worker.task_number
+        lost = self._take_back(worker, how, advice)
+        if number != _IDLE:
+            name, ended = task_name(self._tasks[number]), "was killed" if code and code < 0 else "ended"
+            _logger.warning("%s: a worker process %s %s; another one starts over. %s", name, ended, how, advice)
+        return lost
 
     def replace_silent(self, seconds: float) -> Iterator[Progress]:
         """Kill workers that have a task and have been silent for this long. Yields and raises as `listen` does."""

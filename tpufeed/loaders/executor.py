@@ -292,12 +292,14 @@ class ThreadFuture:
 class Workers:
     """Number of worker processes, and of threads in each; 0 processes means threads of this process.
 
-    `nodes` has the NUMA node of each process; it is empty if they may run on all nodes.
+    `nodes` has the NUMA node of each process; it is empty if they may run on all nodes. `ranks` is the number of ranks
+    on this host.
     """
 
     processes: int
     threads: int
     nodes: tuple[Node, ...] = ()
+    ranks: int = 1
 
     def for_batches(self, count: int) -> "Workers":
         """Return fewer processes, with more threads each, if only so many batches are in work: one process decodes each."""
@@ -339,7 +341,7 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
     if processes and options.numa == "auto" and (ranks == 1 or rank.isdecimal()):  # else all ranks would take one node
         number = int(rank) % ranks if rank.isdecimal() else 0
         nodes = place_workers(find_nodes(), processes, number, ranks)
-    return Workers(processes, options.threads or threads, tuple(nodes))
+    return Workers(processes, options.threads or threads, tuple(nodes), ranks)
 
 
 def _decodes_long(dataset: Dataset) -> bool:

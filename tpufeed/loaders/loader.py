@@ -32,7 +32,7 @@ from tpufeed.loaders.training import LAST, Training
 from tpufeed.loaders.workers import BatchFuture, Executor, ProcessExecutor
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
 from tpufeed.options import Count, checked, shown
-from tpufeed.processes.limits import limit_reached
+from tpufeed.processes.limits import free_swap, limit_reached, memory_left, memory_limit
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -57,6 +57,7 @@ _ADAPTING = {
 }
 
 _FEWEST_AHEAD, _AHEAD_PER_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
+_IN_USE = 2  # batches beside those ahead: the one that the training loop has, and the one that replaces it
 _FIRST_AHEAD = 4  # batches at the start of an epoch, whose shards may not have been copied yet
 
 
@@ -238,7 +239,9 @@ class Loader(Feed, Iterated):
             warn_of_flips(self._decoder.decoders)
         batch_bytes = self._decoder.layout.stride
         wanted = max(_FEWEST_AHEAD, _AHEAD_PER_PROCESS * self._workers.processes)
-        self._prefetch = options.prefetch or max(1, min(wanted, _AHEAD_BYTES // batch_bytes))
+        left = memory_left()
+        room = _AHEAD_BYTES if left is None else min(_AHEAD_BYTES, left // 2 // self._workers.ranks)
+        self._prefetch = options.prefetch or max(1, min(wanted, room // batch_bytes))
         self._stats = LoaderStats(
             processes=self._workers.processes,
             threads=max(1, self._workers.processes) * self._workers.threads,
@@ -746,6 +749,7 @@ class Loader(Feed, Iterated):
             return self._executor
         lanes = self._sampler.stream(self.world).lanes // self.world.size
         processes, threads = self._workers.processes, self._workers.threads
+        self._check_memory()
         try:
             pool = BufferPool(self._decoder.layout, self._prefetch + _FEWEST_AHEAD, shared=processes > 0)
             sources, nodes = self._sampler.sources, self._workers.nodes
@@ -766,6 +770,19 @@ class Loader(Feed, Iterated):
                 raise LoaderError(f"{self.label}: the loader's workers cannot start: {limit}") from error
             raise
         return self._executor
+
+    def _check_memory(self) -> None:
+        """Raise LoaderError if the batches cannot be in memory: the system would kill this process without a word."""
+        batch, left = self._decoder.layout.stride, memory_left()
+        count = self._prefetch + _IN_USE
+        if left is None or count * batch <= left + free_swap():
+            return
+        limit = memory_limit()
+        most = "" if limit is None else f" of {limit / 1e6:,.0f} MB"
+        raise LoaderError(
+            f"{self.label}: {count} batches of {batch / 1e6:,.0f} MB, {self._prefetch} of them ahead, do not fit into "
+            f"memory: {left / 1e6:,.0f} MB{most} are free. Use a smaller batch_size= or prefetch=, or smaller images"
+        )
 
     def _open_next(self, executor: Executor, ahead: bool = False) -> "EpochPrefetch":
         """Return the next epoch for an iterator; or, with `ahead`, for preparing its batches before any iterator."""

@@ -41,6 +41,7 @@ from tpufeed.loaders.executor import (
 from tpufeed.loaders.mixture import OPENED_AT_ONCE, JoinedClasses
 from tpufeed.loaders.sampler import BatchRequest, SampleSource
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
+from tpufeed.processes.limits import oom_kills, why_killed
 from tpufeed.processes.numa import Node
 from tpufeed.storage.store import open_store
 
@@ -52,7 +53,7 @@ _BUG = "a worker process failed: "
 _CRASHED, _ENDED = "Did native code of an op of yours crash?", "Did an op of yours end it?"
 # Advice by a worker's exit code; None if it is still alive, as when it waits for an NFS server.
 _ADVICE: dict[int | None, str] = {
-    -signal.SIGKILL: "Out of memory? Try fewer processes=, a smaller prefetch=, or processes=0",
+    -signal.SIGKILL: "Try a smaller batch_size= or prefetch=, fewer processes=, or processes=0",
     -signal.SIGBUS: "A file that it had mapped was truncated, or its disk or mount (NFS, FUSE) is gone",
     **dict.fromkeys((-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE), _CRASHED),
     None: "Does its disk or mount (NFS, FUSE) hang, or has an op of yours closed its socket?",
@@ -288,6 +289,7 @@ class _Worker(Fork):
     def __init__(self, server: ForkServer, config: WorkerConfig, node: Node | None) -> None:
         super().__init__(server, config.options.timeout_seconds)
         self.futures: dict[int, ProcessFuture] = {}
+        self._oom_kills = oom_kills()
         # Any thread appends, the one that sends tasks pops: both are atomic in a deque, so this needs no lock.
         self._unwanted: deque[int] = deque()
         self._last = 0
@@ -314,6 +316,8 @@ class _Worker(Fork):
             code, how = self.ending(_LEAVE_SECONDS)
             pid = self.process.pid
             advice = _ADVICE.get(code, _ENDED) if pid else "Its output says why"
+            if code == -signal.SIGKILL:
+                advice = f"{why_killed(self._oom_kills)} {_ADVICE[code]}"
             raise LoaderError(
                 f"{f'a worker process of the loader (pid {pid})' if pid else 'the process that forks workers'} "
                 f"{'was killed' if code and code < 0 else 'ended'} {how}; iterate the loader again to start new ones. "

@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from multiprocessing.connection import wait
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -24,6 +25,8 @@ from tpufeed.processes.child import LAUNCHERS_SIGNALS, Failure, Forked, Signal, 
 _WATCH_SECONDS = 1.0
 _LEAVE_SECONDS = 30.0  # after the launcher has ended: Beam's child has to cancel a pipeline, which can take 20 s
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+_FIRST = 1000  # the highest score
 
 
 def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
@@ -32,6 +35,10 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
     The module of `entry` is imported in advance, because `begin` may come much later.
     """
     fill_streams()
+    # If memory runs out, the system is to kill this process before the launcher, which then says so. By default it
+    # kills the one with most memory: a training process, which maps all batches.
+    with suppress(OSError, ValueError):
+        _OOM_SCORE.write_text(str(min(_FIRST, int(_OOM_SCORE.read_text()) + _FIRST)))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     for number in LAUNCHERS_SIGNALS if forks else ():
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the programs that a fork executes would inherit

@@ -22,9 +22,11 @@ _MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .*- (cgroup2?) \S* (\S+)$", re.MU
 # Names in version 2, then in version 1. Above `memory.high` a process is not killed, but almost stops.
 _MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 _MEMORY_USED = ("memory.current", "memory.usage_in_bytes")
-_MEMORY_IDLE = re.compile(
-    r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE
-)  # use the last match: `total_` in version 1
+# Page cache. Version 1 also has numbers without `total_`, of the group without those below it, which come first.
+_MEMORY_CACHE = re.compile(r"^(?:total_)?((?:in)?active_file) (\d+)$", re.MULTILINE)
+_MEMORY_AVAILABLE = re.compile(r"^MemAvailable: +(\d+) kB$", re.MULTILINE)
+_SWAP_FREE = re.compile(r"^SwapFree: +(\d+) kB$", re.MULTILINE)
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def available_cores() -> int:
@@ -66,13 +68,37 @@ def memory_limit(root: Path = _HOST) -> int | None:
 
 
 def memory_left(root: Path = _HOST) -> int | None:
-    """Return the bytes of that limit that are free, or in page cache that can be freed at once; None if unlimited."""
-    left = []
+    """Return the bytes that are free, or page cache, of that limit and of the machine; None if neither is known."""
+    left = [int(kilobytes) << 10 for kilobytes in _MEMORY_AVAILABLE.findall(_read(root / "proc/meminfo"))]
     for group in _iter_groups(root, "memory"):
         used = sum(_numbers(group, _MEMORY_USED))
-        idle = _MEMORY_IDLE.findall(_read(group / "memory.stat"))
-        left += [limit - used + int(idle[-1] if idle else 0) for limit in _numbers(group, _MEMORY_LIMITS)]
+        cache = sum(map(int, dict(_MEMORY_CACHE.findall(_read(group / "memory.stat"))).values()))
+        left += [limit - used + cache for limit in _numbers(group, _MEMORY_LIMITS)]
     return max(0, min(left)) if left else None
+
+
+def free_swap(root: Path = _HOST) -> int:
+    """Return the bytes of swap that are free."""
+    return sum(int(kilobytes) << 10 for kilobytes in _SWAP_FREE.findall(_read(root / "proc/meminfo")))
+
+
+def oom_kills(root: Path = _HOST) -> int:
+    """Return the number of processes that the system has killed because memory ran out, here or in a container."""
+    return sum(map(int, _OOM_KILLS.findall(_read(root / "proc/vmstat"))))
+
+
+def why_killed(kills_before: int, root: Path = _HOST) -> str:
+    """Return whether memory ran out, for the message about a process that SIGKILL has ended.
+
+    Args:
+        kills_before: `oom_kills` when that process still ran.
+        root: as in `cpu_quota`.
+    """
+    limit = memory_limit(root)
+    most = "" if limit is None else f" The limit of memory here is {limit / 1e6:,.0f} MB."
+    if oom_kills(root) > kills_before:
+        return f"Out of memory: the system has killed it for that.{most}"
+    return f"Out of memory?{most}"
 
 
 def limit_reached(error: BaseException) -> str:

@@ -69,7 +69,7 @@ def append(  # noqa: PLR0913  # the public face
         max_rejects: fail, and leave the dataset as it is, if more of the new images than this are rejected.
         overwrite: discard what an interrupted append has left, instead of continuing it.
         fsync: write the new shards to the disk before the manifest.
-        workers: number of processes. Default: one per core.
+        workers: number of processes. Default: one per core, fewer with little memory.
         engine: what runs the tasks, see `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
 

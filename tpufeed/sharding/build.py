@@ -145,7 +145,7 @@ def shard(  # noqa: PLR0913  # the public face
         overwrite: once the source is listed, remove the dataset or the unfinished build at `dst`.
         fsync: write the shards of a local `dst` to the disk before the manifest, so that a power cut right after the
             build loses nothing. The build takes as much longer as the disk needs.
-        workers: number of processes. Default: one per core.
+        workers: number of processes. Default: one per core, fewer with little memory.
         engine: what runs the tasks: "ray" or "beam" on several hosts, or an `Engine`, see docs/scaleout.md. Default:
             `workers` processes on this host.
         listener: called with a `BuildProgress` a few times a second.

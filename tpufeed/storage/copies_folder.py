@@ -97,9 +97,6 @@ def free_bytes(folder: Path) -> int:
         # A tmpfs promises up to its own limit, whatever memory is left.
         left = memory_left()
         free += [] if left is None else [left]
-        with suppress(OSError):
-            lines = Path("/proc/meminfo").read_text().splitlines()
-            free += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     return min(free)
 
 
