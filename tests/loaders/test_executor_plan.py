@@ -31,8 +31,8 @@ def test_the_cores_of_a_rank_are_shared_out(cache_url, monkeypatch):
     for variable, cores, ranks, expected in (
         ("LOCAL_WORLD_SIZE", 1, 1, (1, 1)),
         ("LOCAL_WORLD_SIZE", 4, 1, (4, 1)),
-        ("PJRT_LOCAL_PROCESS_COUNT", 16, 1, (4, 4)),
-        ("PJRT_LOCAL_PROCESS_COUNT", 240, 4, (15, 4)),
+        ("PJRT_LOCAL_PROCESS_COUNT", 16, 1, (16, 1)),
+        ("PJRT_LOCAL_PROCESS_COUNT", 240, 4, (60, 1)),
         ("LOCAL_WORLD_SIZE", 2, 4, (1, 1)),
     ):
         with monkeypatch.context() as patch:
@@ -68,9 +68,35 @@ def test_large_encoded_images_have_two_threads_a_core_in_worker_processes(cache_
     raw, encoded = map(tpufeed.open_dataset, (cache_url, dataset_url))
     monkeypatch.setattr("tpufeed.loaders.executor.available_cores", lambda: 16)
     monkeypatch.delenv("TPUFEED_PROCESSES", raising=False)
-    assert plan_workers([encoded], LoaderOptions(ops=ops)) == Workers(4, 4)  # small ones
+    assert plan_workers([encoded], LoaderOptions(ops=ops)) == Workers(16, 1)  # small ones
     monkeypatch.setattr("tpufeed.loaders.executor._LONG_DECODE_BYTES", 100)
-    assert plan_workers([encoded], LoaderOptions(ops=ops)) == Workers(4, 8)
-    assert plan_workers([encoded], LoaderOptions(ops=ops, threads=3)) == Workers(4, 3)
-    assert plan_workers([encoded], LoaderOptions(ops=ops, processes=0)) == Workers(0, 16)
-    assert plan_workers([encoded, raw], LoaderOptions()) == plan_workers([raw], LoaderOptions()) == Workers(4, 4)
+    assert plan_workers([encoded], LoaderOptions(ops=ops)) == Workers(16, 2)
+    assert plan_workers([encoded], LoaderOptions(ops=ops, threads=3)) == Workers(16, 3, given=True)
+    assert plan_workers([encoded], LoaderOptions(ops=ops, processes=0)) == Workers(0, 16, given=True)
+    assert plan_workers([encoded, raw], LoaderOptions()) == plan_workers([raw], LoaderOptions()) == Workers(16, 1)
+
+
+def test_processes_do_not_outnumber_the_batches_in_work(cache_url, monkeypatch):
+    """One process decodes a batch: with more of them than batches some cores would have nothing to do."""
+    monkeypatch.delenv("TPUFEED_PROCESSES", raising=False)
+    monkeypatch.setattr("tpufeed.loaders.executor.available_cores", lambda: 16)
+    batch_bytes = tpufeed.Loader(cache_url, batch_size=8).stats().buffer_bytes // 32
+    for left, prefetch, expected in (
+        (None, 32, (16, 16)),  # batches ahead, processes, threads of all
+        (10 * batch_bytes, 5, (5, 20)),
+        (None, 3, (3, 18)),
+    ):
+        with monkeypatch.context() as patch:
+            if left is not None:
+                patch.setattr("tpufeed.loaders.loader.memory_left", lambda left=left: left)
+            given = {"prefetch": 3} if prefetch == 3 else {}
+            stats = tpufeed.Loader(cache_url, batch_size=8, **given).stats()
+            assert (stats.prefetch, (stats.processes, stats.threads)) == (prefetch, expected)
+    assert tpufeed.Loader(cache_url, batch_size=8, prefetch=3, processes=4).stats().processes == 4
+
+
+@pytest.mark.parametrize(("gigabytes", "expected"), [(2, 1), (16, 4), (400, 50)])
+def test_batches_ahead_may_take_more_memory_if_there_is_more(cache_url, monkeypatch, gigabytes, expected):
+    loader = tpufeed.Loader(cache_url, batch_size=8)
+    monkeypatch.setattr("tpufeed.loaders.loader.memory_left", lambda: gigabytes << 30)
+    assert loader._room_ahead() == expected << 30

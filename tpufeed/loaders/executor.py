@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TypeAlias
@@ -293,19 +293,22 @@ class Workers:
     """Number of worker processes, and of threads in each; 0 processes means threads of this process.
 
     `nodes` has the NUMA node of each process; it is empty if they may run on all nodes. `ranks` is the number of ranks
-    on this host.
+    on this host. `given` says that a number is the user's.
     """
 
     processes: int
     threads: int
     nodes: tuple[Node, ...] = ()
     ranks: int = 1
+    given: bool = False
 
     def for_batches(self, count: int) -> "Workers":
-        """Return fewer processes, with more threads each, if only so many batches are in work: one process decodes each."""
-        if count >= self.processes:
+        """Return fewer processes with more threads if they outnumber the batches in work, each of which one decodes."""
+        if self.given or count >= self.processes:
             return self
-        return Workers(count, -(-self.processes * self.threads // count), self.nodes[:count])
+        return replace(
+            self, processes=count, threads=-(-self.processes * self.threads // count), nodes=self.nodes[:count]
+        )
 
 
 def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers:
@@ -341,7 +344,8 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
     if processes and options.numa == "auto" and (ranks == 1 or rank.isdecimal()):  # else all ranks would take one node
         number = int(rank) % ranks if rank.isdecimal() else 0
         nodes = place_workers(find_nodes(), processes, number, ranks)
-    return Workers(processes, options.threads or threads, tuple(nodes), ranks)
+    given = wanted is not None or options.threads is not None
+    return Workers(processes, options.threads or threads, tuple(nodes), ranks, given)
 
 
 def _decodes_long(dataset: Dataset) -> bool:

@@ -56,7 +56,8 @@ _ADAPTING = {
     "class_weight": "give it to to_keras()",
 }
 
-_FEWEST_AHEAD, _AHEAD_PER_PROCESS, _AHEAD_BYTES = 4, 2, 4 << 30
+_FEWEST_AHEAD, _AHEAD_PER_PROCESS = 4, 2
+_AHEAD_BYTES, _AHEAD_SHARE = 4 << 30, 8  # batches ahead may take so many bytes, or this part of the free memory
 _IN_USE = 2  # batches beside those ahead: the one that the training loop has, and the one that replaces it
 _FIRST_AHEAD = 4  # batches at the start of an epoch, whose shards may not have been copied yet
 
@@ -149,7 +150,7 @@ class Loader(Feed, Iterated):
         threads: decoding threads per process; by default the cores of this rank divided by the processes, and twice
             that if images are encoded and larger than 48 KB on average.
         prefetch: batches to prepare ahead on the host, also of the next epoch; by default 2 per process and at least 4,
-            but at most 4 GB.
+            if they fit into 4 GB or an eighth of the free memory.
         repeat: True makes one iteration endless: epoch follows epoch. `len` is still that of one epoch.
         max_bad_records: number of different damaged or undecodable records to skip, each with a warning: a good sample
             of the batch takes its place, and a bool mask in the last column is False there. One more raises
@@ -239,9 +240,8 @@ class Loader(Feed, Iterated):
             warn_of_flips(self._decoder.decoders)
         batch_bytes = self._decoder.layout.stride
         wanted = max(_FEWEST_AHEAD, _AHEAD_PER_PROCESS * self._workers.processes)
-        left = memory_left()
-        room = _AHEAD_BYTES if left is None else min(_AHEAD_BYTES, left // 2 // self._workers.ranks)
-        self._prefetch = options.prefetch or max(1, min(wanted, room // batch_bytes))
+        self._prefetch = options.prefetch or max(1, min(wanted, self._room_ahead() // batch_bytes))
+        self._workers = self._workers.for_batches(self._prefetch)
         self._stats = LoaderStats(
             processes=self._workers.processes,
             threads=max(1, self._workers.processes) * self._workers.threads,
@@ -770,6 +770,13 @@ class Loader(Feed, Iterated):
                 raise LoaderError(f"{self.label}: the loader's workers cannot start: {limit}") from error
             raise
         return self._executor
+
+    def _room_ahead(self) -> int:
+        """Return the bytes that batches ahead may take: large batches on many cores need more than a few gigabytes."""
+        left = memory_left()
+        if left is None:
+            return _AHEAD_BYTES
+        return min(left // 2, max(_AHEAD_BYTES, left // _AHEAD_SHARE)) // self._workers.ranks
 
     def _check_memory(self) -> None:
         """Raise LoaderError if the batches cannot be in memory: the system would kill this process without a word."""
