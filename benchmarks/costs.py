@@ -189,12 +189,11 @@ def iter_pod_lines() -> Iterator[str]:
     tpu, dataset = TPUS["v5e-8"], DATASETS[0]
     a_host = tpu.low * (dataset.image_bytes + RECORD_BYTES)
     vcpus, _ = HOSTS_OF_TPUS[tpu.name]
-    processes = worker_processes(vcpus)
     yield "### Pods"
     yield ""
     yield (
-        f"{tpu.name} hosts of {vcpus} vCPUs, so {processes} worker processes by default. Until the first batch is "
-        f"there {processes} processes and two more read the manifest, and each asks for the offsets of up to four "
+        f"{tpu.name} hosts of {vcpus} vCPUs, and as many worker processes by default. Until the first batch is "
+        f"there {vcpus} processes and two more read the manifest, and each asks for the offsets of up to four "
         f"shards; the {BATCH} records of each batch are (1 + {FIRST_AHEAD}) x {BATCH} = {(1 + FIRST_AHEAD) * BATCH:,} "
         f"more. Then ranges of 8 MiB: {dataset.name}, "
         f"{tpu.low:,.0f} img/s x {dataset.image_bytes + RECORD_BYTES:,} bytes = {a_host / 1e9:.2f} GB/s a host."
@@ -203,17 +202,12 @@ def iter_pod_lines() -> Iterator[str]:
     yield "| hosts | lanes | first batch: requests | it takes | training: GB/s | ranges/s | minutes of doubling |"
     yield f"|{'---:|' * 7}"
     for hosts in PODS:
-        requests = hosts * start_requests(hosts, processes)
+        requests = hosts * start_requests(hosts, vcpus)
         cells = [f"{requests:,}", hours(bucket_seconds(requests))]
         ranges = hosts * a_host / RANGE_BYTES
         minutes = max(0.0, DOUBLING_SECONDS / 60 * math.log2(ranges / READS_PER_SECOND))
         cells += [f"{hosts * a_host / 1e9:,.0f}", f"{ranges:,.0f}", f"{minutes:.0f}"]
         yield f"| {hosts} | {default_lanes(World(0, hosts)):,} | {' | '.join(cells)} |"
-
-
-def worker_processes(vcpus: int) -> int:
-    """What a loader takes by default: one a core up to four, and then one for four."""
-    return min(vcpus, max(4, vcpus // 4))
 
 
 def start_requests(hosts: int, processes: int) -> int:

@@ -106,7 +106,8 @@ def worker_curve(folder: Path, repeats: int, most: int) -> dict[str, Any]:  # no
     for number in range(repeats):
         for place, workers in enumerate(WORKERS):  # in turns, so that all have the same machine
             url = folder / f"dataset-{number}-{workers}"
-            made = _child(BUILD, folder / "photos", url, json.dumps({"workers": workers}))
+            options = {"workers": workers, "shard_bytes": "8MB"}  # a worker makes one shard at a time
+            made = _child(BUILD, folder / "photos", url, json.dumps(options))
             found["shard"][place].append(made["images"] / made["seconds"])
             found["Loader"][place].append(_child(FEED, url, workers, BATCHES * workers)["images_per_second"])
     rows = [

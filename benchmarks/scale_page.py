@@ -16,7 +16,7 @@ from benchmarks.harness import nest, read_result
 
 PAGE = FOLDER / "scale.md"
 MARKS = "<!-- from here on: benchmarks/run.py scale-page --write -->", "<!-- up to here -->"
-NAMES = "scale", "scale-plan", "scale-build", "scale-workers"
+NAMES = "scale", "scale-plan", "scale-build", "scale-workers", "scale-16-workers"
 
 
 def main(arguments: list[str]) -> None:
@@ -53,15 +53,20 @@ def iter_measured_lines(found: dict[str, Any]) -> Iterator[str]:
         yield from _iter_size_lines(f"scale-{part}", found[f"scale-{part}"], columns)
         yield ""
     yield from _iter_shard_lines(found["scale"])
-    yield ""
-    rates = nest(found["scale-workers"]["rows"], "what", "workers")
+    for name in ("scale-workers", "scale-16-workers"):
+        yield ""
+        yield from _iter_worker_lines(name, found[name])
+
+
+def _iter_worker_lines(name: str, result: dict[str, Any]) -> Iterator[str]:
+    rates = nest(result["rows"], "what", "workers")
     counts = list(map(str, rates["shard"]))
-    yield f"Images a second by worker processes ({_where('scale-workers', found['scale-workers'])}):"
+    yield f"Images a second by worker processes ({_where(name, result)}):"
     yield ""
     yield f"| | {' | '.join(counts)} |"
     yield f"|---|{'---:|' * len(counts)}"
-    for name, label in (("shard", "`shard`, full check"), ("Loader", "`Loader`, crop and flip")):
-        cells = [f"{each['median']:,.0f} ({each['low']:,.0f} to {each['high']:,.0f})" for each in rates[name].values()]
+    for what, label in (("shard", "`shard`, full check"), ("Loader", "`Loader`, crop and flip")):
+        cells = [f"{each['median']:,.0f} ({each['low']:,.0f} to {each['high']:,.0f})" for each in rates[what].values()]
         yield f"| {label} | {' | '.join(cells)} |"
 
 

@@ -7,7 +7,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.entry import FOLDER, RESULTS, make_parser
@@ -40,19 +40,23 @@ KINDS = {"JPEG 500x375": "jpeg", "presized to 256": "presized", "raw 224 cache":
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured here: images a second a core, of `Loader`; and what each image takes of the GIL.
+    """What was measured: images a second a core, of `Loader`; and what each image takes of the GIL.
 
     Attributes:
         cores: of this machine.
         a_core: by kind of images.
         gil_seconds: an image takes of the process that decodes in threads, by kind.
         handing_seconds: an image takes of the training process where worker processes decode.
+        host_cores: of the largest host that was at hand.
+        on_host: images a second there, by kind.
     """
 
     cores: int
     a_core: dict[str, float]
     gil_seconds: dict[str, float]
     handing_seconds: float
+    host_cores: int = 0
+    on_host: dict[str, float] = field(default_factory=dict)
 
 
 def main(arguments: list[str]) -> None:
@@ -67,8 +71,9 @@ def main(arguments: list[str]) -> None:
 
 
 def read_results(folder: Path) -> Measured:
-    """The figures of `feed.json` and `gil.json`."""
-    feed, gil = read_result("feed", folder), read_result("gil", folder)
+    """The figures of `feed.json`, `gil.json` and `feed-16.json`."""
+    feed, gil, host = (read_result(name, folder) for name in ("feed", "gil", "feed-16"))
+    on_host = nest(host["rows"], "work", loader="tpufeed.Loader")
     cores = feed["machine"]["cores"]
     rates = nest(feed["rows"], "work", loader="tpufeed.Loader")
     loaders = {kind: rates[key]["median"] for kind, key in KINDS.items()}
@@ -79,6 +84,8 @@ def read_results(folder: Path) -> Measured:
         {kind: rate / cores for kind, rate in loaders.items()},
         {kind: held["raw" if kind.startswith("raw") else "jpeg"][threads]["gil_seconds_an_image"] for kind in KINDS},
         held["raw"][processes]["gil_seconds_an_image"],
+        host["machine"]["cores"],
+        {kind: on_host[key]["median"] for kind, key in KINDS.items()},
     )
 
 
@@ -96,6 +103,15 @@ def iter_lines(measured: Measured) -> Iterator[str]:
         f"Handing batches of 128 over from worker processes takes {measured.handing_seconds * 1e6:.1f} us an image of "
         f"the training process' GIL: {_rounded(1 / measured.handing_seconds)} img/s at the most."
     )
+    if measured.on_host:
+        yield ""
+        yield f"Measured on {measured.host_cores} cores ([result](results/feed-16.json)):"
+        yield ""
+        yield f"| | img/s | img/s a core | to a core of {measured.cores} |"
+        yield "|---|---:|---:|---:|"
+        for kind, rate in measured.on_host.items():
+            a_core = rate / measured.host_cores
+            yield f"| {kind} | {rate:,.0f} | {a_core:,.0f} | {a_core / measured.a_core[kind]:.2f} |"
     for name in SHOWN:
         yield ""
         yield from _iter_host_lines(TPUS[name], measured)

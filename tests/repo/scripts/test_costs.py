@@ -46,7 +46,7 @@ def test_requests_of_a_start_do_not_grow_with_the_pod():
 
 
 def test_a_loader_s_defaults(monkeypatch):
-    """Those of `plan_workers` and of the loader, for the cores of the hosts of TPUs."""
+    """What the page says of them, for the cores of the hosts of TPUs: a process per core."""
     from tpufeed.loaders import executor as workers
 
     monkeypatch.delenv("TPUFEED_PROCESSES")
@@ -56,7 +56,7 @@ def test_a_loader_s_defaults(monkeypatch):
     for cores in (2, 16, 96, 224):
         monkeypatch.setattr(workers, "available_cores", lambda cores=cores: cores)
         planned = workers.plan_workers([dataset], LoaderOptions())
-        assert costs.worker_processes(cores) == planned.processes
+        assert planned.processes == cores
 
 
 @pytest.mark.parametrize(
