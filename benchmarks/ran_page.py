@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from benchmarks.entry import RESULTS, ROOT, make_parser
 
 PAGE = ROOT / "docs/what-has-run.md"
-BY_HAND, PACKAGES = "by-hand", "packages"
+BY_HAND, PACKAGES, PLATFORMS = "by-hand", "packages", "platforms"
+WHOLE = "all of it"  # the row of a platform that says what stood in
 
 Results = Mapping[str, Any]
 
@@ -72,6 +73,16 @@ def make_page(folder: Path) -> str:
         "| Python | result | cases | dates |",
         "|---|---|---|---|",
         *_packages(results.get(PACKAGES, {}).get("rows", ())),
+        "",
+        "## Platforms",
+        "",
+        "`scripts/platforms NAME` sets up what stands in for a platform, on one machine, and checks what it does there.",
+        "",
+        "| platform | what stood in | ok | failed | not run | minutes | date |",
+        "|---|---|---:|---:|---:|---:|---|",
+        *_platforms(results.get(PLATFORMS, {}).get("rows", ())),
+        "",
+        *_unsettled(results.get(PLATFORMS, {}).get("rows", ())),
     ]
     return "\n".join(lines) + "\n"
 
@@ -90,6 +101,24 @@ def _packages(cases: Iterable[dict[str, str]]) -> Iterator[str]:
         dates = sorted({case["date"] for case in group})
         names = ", ".join(case["case"] for case in group)
         yield f"| {python} | {result} | {names} | {' to '.join(dict.fromkeys((dates[0], dates[-1])))} |"
+
+
+def _platforms(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["platform"], []).append(row)
+    for name, checks in found.items():
+        (whole,) = (row for row in checks if row["check"] == WHOLE)
+        counts = [sum(row["result"] == result for row in checks if row is not whole) for result in RESULT_WORDS]
+        cells = (name, whole["seen"], *map(str, counts), f"{whole['seconds'] / 60:.0f}", whole["date"])
+        yield f"| {' | '.join(cells)} |"
+
+
+def _unsettled(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        if row["result"] != "ok":
+            first = row["seen"].partition("\n")[0]
+            yield f"- **{row['platform']}**, {row['check']}: {RESULT_WORDS[row['result']]}: {first}"
 
 
 def _machine(result: Any) -> Mapping[str, Any]:
@@ -145,6 +174,7 @@ def _nodes(machine: Mapping[str, Any]) -> int:
     return int(first) if first.isdecimal() else 1
 
 
+RESULT_WORDS = {"ok": "ok", "FAILED": "failed", "n/a": "not run"}
 CHECK = "`check-tpu`"
 LONG = "`./scripts/test --long`"
 SUBJECTS = (
@@ -165,13 +195,13 @@ SUBJECTS = (
     ),
     Subject(
         "2 NUMA nodes and more",
-        "trees of /sys that tests make up; two cores of one node taken for nodes",
+        "a kernel in qemu that has two (`scripts/platforms numa`)",
         "`tpufeed doctor URL`, and any benchmark with `--save`",
         _on_machine(lambda machine: _nodes(machine) > 1),
     ),
     Subject(
         "an Arm host",
-        "qemu, for decoding, ops and one loader ([install.md](install.md#arm))",
+        "qemu (`scripts/platforms arm64`)",
         "`./scripts/test`",
         _on_machine(lambda machine: machine.get("architecture") in ("aarch64", "arm64")),
     ),
@@ -179,7 +209,7 @@ SUBJECTS = (
     Subject("a Rapid (zonal) bucket", "a server of our own, to which Google's gRPC client talks", "[gcs.md](gcs.md)"),
     Subject(
         "a GCSFuse mount",
-        "by hand, a FUSE file system of ours without hard links: a build, `verify`, an epoch, and its death",
+        "rclone's mounts (`scripts/platforms rclone`)",
         "[gcs.md](gcs.md)",
     ),
     Subject("the Hugging Face hub", "a server of our own for the hub's client", "[recipes.md](recipes.md)"),
@@ -191,8 +221,14 @@ SUBJECTS = (
         "`podman build --file examples/gke/Dockerfile --tag IMAGE .`",
     ),
     Subject(
-        "GKE and JobSet, Slurm",
-        "a sandbox with a read-only root; two processes with Slurm's variables",
+        "NFS between machines, Filestore",
+        "a kernel in qemu that serves and mounts it (`scripts/platforms nfs`)",
+        "[gcs.md](gcs.md)",
+    ),
+    Subject("GKE and JobSet", "a sandbox with a read-only root", "[containers.md](containers.md)"),
+    Subject(
+        "Slurm on several machines",
+        "its daemons, of two nodes on one machine (`scripts/platforms slurm`)",
         "[containers.md](containers.md)",
     ),
     Subject(

@@ -63,6 +63,14 @@ def test_a_result_moves_its_subject(tmp_path):
     assert "2026-12-02, n2: `x --long`: ok" in run
     assert "| torch_xla on a TPU" in not_run
 
+    ended = {"platform": "nfs", "seconds": 90.0, "date": "2026-12-03"}
+    whole = {"check": "all of it", "result": "ok", "seen": "Debian 13", **ended}
+    others = [{"check": word, "result": word, "seen": f"saw {word}\nmore", **ended} for word in ("ok", "FAILED", "n/a")]
+    put("platforms", {"rows": [*others, whole]})
+    page = ran_page.make_page(tmp_path)
+    assert "| nfs | Debian 13 | 1 | 1 | 1 | 2 | 2026-12-03 |" in page
+    assert "- **nfs**, FAILED: failed: saw FAILED\n- **nfs**, n/a: not run: saw n/a\n" in page
+
     put("by-hand", {"rows": [line | {"subject": "the moon"}]})
     with pytest.raises(ValueError, match=r"by-hand.json .*'the moon'"):
         ran_page.make_page(tmp_path)
