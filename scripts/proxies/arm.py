@@ -87,7 +87,7 @@ def prepare(platform: Platform, arm: Chroot) -> str:
 
 
 def check_wheel(platform: Platform, arm: Chroot) -> str:
-    """All files are the x86-64 wheel's but for the extension, which is Arm's. Installs it."""
+    """Build the wheel and install it. Its files are those of x86-64's but for the extension, which is Arm's."""
     wheel = build_wheel(arm, platform.sdist)
     expect(wheel.name.endswith("-cp311-abi3-linux_aarch64.whl"), f"{wheel.name}: not the name of a wheel for Arm")
     found, other = read_wheel(wheel), read_wheel(platform.wheel)
