@@ -73,7 +73,7 @@ def run(platform: Platform) -> None:
         if platform.check("kept JPEGs: the same shards as x86-64", compare.shards):
             platform.check("a raw cache: the same batches as x86-64", compare.batches)
             platform.check("a state of x86-64: the same samples follow", compare.samples)
-            platform.check("pixels of decoding and ops: at most 1 level apart", compare.pixels)
+            platform.check("pixels: the same, or 1 level apart if resized", compare.pixels)
         for path, options in TESTS.items():
             platform.check(path, partial(test, arm, source, path, options))
 
@@ -163,17 +163,17 @@ class Comparison:
         return f"{len(samples)} samples up to the end of the epoch"
 
     def pixels(self) -> str:
-        """OpenCV rounds in another way on Arm; nothing else may differ."""
-        seen, too_far = [], []
+        """OpenCV rounds resized pixels in another way on Arm; no other may differ."""
+        seen, wrong = [], []
         ours, theirs = (np.load(self._folder / f"{name}.npz") for name in ("x86-64", "arm64"))
         expect(ours.files == theirs.files and len(ours.files) > 20, f"not the same ops: {ours.files} {theirs.files}")
         for name in ours.files:
             apart = np.abs(ours[name].astype(int) - theirs[name])
             if apart.any():
                 seen.append(f"{name}: {(apart > 0).mean():.1%}")
-            if apart.max() > 1:
-                too_far.append(f"{name}: {apart.max()} levels")
-        expect(not too_far, f"more than 1 level apart: {'; '.join(too_far)}")
+            if apart.max() > (name == "cropped" or "Resize" in name):
+                wrong.append(f"{name}: {apart.max()} levels")
+        expect(not wrong, f"too far apart: {'; '.join(wrong)}")
         return f"of {len(ours.files)} the same to the bit but for {'; '.join(seen) or 'none'} of the values"
 
     def _same(self, what: str):  # type: ignore[no-untyped-def]
