@@ -13,7 +13,7 @@ from platform_run import CheckError, MissingError, call, need
 
 SOURCES = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-MAKE_SECONDS = 1200
+MAKE_SECONDS = 3600  # under qemu, and on a machine that is busy
 SHARED = "/shared"  # within a chroot, the platform's folder
 # An empty environment but for these: what a new user's shell has, and what leads pip to packages.
 VARIABLES = {
@@ -65,7 +65,7 @@ class Chroot:
 
     def venv(self, path: str, requirements: Sequence[object] = (), seconds: float = 1200, system: bool = False) -> str:
         """Make a virtual environment within, install wheels only, and return its path. `system` shows Debian's."""
-        self.call(["python3", "-m", "venv", *["--system-site-packages"] * system, path])
+        self.call(["python3", "-m", "venv", *["--system-site-packages"] * system, path], seconds)
         if requirements:
             self.call([f"{path}/bin/pip", "install", "-q", "--only-binary=:all:", *requirements], seconds)
         return path
@@ -114,8 +114,7 @@ def debian(
 
 def remove(folder: Path) -> None:
     """Remove a Debian's folder. Raises CheckError while something is mounted below it."""
-    below = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    if any(Path(mount).is_relative_to(folder) for mount in below):
+    if _mounts_below(folder):
         raise CheckError(f"{folder} is not removed: something is mounted below it")
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -135,7 +134,19 @@ def _make(suite: str, folder: Path, packages: Sequence[str], architecture: str |
     command += [f"--dpkgopt={each}" for each in _SKIPPED]
     command += [f"--architectures={architecture}"] if architecture else []
     folder.parent.mkdir(parents=True, exist_ok=True)
-    call([*command, suite, folder, _mirror()], MAKE_SECONDS)
+    try:
+        call([*command, suite, folder, _mirror()], MAKE_SECONDS)
+    except CheckError:  # half a Debian must not be taken for a whole one; mmdebstrap that is killed unmounts nothing
+        for mount in reversed(_mounts_below(folder)):
+            call(["umount", "-l", mount], 30, expected=None)
+        remove(folder)
+        raise
+
+
+def _mounts_below(folder: Path) -> list[str]:
+    """In the order in which they were mounted."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    return [mount for mount in mounts if Path(mount).is_relative_to(folder)]
 
 
 def _mirror() -> str:

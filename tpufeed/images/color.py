@@ -70,7 +70,7 @@ def shift_hue(image: Pixels, steps: int, out: Pixels | None) -> Pixels:
     turned = []
     for shares in _hue_shares():
         share = cv2.LUT(hue, shares[start : start + 256])
-        turned.append(cv2.subtract(largest, cv2.multiply(spread, share, scale=1 / 255)))
+        turned.append(cv2.subtract(largest, _share_of(spread, share)))
     return _written(cv2.merge(turned, dst=out), out)
 
 
@@ -128,6 +128,20 @@ def _hue_shares() -> list[Pixels]:
     """Return for red, green and blue the share of the spread that each hue subtracts, in 1/255, for two turns."""
     places = [(offset + np.arange(512) * (6 / 256)) % 6 for offset in (5, 3, 1)]
     return [np.rint(255 * np.minimum(place, 4 - place).clip(0, 1)).astype(np.uint8) for place in places]
+
+
+def _share_of(levels: Any, share: Any) -> Any:
+    """Return `levels` * `share` / 255, rounded."""
+    if _scaling_rounds():
+        return cv2.multiply(levels, share, scale=1 / 255)
+    return cv2.convertScaleAbs(cv2.multiply(levels, share, dtype=cv2.CV_16U), alpha=1 / 255)
+
+
+@cache
+def _scaling_rounds() -> bool:
+    """Whether `cv2.multiply` with a scale rounds; on Arm it cuts off. The other way takes five times as long."""
+    ones = np.ones((1, 64), np.uint8)
+    return bool(cv2.multiply(ones, 254 * ones, scale=1 / 255).all())
 
 
 def _look_up(image: Any, table: npt.NDArray[Any], out: Pixels | None) -> Pixels:
