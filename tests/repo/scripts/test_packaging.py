@@ -1,8 +1,10 @@
 """The parts of scripts/package-matrix that need no network, and the page on installing."""
 
 import json
+import os
 import re
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -139,16 +141,85 @@ def test_a_wheel_has_all_of_the_package_and_nothing_else(tmp_path):
         check_wheel(_zip(tmp_path / f"less{end}", files - {"tpufeed/py.typed"}))
     with pytest.raises(ArtifactError, match=r"lacks \[\] and has \['tests/conftest.py'\]"):
         check_wheel(_zip(tmp_path / f"more{end}", files | {"tests/conftest.py"}))
+    with pytest.raises(ArtifactError, match=r"lacks \['tpufeed/images/_restart.abi3.so'\]"):
+        check_wheel(_zip(tmp_path / f"pure{end}", files - {EXTENSION}))
 
-    with pytest.raises(ArtifactError, match="not one wheel for all Pythons"):
-        check_wheel(_zip(tmp_path / f"whole-cp312-cp312-{platform()}.whl", files))
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("cp312-cp312-manylinux_2_17_x86_64", ["cp312-cp312-manylinux_2_17_x86_64"]),
+        ("cp311-abi3-linux_x86_64", ["cp311-abi3-linux_x86_64"]),
+        ("cp311-abi3-manylinux_2_38_x86_64", ["cp311-abi3-manylinux_2_38_x86_64"]),
+        ("cp311-abi3-manylinux2014_aarch64.manylinux_2_17_aarch64", ["cp311-abi3-manylinux_2_17_aarch64"]),
+        ("cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64", ["cp311-abi3-linux_x86_64"]),
+        ("cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64", ["cp311-abi3-manylinux_2_17_x86_64"]),
+    ],
+)
+def test_a_wheel_with_a_wrong_tag_is_refused(tmp_path, name, inside):
+    from artifacts import MANYLINUX, ArtifactError, check_tag
+
+    platforms = MANYLINUX.format(machine="x86_64")
+    tags = [f"cp311-abi3-{each}" for each in reversed(platforms.split("."))]
+    whole = f"cp311-abi3-{platforms}"
+    assert check_tag(_tagged(tmp_path, whole, tags), platforms) == whole
+    with pytest.raises(ArtifactError, match=name):
+        check_tag(_tagged(tmp_path, name, inside), platforms)
 
 
-def _zip(path, names):
+def _tagged(folder, name, inside):
+    said = "Wheel-Version: 1.0\n" + "".join(f"Tag: {tag}\n" for tag in inside)
+    return _zip(folder / f"tpufeed-0.1.0-{name}.whl", {"tpufeed-0.1.0.dist-info/WHEEL": said})
+
+
+def test_a_wheel_that_names_folders_of_its_builder_is_refused(tmp_path):
+    from artifacts import EXTENSION, ArtifactError, check_paths
+
+    info = "tpufeed-0.dist-info"
+    files = {
+        EXTENSION: b"\x7fELF\0libc.so.6\0not a JPEG\0/\0",
+        f"{info}/RECORD": "tpufeed/build/run.py,sha256=a/tmp/b,1\n",
+        f"{info}/METADATA": "Project-URL: Source, https://example.com/home/tpufeed\n\nWrite into /tmp/flowers.",
+    }
+    assert check_paths(_zip(tmp_path / "sound.whl", files)) == "no folder of the builder in 3 files"
+    for name, text in (
+        (EXTENSION, b"\x7fELF\0libc.so.6\0/srv/pyenv/lib\0"),
+        (f"{info}/RECORD", "/root/tpufeed/tpufeed/cli.py,,\n"),
+        (f"{info}/METADATA", "Project-URL: Source, file:///home/me/tpufeed\n\n"),
+    ):
+        with pytest.raises(ArtifactError, match=rf"folders of the machine that built it: {{'{name}': \['/\w+/"):
+            check_paths(_zip(tmp_path / "stray.whl", files | {name: text}))
+    del files[EXTENSION]
+    with pytest.raises(ArtifactError, match=r"lacks tpufeed/images/_restart.abi3.so: was there no C compiler\?"):
+        check_paths(_zip(tmp_path / "pure.whl", files))
+
+
+def _zip(path, files):
     with zipfile.ZipFile(path, "w") as archive:
-        for name in names:
-            archive.writestr(name, "")
+        for name in files:
+            archive.writestr(name, files[name] if isinstance(files, dict) else "")
     return path
+
+
+def test_two_builds_of_an_sdist_have_the_same_bytes(tmp_path):
+    from artifacts import repack
+
+    (tmp_path / "run").write_text("#!/bin/sh\n")
+    packed = []
+    for number, (mode, names) in enumerate(((0o755, "ab"), (0o700, "ba"))):
+        (tmp_path / "run").chmod(mode)
+        os.utime(tmp_path / "run", (number, number))
+        sdist = tmp_path / f"{number}.tar.gz"
+        with tarfile.open(sdist, "w:gz") as archive:
+            for name in names:
+                archive.add(tmp_path / "run", f"tpufeed-0/{name}")
+        repack(sdist)
+        packed.append(sdist.read_bytes())
+    assert packed[0] == packed[1]
+    with tarfile.open(tmp_path / "0.tar.gz") as archive:
+        members = archive.getmembers()
+        assert [(member.name, member.mode) for member in members] == [("tpufeed-0/a", 0o755), ("tpufeed-0/b", 0o755)]
+        assert archive.extractfile(members[1]).read() == b"#!/bin/sh\n"
 
 
 def test_what_an_sdist_has_to_hold_is_there():
