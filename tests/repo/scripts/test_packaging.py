@@ -8,19 +8,22 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = ("arm", "artifacts", "bounds", "frameworkless", "matrix", "resolver", "smoke")
+MODULES = ("arm", "artifacts", "bounds", "frameworkless", "matrix", "resolver", "smoke", "wheels")
+PROXIES = ("chroot", "platform_run", "run")
 
 
 @pytest.fixture(autouse=True)
 def _packaging(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/proxies"))
     monkeypatch.syspath_prepend(str(ROOT / "scripts/packaging"))
     yield
-    for name in MODULES:
+    for name in (*MODULES, *PROXIES):
         sys.modules.pop(name, None)
 
 
@@ -226,6 +229,72 @@ def test_what_an_sdist_has_to_hold_is_there():
     from artifacts import NEEDED
 
     assert [name for name in NEEDED if name != "PKG-INFO" and not (ROOT / name).is_file()] == []
+
+
+def test_only_sound_files_come_into_the_folder_and_what_is_missing_is_named(monkeypatch, tmp_path, capsys):
+    import wheels
+    from artifacts import ArtifactError
+    from platform_run import MissingError
+
+    def try_wheel(file, _):
+        if file.name == "aarch64":
+            raise MissingError("there is no mmdebstrap here: apt-get install mmdebstrap")
+        file.wheel = file.work / "tpufeed-1-cp311-abi3-a_x86_64.whl"
+        file.wheel.write_text("new")
+        wheels.check(file, "a step", step)
+        return ""
+
+    def try_sdist(file, _):
+        file.sdist = file.work / "tpufeed-1.tar.gz"
+        file.sdist.write_text("")
+        return ""
+
+    lacking = []
+
+    def step():
+        if lacking:
+            raise ArtifactError(f"it lacks {lacking}")
+        return "seen"
+
+    monkeypatch.setattr(wheels, "install", lambda folder: folder)
+    monkeypatch.setattr(wheels, "try_sdist", try_sdist)
+    monkeypatch.setattr(wheels, "try_wheel", try_wheel)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "tpufeed-0-cp311-abi3-a_x86_64.whl").write_text("old")
+    options = ["--out", str(out), "--work", str(tmp_path / "work")]
+    assert wheels.main([*options, "--only", "x86_64"]) == 0
+    assert {path.name for path in out.iterdir()} == {"tpufeed-1.tar.gz", "tpufeed-1-cp311-abi3-a_x86_64.whl"}
+    assert wheels.main(options) == 1
+    assert "MISSING: aarch64: there is no mmdebstrap here: apt-get install mmdebstrap" in capsys.readouterr().out
+    assert len(list(out.iterdir())) == 2
+    lacking.append("all")
+    assert wheels.main([*options, "--only", "x86_64"]) == 1
+    assert "MISSING: x86_64: a step: it lacks ['all']" in capsys.readouterr().out
+    assert [path.name for path in out.iterdir()] == ["tpufeed-1.tar.gz"]
+    assert not (tmp_path / "work").exists()
+
+
+def test_platforms_take_the_wheel_for_their_processor(monkeypatch, tmp_path):
+    import run
+
+    monkeypatch.setattr(run.os, "uname", lambda: SimpleNamespace(machine="x86_64"))
+    with pytest.raises(SystemExit, match=r"0 wheels for python3\.13 and 0 sdists"):
+        run.find(tmp_path, "python3.13")
+    sdist, own, arm = (tmp_path / f"tpufeed-1{end}" for end in (".tar.gz", "-a_x86_64.whl", "-a_aarch64.whl"))
+    for path in (sdist, own):
+        path.write_text("")
+    assert run.find(tmp_path, "arm64") == (own, sdist)
+    arm.write_text("")
+    assert run.find(tmp_path, "arm64") == (arm, sdist)
+    assert run.find(tmp_path, "python3.13") == (own, sdist)
+
+
+def test_the_page_names_the_oldest_glibc():
+    from artifacts import MANYLINUX
+
+    (glibc,) = re.findall(r"manylinux_(\d+_\d+)_", MANYLINUX)
+    assert f"glibc {glibc.replace('_', '.')} and later" in (ROOT / "docs/install.md").read_text()
 
 
 def test_the_page_has_every_extra_and_shows_what_was_measured():
