@@ -13,7 +13,7 @@ from platform_run import CheckError, MissingError, call, need
 
 SOURCES = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-MAKE_SECONDS = 1200
+MAKE_SECONDS = 3600  # under qemu, and on a machine that is busy
 SHARED = "/shared"  # within a chroot, the platform's folder
 # An empty environment but for these: what a new user's shell has, and what leads pip to packages.
 VARIABLES = {
