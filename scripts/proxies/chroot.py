@@ -65,7 +65,7 @@ class Chroot:
 
     def venv(self, path: str, requirements: Sequence[object] = (), seconds: float = 1200, system: bool = False) -> str:
         """Make a virtual environment within, install wheels only, and return its path. `system` shows Debian's."""
-        self.call(["python3", "-m", "venv", *["--system-site-packages"] * system, path])
+        self.call(["python3", "-m", "venv", *["--system-site-packages"] * system, path], seconds)
         if requirements:
             self.call([f"{path}/bin/pip", "install", "-q", "--only-binary=:all:", *requirements], seconds)
         return path
