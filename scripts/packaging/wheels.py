@@ -1,6 +1,6 @@
 """Builds the files of a release, checks each, and tries the wheels on each Python: see scripts/wheels.
 
-Only files that pass all of it come into the folder. `scripts/platforms --wheels FOLDER` tries more with them.
+Only files that pass every check come into the folder. `scripts/platforms --wheels FOLDER` tries them further.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def tried(file: Platform, steps: Callable[[], str]) -> bool:
 
 
 def check(file: Platform, what: str, function: Callable[..., str], *arguments: object) -> bool:
-    """Run a check, like `Platform.check`, whose function may raise what scripts/packaging raises."""
+    """Run a check by `Platform.check`; its function may raise ArtifactError, too."""
 
     def whole() -> str:
         try:
@@ -102,7 +102,7 @@ def check(file: Platform, what: str, function: Callable[..., str], *arguments: o
 
 
 def sound(file: Platform) -> bool:
-    """Whether the file was built, and all that was tried is ok or, on a Python, cannot be tried here."""
+    """Whether the file was built and nothing failed. A Python that this machine lacks is no failure."""
     *steps, whole = file.rows
     return whole.result == "ok" and all(row.result != "FAILED" for row in steps)
 
@@ -153,7 +153,7 @@ def try_wheel(file: Platform, tools: Path) -> str:
 
 def try_built(file: Platform, tools: Path, build: Callable[[], Path]) -> None:
     def repaired(folder: Path) -> Path:
-        """To the oldest platforms that auditwheel finds to hold."""
+        """Build a wheel, and give it the tag of the oldest Linux that auditwheel allows."""
         shutil.rmtree(folder, ignore_errors=True)
         built = build()
         expect(
@@ -198,7 +198,7 @@ def pip_wheel(sdist: Path | str, folder: Path | str) -> list[object]:
 
 @contextmanager
 def debian_of(machine: str, work: Path) -> Iterator[Chroot]:
-    """Make a Debian of a processor that this machine has not, with a C compiler.
+    """Make a Debian for another processor, with a C compiler.
 
     Raises:
         MissingError: no root, no mmdebstrap, no qemu for this processor.
@@ -278,7 +278,7 @@ def twine(path: Path, tools: Path) -> str:
 
 
 def variables(tools: Path) -> dict[str, str]:
-    """Those of a build on this machine."""
+    """Environment variables of a build on this machine."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return own | BUILD | {"PATH": f"{tools}:{os.environ['PATH']}"}
 
