@@ -37,11 +37,8 @@ def main() -> int:
 
 def find_wheels(requirements: list[str], python: str) -> list[str]:
     """Names of the wheels that pip would install on Arm. Raises LookupError with pip's words where there is none."""
-    platforms = [f"manylinux_2_{minor}_aarch64" for minor in reversed(GLIBC)] + ["manylinux2014_aarch64"]
-    tags = [word for platform in platforms for word in ("--platform", platform)]
-    abis = [word for abi in (f"cp{python.replace('.', '')}", "abi3", "none") for word in ("--abi", abi)]
     command = [sys.executable, "-m", "pip", "install", "-qq", "--dry-run", "--ignore-installed", "--report", "-"]
-    command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *tags, *abis]
+    command += for_arm(python)
     with tempfile.TemporaryDirectory(prefix="tpufeed-arm-") as folder:  # pip wants one, and leaves it empty
         command += ["--target", folder, *requirements]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -49,6 +46,14 @@ def find_wheels(requirements: list[str], python: str) -> list[str]:
         raise LookupError(done.stderr[-2000:])
     urls = [item["download_info"]["url"] for item in json.loads(done.stdout)["install"]]
     return sorted(url.rpartition("/")[2] for url in urls)
+
+
+def for_arm(python: str) -> list[str]:
+    """Options of pip that make it choose wheels for this Python on Arm."""
+    platforms = [f"manylinux_2_{minor}_aarch64" for minor in reversed(GLIBC)] + ["manylinux2014_aarch64"]
+    tags = [word for platform in platforms for word in ("--platform", platform)]
+    abis = [word for abi in (f"cp{python.replace('.', '')}", "abi3", "none") for word in ("--abi", abi)]
+    return ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *tags, *abis]
 
 
 def compile_extension() -> str:

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import os
 import shutil
 import sys
 import time
@@ -49,14 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{name:<11} {proxy.stands_for}" for name, proxy in PROXIES.items()))
         return 0
     options.work.mkdir(parents=True, exist_ok=True)
-    wheel, sdist = build(options.work / f"dist-{time.time_ns()}")
+    folder = options.wheels or build(options.work / f"dist-{time.time_ns()}")[0].parent
     failed = False
     for name in options.names:
-        platform = Platform(name, options.work / f"{name}-work", wheel, sdist)
+        platform = Platform(name, options.work / f"{name}-work", *find(folder, name))
         failed |= not run(platform, options.keep)
         if options.save:
             save(platform)
-    shutil.rmtree(wheel.parent)
+    if not options.wheels:
+        shutil.rmtree(folder)
     return int(failed)
 
 
@@ -65,12 +67,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=" ".join(PROXIES))
     parser.add_argument("--keep", action="store_true", help="leave what was set up, for the next run")
     parser.add_argument("--work", type=Path, default=WORK, metavar="FOLDER", help=f"on a disk; {WORK} by default")
+    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="of scripts/wheels, instead of new ones")
     parser.add_argument("--save", action="store_true", help=f"put the rows into {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in PROXIES]
     if unknown:
         parser.error(f"there is no platform {', '.join(unknown)}; there are {', '.join(PROXIES)}")
     return options
+
+
+def find(folder: Path, name: str) -> tuple[Path, Path]:
+    """The wheel for the platform's processor, or for this machine's if there is none, and the sdist."""
+    own, arm = (list(folder.glob(f"tpufeed-*_{machine}.whl")) for machine in (os.uname().machine, "aarch64"))
+    wheels, sdists = (arm if name == "arm64" and arm else own), list(folder.glob("tpufeed-*.tar.gz"))
+    if len(wheels) != 1 or len(sdists) != 1:
+        sys.exit(f"scripts/platforms: {folder} has {len(wheels)} wheels for {name} and {len(sdists)} sdists, not one")
+    return wheels[0], sdists[0]
 
 
 def run(platform: Platform, keep: bool) -> bool:

@@ -1,24 +1,29 @@
 """The parts of scripts/package-matrix that need no network, and the page on installing."""
 
 import json
+import os
 import re
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = ("arm", "artifacts", "bounds", "frameworkless", "matrix", "resolver", "smoke")
+MODULES = ("arm", "artifacts", "bounds", "frameworkless", "matrix", "resolver", "smoke", "wheels")
+PROXIES = ("chroot", "platform_run", "run")
 
 
 @pytest.fixture(autouse=True)
 def _packaging(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/proxies"))
     monkeypatch.syspath_prepend(str(ROOT / "scripts/packaging"))
     yield
-    for name in MODULES:
+    for name in (*MODULES, *PROXIES):
         sys.modules.pop(name, None)
 
 
@@ -139,22 +144,157 @@ def test_a_wheel_has_all_of_the_package_and_nothing_else(tmp_path):
         check_wheel(_zip(tmp_path / f"less{end}", files - {"tpufeed/py.typed"}))
     with pytest.raises(ArtifactError, match=r"lacks \[\] and has \['tests/conftest.py'\]"):
         check_wheel(_zip(tmp_path / f"more{end}", files | {"tests/conftest.py"}))
+    with pytest.raises(ArtifactError, match=r"lacks \['tpufeed/images/_restart.abi3.so'\]"):
+        check_wheel(_zip(tmp_path / f"pure{end}", files - {EXTENSION}))
 
-    with pytest.raises(ArtifactError, match="not one wheel for all Pythons"):
-        check_wheel(_zip(tmp_path / f"whole-cp312-cp312-{platform()}.whl", files))
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("cp312-cp312-manylinux_2_17_x86_64", ["cp312-cp312-manylinux_2_17_x86_64"]),
+        ("cp311-abi3-linux_x86_64", ["cp311-abi3-linux_x86_64"]),
+        ("cp311-abi3-manylinux_2_38_x86_64", ["cp311-abi3-manylinux_2_38_x86_64"]),
+        ("cp311-abi3-manylinux2014_aarch64.manylinux_2_17_aarch64", ["cp311-abi3-manylinux_2_17_aarch64"]),
+        ("cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64", ["cp311-abi3-linux_x86_64"]),
+        ("cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64", ["cp311-abi3-manylinux_2_17_x86_64"]),
+    ],
+)
+def test_a_wheel_with_a_wrong_tag_is_refused(tmp_path, name, inside):
+    from artifacts import MANYLINUX, ArtifactError, check_tag
+
+    platforms = MANYLINUX.format(machine="x86_64")
+    tags = [f"cp311-abi3-{each}" for each in reversed(platforms.split("."))]
+    whole = f"cp311-abi3-{platforms}"
+    assert check_tag(_tagged(tmp_path, whole, tags), platforms) == whole
+    with pytest.raises(ArtifactError, match=name):
+        check_tag(_tagged(tmp_path, name, inside), platforms)
 
 
-def _zip(path, names):
+def _tagged(folder, name, inside):
+    said = "Wheel-Version: 1.0\n" + "".join(f"Tag: {tag}\n" for tag in inside)
+    return _zip(folder / f"tpufeed-0.1.0-{name}.whl", {"tpufeed-0.1.0.dist-info/WHEEL": said})
+
+
+def test_a_wheel_that_names_folders_of_its_builder_is_refused(tmp_path):
+    from artifacts import EXTENSION, ArtifactError, check_paths
+
+    info = "tpufeed-0.dist-info"
+    files = {
+        EXTENSION: b"\x7fELF\0libc.so.6\0not a JPEG\0/\0",
+        f"{info}/RECORD": "tpufeed/build/run.py,sha256=a/tmp/b,1\n",
+        f"{info}/METADATA": "Project-URL: Source, https://example.com/home/tpufeed\n\nWrite into /tmp/flowers.",
+    }
+    assert check_paths(_zip(tmp_path / "sound.whl", files)) == "no folder of the builder in 3 files"
+    for name, text in (
+        (EXTENSION, b"\x7fELF\0libc.so.6\0/srv/pyenv/lib\0"),
+        (f"{info}/RECORD", "/root/tpufeed/tpufeed/cli.py,,\n"),
+        (f"{info}/METADATA", "Project-URL: Source, file:///home/me/tpufeed\n\n"),
+    ):
+        with pytest.raises(ArtifactError, match=rf"folders of the machine that built it: {{'{name}': \['/\w+/"):
+            check_paths(_zip(tmp_path / "stray.whl", files | {name: text}))
+    del files[EXTENSION]
+    with pytest.raises(ArtifactError, match=r"lacks tpufeed/images/_restart.abi3.so: was there no C compiler\?"):
+        check_paths(_zip(tmp_path / "pure.whl", files))
+
+
+def _zip(path, files):
     with zipfile.ZipFile(path, "w") as archive:
-        for name in names:
-            archive.writestr(name, "")
+        for name in files:
+            archive.writestr(name, files[name] if isinstance(files, dict) else "")
     return path
+
+
+def test_two_builds_of_an_sdist_have_the_same_bytes(tmp_path):
+    from artifacts import repack
+
+    (tmp_path / "run").write_text("#!/bin/sh\n")
+    packed = []
+    for number, (mode, names) in enumerate(((0o755, "ab"), (0o700, "ba"))):
+        (tmp_path / "run").chmod(mode)
+        os.utime(tmp_path / "run", (number, number))
+        sdist = tmp_path / f"{number}.tar.gz"
+        with tarfile.open(sdist, "w:gz") as archive:
+            for name in names:
+                archive.add(tmp_path / "run", f"tpufeed-0/{name}")
+        repack(sdist)
+        packed.append(sdist.read_bytes())
+    assert packed[0] == packed[1]
+    with tarfile.open(tmp_path / "0.tar.gz") as archive:
+        members = archive.getmembers()
+        assert [(member.name, member.mode) for member in members] == [("tpufeed-0/a", 0o755), ("tpufeed-0/b", 0o755)]
+        assert archive.extractfile(members[1]).read() == b"#!/bin/sh\n"
 
 
 def test_what_an_sdist_has_to_hold_is_there():
     from artifacts import NEEDED
 
     assert [name for name in NEEDED if name != "PKG-INFO" and not (ROOT / name).is_file()] == []
+
+
+def test_only_sound_files_come_into_the_folder_and_what_is_missing_is_named(monkeypatch, tmp_path, capsys):
+    import wheels
+    from artifacts import ArtifactError
+    from platform_run import MissingError
+
+    def try_wheel(file, _):
+        if file.name == "aarch64":
+            raise MissingError("there is no mmdebstrap here: apt-get install mmdebstrap")
+        file.wheel = file.work / "tpufeed-1-cp311-abi3-a_x86_64.whl"
+        file.wheel.write_text("new")
+        wheels.check(file, "a step", step)
+        return ""
+
+    def try_sdist(file, _):
+        file.sdist = file.work / "tpufeed-1.tar.gz"
+        file.sdist.write_text("")
+        return ""
+
+    lacking = []
+
+    def step():
+        if lacking:
+            raise ArtifactError(f"it lacks {lacking}")
+        return "seen"
+
+    monkeypatch.setattr(wheels, "install", lambda folder: folder)
+    monkeypatch.setattr(wheels, "try_sdist", try_sdist)
+    monkeypatch.setattr(wheels, "try_wheel", try_wheel)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "tpufeed-0-cp311-abi3-a_x86_64.whl").write_text("old")
+    options = ["--out", str(out), "--work", str(tmp_path / "work")]
+    assert wheels.main([*options, "--only", "x86_64"]) == 0
+    assert {path.name for path in out.iterdir()} == {"tpufeed-1.tar.gz", "tpufeed-1-cp311-abi3-a_x86_64.whl"}
+    assert wheels.main(options) == 1
+    assert "MISSING: aarch64: there is no mmdebstrap here: apt-get install mmdebstrap" in capsys.readouterr().out
+    assert len(list(out.iterdir())) == 2
+    lacking.append("all")
+    assert wheels.main([*options, "--only", "x86_64"]) == 1
+    assert "MISSING: x86_64: a step: it lacks ['all']" in capsys.readouterr().out
+    assert [path.name for path in out.iterdir()] == ["tpufeed-1.tar.gz"]
+    assert not (tmp_path / "work").exists()
+
+
+def test_platforms_take_the_wheel_for_their_processor(monkeypatch, tmp_path):
+    import run
+
+    monkeypatch.setattr(run.os, "uname", lambda: SimpleNamespace(machine="x86_64"))
+    with pytest.raises(SystemExit, match=r"0 wheels for python3\.13 and 0 sdists"):
+        run.find(tmp_path, "python3.13")
+    sdist, own, arm = (tmp_path / f"tpufeed-1{end}" for end in (".tar.gz", "-a_x86_64.whl", "-a_aarch64.whl"))
+    for path in (sdist, own):
+        path.write_text("")
+    assert run.find(tmp_path, "arm64") == (own, sdist)
+    arm.write_text("")
+    assert run.find(tmp_path, "arm64") == (arm, sdist)
+    assert run.find(tmp_path, "python3.13") == (own, sdist)
+
+
+def test_the_page_names_the_oldest_glibc():
+    from artifacts import MANYLINUX
+
+    (glibc,) = re.findall(r"manylinux_(\d+_\d+)_", MANYLINUX)
+    assert f"glibc {glibc.replace('_', '.')} and later" in (ROOT / "docs/install.md").read_text()
 
 
 def test_the_page_has_every_extra_and_shows_what_was_measured():
