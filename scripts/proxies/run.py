@@ -34,7 +34,7 @@ PROXIES = {
     "python3.12": Proxy("pythons", "Python 3.12"),
     "python3.13": Proxy("pythons", "Python 3.13: Debian 13"),
     "python3.14": Proxy("pythons", "Python 3.14: Debian's unstable release"),
-    "arm64": Proxy("arm", "a host with Arm processors: qemu"),
+    "arm64": Proxy("arm64", "a host with Arm processors: qemu"),
     "slurm": Proxy("slurm", "a cluster under Slurm: real daemons of two nodes on one machine"),
     "rclone": Proxy("fuse", "object storage mounted as a file system: rclone, like gcsfuse"),
     "nfs": Proxy("nfs", "NFS and Filestore: a kernel in qemu that serves and mounts it"),

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-from artifacts import EXTENSION, SAME_TIMES, read_wheel, unpack
+from arm import for_arm
+from artifacts import BUILD, EXTENSION, read_wheel, unpack
 from chroot import SHARED, Chroot, debian, version
 from matrix import TEST_TOOLS, variables
 from platform_run import ROOT, MissingError, Platform, call, expect, need
@@ -19,8 +22,12 @@ BINFMT = Path("/proc/sys/fs/binfmt_misc")
 PACKAGES = ("gcc", "libc6-dev", "python3-dev")
 AARCH64 = 183  # e_machine of ELF
 VENV = "/var/tmp/venv"
+PYTHON = "3.13"  # of trixie
+BACKEND = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+DOWNLOADED = ("--no-index", "--find-links", SHARED)
 # With this machine's versions, what differs is the processor's doing.
 PINNED = ("numpy", "pillow", "simplejpeg", "opencv-python-headless")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PHOTOS = 60
 TESTS = {"tests/tfrecord": ["-n2"], "tests/images": ["-n2"], "tests/loaders/test_workers.py": []}
 # Each command may take an hour, each test half of it: no check is of the time that emulation takes.
@@ -29,7 +36,9 @@ SECONDS, TEST_SECONDS = 3600, 1800
 
 @contextmanager
 def arm64(work: Path) -> Iterator[Chroot]:
-    """Make a Debian for Arm in `work`/debian, whose /shared is `work`/shared, and remove it like `debian`.
+    """Make a Debian for Arm in `work`/debian, whose /shared is `work`/shared, with an empty environment at VENV.
+
+    It is removed like any other `debian`.
 
     Raises:
         MissingError: no root, no mmdebstrap, no qemu for Arm.
@@ -44,20 +53,34 @@ def arm64(work: Path) -> Iterator[Chroot]:
     shared = work / "shared"
     shared.mkdir(parents=True, exist_ok=True)
     with debian("trixie", work / "debian", shared, PACKAGES, "arm64") as arm:
+        shutil.rmtree(arm.root / VENV.lstrip("/"), ignore_errors=True)
+        arm.venv(VENV)
         yield arm
 
 
 def build_wheel(arm: Chroot, sdist: Path) -> Path:
-    """Build the aarch64 wheel within from the sdist, and return its path on this machine, below /var/tmp/dist within.
-
-    Makes a new virtual environment at VENV for it, in which pip fetches setuptools.
-    """
-    for name in ("dist", "venv"):
-        shutil.rmtree(arm.root / "var/tmp" / name, ignore_errors=True)
+    """Build the aarch64 wheel within from the sdist; return its path on this machine."""
+    shutil.rmtree(arm.root / "var/tmp/dist", ignore_errors=True)
     given = arm.copy(sdist, f"/var/tmp/{sdist.name}")
-    arm.call([f"{arm.venv(VENV)}/bin/pip", "wheel", "--no-deps", "-w", "/var/tmp/dist", given], SECONDS, SAME_TIMES)
+    download(arm, *BACKEND)
+    command = [f"{VENV}/bin/pip", "wheel", "-q", "--no-deps", "-w", "/var/tmp/dist", *DOWNLOADED, given]
+    arm.call(command, SECONDS, BUILD)
     (wheel,) = (arm.root / "var/tmp/dist").glob("*.whl")
     return wheel
+
+
+def download(arm: Chroot, *arguments: object) -> None:
+    """Download wheels for Arm by this machine's processor: under qemu a server may not wait for pip's handshake."""
+    call([sys.executable, "-m", "pip", "download", "-q", "-d", arm.shared, *for_arm(PYTHON), *arguments], SECONDS)
+
+
+def install(arm: Chroot, *requirements: object) -> None:
+    """Install wheels into the environment at VENV."""
+    download(arm, *requirements)
+    given = [arm.copy(each, f"/var/tmp/{each.name}") if isinstance(each, Path) else each for each in requirements]
+    command = [f"{VENV}/bin/pip", "install", "-q", "--no-compile", "--only-binary=:all:", *DOWNLOADED, *given]
+    arm.call(command, SECONDS)
+    arm.call([f"{VENV}/bin/pip", "check"], SECONDS)
 
 
 def run(platform: Platform) -> None:
@@ -65,7 +88,7 @@ def run(platform: Platform) -> None:
         emulator = call(["qemu-aarch64-static", "--version"], 30).split()[2]
         platform.about = f"{version(arm)}, arm64, under qemu {emulator}"
         source = prepare(platform, arm)
-        if not platform.check("the wheel, built within from the sdist", partial(check_wheel, platform, arm)):
+        if not platform.check("the wheel", partial(check_wheel, platform, arm)):
             return
         platform.check("smoke: none", partial(smoke, arm, source))
         platform.check("gs:// at the tests' server", partial(smoke_gcs, arm, source))
@@ -88,23 +111,21 @@ def prepare(platform: Platform, arm: Chroot) -> str:
 
 
 def check_wheel(platform: Platform, arm: Chroot) -> str:
-    """Build the wheel and install it. Its files are those of x86-64's but for the extension, which is Arm's."""
-    wheel = build_wheel(arm, platform.sdist)
-    expect(wheel.name.endswith("-cp311-abi3-linux_aarch64.whl"), f"{wheel.name}: not the name of a wheel for Arm")
-    found, other = read_wheel(wheel), read_wheel(platform.wheel)
-    differ = {name for name in found.keys() | other.keys() if found.get(name) != other.get(name)}
-    differ = {name for name in differ if not name.endswith(("/WHEEL", "/RECORD"))}
-    expect(differ == {EXTENSION}, f"{wheel.name} and {platform.wheel.name} differ in {sorted(differ)}")
+    """Install the wheel of scripts/wheels, or one that is built from the sdist; its extension is Arm's."""
+    given = "aarch64" in platform.wheel.name
+    wheel = platform.wheel if given else build_wheel(arm, platform.sdist)
+    expect("-cp311-abi3-" in wheel.name and wheel.name.endswith("_aarch64.whl"), f"{wheel.name}: no wheel for Arm")
+    found = read_wheel(wheel)
+    if not given:
+        other = read_wheel(platform.wheel)
+        differ = {name for name in found.keys() | other.keys() if found.get(name) != other.get(name)}
+        differ = {name for name in differ if not name.endswith(("/WHEEL", "/RECORD"))}
+        expect(differ == {EXTENSION}, f"{wheel.name} and {platform.wheel.name} differ in {sorted(differ)}")
     machine = int.from_bytes(found[EXTENSION][18:20], "little")
     expect(machine == AARCH64, f"{EXTENSION} is for the processor {machine} of ELF, not {AARCH64}")
     pins = [f"{name}=={metadata.version(name)}" for name in PINNED]
-    install(arm, f"/var/tmp/dist/{wheel.name}", *pins, *TEST_TOOLS, "pytest-xdist")
+    install(arm, wheel, *pins, *TEST_TOOLS, "pytest-xdist")
     return f"{wheel.name}, {wheel.stat().st_size / 1000:,.0f} kB; installed with {', '.join(pins)}"
-
-
-def install(arm: Chroot, *requirements: str) -> None:
-    arm.call([f"{VENV}/bin/pip", "install", "-q", "--no-compile", "--only-binary=:all:", *requirements], SECONDS)
-    arm.call([f"{VENV}/bin/pip", "check"], SECONDS)
 
 
 def smoke(arm: Chroot, source: str) -> str:
@@ -115,8 +136,7 @@ def smoke(arm: Chroot, source: str) -> str:
 
 def smoke_gcs(arm: Chroot, source: str) -> str:
     """What the smoke of `gcs` adds; the server runs on this machine's own processor."""
-    (wheel,) = (arm.root / "var/tmp/dist").glob("*.whl")
-    install(arm, f"/var/tmp/dist/{wheel.name}[gcs]")
+    install(arm, *EXTRAS["gcs"])
     steps = f"import sys; from pathlib import Path; sys.path.insert(0, '{source}/scripts/packaging'); import smoke"
     steps += "; folder = Path(sys.argv[1]); smoke.make_photos(folder / 'photos'); smoke.check_gcs(folder)"
     with variables("gcs") as environment:
