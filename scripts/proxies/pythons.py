@@ -25,8 +25,11 @@ from platform_run import ROOT, CheckError, MissingError, Platform, call, expect
 SUITES = {"3.13": "trixie", "3.14": "forky"}  # Debian never had 3.12
 UNSUPPORTED = ("3.15", "3.13t", "3.14t")
 LARGE = ("torch", "lightning", "xla", "torchtpu")  # CUDA's libraries, some gigabytes each: pip is asked, no more
-LAST = ("ray", "tf", "beam")  # into the environment of all: Keras's smoke wants no TensorFlow, and Beam pins much
-TESTS = ("images", "tfrecord", "dataset", "engines", "cli", "storage", "sharding", "build", "cache", "loaders")
+LAST = ("ray", "tf", "beam")  # of those in one environment: Keras's smoke wants no TensorFlow, and Beam pins much
+TESTS = (
+    *("images", "tfrecord", "dataset", "engines", "cli", "storage"),
+    *("sharding", "build", "cache", "processes", "loaders"),
+)
 ELSEWHERE = ("loaders/jax", "loaders/keras", "loaders/tf", "loaders/torch", "loaders/xla")
 IMPOSSIBLE = ("images/test_restart.py::test_no_mutant_reaches_beyond_its_memory",)  # compiles what is in tpufeed/
 TESTED_WITH = "gcs,rapid,report,annotations"  # none is a framework, and web servers and gs:// want them
@@ -65,14 +68,16 @@ def run(platform: Platform) -> None:
         tries = Tries(platform, place, folder)
         platform.check("wheel: smoke, every DeprecationWarning an error", tries.wheel)
         platform.check("sdist, no compiler: smoke", tries.sdist)
-        for extra in [name for name in EXTRAS if name not in (*LARGE, *LAST)] + list(LAST):
+        for extra in (name for name in EXTRAS if name not in LARGE + LAST):
+            platform.check(f"extra {extra}: smoke", partial(tries.extra, extra))
+        platform.check("README's commands: digests as on this machine", tries.commands)
+        platform.check("README's programs for JAX and Keras", tries.programs)
+        for extra in LAST:
             platform.check(f"extra {extra}: smoke", partial(tries.extra, extra))
         for extra in LARGE:
             platform.check(f"extra {extra}: what pip would install", partial(tries.ask, extra))
         for extra in ("torch", "lightning") if python in SUITES else ():
             platform.check(f"extra {extra}: smoke on Debian's torch", partial(tries.on_debian, extra))
-        platform.check("README's commands: digests as on this machine", tries.commands)
-        platform.check("README's programs for JAX and Keras", tries.programs)
         platform.check("tests that need no framework", tries.tests)
     for other in UNSUPPORTED if python == "3.14" else ():
         platform.check(f"Python {other}: not supported", partial(unsupported, other))
@@ -147,19 +152,10 @@ class Tries:
         there, here = self.work / "readme", self.work / "readme-here"
         for each in (there, here):
             shutil.rmtree(each, ignore_errors=True)
-        photos = [
-            sys.executable,
-            ROOT / "scripts/make_photos.py",
-            there / "photos",
-            "--count",
-            200,
-            "--size",
-            "320x240",
-        ]
-        call(photos, 120)
+        make = [sys.executable, ROOT / "scripts/make_photos.py", there / "photos"]
+        call([*make, "--count", 200, "--size", "320x240"], 120)
         shutil.copytree(there / "photos", here / "photos")
-        path = {"PATH": f"{self.folder}/extras/bin:{self.place.environment()['PATH']}"}
-        self.place.call(f"set -e; cd {self.folder}/readme; {'; '.join(lines)}", 300, path)
+        self.place.call(f"set -e; cd {self.folder}/readme; {'; '.join(lines)}", 300, self.path("extras"))
         expect("<svg" in (there / "bench.html").read_text(), "bench.html has no plot")
         for line in lines:
             if line.split()[1] in ("shard", "cache"):
@@ -167,9 +163,8 @@ class Tries:
                 call(words, 120, cwd=here, environment=os.environ | {"PYTHONPATH": str(ROOT)})
         seen = []
         for name in ("flowers", "flowers-224"):
-            digests = {
-                json.loads((each / name / "manifest.json").read_text())["content_digest"] for each in (there, here)
-            }
+            manifests = [json.loads((each / name / "manifest.json").read_text()) for each in (there, here)]
+            digests = {manifest["content_digest"] for manifest in manifests}
             expect(len(digests) == 1, f"{name}: the content digest here is another: {digests}")
             seen.append(f"{name} {min(digests)[:12]}")
         return f"{len(lines)} commands; {', '.join(seen)}"
@@ -196,7 +191,8 @@ class Tries:
         pytest += ["-n", 2, "--dist", "loadfile", "-o", "filterwarnings=" + "\n".join(FILTERS)]
         pytest += [f"--ignore=tests/{name}" for name in ELSEWHERE] + [f"--deselect=tests/{name}" for name in IMPOSSIBLE]
         line = f"cd {self.tree} && exec {shlex.join(map(str, pytest))} {' '.join(f'tests/{name}' for name in TESTS)}"
-        said = self.place.call(line, TESTS_SECONDS, {"PYTHONPATH": f"{self.tree}/scripts/packaging"})
+        plugin = {"PYTHONPATH": f"{self.tree}/scripts/packaging"}
+        said = self.place.call(line, TESTS_SECONDS, self.path("tests") | plugin)
         counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped)", said.splitlines()[-1])}
         expect(counts.get("passed", 0) > FEWEST_PASSED, f"fewer than {FEWEST_PASSED:,} passed: {said[-300:]}")
         return f"{counts['passed']:,} passed, {counts.get('skipped', 0):,} skipped"
@@ -228,6 +224,9 @@ class Tries:
         code = f"from importlib.metadata import distributions; has = {found}; "
         code += f"print(', '.join(f'{{name}} {{has[name]}}' for name in {names} if name in has))"
         return self.place.call([f"{self.folder}/{venv}/bin/python", "-I", "-c", code], 60).strip()
+
+    def path(self, venv: str) -> dict[str, str]:
+        return {"PATH": f"{self.folder}/{venv}/bin:{self.place.environment()['PATH']}"}
 
     def wanted(self, extra: str) -> str:
         return f"{self.asked}[{','.join(extras_of(extra))}]"
