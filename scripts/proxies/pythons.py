@@ -4,7 +4,6 @@ Everything is below the platform's folder, which has the same files within a chr
 the sdist's tree without its tpufeed/, and what smokes and commands write.
 """
 
-import json
 import os
 import re
 import shlex
@@ -21,6 +20,8 @@ from available import NoWheelError, without_wheels
 from chroot import SHARED, VARIABLES, Chroot
 from matrix import EXTRAS, PROJECT, TEST_TOOLS, extras_of, find_python, variables
 from platform_run import ROOT, CheckError, MissingError, Platform, call, expect
+
+from tpufeed import open_dataset
 
 SUITES = {"3.13": "trixie", "3.14": "forky"}  # Debian never had 3.12
 UNSUPPORTED = ("3.15", "3.13t", "3.14t")
@@ -137,10 +138,10 @@ class Tries:
         return ", ".join(each for each in found if each.split()[0].replace("-", "_") in packages(name))
 
     def on_debian(self, name: str) -> str:
-        self.venv("debian", self.wanted(name), system=True)
+        self.venv("system", self.wanted(name), system=True)
         with variables(name) as environment:
-            self.smoke("debian", name, (), environment)
-        return self.versions("debian", "torch")
+            self.smoke("system", name, (), environment)
+        return self.versions("system", "torch")
 
     def commands(self) -> str:
         """Run README's commands as they stand. Raises CheckError if they make other datasets than this machine's."""
@@ -163,8 +164,7 @@ class Tries:
                 call(words, 120, cwd=here, environment=os.environ | {"PYTHONPATH": str(ROOT)})
         seen = []
         for name in ("flowers", "flowers-224"):
-            manifests = [json.loads((each / name / "manifest.json").read_text()) for each in (there, here)]
-            digests = {manifest["content_digest"] for manifest in manifests}
+            digests = {open_dataset(each / name).manifest.content_digest for each in (there, here)}
             expect(len(digests) == 1, f"{name}: the content digest here is another: {digests}")
             seen.append(f"{name} {min(digests)[:12]}")
         return f"{len(lines)} commands; {', '.join(seen)}"
