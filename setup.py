@@ -1,6 +1,15 @@
-"""The C extension; all else stands in pyproject.toml."""
+"""The C extension, and the builds of Python that have no wheels; all else stands in pyproject.toml."""
+
+import sysconfig
 
 from setuptools import Extension, setup
+
+# The wheel does not fit such a build: pip comes here, and would go on to compile simplejpeg and OpenCV.
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise SystemExit(
+        "tpufeed does not run on free-threaded builds of Python, like 3.14t: simplejpeg and OpenCV have no wheels for "
+        "them. Use an ordinary build of Python 3.11 to 3.14; docs/install.md says how to get one."
+    )
 
 setup(
     ext_modules=[

@@ -92,6 +92,12 @@ def test_a_big_endian_machine_is_refused():
     assert "ImportError: tpufeed reads numbers as little-endian machines store them" in done.stderr
 
 
+def test_an_older_python_is_refused():
+    program = "import sys; sys.version_info, sys.version = (3, 10, 13), '3.10.13 (main)'; import tpufeed"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ImportError: tpufeed needs Python 3.11 or later; this is 3.10.13." in done.stderr.splitlines()[-1]
+
+
 BLOCKED = """
 import json, sys
 

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+# pip refuses an older Python, but nothing else keeps one from importing a checkout.
+if sys.version_info < (3, 11):  # noqa: UP036
+    raise ImportError(
+        f"tpufeed needs Python 3.11 or later; this is {sys.version.split()[0]}. "
+        "Get another beside it, by `uv venv --seed --python 3.12 ~/env` or as docs/install.md says"
+    )
+
 # Records and batches are read from memory without swapping bytes.
 if sys.byteorder != "little":
     raise ImportError(f"tpufeed reads numbers as little-endian machines store them; this one is {sys.byteorder}-endian")

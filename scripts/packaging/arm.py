@@ -1,20 +1,16 @@
-"""Wheels of the core dependencies for Linux on 64-bit Arm, by pip's resolver run for that platform.
+"""Wheels of the core dependencies for Linux on 64-bit Arm, by pip's resolver run for that platform."""
 
-pip evaluates markers such as `platform_machine` for this machine: no core dependency may have one.
-"""
-
-import json
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import tomllib
 from pathlib import Path
 
+from available import NoWheelError, find_wheels
+
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-GLIBC = range(17, 36)  # 2.35 is Ubuntu 22.04's, which TPU VMs run
 COMPILER = "aarch64-linux-gnu-gcc"
 
 
@@ -23,8 +19,8 @@ def main() -> int:
     failed = False
     for python in PYTHONS:
         try:
-            found = find_wheels(requirements, python)
-        except LookupError as error:
+            found = find_wheels(requirements, python, "aarch64")
+        except NoWheelError as error:
             failed = True
             print(f"Python {python}: NO WHEEL\n{error}")
         else:
@@ -33,27 +29,6 @@ def main() -> int:
     said = compile_extension()
     print(f"C extension: {said}")
     return int(failed or said.startswith("FAILS"))
-
-
-def find_wheels(requirements: list[str], python: str) -> list[str]:
-    """Names of the wheels that pip would install on Arm. Raises LookupError with pip's words where there is none."""
-    command = [sys.executable, "-m", "pip", "install", "-qq", "--dry-run", "--ignore-installed", "--report", "-"]
-    command += for_arm(python)
-    with tempfile.TemporaryDirectory(prefix="tpufeed-arm-") as folder:  # pip wants one, and leaves it empty
-        command += ["--target", folder, *requirements]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LookupError(done.stderr[-2000:])
-    urls = [item["download_info"]["url"] for item in json.loads(done.stdout)["install"]]
-    return sorted(url.rpartition("/")[2] for url in urls)
-
-
-def for_arm(python: str) -> list[str]:
-    """Options of pip that make it choose wheels for this Python on Arm."""
-    platforms = [f"manylinux_2_{minor}_aarch64" for minor in reversed(GLIBC)] + ["manylinux2014_aarch64"]
-    tags = [word for platform in platforms for word in ("--platform", platform)]
-    abis = [word for abi in (f"cp{python.replace('.', '')}", "abi3", "none") for word in ("--abi", abi)]
-    return ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *tags, *abis]
 
 
 def compile_extension() -> str:

@@ -95,7 +95,7 @@ def check_metadata(wheel: Path) -> str:
     expected = {
         "Name": "tpufeed",
         "License-Expression": project["license"],
-        "Requires-Python": project["requires-python"],
+        "Requires-Python": ",".join(sorted(project["requires-python"].split(","))),  # as setuptools writes it
         "Description-Content-Type": "text/markdown",
     }
     differ = {name: metadata[name] for name, value in expected.items() if metadata[name] != value}

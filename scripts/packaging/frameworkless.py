@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-FRAMEWORKS = ("tensorflow", "torch", "jax", "google", "gcsfs", "pyarrow", "ray", "apache_beam", "matplotlib", "xprof")
+from tpufeed.errors import MissingExtraError
+
+FRAMEWORKS = (
+    *("tensorflow", "keras", "torch", "torch_xla", "torchdata", "lightning", "accelerate", "transformers"),
+    *("jax", "ml_dtypes", "orbax", "grain", "ray", "apache_beam", "xprof", "albumentations", "mlflow", "wandb"),
+    *("google", "grpc", "gcsfs", "aiohttp", "pyarrow", "matplotlib", "tensorboard", "prometheus_client"),
+    *("pycocotools", "yaml", "pillow_heif", "pillow_jxl"),
+)
 _MISSING = re.compile(rf"No module named '(?P<name>(?:{'|'.join(FRAMEWORKS)})\b[\w.]*)'")
+_EXTRA = re.compile(r"\w+ is not installed: pip install 'tpufeed\[\w+\]'")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -37,3 +45,10 @@ def _skip_without_framework() -> Generator[None, Any, Any]:
         if not _MISSING.fullmatch(str(error)):
             raise
         raise pytest.skip.Exception(f"{error.name} is not installed") from error
+    except MissingExtraError as error:
+        raise pytest.skip.Exception(str(error)) from error
+    except AssertionError as error:
+        said = _EXTRA.search(str(error))  # by a command, whose test shows its stderr
+        if not said:
+            raise
+        raise pytest.skip.Exception(said[0]) from error

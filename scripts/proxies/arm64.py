@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-from arm import for_arm
 from artifacts import BUILD, EXTENSION, read_wheel, unpack
+from available import choosing
 from chroot import SHARED, Chroot, debian, version
 from matrix import TEST_TOOLS, variables
 from platform_run import ROOT, MissingError, Platform, call, expect, need
@@ -71,7 +71,8 @@ def build_wheel(arm: Chroot, sdist: Path) -> Path:
 
 def download(arm: Chroot, *arguments: object) -> None:
     """Download wheels for Arm by this machine's processor: under qemu a server may not wait for pip's handshake."""
-    call([sys.executable, "-m", "pip", "download", "-q", "-d", arm.shared, *for_arm(PYTHON), *arguments], SECONDS)
+    options = choosing(PYTHON, "aarch64")
+    call([sys.executable, "-m", "pip", "download", "-q", "-d", arm.shared, *options, *arguments], SECONDS)
 
 
 def install(arm: Chroot, *requirements: object) -> None:

@@ -5,8 +5,10 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import NamedTuple
 
 import chroot
 from matrix import build
-from platform_run import Platform
+from platform_run import CheckError, MissingError, Platform, expect
 
 from tpufeed.measure.machine import machine
 
@@ -46,19 +48,22 @@ PROXIES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is ended, unmounted and removed
     if not options.names:
         print("\n".join(f"{name:<11} {proxy.stands_for}" for name, proxy in PROXIES.items()))
         return 0
     options.work.mkdir(parents=True, exist_ok=True)
     folder = options.wheels or build(options.work / f"dist-{time.time_ns()}")[0].parent
     failed = False
-    for name in options.names:
-        platform = Platform(name, options.work / f"{name}-work", *find(folder, name))
-        failed |= not run(platform, options.keep)
-        if options.save:
-            save(platform)
-    if not options.wheels:
-        shutil.rmtree(folder)
+    try:
+        for name in options.names:
+            platform = Platform(name, options.work / f"{name}-work", *find(folder, name))
+            failed |= not run(platform, options.keep)
+            if options.save:
+                save(platform)
+    finally:
+        if not options.wheels:
+            shutil.rmtree(folder)
     return int(failed)
 
 
@@ -90,12 +95,20 @@ def run(platform: Platform, keep: bool) -> bool:
     platform.work.mkdir(parents=True, exist_ok=True)
 
     def whole() -> str:
-        importlib.import_module(PROXIES[platform.name].module).run(platform)
+        try:
+            importlib.import_module(PROXIES[platform.name].module).run(platform)
+        except (CheckError, MissingError):
+            raise
+        except Exception as error:  # a fault of the platform's own program is its result, too
+            raise CheckError(f"{platform.about}: {type(error).__name__}: {error}\n{traceback.format_exc()}") from error
+        expect(all(row.result != "FAILED" for row in platform.rows), platform.about)
         return platform.about
 
-    platform.check("all of it", whole)
-    if not keep:
-        chroot.remove(platform.work)
+    try:
+        platform.check("all of it", whole)
+    finally:
+        if not keep:
+            chroot.remove(platform.work)
     return all(row.result != "FAILED" for row in platform.rows)
 
 

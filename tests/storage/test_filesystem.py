@@ -1,6 +1,7 @@
 """File systems of fsspec: chains, and a real web server with its faults."""
 
 import re
+import sys
 import threading
 import zipfile
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 
 from tpufeed.errors import (
     AccessError,
+    MissingExtraError,
     ObjectNotFoundError,
     StoreError,
     UnavailableError,
@@ -62,6 +64,12 @@ def web_folder(tmp_path):
         yield tmp_path, f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def test_a_web_address_without_the_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(MissingExtraError, match=r"aiohttp is not installed: pip install 'tpufeed\[gcs\]'"):
+        open_store("http://127.0.0.1:9/photos")
 
 
 def test_a_web_server_s_folder_is_a_store_to_read_from(web_folder):

@@ -12,6 +12,7 @@ import fsspec
 
 from tpufeed.errors import (
     AccessError,
+    MissingExtraError,
     ObjectExistsError,
     ObjectNotFoundError,
     OptionError,
@@ -62,6 +63,8 @@ class FsspecStore(Store):
             # Listings never expire by default: a stale one would hide the files that another process has just written.
             self._fs, self._root = fsspec.core.url_to_fs(self._base, use_listings_cache=False, **options)
         except ImportError as error:
+            if self._is_web:
+                raise MissingExtraError("aiohttp", "gcs") from error
             remedy = ": pip install huggingface_hub" if protocol == "hf" else ""
             raise StoreError(f"{url}: {error}{remedy}") from self._cause(error)
         except Exception as error:  # noqa: BLE001  # some connect here, some need what a URL cannot hold

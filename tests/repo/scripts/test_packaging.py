@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 import tarfile
 import tomllib
@@ -14,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = ("arm", "artifacts", "bounds", "frameworkless", "matrix", "resolver", "smoke", "wheels")
-PROXIES = ("chroot", "platform_run", "run")
+MODULES = ("arm", "artifacts", "available", "bounds", "frameworkless", "matrix", "resolver", "smoke", "wheels")
+PROXIES = ("arm64", "chroot", "platform_run", "run")
 
 
 @pytest.fixture(autouse=True)
@@ -66,22 +67,48 @@ def test_every_dependency_has_a_lower_bound_and_every_extra_a_case():
 
 
 def test_a_wheel_that_there_is_not_for_arm_is_named(monkeypatch, tmp_path):
-    from arm import find_wheels
+    from available import NoWheelError, find_wheels
 
-    for wheel in ("one-1-cp311-abi3-manylinux2014_aarch64", "two-1-cp311-cp311-manylinux_2_28_x86_64"):
+    _serve(monkeypatch, tmp_path, "one-1-cp311-abi3-manylinux2014_aarch64", "two-1-cp311-cp311-manylinux_2_28_x86_64")
+    assert find_wheels(["one"], "3.12", "aarch64") == ["one-1-cp311-abi3-manylinux2014_aarch64.whl"]
+    with pytest.raises(NoWheelError, match="two") as caught:
+        find_wheels(["one", "two>=1"], "3.11", "aarch64")
+    assert caught.value.package == "two"
+    # pip would take them for those of the machine that asks.
+    assert not [each for each in PROJECT["dependencies"] if "platform_machine" in each]
+
+
+def test_packages_without_a_wheel_for_a_python_are_named(monkeypatch, tmp_path):
+    from available import NoWheelError, without_wheels
+
+    wheels = ("abi-1-cp311-abi3", "own-1-cp315-cp315", "free-1-cp314-cp314t", "pure-1-py3-none")
+    _serve(monkeypatch, tmp_path, *(f"{each}-manylinux2014_x86_64" for each in wheels))
+    asked = ["abi>=1", "own>=1", "free>=1", "pure"]
+    assert without_wheels(asked, "3.15") == (["free"], 3)
+    assert without_wheels(asked, "3.14t") == (["own", "abi"], 2)
+    _serve(monkeypatch, tmp_path, "needs-1-py3-none-manylinux2014_x86_64", needs="nothing")
+    with pytest.raises(NoWheelError, match="nothing"):
+        without_wheels(["needs"], "3.15")
+
+
+def _serve(monkeypatch, folder, *wheels, needs=""):
+    """Have pip see these wheels and no others; each may need a package."""
+    for wheel in wheels:
         name = wheel.partition("-")[0]
-        info = f"{name}-1.dist-info"
-        with zipfile.ZipFile(tmp_path / f"{wheel}.whl", "w") as archive:
-            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        info, needed = f"{name}-1.dist-info", f"Requires-Dist: {needs}\n" if needs else ""
+        with zipfile.ZipFile(folder / f"{wheel}.whl", "w") as archive:
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{needed}")
             archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nTag: {wheel.partition('-1-')[2]}\n")
             archive.writestr(f"{info}/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert find_wheels(["one"], "3.12") == ["one-1-cp311-abi3-manylinux2014_aarch64.whl"]
-    with pytest.raises(LookupError, match="two"):
-        find_wheels(["one", "two"], "3.11")
-    # pip would take them for those of the machine that asks.
-    assert not [each for each in PROJECT["dependencies"] if "platform_machine" in each]
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+
+def test_a_free_threaded_python_is_refused_before_anything_is_built():
+    program = "import runpy, sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; runpy.run_path('setup.py')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("tpufeed does not run on free-threaded builds of Python")
 
 
 def test_cases_and_what_pip_is_asked_for(capsys):
