@@ -250,8 +250,11 @@ def _check_target(target: Store, files: ForeignFiles) -> None:
     """
     try:
         check_writable(target)
+        warnings = target.try_puts()
     except StoreError as error:
         raise OptionError(f"{error}; give another place for manifest and index with --to") from error
+    for warning in warnings:
+        _logger.warning("%s", warning)
     for split, infos in files.splits.items():
         name = index_name(split, None)
         if target.stat(name) is not None and not is_index_of(target, name, [info.size_bytes for info in infos]):
