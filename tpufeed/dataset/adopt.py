@@ -250,10 +250,9 @@ def _check_target(target: Store, files: ForeignFiles) -> None:
     """
     try:
         check_writable(target)
-        warnings = target.try_puts()
     except StoreError as error:
         raise OptionError(f"{error}; give another place for manifest and index with --to") from error
-    for warning in warnings:
+    for warning in target.try_puts():
         _logger.warning("%s", warning)
     for split, infos in files.splits.items():
         name = index_name(split, None)

@@ -328,7 +328,7 @@ def _find_lacks(folder: Path, url: str) -> list[str]:
     Leaves files in the folder. Raises StoreError if a build cannot work there.
     """
     lacks = list[str]()
-    first, second, final = (folder / name for name in ("first", "second", "final"))
+    first, second, final = (folder / f"object-{number}" for number in range(3))
     for path in (first, second):
         path.write_bytes(b"1")
     with _needed(url, folder, "make a hard link"):
