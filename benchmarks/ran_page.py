@@ -76,7 +76,7 @@ def make_page(folder: Path) -> str:
         "",
         "## Platforms",
         "",
-        "`scripts/platforms NAME` sets up what stands in for a platform, on one machine, and checks what it does there.",
+        "`scripts/platforms NAME` sets up what stands in for a platform, on one machine, and checks tpufeed there.",
         "",
         "| platform | what stood in | ok | failed | not run | minutes | date |",
         "|---|---|---:|---:|---:|---:|---|",

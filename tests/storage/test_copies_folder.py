@@ -1,6 +1,7 @@
 """The folder of local copies: who owns it, where it is by default, and what happens if its disk is full."""
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -62,6 +63,17 @@ def test_a_folder_that_is_not_the_users_alone_is_refused(store, tmp_path, spoil)
         make(store, tmp_path)
     assert str(folder_of(tmp_path)) in str(caught.value)
     assert "local_dir" in str(caught.value)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_folder_without_file_locks_is_refused(store, tmp_path, monkeypatch, code):
+    def refuse(descriptor, operation):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OptionError, match="local_dir") as caught:
+        make(store, tmp_path)
+    assert f"{folder_of(tmp_path)} cannot hold local copies: {os.strerror(code)}" in str(caught.value)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(store, tmp_path):

@@ -1,6 +1,8 @@
 """What only a local folder can do, and what only a local folder can suffer."""
 
 import errno
+import fcntl
+import itertools
 import os
 import signal
 import subprocess
@@ -307,6 +309,118 @@ def test_a_mount_that_answers_a_hard_link_with_an_io_error_is_named(tmp_path, mo
         LocalStore(str(tmp_path / "my bucket/d")).put("a", b"1")
     assert (f"{tmp_path}/my bucket ({kind})" in str(raised.value)) == named
     assert not (tmp_path / "my bucket/d/_tpufeed").exists()
+
+
+def refuse_links(monkeypatch, code):
+    def refuse(source, target):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+def refuse_locks(monkeypatch, code):
+    def refuse(descriptor, operation):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("links", [True, False])
+def test_a_mount_without_locks_or_hard_links_is_for_one_writer(tmp_path, monkeypatch, code, links):
+    store = LocalStore(str(tmp_path / "my bucket/d"))
+    assert store.try_puts() == ()
+    refuse_locks(monkeypatch, code)
+    if not links:
+        refuse_links(monkeypatch, errno.EPERM)
+    monkeypatch.setattr(Path, "read_text", mounts((f"{tmp_path}/my bucket", "drive")))
+    (warning,) = store.try_puts()
+    assert f"{tmp_path}/my bucket (drive)" in warning
+    assert ("flock" in warning, "hard links" in warning) == (True, not links)
+    assert not list(tmp_path.iterdir())
+    stored = store.put("a", b"1")
+    with pytest.raises(ObjectExistsError):
+        store.put("a", b"2")
+    store.put("a", b"3", stored)
+    assert store.read("a") == b"3"
+    assert [path.name for path in (tmp_path / "my bucket/d").iterdir()] == ["a"]
+
+
+class Status:
+    """What `Path.stat` returns, with another mtime."""
+
+    def __init__(self, found, mtime_ns):
+        self._found, self.st_mtime_ns = found, mtime_ns
+
+    def __getattr__(self, name):
+        return getattr(self._found, name)
+
+
+def refuse_to_open_again(monkeypatch):
+    path_open = Path.open
+
+    def refuse(self, mode="r", *rest):
+        if mode in ("ab", "r+b"):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return path_open(self, mode, *rest)
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+
+def refuse_to_replace(monkeypatch):
+    def refuse(self, target):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+
+
+def give_mtimes(*times):
+    def patch(monkeypatch):
+        found, path_stat = itertools.cycle(times), Path.stat
+        monkeypatch.setattr(Path, "stat", lambda self, **rest: Status(path_stat(self, **rest), next(found)))
+
+    return patch
+
+
+@pytest.mark.parametrize(
+    ("lack", "words"),
+    [
+        (lambda monkeypatch: refuse_links(monkeypatch, errno.EIO), "hard link"),
+        (refuse_to_open_again, "closed before"),
+        (refuse_to_replace, "rename"),
+        (give_mtimes(0), "mtime of a new file is 0"),
+        (give_mtimes(1, 2, 3), "mtime of a new file changes by itself"),
+    ],
+)
+def test_what_a_mount_lacks_is_said_before_anything_is_written(tmp_path, monkeypatch, lack, words):
+    lack(monkeypatch)
+    monkeypatch.setattr(Path, "read_text", mounts((str(tmp_path), "fuse.rclone")))
+    with pytest.raises(StoreError, match=words) as raised:
+        LocalStore(str(tmp_path / "d")).try_puts()
+    assert f"{tmp_path} (fuse.rclone)" in str(raised.value)
+    assert "gs://" in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("code", "is_told"), [(errno.EIO, True), (errno.ENOSPC, False), (errno.EDQUOT, False)])
+def test_an_error_of_a_disk_is_what_it_says_and_a_full_disk_is_found_later(tmp_path, monkeypatch, code, is_told):
+    refuse_links(monkeypatch, code)
+    monkeypatch.setattr(Path, "read_text", mounts())
+    if is_told:
+        with pytest.raises(StoreError, match="d/_tpufeed/tmp: Input/output error"):
+            LocalStore(str(tmp_path / "d")).try_puts()
+    else:
+        assert LocalStore(str(tmp_path / "d")).try_puts() == ()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["fuse.rclone", "ext4"])
+def test_a_file_that_changed_on_a_mount_may_still_be_uploaded(tmp_path, monkeypatch, kind):
+    (tmp_path / "a").write_bytes(b"1")
+    monkeypatch.setattr(Path, "read_text", mounts((str(tmp_path), kind)))
+    with pytest.raises(ObjectChangedError, match="its mtime differs") as raised:
+        LocalStore(str(tmp_path)).read("a", "7")
+    assert (f"{tmp_path} (fuse.rclone)" in str(raised.value)) == (kind == "fuse.rclone")
 
 
 def mounts(*found):

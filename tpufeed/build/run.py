@@ -346,9 +346,10 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
     plan, said, base = standing.plan, tuple[str, ...](), recipe.base
     joined = plan is not None
     if plan is None:
+        tried = store.try_puts()  # before the draft, which may take hours
         with store.temporary_folder() as folder:
             with recipe.draft(is_preview=False) as draft:
-                said = draft.warnings
+                said = (*tried, *draft.warnings)
                 if draft.header is None:
                     assert base is not None, "only a dataset that grows may have all samples already"
                     nothing = _finished_result(base.url, base.manifest)

@@ -252,6 +252,8 @@ def _check_target(target: Store, files: ForeignFiles) -> None:
         check_writable(target)
     except StoreError as error:
         raise OptionError(f"{error}; give another place for manifest and index with --to") from error
+    for warning in target.try_puts():
+        _logger.warning("%s", warning)
     for split, infos in files.splits.items():
         name = index_name(split, None)
         if target.stat(name) is not None and not is_index_of(target, name, [info.size_bytes for info in infos]):

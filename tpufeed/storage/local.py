@@ -31,6 +31,7 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
 _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_UNSUPPORTED = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _PREFIX = "tpufeed_put_"
 _OURS = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}_[0-9a-f]{{16}}")  # no other folder has such a name by chance
 _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset.naming`
@@ -156,6 +157,20 @@ class LocalStore(Store):
                 folder = folder.parent
             return shutil.disk_usage(folder).free
 
+    def try_puts(self) -> tuple[str, ...]:
+        with self.temporary_folder() as folder, self._errors(_TEMPORARY):
+            try:
+                lacks = _find_lacks(folder, self.url)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # free space is another check, which says more
+                    raise
+                return ()
+            if not lacks:
+                return ()
+            mount, kind = find_mount(folder)
+        only = f"let one command at a time write to {self.url}"
+        return (f"the mount {mount} ({kind}) has no {' and no '.join(lacks)}: {only}",)
+
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         with self.temporary_folder() as folder, self._errors(name):
             path = folder / "object"
@@ -264,7 +279,12 @@ class LocalStore(Store):
     def _check_version(self, file: FileIO, name: str, version: str) -> None:
         """Raise ObjectChangedError if a file has another version. Call this after reading: it may be written to."""
         if version and version != str(os.fstat(file.fileno()).st_mtime_ns):
-            raise ObjectChangedError(f"{self._prefix}{name} has changed since it was listed: its mtime differs")
+            path = Path(f"{self._prefix}{name}")
+            mount, kind = find_mount(path.parent)
+            hint = f"; or the mount {mount} ({kind}) may still be uploading it: then try again in some seconds"
+            raise ObjectChangedError(
+                f"{path} has changed since it was listed: its mtime differs{hint if kind.startswith('fuse') else ''}"
+            )
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -302,16 +322,71 @@ def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
         os.close(descriptor)
 
 
+def _find_lacks(folder: Path, url: str) -> list[str]:
+    """Return what a folder's file system lacks without which only one process at a time may write there.
+
+    Leaves files in the folder. Raises StoreError if a build cannot work there.
+    """
+    lacks = list[str]()
+    first, second, final = (folder / f"object-{number}" for number in range(3))
+    for path in (first, second):
+        path.write_bytes(b"1")
+    with _needed(url, folder, "make a hard link"):
+        try:
+            os.link(first, final)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            lacks.append("hard links")
+    with _needed(url, folder, "write to a file that was closed before"):  # as indexes are
+        with second.open("ab") as file:
+            file.write(b"2")
+        with second.open("r+b") as file:
+            file.write(b"3")
+            file.seek(0)
+            file.read()
+    with _needed(url, folder, "rename a file to the name of another"):
+        second.replace(final)
+    with _locked(folder, exclusive=False) as descriptor:
+        with _needed(url, folder, "write a folder to the disk (fsync)"):
+            os.fsync(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            lacks.append("file locks (flock)")
+    times = [final.stat().st_mtime_ns for _ in range(3)]
+    if not min(times) or len(set(times)) > 1:
+        found = "is 0" if not min(times) else "changes by itself"
+        time = f"tell when a file was last changed, as the mtime of a new file {found}"
+        raise _unsuitable(url, folder, time)
+    return lacks
+
+
+@contextmanager
+def _needed(where: object, folder: Path, what: str) -> Iterator[None]:
+    """Raise StoreError if a folder's file system cannot do what a build needs."""
+    try:
+        yield
+    except OSError as error:
+        # EIO is rclone's answer to a hard link; on a disk it is the disk's error.
+        if error.errno in _UNSUPPORTED or (error.errno == errno.EIO and find_mount(folder)[1].startswith("fuse")):
+            raise _unsuitable(where, folder, f"{what} ({error.strerror})") from error
+        raise
+
+
+def _unsuitable(where: object, folder: Path, what: str) -> StoreError:
+    mount, kind = find_mount(folder)
+    return StoreError(
+        f"{where}: the mount {mount} ({kind}) cannot {what}, as a build must. Build in the bucket itself "
+        "(gs://...), or on a local disk and copy the finished folder"
+    )
+
+
 def _move_without_link(path: Path, final: Path, error: OSError) -> None:
     """Move a file after a hard link of it failed with `error`, or raise why it cannot be moved."""
-    if error.errno == errno.EIO:  # from rclone; or from a failing disk, where a rename would not help
-        mount, kind = find_mount(final.parent)
-        if kind.startswith("fuse"):
-            raise StoreError(
-                f"{final}: {error.strerror} when a hard link was made: the mount {mount} ({kind}) seems to have no "
-                "hard links, which a build needs. Build in the bucket itself (gs://...), or build on a local disk and "
-                "copy the finished folder"
-            ) from error
+    if error.errno == errno.EIO:
+        with _needed(final, final.parent, "make a hard link"):
+            raise error
     # Drive mounts and some FUSE systems have no hard links: there the user must see to it that one writer writes.
     if isinstance(error, FileExistsError) or (error.errno in _NO_HARD_LINKS and os.path.lexists(final)):
         with suppress(FileNotFoundError):

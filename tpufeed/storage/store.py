@@ -100,6 +100,16 @@ class Store(Protocol):
         """Return the free space in bytes, or None if it is unknown."""
         return None
 
+    def try_puts(self) -> tuple[str, ...]:
+        """Try, with files that are removed again, whether a build can write here; return warnings.
+
+        Only a local folder can lack something.
+
+        Raises:
+            StoreError: the folder's file system lacks something that a build needs.
+        """
+        return ()
+
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
         """Create the object, whole or not at all; it replaces the object `replaces`, if given.
 
