@@ -20,7 +20,7 @@ PHOTOS = {"small": (1000, 240, 320), "large": (40, 4000, 6000), "huge": (3, 8333
 COUNT = sum(count for count, *_ in PHOTOS.values())
 OPS = ("--op", "RandomResizedCrop(64)")
 BENCH = ("--loader", "numpy", "--batch", 32, "--seconds", 0.5, "--repeats", 1, "--warm-up", 0, "--device", "none")
-ADVICE = r"No space left on device\. It has room for [\d.]+ MB and [\d,]+ files\. Make room and run"
+ADVICE = r"No space left on device\. It has room for [\d,.]+ MB and [\d,]+ files\. Make room and run"
 
 
 class Host:
@@ -207,14 +207,14 @@ def run_fulldisk(platform: Platform, host: Host) -> None:
 class Disks:
     """A dataset and a cache on a large disk, and commands on small ones."""
 
-    options: ClassVar = {"tmpfs": "size=8m", "ext4": "ext4", "inodes": "nr_inodes=20"}
+    options: ClassVar = {"tmpfs": "size=8m", "ext4": "ext4", "inodes": "size=8m,nr_inodes=20"}
 
     def __init__(self, host: Host) -> None:
         self.host, self.small = host, host.work / "disk"
         self.whole, self.more = host.work / "whole", host.work / "more"
         call(host.command(*self.shard(self.whole)), 200)
         if not self.more.exists():
-            call([host.venv / "bin/python", PROGRAM, "photos", self.more / "small", 60, 240, 320], 60)
+            call([host.venv / "bin/python", PROGRAM, "photos", self.more, 60, 240, 320], 60)
         self.environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def shard(self, url: object) -> tuple[object, ...]:

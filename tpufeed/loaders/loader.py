@@ -240,9 +240,10 @@ class Loader(Feed, Iterated):
             warn_of_flips(self._decoder.decoders)
         batch_bytes = self._decoder.layout.stride
         wanted = max(_FEWEST_AHEAD, _AHEAD_PER_PROCESS * self._workers.processes)
-        left = memory_left()
-        room = _AHEAD_BYTES if left is None else min(_AHEAD_BYTES, left // 2 // self._workers.ranks)
-        self._prefetch = options.prefetch or max(1, min(wanted, room // batch_bytes))
+        wanted = min(wanted, _AHEAD_BYTES // batch_bytes)
+        if (left := memory_left()) is not None:  # half of it: workers and local copies take memory, too
+            wanted = min(wanted, left // 2 // self._workers.ranks // batch_bytes - _IN_USE)
+        self._prefetch = options.prefetch or max(1, wanted)
         self._stats = LoaderStats(
             processes=self._workers.processes,
             threads=max(1, self._workers.processes) * self._workers.threads,
