@@ -36,7 +36,7 @@ class Host:
         call([self.venv / "bin/pip", "install", "-q", "--force-reinstall", "--no-deps", platform.wheel], 120)
         call([self.venv / "bin/pip", "install", "-q", "--only-binary=:all:", wheel], 600)
         for name, shape in PHOTOS.items():
-            if not (self.photos / name).exists():
+            if not (self.photos / name).exists() and (name == "small" or platform.name == "lowmem"):
                 call([self.venv / "bin/python", PROGRAM, "photos", self.photos / name, *shape], 300)
         version = call([self.venv / "bin/python", "--version"], 60).strip()
         platform.about = f"{version}, Linux {os.uname().release}, {len(os.sched_getaffinity(0))} cores"
@@ -327,7 +327,10 @@ class Disks:
                     environment=self.environment | {"STORAGE_EMULATOR_HOST": at},
                 )
                 feed = self.host.epoch(
-                    "gs://bucket/d", batch_size=100, **({"local_dir": str(small)} if place == "local_dir" else {})
+                    "gs://bucket/d",
+                    batch_size=100,
+                    size=64,
+                    **({"local_dir": str(small)} if place == "local_dir" else {}),
                 )
                 mount = f'mount --bind {small} /dev/shm && exec "$@"'
                 text = call(["unshare", "-m", "sh", "-c", mount, "sh", *feed], 200, environment=given)
