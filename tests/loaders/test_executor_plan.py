@@ -83,7 +83,7 @@ def test_processes_do_not_outnumber_the_batches_in_work(cache_url, monkeypatch):
     batch_bytes = tpufeed.Loader(cache_url, batch_size=8).stats().buffer_bytes // 32
     for left, prefetch, expected in (
         (None, 32, (16, 16)),  # batches ahead, processes, threads of all
-        (10 * batch_bytes, 5, (5, 20)),
+        (14 * batch_bytes, 5, (5, 20)),
         (None, 3, (3, 18)),
     ):
         with monkeypatch.context() as patch:
@@ -99,4 +99,4 @@ def test_processes_do_not_outnumber_the_batches_in_work(cache_url, monkeypatch):
 def test_batches_ahead_may_take_more_memory_if_there_is_more(cache_url, monkeypatch, gigabytes, expected):
     loader = tpufeed.Loader(cache_url, batch_size=8)
     monkeypatch.setattr("tpufeed.loaders.loader.memory_left", lambda: gigabytes << 30)
-    assert loader._room_ahead() == expected << 30
+    assert loader._most_ahead(1 << 20) == (expected << 10) - 2 * (gigabytes == 2)

@@ -40,21 +40,21 @@ def assert_same_pixels(left, right):
         np.testing.assert_array_equal(image, right[sample], err_msg=f"sample {sample}")
 
 
-def test_batches_ahead_take_half_of_the_memory_and_too_large_ones_are_refused(cache_url, monkeypatch):
+def test_batches_take_half_of_the_memory_and_too_large_ones_are_refused(cache_url, monkeypatch):
     stats = tpufeed.Loader(cache_url, batch_size=5).stats()
     batch_bytes = stats.buffer_bytes // stats.prefetch
-    monkeypatch.setattr("tpufeed.loaders.loader.memory_left", lambda: 5 * batch_bytes)
+    monkeypatch.setattr("tpufeed.loaders.loader.memory_left", lambda: 8 * batch_bytes)
     with tpufeed.Loader(cache_url, batch_size=5) as loader:
         assert loader.stats().prefetch == 2
         assert len(list(loader)) == len(loader)
     monkeypatch.setattr("tpufeed.loaders.loader.free_swap", lambda: 0)
     with (
-        tpufeed.Loader(cache_url, batch_size=5, prefetch=4) as loader,
-        pytest.raises(LoaderError, match=r"6 batches .*, 4 of them ahead, .*batch_size="),
+        tpufeed.Loader(cache_url, batch_size=5, prefetch=7) as loader,
+        pytest.raises(LoaderError, match=r"9 batches .*, 7 of them ahead, .*batch_size="),
     ):
         next(iter(loader))
     monkeypatch.setattr("tpufeed.loaders.loader.free_swap", lambda: batch_bytes)
-    assert len(list(tpufeed.Loader(cache_url, batch_size=5, prefetch=4))) == len(loader)
+    assert len(list(tpufeed.Loader(cache_url, batch_size=5, prefetch=7))) == len(loader)
 
 
 @pytest.mark.parametrize("lanes", [None, 12])

@@ -1,11 +1,13 @@
 """What control groups leave a process, read from made-up trees and from a group of this machine."""
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -193,6 +195,21 @@ def test_why_a_process_was_killed(tmp_path: Path) -> None:
     assert "system has killed it" not in limits.why_killed(3, tree)
     assert "512 MB" in limits.why_killed(3, tree)
     assert "MB" not in limits.why_killed(0, tree / "nowhere")
+
+
+def test_a_full_disk_is_said_with_the_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimpleNamespace(f_bavail=25, f_frsize=4096, f_files=20, f_favail=0)
+
+    def statvfs(path: Path) -> object:
+        path.lstat()  # raises where there is nothing
+        return disk
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert "room for 0.1 MB and 0 files. Make room" in limits.room_left(full, tmp_path / "d/shard")
+    disk.f_files = 0  # btrfs does not count files
+    assert "room for 0.1 MB. Make room" in limits.room_left(OSError(errno.EDQUOT, "quota"), tmp_path)
+    assert limits.room_left(OSError(errno.EACCES, "no right"), tmp_path) == ""
 
 
 def test_what_cannot_be_read_limits_nothing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ KILL = "kill_group()"
 class Disk:
     """A disk of 8 MB that only commands started with `before` see at `folder`; this process sees it at `seen`."""
 
-    full = "No space left on device"
+    full = r"No space left on device\. It has room for 0\.0 MB and [\d,]+ files\. Make room .*"
     read_only = "Read-only file system"
 
     def __init__(self, folder):

@@ -28,6 +28,7 @@ from tpufeed.errors import (
     mask_secrets,
     url_identity,
 )
+from tpufeed.processes.limits import room_left
 from tpufeed.storage.reading import READS, open_object, read_line
 from tpufeed.storage.store import Span, Store
 
@@ -182,7 +183,7 @@ def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
+        raise StoreError(f"{path}: {error.strerror or error}{room_left(error, path)}") from error
     return Plan(_HEADER.decode(first), tuple(refs), Owner(header.run_id, ""))  # decoded as in a later run
 
 

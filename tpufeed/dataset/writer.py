@@ -12,6 +12,7 @@ from crc32c import crc32c
 from tpufeed.dataset.index import ITEM, NPY_HEADER_BYTES, Offsets
 from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import OptionError, StoreError
+from tpufeed.processes.limits import room_left
 from tpufeed.storage.store import Store
 from tpufeed.tfrecord.framing import BytesLike, encode_footer, encode_header
 from tpufeed.tfrecord.layout import FixedLayout
@@ -117,4 +118,4 @@ def _errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
+        raise StoreError(f"{path}: {error.strerror or error}{room_left(error, path)}") from error

@@ -240,7 +240,7 @@ class Loader(Feed, Iterated):
             warn_of_flips(self._decoder.decoders)
         batch_bytes = self._decoder.layout.stride
         wanted = max(_FEWEST_AHEAD, _AHEAD_PER_PROCESS * self._workers.processes)
-        self._prefetch = options.prefetch or max(1, min(wanted, self._room_ahead() // batch_bytes))
+        self._prefetch = options.prefetch or max(1, min(wanted, self._most_ahead(batch_bytes)))
         self._workers = self._workers.for_batches(self._prefetch)
         self._stats = LoaderStats(
             processes=self._workers.processes,
@@ -771,12 +771,14 @@ class Loader(Feed, Iterated):
             raise
         return self._executor
 
-    def _room_ahead(self) -> int:
-        """Return the bytes that batches ahead may take: large batches on many cores need more than a few gigabytes."""
+    def _most_ahead(self, batch_bytes: int) -> int:
+        """Return how many batches may be ahead: large batches on many cores need more than a few gigabytes."""
         left = memory_left()
         if left is None:
-            return _AHEAD_BYTES
-        return min(left // 2, max(_AHEAD_BYTES, left // _AHEAD_SHARE)) // self._workers.ranks
+            return _AHEAD_BYTES // batch_bytes
+        # Half of the memory at most: workers and local copies take memory, too.
+        free = left // self._workers.ranks
+        return min(free // 2 // batch_bytes - _IN_USE, max(_AHEAD_BYTES, free // _AHEAD_SHARE) // batch_bytes)
 
     def _check_memory(self) -> None:
         """Raise LoaderError if the batches cannot be in memory: the system would kill this process without a word."""

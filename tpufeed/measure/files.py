@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tpufeed.errors import OptionError, StoreError
+from tpufeed.processes.limits import room_left
 from tpufeed.storage.local import is_folder
 
 
@@ -22,7 +23,7 @@ def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             write(file)
         temporary.replace(path)
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
+        raise StoreError(f"{path}: {error.strerror or error}{room_left(error, path)}") from error
     finally:
         with suppress(OSError):
             temporary.unlink()

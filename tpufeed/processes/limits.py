@@ -12,10 +12,12 @@ import re
 import resource
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from tpufeed.errors import StoreError, TpufeedError
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
 _HOST = Path("/")
 _OWN = re.compile(r"^\d+:([^:]*):(/.*)$", re.MULTILINE)
 _MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .*- (cgroup2?) \S* (\S+)$", re.MULTILINE)
@@ -113,6 +115,24 @@ def limit_reached(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f"too many files are open; the limit is {most}. Raise `ulimit -n`, or use fewer worker processes"
+    return ""
+
+
+def room_left(error: OSError, path: str | Path) -> str:
+    """Return what a full disk has room for and what to do, to follow the system's text; empty for other errors.
+
+    Args:
+        error: of a write to `path`.
+        path: of a file; it and the folders above it need not exist.
+    """
+    if error.errno not in FULL:
+        return ""
+    for folder in (Path(path), *Path(path).absolute().parents):
+        with suppress(OSError):
+            disk = os.statvfs(folder)
+            files = f" and {disk.f_favail:,} files" if disk.f_files else ""  # not every file system counts them
+            room = f". It has room for {disk.f_bavail * disk.f_frsize / 1e6:,.1f} MB{files}"
+            return f"{room}. Make room and run the same command again"
     return ""
 
 

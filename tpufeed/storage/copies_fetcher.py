@@ -11,8 +11,8 @@ from functools import partial
 from queue import SimpleQueue
 
 from tpufeed.errors import ShardError, StoreError, mask_secrets
+from tpufeed.processes.limits import FULL
 from tpufeed.storage.copies_folder import (
-    FULL,
     CopiesFolder,
     PartialCopy,
     Refusal,

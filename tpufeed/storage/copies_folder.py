@@ -35,7 +35,6 @@ MEMORY = Path("/dev/shm")
 _FORMAT_VERSION = 1
 _LEAST_ROOM_BYTES = 2 << 30  # a default place with less room is skipped
 _IN_MEMORY = {"tmpfs", "ramfs"}
-FULL = {errno.ENOSPC, errno.EDQUOT}
 _SHARD, _PART, _LOCK = ".shard", ".part", "lock"
 # An executed program must not inherit a lock, and a link must not lead out of the folder.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW

@@ -27,6 +27,7 @@ from tpufeed.errors import (
     OptionError,
     StoreError,
 )
+from tpufeed.processes.limits import room_left
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
 _TEMPORARY = "_tpufeed/tmp"
@@ -295,7 +296,8 @@ class LocalStore(Store):
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise ObjectNotFoundError(f"{self._prefix}{name}: {error.strerror}") from error
         except OSError as error:
-            raise StoreError(f"{self._prefix}{name}: {error.strerror or error}") from error
+            path = f"{self._prefix}{name}"
+            raise StoreError(f"{path}: {error.strerror or error}{room_left(error, path)}") from error
 
 
 def _link_error(path: str) -> LinkError:
