@@ -49,7 +49,8 @@ def find_wheels(requirements: Sequence[str], python: str, machine: str = "x86_64
 def choosing(python: str, machine: str) -> list[str]:
     """Options with which pip chooses wheels for a Python and a processor, as `find_wheels` takes them."""
     version, free_threaded = python.removesuffix("t"), python.endswith("t")
-    platforms = [f"manylinux_2_{minor}_{machine}" for minor in reversed(GLIBC)] + [f"manylinux2014_{machine}"]
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in reversed(GLIBC)]
+    platforms += [f"manylinux2014_{machine}", f"linux_{machine}"]  # the last is of a wheel that was built there
     abis = [f"cp{python.replace('.', '')}", *["abi3"] * (not free_threaded), "none"]
     tags = [("--platform", platform) for platform in platforms] + [("--abi", abi) for abi in abis]
     return [

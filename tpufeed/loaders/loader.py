@@ -150,7 +150,7 @@ class Loader(Feed, Iterated):
         threads: decoding threads per process; by default the cores of this rank divided by the processes, and twice
             that if images are encoded and larger than 48 KB on average.
         prefetch: batches to prepare ahead on the host, also of the next epoch; by default 2 per process and at least 4,
-            if they fit into 4 GB or an eighth of the free memory.
+            if they fit into 4 GB or an eighth of the free memory, and into half of it.
         repeat: True makes one iteration endless: epoch follows epoch. `len` is still that of one epoch.
         max_bad_records: number of different damaged or undecodable records to skip, each with a warning: a good sample
             of the batch takes its place, and a bool mask in the last column is False there. One more raises

@@ -27,7 +27,7 @@ from tpufeed.errors import (
     OptionError,
     StoreError,
 )
-from tpufeed.processes.limits import room_left
+from tpufeed.processes.limits import FULL, room_left
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
 
 _TEMPORARY = "_tpufeed/tmp"
@@ -163,7 +163,7 @@ class LocalStore(Store):
             try:
                 lacks = _find_lacks(folder, self.url)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # free space is another check, which says more
+                if error.errno not in FULL:  # free space is another check, which says more
                     raise
                 return ()
             if not lacks:
