@@ -97,7 +97,7 @@ def run(platform: Platform) -> None:
         if platform.check("kept JPEGs: the same shards as x86-64", compare.shards):
             platform.check("a raw cache: the same batches as x86-64", compare.batches)
             platform.check("a state of x86-64: the same samples follow", compare.samples)
-            platform.check("pixels: the same, or 1 level apart if resized", compare.pixels)
+            platform.check("pixels: the same but for what OpenCV rounds in another way", compare.pixels)
         for path, options in TESTS.items():
             platform.check(path, partial(test, arm, source, path, options))
 
@@ -184,16 +184,18 @@ class Comparison:
         return f"{len(samples)} samples up to the end of the epoch"
 
     def pixels(self) -> str:
-        """OpenCV rounds resized pixels in another way on Arm; no other may differ."""
+        """OpenCV rounds in another way on Arm when it resizes, and for a hue in a thousand; nothing else may differ."""
         seen, wrong = [], []
         ours, theirs = (np.load(self._folder / f"{name}.npz") for name in ("x86-64", "arm64"))
         expect(ours.files == theirs.files and len(ours.files) > 20, f"not the same ops: {ours.files} {theirs.files}")
         for name in ours.files:
             apart = np.abs(ours[name].astype(int) - theirs[name])
             if apart.any():
-                seen.append(f"{name}: {(apart > 0).mean():.1%}")
-            if apart.max() > (name == "cropped" or "Resize" in name):
-                wrong.append(f"{name}: {apart.max()} levels")
+                seen.append(f"{name.partition('(')[0]}: {(apart > 0).mean():.2%}")
+            resized, turned = name == "cropped" or "Resize" in name, "ColorJitter" in name
+            # A hue that is 1 of 256 steps apart moves a level by 1; with contrast on top it can be 2.
+            if apart.max() > (2 if turned else resized) or (turned and (apart > 0).mean() > 0.001):
+                wrong.append(f"{name}: {apart.max()} levels, {(apart > 0).mean():.2%}")
         expect(not wrong, f"too far apart: {'; '.join(wrong)}")
         return f"of {len(ours.files)} the same to the bit but for {'; '.join(seen) or 'none'} of the values"
 
