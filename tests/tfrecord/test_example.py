@@ -4,7 +4,6 @@ import struct
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,8 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 def to_tensorflow(features):
     """The proto of the same features."""
+    import tensorflow as tf
+
     example = tf.train.Example()
     for name, feature in features.items():
         proto = example.features.feature[name]
@@ -61,6 +62,8 @@ def test_bytes_of_an_example_never_change():
 
 
 def test_nan_keeps_its_bits():
+    import tensorflow as tf
+
     bits = [0x7FC00000, 0xFFC00000, 0x7FC12345]
     values = [struct.unpack("<f", struct.pack("<I", b))[0] for b in bits]
     proto = tf.train.Example()
@@ -160,6 +163,8 @@ FOREIGN = {
 
 @pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN.keys())
 def test_we_read_what_other_writers_may_write_as_protobuf_does(data):
+    import tensorflow as tf
+
     assert by_bits(decode_example(data)) == from_tensorflow(tf.train.Example.FromString(data))
 
 
@@ -210,6 +215,8 @@ any_features = st.dictionaries(
 @settings(max_examples=150)
 @given(any_features)
 def test_any_features_cross_to_tensorflow_and_back(features):
+    import tensorflow as tf
+
     ours = encode_example(features)
     assert by_bits(decode_example(ours)) == by_bits(features)
     assert from_tensorflow(tf.train.Example.FromString(ours)) == by_bits(features)

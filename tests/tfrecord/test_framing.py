@@ -3,7 +3,6 @@
 import struct
 
 import pytest
-import tensorflow as tf
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +53,8 @@ def test_crc32c_is_castagnoli_and_continues():
 
 
 def test_tensorflow_writes_the_same_bytes_and_reads_them(tmp_path):
+    import tensorflow as tf
+
     path = tmp_path / "shard"
     with tf.io.TFRecordWriter(str(path)) as writer:
         for payload in PAYLOADS:

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +29,8 @@ def decoded(layout, payload):
 @pytest.mark.parametrize("size", [0, 127, 128, 20_000, 3_000_000])
 @pytest.mark.parametrize("ints", [(0, 1), (-1, 127), (-(2**63), 2**63 - 1), (2**32, -128)], ids=str)
 def test_image_stands_at_a_constant_offset_in_a_valid_example(size, ints):
+    import tensorflow as tf
+
     image = np.random.default_rng(size).bytes(size)
     payload = payload_of(LAYOUT, image, ints)
     assert LAYOUT.image_offset == 32 + len(IMAGE)
@@ -46,6 +47,8 @@ def test_image_stands_at_a_constant_offset_in_a_valid_example(size, ints):
 
 @pytest.mark.parametrize("key", ["i", "größe", "k" * 127, "k" * 128, "k" * 20_000])
 def test_names_of_any_length(key):
+    import tensorflow as tf
+
     layout = FixedLayout(key, (f"{key}/label",))
     payload = payload_of(layout, b"pixels", (-5,))
     assert payload[layout.image_offset :].startswith(b"pixels")
@@ -62,6 +65,8 @@ def test_bytes_of_a_payload_never_change():
 
 
 def test_tensorflow_parses_padded_varints_alone_and_in_batches():
+    import tensorflow as tf
+
     spec = {
         IMAGE: tf.io.FixedLenFeature([], tf.string),
         LABEL: tf.io.FixedLenFeature([], tf.int64),
@@ -141,6 +146,8 @@ def test_integers_out_of_range_are_an_error(ints):
     st.binary(max_size=300), st.tuples(int64s, int64s), st.dictionaries(st.text("abc", max_size=3), st.lists(int64s))
 )
 def test_round_trip(image, ints, rest):
+    import tensorflow as tf
+
     payload = payload_of(LAYOUT, image, ints, {name: Feature("int64", values) for name, values in rest.items()})
     assert decoded(LAYOUT, payload) == (image, ints)
     again = tf.train.Example.FromString(payload).SerializeToString(deterministic=True)
