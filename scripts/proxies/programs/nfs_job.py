@@ -161,16 +161,6 @@ def soft_stop() -> list[Any]:
     return [read("soft", "d", processes, stop_server, start_server) for processes in (0, 1)]
 
 
-def hard_cut() -> list[Any]:
-    """The network between host b and the server is cut for 10 seconds."""
-
-    def cut_for_a_while() -> None:
-        sh("ip link set to-b down; echo 3 > /proc/sys/vm/drop_caches")
-        subprocess.Popen(["bash", "-c", "sleep 10; ip link set to-b up"])
-
-    return [read("b", "d", processes, cut_for_a_while) for processes in (0, 1)]
-
-
 def removed() -> list[Any]:
     """Host a removes the shards while host b reads; then host b begins once more."""
     seen = []
@@ -310,5 +300,5 @@ if __name__ == "__main__":
         case _:
             run_job([
                 mounts, disk, build, reads, two_builds, overwrites, killed_build, killed_warmup,
-                hard_cut, removed, attributes, soft_stop,
+                removed, attributes, soft_stop,
             ])  # fmt: skip
