@@ -33,7 +33,7 @@ TESTS = (
 )
 ELSEWHERE = ("loaders/jax", "loaders/keras", "loaders/tf", "loaders/torch", "loaders/xla")
 IMPOSSIBLE = ("images/test_restart.py::test_no_mutant_reaches_beyond_its_memory",)  # compiles what is in tpufeed/
-TESTED_WITH = "gcs,rapid,report,annotations"  # none is a framework, and web servers and gs:// want them
+TESTED_WITH = "gcs,rapid,report,parquet,annotations"  # none is a framework, and web servers and gs:// want them
 TESTS_SECONDS, FEWEST_PASSED = 1500, 3500
 # Turns our own DeprecationWarnings into errors in every process of an environment, also with `python -I`.
 OWN_WARNINGS = 'import warnings; warnings.filterwarnings("error", category=DeprecationWarning, module="tpufeed")\n'

@@ -49,7 +49,10 @@ def test_a_task_at_which_every_worker_is_killed(victim, command, is_whole, tmp_p
     done = shot.run(tmp_path / "d", "--workers", 2)
     assert shot.fired() == 3
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(rf"error: {SHARD}: .*SIGKILL.*\n", done.stderr)
+    *warnings, error = done.stderr.splitlines()
+    assert re.fullmatch(rf"error: {SHARD}: .*SIGKILL.*", error)
+    assert len(warnings) == 2
+    assert all(re.fullmatch(rf"warning: {SHARD}: .*SIGKILL; another one starts over.*", each) for each in warnings)
     assert no_dataset(tmp_path / "d")
     done = command().run_here(tmp_path / "d")
     assert done.returncode == 0, done.stderr

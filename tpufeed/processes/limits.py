@@ -23,6 +23,7 @@ _OWN = re.compile(r"^\d+:([^:]*):(/.*)$", re.MULTILINE)
 _MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .*- (cgroup2?) \S* (\S+)$", re.MULTILINE)
 # Names in version 2, then in version 1. Above `memory.high` a process is not killed, but almost stops.
 _MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+_NO_LIMIT = 1 << 62  # without one, version 1 has a number near 2**63
 _MEMORY_USED = ("memory.current", "memory.usage_in_bytes")
 # Page cache. Version 1 also has numbers without `total_`, of the group without those below it, which come first.
 _MEMORY_CACHE = re.compile(r"^(?:total_)?((?:in)?active_file) (\d+)$", re.MULTILINE)
@@ -61,12 +62,9 @@ def cpu_quota(root: Path = _HOST) -> float | None:
 
 
 def memory_limit(root: Path = _HOST) -> int | None:
-    """Return the bytes that this process and the others in its groups may use; None if no group limits them.
-
-    Without a limit, version 1 has a number near 2**63.
-    """
+    """Return the bytes that this process and the others in its groups may use; None if no group limits them."""
     limits = [limit for group in _iter_groups(root, "memory") for limit in _numbers(group, _MEMORY_LIMITS)]
-    return min(limits, default=None)
+    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
 def memory_left(root: Path = _HOST) -> int | None:
