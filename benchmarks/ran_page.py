@@ -76,7 +76,7 @@ def make_page(folder: Path) -> str:
         "",
         "## Platforms",
         "",
-        "`scripts/platforms NAME` sets up what stands in for a platform, on one machine, and checks tpufeed there",
+        "`scripts/platforms NAME` imitates a platform on one machine and checks tpufeed there",
         "([what each check saw](../benchmarks/results/platforms.json)).",
         "",
         "| platform | what stood in | ok | failed | not run | minutes | date |",

@@ -139,7 +139,7 @@ def _share_of(levels: Any, share: Any) -> Any:
 
 @cache
 def _scaling_rounds() -> bool:
-    """Whether `cv2.multiply` with a scale rounds; on Arm it cuts off. The other way takes five times as long."""
+    """Return whether `cv2.multiply` with a scale rounds; on Arm it cuts off. The other way takes five times as long."""
     ones = np.ones((1, 64), np.uint8)
     return bool(cv2.multiply(ones, 254 * ones, scale=1 / 255).all())
 
