@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.entry import ROOT, command_of
+from benchmarks.entry import RESULTS, ROOT, command_of
 from benchmarks.harness import describe, figure, machine, print_table, write_result
 from benchmarks.local_gcs import CONNECTION_MB_PER_SECOND, LATENCY_MS, serve
 from tpufeed.measure.report import headline
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
             ]
         show(results, batch_size)
         facts = {"photos": args.photos, "seconds_a_feed": args.seconds, "prepare_seconds": seconds}
-        path = write_result("demo-gcs" if args.gcs else "demo", facts, results, work)
+        path = write_result("demo-gcs" if args.gcs else "demo", facts, results, RESULTS if args.save else work)
     finally:
         if args.keep is None:
             for name in ("photos", "shards", "cache", "whole"):
@@ -225,6 +225,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="work here and keep everything; default: a temporary folder"
     )
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/demo.json")
     args = parser.parse_args(arguments)
     if args.photos < 3 or args.seconds <= 0:
         parser.error("--photos is at least 3, and --seconds more than 0")

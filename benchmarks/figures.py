@@ -1,0 +1,101 @@
+"""All figures of README and docs, from this machine and this code: each benchmark in turn, then the pictures and pages.
+
+Sets up the peers, runs the scripts one after another, saves their results, draws the pictures and writes the pages that
+are made of results. Unattended: what fails, or takes too long, is named at the end and does not stop the others. Give it
+an idle machine. What the README's own text says is then compared by its tests: `./scripts/test --repo`.
+
+    python benchmarks/run.py figures [NAME ...] [--list]
+"""
+
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.entry import ROOT, command_of, make_parser
+
+LOGS = ROOT / "build/figures"
+
+
+class Figure(NamedTuple):
+    """A run of a script: its options, and the minutes that it may take; the sum is below two hours."""
+
+    name: str
+    minutes: float
+    options: str = ""
+
+
+FIGURES = (
+    Figure("demo", 3),
+    Figure("feed", 36, "--repeats 3 --seconds 2"),
+    Figure("window", 4, "--repeats 3 --photos 1000"),
+    Figure("bench-device", 5, "--repeats 3 --photos 2000"),
+    Figure("shard", 5, "--repeats 3 --photos 10000"),
+    Figure("dlio", 5, "--repeats 2 --photos 3200"),
+    Figure("imread", 4, "--runs 3 --images 1000"),
+    Figure("spdl", 5, "--repeats 3"),
+    Figure("grain", 2, "--repeats 5"),
+    Figure("gil", 3, "--repeats 3 --photos 2000"),
+    Figure("stages", 3, "--repeats 2 --seconds 12"),
+    Figure("doctor", 4, "--repeats 2 --seconds 12"),
+    Figure("scale", 4),
+    Figure("plan", 2),
+    Figure("grown", 2, "--repeats 5"),
+    Figure("views", 3, "--repeats 3"),
+    Figure("mixture", 2),
+    Figure("staging", 3, "--images 7200"),
+    Figure("story", 2),
+    Figure("ops", 1),
+    Figure("pixels", 1),
+    Figure("order", 2),
+    Figure("clock", 2, "--repeats 5"),
+    Figure("engines", 2),
+    Figure("soak", 10, "--seconds 540"),
+)
+PAGES = (
+    Figure("plot", 1),
+    Figure("scaling", 1, "--write"),
+    Figure("scale-page", 1, "--write"),
+    Figure("ran-page", 1, "--write"),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = make_parser("figures", __doc__, save=False)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="some of them, and the pictures and pages")
+    parser.add_argument("--list", action="store_true", help="print the commands with their minutes, and run nothing")
+    options = parser.parse_args(arguments)
+    names = [figure.name for figure in FIGURES]
+    if unknown := sorted(set(options.names) - set(names)):
+        parser.error(f"there is no {', '.join(unknown)}; there are {' '.join(names)}")
+    chosen = [figure for figure in FIGURES if not options.names or figure.name in options.names]
+    if options.list:
+        print("\n".join(f"{figure.minutes:3.0f} min  {' '.join(words(figure))}" for figure in (*chosen, *PAGES)))
+        return 0
+    LOGS.mkdir(parents=True, exist_ok=True)
+    subprocess.run([ROOT / "scripts/setup-peers"], check=False)  # says what it could not install; so do the tables
+    failed = [said for figure in (*chosen, *PAGES) if (said := run(figure))]
+    print("\n".join(failed) or "all results, pictures and pages are written")
+    return int(bool(failed))
+
+
+def words(figure: Figure) -> list[str]:
+    """What follows `python benchmarks/run.py`."""
+    save = [] if figure in PAGES else ["--save"]
+    return [figure.name, *figure.options.split(), *save]
+
+
+def run(figure: Figure) -> str:
+    """Run it, with its output in a log. Return what went wrong, or nothing."""
+    log, start = LOGS / f"{figure.name}.log", time.monotonic()
+    with log.open("w") as file:
+        try:
+            code = subprocess.run(
+                command_of(*words(figure)), stdout=file, stderr=file, timeout=60 * figure.minutes, check=False, cwd=ROOT
+            ).returncode
+            said = f"exit status {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            said = f"was stopped after {figure.minutes:g} minutes"
+    took = f"{(time.monotonic() - start) / 60:.1f} of {figure.minutes:g} min"
+    print(f"{figure.name:13} {took}  {said or 'ok'}", flush=True)
+    return f"{figure.name}: {said}, see {log.relative_to(ROOT)}" if said else ""
