@@ -19,7 +19,7 @@ def test_each_result_is_measured_again():
     assert sum(figure.minutes for figure in (*figures.FIGURES, *figures.PAGES)) <= 120
 
 
-@pytest.mark.parametrize("figure", (*figures.FIGURES, *figures.PAGES), ids=lambda figure: figure.name)
+@pytest.mark.parametrize("figure", [*figures.FIGURES, *figures.PAGES], ids=lambda figure: figure.name)
 def test_its_options_are_those_of_the_script(figure):
     assert figure.name in run.find_scripts()
     source = (ROOT / f"benchmarks/{figure.name.replace('-', '_')}.py").read_text()
