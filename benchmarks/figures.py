@@ -1,8 +1,8 @@
 """All figures of README and docs, from this machine and this code: each benchmark in turn, then the pictures and pages.
 
 Sets up the peers, runs the scripts one after another, saves their results, draws the pictures and writes the pages that
-are made of results. Unattended: what fails, or takes too long, is named at the end and does not stop the others. Give it
-an idle machine. What the README's own text says is then compared by its tests: `./scripts/test --repo`.
+are made of results. It runs unattended: what fails or takes too long is named at the end and does not stop the others.
+Give it an idle machine. Then change what README and pages say: their tests (`./scripts/test --repo`) compare.
 
     python benchmarks/run.py figures [NAME ...] [--list]
 """
