@@ -49,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "words": partial(check_words, ROOT, PUBLISHED, dry),
         "check": partial(run_script, "check"),
         "docs": partial(run_script, "docs"),
-        "files": make_files,
         "platforms": partial(check_platforms, ROOT),
         "dates": partial(check_dates, ROOT),
+        "files": make_files,
     }
     failed = []
     for name, step in steps.items():
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not PUBLISHED:
         print("    set PUBLISHED = True in scripts/packaging/release.py, commit, and run scripts/release")
     version = read_version(ROOT)
-    print(f"    git tag -a v{version} -m 'tpufeed {version}' {commit}\n    git push origin v{version}")
+    print(f"    git tag -a v{version} -m 'tpufeed {version}'\n    git push origin v{version}")
     print(f"    twine upload dist/tpufeed-{version}*")
     return 0
 
