@@ -169,7 +169,7 @@ def find_stale(root: Path, version: str) -> list[str]:
             continue
         times.append(paths[0].stat().st_mtime)
         if paths[0].suffix == ".whl":
-            held = {name: data for name, data in read_wheel(paths[0]).items() if ".py" in name}
+            held = {name: data for name, data in read_wheel(paths[0]).items() if name.endswith((".py", "py.typed"))}
             expected = {name for name in tracked if name.startswith("tpufeed/") and name.endswith((".py", "py.typed"))}
         else:
             held, expected = read_sdist(paths[0]), {name for name in tracked if name.startswith(grafts)}

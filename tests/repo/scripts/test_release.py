@@ -222,19 +222,19 @@ def write_files(tree):
     dist = tree.root / "dist"
     dist.mkdir(exist_ok=True)
     with tarfile.open(dist / "tpufeed-1.2.0.tar.gz", "w:gz") as archive:
-        for name in ("tpufeed/__init__.py", "docs/a.md", "README.md"):
+        for name in ("tpufeed/__init__.py", "tpufeed/py.typed", "tpufeed/a.c", "docs/a.md", "README.md"):
             archive.add(tree.root / name, f"tpufeed-1.2.0/{name}")
         archive.add(tree.root / "README.md", "tpufeed-1.2.0/PKG-INFO")
     for machine in ("x86_64", "aarch64"):
         with zipfile.ZipFile(dist / f"tpufeed-1.2.0-cp311-abi3-linux_{machine}.whl", "w") as archive:
-            archive.write(tree.root / "tpufeed/__init__.py", "tpufeed/__init__.py")
+            for name in ("tpufeed/__init__.py", "tpufeed/py.typed"):
+                archive.write(tree.root / name, name)
             archive.writestr("tpufeed-1.2.0.dist-info/METADATA", "")
 
 
 def test_files_that_are_not_of_the_tree_are_named(release, tree):
-    tree.commit(
-        {"MANIFEST.in": "graft tpufeed\ngraft docs\n", "docs/a.md": "a", "README.md": "r", ".gitignore": "dist"}
-    )
+    tree.commit({"MANIFEST.in": "graft tpufeed\ngraft docs\n", "README.md": "r", ".gitignore": "dist"})
+    tree.commit({"docs/a.md": "a", "tpufeed/py.typed": "", "tpufeed/a.c": "1;"})
     assert len(release.find_stale(tree.root, "1.2.0")) == 3
     write_files(tree)
     assert release.find_stale(tree.root, "1.2.0") == []
