@@ -158,7 +158,7 @@ def _time(run: Callable[[], object], clock: Callable[[], float]) -> float:
 def _photo() -> np.ndarray:
     # Beside cv2, so that scikit-learn is not imported, which takes seconds.
     image = cv2.imread(str(Path(cv2.__file__).parents[1] / "sklearn/datasets/images/china.jpg"), cv2.IMREAD_COLOR)
-    assert image is not None, "pip install 'tpufeed[photos]': china.jpg is missing"
+    assert image is not None, "pip install '.[photos]': china.jpg is missing"
     return cv2.resize(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), _FULL, interpolation=cv2.INTER_AREA)
 
 

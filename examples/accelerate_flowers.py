@@ -1,6 +1,6 @@
 """Accelerate with to_torch: `save_state` keeps the loader's place, and `load_state` goes on in mid-epoch.
 
-    pip install 'tpufeed[torch]' accelerate
+    pip install '.[torch]' accelerate
     tpufeed shard photos flowers --splits train=0.8,val=0.2
     accelerate launch examples/accelerate_flowers.py --data flowers --steps 100 --out run1
 

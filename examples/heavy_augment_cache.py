@@ -1,6 +1,6 @@
 """An augmentation that no host can do live, warmed into a cache: albumentations before and after.
 
-    pip install 'tpufeed[torch]' albumentations
+    pip install '.[torch]' albumentations
     tpufeed shard photos flowers --splits train=0.8,val=0.2
     python examples/heavy_augment_cache.py --data flowers --cache flowers-heavy --epochs 8
 

@@ -1,6 +1,6 @@
 """The Hugging Face Trainer over to_torch: a checkpoint of it holds the loader's place, and goes on in mid-epoch.
 
-    pip install 'tpufeed[torch]' transformers accelerate
+    pip install '.[torch]' transformers accelerate
     tpufeed shard photos flowers --splits train=0.8,val=0.2
     python examples/huggingface_trainer.py --data flowers --epochs 10 --out run1
 

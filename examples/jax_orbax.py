@@ -1,6 +1,6 @@
 """Plain JAX with Orbax: the loader's place lies in the checkpoint with the params, and is restored with them.
 
-    pip install 'tpufeed[jax]' orbax-checkpoint
+    pip install '.[jax]' orbax-checkpoint
     python jax_orbax.py --data flowers --steps 60 --every 10 --out run1   killed, it goes on with the same command
     python jax_orbax.py --data gs://my-bucket/flowers --out gs://my-bucket/run1 --pod     on all workers of a pod
 

@@ -1,6 +1,6 @@
 """Lightning with tpufeed's loaders: training, validation, and checkpoints from which it goes on in mid-epoch.
 
-    pip install 'tpufeed[torch,lightning]'
+    pip install '.[torch,lightning]'
     tpufeed shard photos flowers --splits train=0.8,val=0.2
     python examples/lightning_flowers.py --data flowers --epochs 10 --out run1
 

@@ -1,6 +1,6 @@
 """A DataLoader that must stay, as one with a collate_fn: torchdata's StatefulDataLoader goes on in mid-epoch.
 
-    pip install 'tpufeed[torch]' torchdata
+    pip install '.[torch]' torchdata
     tpufeed shard photos flowers --splits train=0.8,val=0.2
     python examples/stateful_dataloader.py --data flowers --epochs 10 --workers 4 --out run1
 

@@ -114,7 +114,7 @@ def _read_source(package: str, path: str) -> np.ndarray:
     # find_spec does not import: scikit-image and scikit-learn take seconds to.
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise PhotosError(f"{package} is not installed, which ships the photographs: pip install 'tpufeed[photos]'")
+        raise PhotosError(f"{package} is not installed, which ships the photographs: pip install '.[photos]'")
     file = Path(spec.origin).parent / path
     image = cv2.imread(str(file), cv2.IMREAD_COLOR)
     if image is None:

@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _folder(package: str, *below: str) -> Path:
     spec = importlib.util.find_spec(package)  # finds, does not import
-    assert spec is not None, f"pip install 'tpufeed[photos]': {package} is missing"
+    assert spec is not None, f"pip install '.[photos]': {package} is missing"
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0], *below)
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import tpufeed
+from tpufeed.errors import install_command
 
 HEAVY = {
     *("numpy", "PIL", "cv2", "simplejpeg", "crc32c", "msgspec", "fsspec", "typer", "rich", "yaml"),
@@ -141,5 +142,5 @@ def test_a_missing_package_is_said_with_the_command_that_mends_it(blocked, names
     said = run_fresh(BLOCKED.format(blocked=blocked, names=names))
     assert list(said) == names
     for name, (message, is_import_error, code) in said.items():
-        assert message.endswith(f"is not installed: pip install 'tpufeed[{EXTRAS[name]}]'"), name
+        assert message.endswith(f"is not installed: {install_command(EXTRAS[name])}"), name
         assert (is_import_error, code) == (True, 2)

@@ -29,7 +29,7 @@ from tests.gcs_server import GcsServer
 from tests.sharding.written import encode_tar
 from tests.tfrecords import encode_record
 from tpufeed.cli.app import app
-from tpufeed.errors import TpufeedError
+from tpufeed.errors import TpufeedError, install_command
 from tpufeed.images import (
     CenterCrop,
     Custom,
@@ -495,8 +495,14 @@ def said(data, tmp_path, server):
         server.clear_faults()
         error = caught.value
         kind, message = error.args if isinstance(error, SaidError) else (type(error).__name__, str(error))
-        for shown, folder in (("/new", tmp_path), ("/data", data), ("SERVER", server.url)):
-            message = message.replace(str(folder), shown)
+        clone = install_command("x").partition("[")[0]
+        for shown, found in (
+            ("/new", tmp_path),
+            ("/data", data),
+            ("SERVER", server.url),
+            ("pip install '/clone", clone),
+        ):
+            message = message.replace(str(found), shown)
         return f"{kind}\n{re.sub(OF_A_RUN, '#', message).strip()}"
 
     return say

@@ -36,7 +36,10 @@ TpufeedError                        exit code 1: the work failed
 
 import hashlib
 import re
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 _MASK = "***"
 # Patterns are compiled when they are first used, not at import.
@@ -131,6 +134,27 @@ def _mask_user(match: re.Match[str]) -> str:
     return f"{scheme}://{_MASK if ':' in user or scheme.lower() in _TOKEN_USERS else user}@"
 
 
+def install_command(extra: str = "") -> str:
+    """Return the pip command that installs this tpufeed, or adds an extra: from its clone, its wheel, or an index.
+
+    Installers record the clone or the wheel (PEP 610). If it is gone, pip adds the extra by the name alone, from what
+    is installed, and asks no index for tpufeed.
+    """
+    import json  # with `importlib.metadata` twice as slow to import as the rest of this file
+    from importlib import metadata
+
+    try:
+        record = metadata.distribution("tpufeed").read_text("direct_url.json") or "{}"
+    except metadata.PackageNotFoundError:  # a clone that is on the path of imports only
+        record = json.dumps({"url": Path(__file__).parents[1].as_uri(), "dir_info": {"editable": True}})
+    origin = json.loads(record)
+    url = urlsplit(origin.get("url", ""))
+    path = Path(unquote(url.path))
+    is_there = url.scheme == "file" and (path.is_file() or (path / "pyproject.toml").is_file())
+    editable = "-e " if is_there and origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}" + shlex.quote(f"{path if is_there else 'tpufeed'}{f'[{extra}]' if extra else ''}")
+
+
 class TpufeedError(Exception):
     """Base of all errors that tpufeed raises on purpose; `exit_code` is the exit code of the command line.
 
@@ -181,7 +205,7 @@ class MissingExtraError(UsageError, ImportError):
     """A package of an optional extra is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed: pip install 'tpufeed[{extra}]'")
+        super().__init__(f"{package} is not installed: {install_command(extra)}")
         self.package = package
         self.extra = extra
 

@@ -15,7 +15,7 @@ FRAMEWORKS = (
     *("pycocotools", "yaml", "pillow_heif", "pillow_jxl"),
 )
 _MISSING = re.compile(rf"No module named '(?P<name>(?:{'|'.join(FRAMEWORKS)})\b[\w.]*)'")
-_EXTRA = re.compile(r"\w+ is not installed: pip install 'tpufeed\[\w+\]'")
+_EXTRA = re.compile(r"\w+ is not installed: pip install .*\[\w+\]'")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""What `pip install tpufeed` would change in environments that have TensorFlow and torch. Installs no framework.
+"""What installing tpufeed would change in environments that have TensorFlow and torch. Installs no framework.
 
 Each environment is resolved once from its requirements. A virtual environment is then given the metadata of all those
 packages, as if they were installed, and pip is asked what it would do for tpufeed there.

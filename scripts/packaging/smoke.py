@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 import tpufeed
+from tpufeed.errors import install_command
 from tpufeed.images import CenterCrop, Resize
 
 PHOTOS, BATCH, SIDE = 60, 8, 64
@@ -117,14 +118,14 @@ def check_missing(folder: Path) -> None:
                 call()
             except tpufeed.errors.MissingExtraError as error:
                 said = str(error)
-            assert said.endswith(f"pip install 'tpufeed[{extra}]'"), (extra, said)
+            assert said.endswith(install_command(extra)), (extra, said)
     commands = {
         "report": ["bench", folder / "cache", "--report", folder / "page.html"],
         "beam": ["shard", folder / "photos", folder / "again", *BEAM],
     }
     for extra, command in commands.items():
         said = run(*command, expect=2)
-        assert said.strip().endswith(f"pip install 'tpufeed[{extra}]'"), (extra, said)
+        assert said.strip().endswith(install_command(extra)), (extra, said)
 
 
 def check_gcs(folder: Path, bucket: str = "gs://bucket") -> None:

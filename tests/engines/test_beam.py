@@ -153,7 +153,7 @@ def test_a_runner_has_to_be_named(arguments):
 
 def test_beam_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(beam.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtraError, match=r"'tpufeed\[beam\]'"):
+    with pytest.raises(MissingExtraError, match=r"\[beam\]'"):
         BeamEngine(IN_MEMORY)
 
 

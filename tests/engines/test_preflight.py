@@ -1,9 +1,11 @@
 """The preflight of a build: what each host must have and see."""
 
+import re
+
 import pytest
 
 from tpufeed.engines.preflight import HostView, check_hosts
-from tpufeed.errors import BuildError
+from tpufeed.errors import BuildError, install_command
 
 LAUNCHER = HostView("head", "3.12.4", "1.2", places={"gs://b/plan": "7", "gs://b/a.jpg": "1"})
 
@@ -16,7 +18,7 @@ def test_a_host_that_has_and_sees_the_same_may_work(python):
 @pytest.mark.parametrize(
     ("view", "said"),
     [
-        (HostView("one", "3.12.4", None, "No module"), "pip install tpufeed==1.2"),
+        (HostView("one", "3.12.4", None, "No module"), re.escape(install_command())),
         (HostView("one", "3.12.4", "1.3"), "tpufeed 1.3"),
         (HostView("one", "3.13.4", "1.2"), "Python 3.13.4"),
         (HostView("one", "3.12.4", "1.2", "no way"), "no way"),

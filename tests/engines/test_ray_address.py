@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tests.engines.contract import ROOT, job
 from tpufeed.cli.app import app
 from tpufeed.engines.ray import RayEngine
-from tpufeed.errors import OptionError
+from tpufeed.errors import OptionError, install_command
 
 pytest.importorskip("ray")
 
@@ -62,4 +62,4 @@ def test_without_ray_the_extra_is_named(tmp_path):
         f"app(['shard', {str(tmp_path)!r}, {f'{tmp_path}-d'!r}, '--engine', 'ray'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: ray is not installed: pip install 'tpufeed[ray]'\n")
+    assert (done.returncode, done.stderr) == (2, f"error: ray is not installed: {install_command('ray')}\n")

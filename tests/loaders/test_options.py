@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import MissingExtraError, OptionError, install_command
 from tpufeed.images import Resize
 from tpufeed.loaders.options import LoaderOptions
 
@@ -139,4 +139,4 @@ def test_a_framework_that_is_not_installed_gives_the_command_that_mends_it(face,
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"tpufeed.errors.{MissingExtraError.__name__}: {module if extra != 'tf' else 'TensorFlow'}")
-    assert last.endswith(f"is not installed: pip install 'tpufeed[{extra}]'")
+    assert last.endswith(f"is not installed: {install_command(extra)}")

@@ -68,7 +68,7 @@ def web_folder(tmp_path):
 
 def test_a_web_address_without_the_extra_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    with pytest.raises(MissingExtraError, match=r"aiohttp is not installed: pip install 'tpufeed\[gcs\]'"):
+    with pytest.raises(MissingExtraError, match=r"aiohttp is not installed: pip install .*\[gcs\]'"):
         open_store("http://127.0.0.1:9/photos")
 
 

@@ -110,14 +110,14 @@ def test_a_missing_package_is_named(monkeypatch):
     with pytest.raises(MissingExtraError):
         gcs_requests.check_installed()
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingExtraError, match=r"google-cloud-storage .*tpufeed\[gcs\]"):
+    with pytest.raises(MissingExtraError, match=r"google-cloud-storage .*\[gcs\]"):
         open_store("gs://bucket")
 
 
 def test_a_missing_aiohttp_is_named(server, monkeypatch):
     store = GcsStore("gs://bucket")
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    with pytest.raises(MissingExtraError, match=r"aiohttp .*tpufeed\[gcs\]"):
+    with pytest.raises(MissingExtraError, match=r"aiohttp .*\[gcs\]"):
         list(store.read_many([Span("a")]))
 
 

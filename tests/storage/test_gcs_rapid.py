@@ -346,7 +346,7 @@ def test_a_layout_that_may_not_be_asked_is_asked_once(server, rapid, status):
 
 def test_a_client_library_that_is_too_old_is_named(rapid, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "google.cloud.storage.asyncio.async_grpc_client", None)
-    with pytest.raises(MissingExtraError, match=r"tpufeed\[rapid\]"):
+    with pytest.raises(MissingExtraError, match=r"\[rapid\]"):
         GcsStore("gs://rapid/set", HURRY).read("a")
 
 

@@ -519,7 +519,7 @@ def test_an_unknown_scheme_is_a_usage_error_with_a_next_step(url):
 @pytest.mark.parametrize(
     ("url", "modules", "error", "step"),
     [
-        ("gs://bucket/x", ("gcsfs", "google.cloud.storage"), "MissingExtraError", "pip install 'tpufeed[gcs]'"),
+        ("gs://bucket/x", ("gcsfs", "google.cloud.storage"), "MissingExtraError", "[gcs]'"),
         ("s3://bucket/x", ("s3fs",), "StoreError", "Install s3fs"),
     ],
 )

@@ -99,8 +99,9 @@ class BeamEngine:
             return f"engine: Beam's {self.runner}; workers need {need}, which {' '.join(given)} must provide"
         image = f"FROM apache/beam_python{release}_sdk:{version('apache-beam')}"
         return (
-            f"engine: Beam's {self.runner}; workers need {need}. Once:\n"
-            f"  printf '{image}\\nRUN pip install \"tpufeed[gcs]=={tpufeed.__version__}\"\\n' > Dockerfile\n"
+            f"engine: Beam's {self.runner}; workers need {need}. Once, in a folder with its wheel alone:\n"
+            f"  printf '{image}\\nCOPY *.whl /wheels/\\n"
+            'RUN pip install "$(echo /wheels/*.whl)[gcs]"\\n\' > Dockerfile\n'
             "  docker build -t IMAGE . && docker push IMAGE\n"
             "and after `--`: --sdk_container_image=IMAGE"
         )

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 
 from tpufeed import __version__
 from tpufeed.engines.engine import Job, ReportProgress, TaskFunction
-from tpufeed.errors import BuildError
+from tpufeed.errors import BuildError, install_command
 from tpufeed.processes.limits import failure_message
 
 _SHARED_ADVICE = (
@@ -60,7 +60,7 @@ def check_hosts(views: Iterable[HostView], launcher: HostView) -> None:
         if view.tpufeed is None:
             problems.append(
                 f"{view.host} has no tpufeed ({view.problem}); the launcher has tpufeed {launcher.tpufeed} on Python "
-                f"{launcher.python}. Install it there: pip install tpufeed=={launcher.tpufeed} (docs/scaleout.md)"
+                f"{launcher.python}. Install it there as here: {install_command()} (docs/scaleout.md)"
             )
         # Another patch version of Python writes the same bytes; another minor version may not.
         elif (view.tpufeed, view.python.rpartition(".")[0]) != (launcher.tpufeed, launcher.python.rpartition(".")[0]):

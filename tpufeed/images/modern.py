@@ -19,11 +19,10 @@ from PIL import Image
 from tpufeed.errors import ImageError
 
 ModernFormat = Literal["avif", "heic", "jxl"]
-_EXTRA = "pip install 'tpufeed[formats]'"
 _NEEDS: dict[str, tuple[str, str]] = {  # the module, and what to do if it is missing
     "avif": ("PIL._avif", "an AVIF image: install Pillow 11.3 or later with AVIF (pip install 'pillow>=11.3')"),
-    "heic": ("pillow_heif", f"a HEIC image: install pillow-heif ({_EXTRA})"),
-    "jxl": ("pillow_jxl", f"a JPEG XL image: install pillow-jxl-plugin ({_EXTRA})"),
+    "heic": ("pillow_heif", "a HEIC image: pip install pillow-heif"),
+    "jxl": ("pillow_jxl", "a JPEG XL image: pip install pillow-jxl-plugin"),
 }
 MODERN = frozenset(_NEEDS)
 _BRANDS: dict[bytes, ModernFormat] = {

@@ -30,6 +30,7 @@ from tpufeed.errors import (
     OptionError,
     StoreError,
     UnavailableError,
+    install_command,
     mask_secrets,
 )
 from tpufeed.storage.store import check_name
@@ -581,7 +582,7 @@ class GcsFolder:
         if layout is None:
             return ""
         if layout.location_type == "zone":
-            advice = "" if has_grpc() else ": pip install 'tpufeed[rapid]'"
+            advice = "" if has_grpc() else f": {install_command('rapid')}"
             return (
                 f"{self.bucket} is a zonal (Rapid) bucket in {layout.location}, whose objects are read and written "
                 f"over gRPC{advice} (docs/gcs.md)"

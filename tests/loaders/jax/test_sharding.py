@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import tpufeed
 from tpufeed.dataset.order import World
-from tpufeed.errors import LoaderError, OptionError
+from tpufeed.errors import LoaderError, OptionError, install_command
 from tpufeed.loaders.jax.sharding import Placement
 
 COLUMNS = ["image", "label", "sample"]
@@ -201,4 +201,4 @@ for name in ("loader", "sharding"):
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "JAX is not installed: pip install 'tpufeed[jax]'\n" * 2
+    assert done.stdout == f"JAX is not installed: {install_command('jax')}\n" * 2

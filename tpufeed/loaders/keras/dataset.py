@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import MissingExtraError, OptionError, install_command
 from tpufeed.loaders.feed import ENDLESS, Feed
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ except ImportError as error:
     ) from error
 
 if not hasattr(keras, "ops"):
-    raise OptionError(f"tpufeed feeds Keras 3, and this is Keras {keras.__version__}: pip install 'tpufeed[keras]'")
+    raise OptionError(f"tpufeed feeds Keras 3, and this is Keras {keras.__version__}: {install_command('keras')}")
 
 
 _TAKEN_TO_BUILD = 2  # batches at most: JAX on an accelerator takes one ahead

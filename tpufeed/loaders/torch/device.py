@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import MissingExtraError, OptionError, install_command
 from tpufeed.loaders.device import DeviceFeed, Transfer
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.torch.arrays import ARRAYS
@@ -132,13 +132,13 @@ def _parse_device(device: Any) -> torch.device:
             raise MissingExtraError("torch_tpu", "torchtpu") from None
         raise OptionError(
             'the device "tpu" is TorchTPU\'s, and torch_xla is installed: use to_xla() or the device "xla", or install '
-            "'tpufeed[torchtpu]' into an environment of its own"
+            "the extra torchtpu into an environment of its own"
         ) from None
     pages = (package.metadata.get_all(key) or [] for key in ("Home-page", "Project-URL"))
     if _GOOGLES not in str([*pages]):
         raise OptionError(
             f"torch_tpu {package.version} is not Google's TorchTPU but another package of the same name: run pip "
-            "uninstall torch_tpu, then pip install 'tpufeed[torchtpu]'"
+            f"uninstall torch_tpu, then {install_command('torchtpu')}"
         )
     try:
         return torch.device(device)

@@ -1,0 +1,83 @@
+"""Which benchmarks' results are older than the code that they measure, as git's history says."""
+
+import ast
+import datetime
+import json
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+LOADING = ("dataset", "images", "loaders", "processes", "storage", "tfrecord")
+BUILDING = ("build", "dataset", "engines", "images", "processes", "sharding", "storage", "tfrecord")
+MEASURED = {  # rooms and files of tpufeed by the script that measures them; a script that is not here measures all
+    **dict.fromkeys(("dlio", "feed", "gil", "grain", "imread", "mixture", "soak", "spdl", "views", "window"), LOADING),
+    **dict.fromkeys(("bench-device", "doctor", "stages"), (*LOADING, "measure")),
+    **dict.fromkeys(("plan", "shard"), BUILDING),
+    **dict.fromkeys(("ops", "pixels"), ("images",)),
+    "clock": ("measure/clock.py",),
+    "engines": ("engines",),
+    "grown": (*BUILDING, "loaders"),
+    "order": ("dataset/order.py", "loaders/sampler.py"),
+    "staging": ("storage",),
+}
+# What runs, by `platforms` and by pages of its own, and the sizes of other packages: no figures of this code.
+NO_FIGURES = ("by-hand", "packages", "platforms")
+
+_DOCSTRING = re.compile(r"""body=\[Expr\(value=Constant\(value=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\)\)(?:, )?""")
+
+
+class GitError(Exception):
+    """Git is missing, or there is no history."""
+
+
+def find_older(root: Path) -> tuple[int, dict[str, list[str]]]:
+    """How many results there are, and the older ones, by the change that they lack.
+
+    A result is older if it was measured on an earlier day than the last change of its code, or committed before it.
+    Only a result that was measured before a change of the same day, and committed after it, is missed.
+    """
+    results = [path for path in sorted((root / "benchmarks/results").glob("*.json")) if path.stem not in NO_FIGURES]
+    older: dict[str, list[str]] = {}
+    for path in results:
+        result = json.loads(path.read_text())
+        day = (result.get("machine") or result.get("host") or {}).get("date", "")
+        script = re.search(r"run\.py ([\w-]+)", result.get("command", ""))
+        rooms = MEASURED.get(script[1], ()) if script else ()
+        seconds, changed, subject = last_change(root, tuple(f"tpufeed/{room}" for room in rooms) or ("tpufeed",))
+        committed = git(root, "log", "-1", "--first-parent", "--format=%ct", "--", str(path.relative_to(root))).strip()
+        if day < changed or int(committed or 0) < seconds:
+            older.setdefault(f"{changed}, {subject}", []).append(f"{path.stem} ({day or 'no date'})")
+    return len(results), older
+
+
+@cache
+def last_change(root: Path, paths: tuple[str, ...]) -> tuple[int, str, str]:
+    """Seconds, day and subject of the last commit that changed more of these files than comments and docstrings."""
+    for line in git(root, "log", "--first-parent", "--format=%H %ct %h %s", "--", *paths).splitlines():
+        commit, seconds, subject = line.split(" ", 2)
+        parent = git(root, "rev-list", "--parents", "-n1", commit).split()[1:2]
+        names = git(root, "diff", "--name-only", parent[0], commit, "--", *paths).splitlines() if parent else []
+        if not parent or any(do(root, parent[0], name) != do(root, commit, name) for name in names):
+            day = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).date().isoformat()
+            return int(seconds), day, subject
+    return 0, "", ""
+
+
+def do(root: Path, commit: str, name: str) -> str:
+    """What a file of a commit does, as text without comments and docstrings; empty if it is not there."""
+    if not git(root, "ls-tree", commit, "--", name):
+        return ""
+    text = git(root, "show", f"{commit}:{name}")
+    return _DOCSTRING.sub("body=[", ast.dump(ast.parse(text))) if name.endswith(".py") else text
+
+
+def git(root: Path, *arguments: str) -> str:
+    if shutil.which("git") is None:
+        raise GitError("git is missing: install it")
+    done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no reason"])[0]
+        raise GitError(f"{root} is no clone with a commit: run it in one (git {arguments[0]}: {said})")
+    return done.stdout
