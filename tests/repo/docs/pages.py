@@ -34,7 +34,6 @@ UNRUN = (
     ("tpu-vm.md", "", "test_tpu_vm.py looks at each command"),
     ("scaleout.md", "", "needs several hosts or Google's: tests/engines has Ray and Beam"),
     ("which-tpu.md", "scripts/check-tpu", "needs a TPU: test_check_tpu.py runs it with --cpu"),
-    ("torch.md", "^torchrun ", "only with scripts/test --long: test_programs.py"),
     ("containers.md", "TorchTrainer", "only with scripts/test --long: test_containers.py"),
     ("examples/README.md", "gs://BUCKET", "needs a TPU and a bucket: test_page.py checks the options"),
     ("examples/README.md", "--device-ops", "test_jax.py and test_torch_xla.py run them with fewer epochs"),

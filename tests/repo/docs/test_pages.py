@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,10 @@ PAGES = [
     "README.md",
     "examples/README.md",
     *(path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
+]
+GENERAL = [  # of no framework
+    *("loaders.md", "resume.md", "mixtures.md", "views.md", "samples.md", "growing.md", "recipes.md", "gcs.md"),
+    *("security.md", "troubleshooting.md", "scaleout.md"),
 ]
 LANGUAGES = {"python", "bash", "json", "dockerfile", "text"}
 PROGRAMS = (
@@ -49,6 +54,20 @@ def test_every_entry_is_needed() -> None:
         for name in re.findall(r"test_\w+\.py", reason):
             assert list((ROOT / "tests").rglob(name)), name
     assert {page for _, page, _ in runs()} <= {*PAGES}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "kaggle.md"])
+def test_programs_ask_for_the_number_of_classes(page: str) -> None:
+    for program in blocks(page):
+        assert not re.search(r"Dense\(\d+\)|Linear\(\d+, \d+\)|zeros\(\(\d+, \d+\)\)|classes=\d", program)
+
+
+@pytest.mark.parametrize("page", GENERAL)
+def test_programs_of_general_pages_need_numpy_alone(page: str) -> None:
+    nodes = [node for program in blocks(page) for node in ast.walk(ast.parse(program))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in names} <= {"numpy", "tpufeed", *sys.stdlib_module_names}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -168,7 +168,6 @@ def test_torch_xla_on_four_devices_and_under_spmd(folder: Path) -> None:
     assert output.splitlines()[-1] == "{devices=[4]0,1,2,3}"
 
 
-@pytest.mark.long
 def test_torch_in_two_processes(folder: Path) -> None:
     (command,) = commands("torch.md")
     (folder / "train.py").write_text(blocks("torch.md")[0])
