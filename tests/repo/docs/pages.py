@@ -79,7 +79,8 @@ def unrun(page: str, pattern: str) -> list[str]:
     """The parts of a page that match, of which no test so far has run any text that has them."""
     asked = [part for part in parts(page) if re.search(pattern, part, re.MULTILINE) and not reason_of(page, part)]
     assert asked, f"{page} has nothing that matches {pattern!r}"
-    return [part for part in asked if not any(part.strip() in text for text in _ran)]
+    texts = [f"\n{text.strip()}\n" for text in _ran]
+    return [part for part in asked if not any(f"\n{part.strip()}\n" in text for text in texts)]
 
 
 def run(command: str | list[str], folder: Path, **variables: str) -> str:
