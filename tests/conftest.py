@@ -92,6 +92,19 @@ def _no_worker_processes() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _whole_pages(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail if a file of tests has not run all that its RUNS says of pages, unless only some of its tests were asked."""
+    yield
+    config = request.config
+    some = config.option.keyword or any("::" in argument for argument in config.args) or request.session.testsfailed
+    if hasattr(request.module, "RUNS") and not some:
+        from tests.repo.docs.pages import unrun
+
+        left = {page: unrun(page, pattern) for page, pattern in request.module.RUNS.items()}
+        assert not any(left.values()), f"no test has run these: {left}"
+
+
 @pytest.fixture(scope="session")
 def photo_files() -> list[Path]:
     """Real photographs, JPEG and PNG, 427 to 640 pixels a side, one of them grey."""

@@ -4,20 +4,17 @@ import json
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.measure.xspaces import encode_xspace, host_plane, step, tensor_core, write_profile
+from tests.repo.docs.pages import commands, ran
 from tpufeed.measure.clock import SavedSteps, StepReport, StepTimes
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
-COMMANDS = [
-    line.partition("#")[0].strip()
-    for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    for line in block.splitlines()
-]
+RUNS = {"doctor.md": ""}
+
+COMMANDS = commands("doctor.md")
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +37,9 @@ def test_the_page_has_commands():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, command):
     monkeypatch.chdir(place)
-    done = run(*shlex.split(command)[1:], "--seconds", 1)
+    done = run(*shlex.split(command, comments=True)[1:], "--seconds", 1)
     assert done.returncode == 0, done.stderr
+    ran(command)
     if "--json" in command:
         found = json.loads(done.stdout)
         assert found["model"] == "8 GFLOPs per sample"

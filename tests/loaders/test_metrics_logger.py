@@ -11,7 +11,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.repo.docs.pages import ran
 from tpufeed.errors import OptionError
+
+RUNS = {"metrics.md": ""}
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {"images_per_second", "wait_ms", "idle_percent", "read_mb_per_second", "bad_records"}
@@ -248,6 +251,7 @@ def test_the_page_runs(cache_url, tmp_path, monkeypatch, capsys):
     program = "\n".join(programs).replace("9400", "0")
     scope = {}
     exec(compile(program, "metrics.md", "exec"), scope)
+    ran(*programs)
     scope["loader"].close()
     assert "tpufeed/images_per_second" in capsys.readouterr().out
     assert list(Path("runs/flowers").iterdir())

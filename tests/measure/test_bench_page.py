@@ -13,8 +13,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.repo.docs.pages import ran
 from tpufeed.cache import warmup
 from tpufeed.cli.app import app
+
+RUNS = {"measuring.md": r"^tpufeed bench flowers|import BenchOptions"}
 
 PAGE = (Path(__file__).parents[2] / "docs/measuring.md").read_text().partition("\n## Bench\n")[2].partition("\n## ")[0]
 
@@ -53,6 +56,7 @@ def test_the_commands_run_as_they_stand(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         done = [CliRunner().invoke(app, [*shlex.split(command)[1:], *short]) for command in commands]
+    ran(*commands)
     outputs = [one.output for one in done]
     assert [one.exit_code for one in done] == [0] * 3, outputs
     assert "EMULATED tpu-v3-8, batches of 128" in outputs[0]
@@ -67,3 +71,4 @@ def test_the_program_runs_as_it_stands(folder: Path) -> None:
     (program,) = blocks("python")
     (folder / "program.py").write_text(program)
     assert run(folder, f"{sys.executable} program.py").startswith("flowers-224, numpy ")
+    ran(program)

@@ -16,7 +16,10 @@ import pytest
 
 import tpufeed
 from tests.quick_xla import QUICK
+from tests.repo.docs.pages import ran
 from tpufeed.measure.compiling import compile_advice, xla_counts
+
+RUNS = {"measuring.md": "StepClock|xla_counts|read_counters"}
 
 PAGE = (Path(__file__).parents[2] / "docs/measuring.md").read_text()
 SYNC, LOOK, COMPUTE = 3.0, 2.0, 5.0
@@ -50,6 +53,7 @@ def found(photo_files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
         timeout=200,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    ran(*blocks)
     return json.loads((folder / "found.json").read_text())
 
 

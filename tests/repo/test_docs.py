@@ -20,9 +20,20 @@ from PIL import Image
 import tpufeed
 from tests.gcs_server import GcsServer
 from tests.repo.docs.layouts import write_coco, write_hub
-from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, run, run_here, run_program, text_of
+from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, ran, run, run_here, run_program, text_of
 from tests.tfrecords import encode_record
 from tpufeed.tfrecord.example import Feature, encode_example
+
+RUNS = {
+    "shard.md": "",
+    "samples.md": "",
+    "mixtures.md": "",
+    "views.md": "",
+    "growing.md": "",
+    "cache.md": "",
+    "gcs.md": "",
+    "measuring.md": " --report out/",
+}
 
 AUGMENT = """
 def heavy(image, rng):
@@ -294,6 +305,7 @@ def gcs(sources: Path, tmp_path: Path) -> Iterator[GcsServer]:
         assert process.stdout is not None
         url = process.stdout.readline().strip().removeprefix("export STORAGE_EMULATOR_HOST=")
         yield GcsServer.attach(url)
+        ran(server_command())
         process.terminate()
 
 
@@ -330,6 +342,7 @@ def test_the_commands_for_gcs_run_as_they_stand(
     gcs.clear_log()
     for program in blocks("gcs.md"):
         exec(program, {})
+        ran(program)
     variants = ["flowers-64/train-v0-", "flowers-64/train-v1-"]
     assert all(gcs.requests(operation="read", name=f"{variant}*") for variant in variants)
     assert run(last, tmp_path).strip()

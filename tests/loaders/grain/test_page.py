@@ -1,6 +1,8 @@
 """The programs of docs/grain.md, as they stand, in this process, which has imported Grain already."""
 
-from tests.repo.docs.pages import blocks
+from tests.repo.docs.pages import blocks, ran
+
+RUNS = {"grain.md": ""}
 
 
 def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path, monkeypatch, capsys):
@@ -9,6 +11,7 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, tmp_path, monke
     programs = blocks("grain.md")
     assert len(programs) == 4
     exec("\n".join(programs), {"__name__": "page"})
+    ran(*programs)
     first, last = capsys.readouterr().out.splitlines()
     assert first == "8 batches of (16, 64, 64, 3)"
     assert last.startswith("(8, 64, 64, 3) ")

@@ -5,24 +5,23 @@ import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 from tests.quick_xla import QUICK
-from tests.repo.docs.pages import blocks as blocks_of
+from tests.repo.docs.pages import blocks, ran
 
-PAGE = Path(__file__).parents[3] / "docs/jax.md"
+RUNS = {"jax.md": "", "kaggle.md": "import jax\n", "README.md": "import jax\n"}
 
 
 def test_the_programs_of_the_page_run_as_they_stand(dataset_url, cache_url, tmp_path):
     (tmp_path / "flowers").symlink_to(dataset_url)
     (tmp_path / "flowers-224").symlink_to(cache_url)
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 6
-    cells = [block for page in ("kaggle.md", "README.md") for block in blocks_of(page) if "import jax\n" in block]
+    programs = blocks("jax.md")
+    assert len(programs) == 6
+    cells = [block for page in ("kaggle.md", "README.md") for block in blocks(page) if "import jax\n" in block]
     assert len(cells) == 2
     set_mesh = "with jax.set_mesh(jax.make_mesh((8,), ('data',))):\n"  # of Explicit axes
     cells.append(set_mesh + textwrap.indent(cells[-1], "    "))
-    (tmp_path / "program.py").write_text("\n".join([*blocks, *cells]))
+    (tmp_path / "program.py").write_text("\n".join([*programs, *cells]))
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}",
@@ -32,6 +31,7 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, cache_url, tmp_
         command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    ran(*programs, *cells)
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"loss \d\.\d+; \d+\.\d+ s waited; \d+ bytes sent", lines[0])
     assert re.fullmatch(r"P\w*\('data', None, 'model'\) P\w*\('data',\) \(4, 64, 32, 3\)", lines[1])

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -11,11 +10,14 @@ import pytest
 
 from tests.loaders.keras.training import all_steps, saved_after
 from tests.quick_xla import QUICK
+from tests.repo.docs.pages import blocks
+from tests.repo.docs.pages import ran as note
+
+RUNS = {"keras.md": ""}
 
 pytestmark = pytest.mark.timeout(1800)
 
 HERE = Path(__file__).parent
-PAGE = Path(__file__).parents[3] / "docs/keras.md"
 EPOCH = 10  # steps
 LONG = [pytest.param("torch", marks=pytest.mark.long)]
 
@@ -43,7 +45,7 @@ def ran(run_forks, dataset_url, cache_url, tmp_path_factory):
 def write_page(folder, dataset_url, cache_url):
     shutil.copytree(dataset_url, folder / "flowers")
     shutil.copytree(cache_url, folder / "flowers-224")
-    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    programs = blocks("keras.md")
     assert len(programs) == 4
     last = "import sys; assert 'tensorflow' not in sys.modules; print(scores.shape)"
     (folder / "program.py").write_text("\n".join([*programs, last]))
@@ -82,3 +84,4 @@ def test_the_programs_of_the_page_are_one_that_runs(ran):
     assert output.count("val_accuracy") == 5
     assert output.splitlines()[-1] == "(26, 3)"
     assert (folder / "backup.json").is_file()
+    note("export KERAS_BACKEND=jax", *blocks("keras.md"))  # the fixture sets the variable

@@ -20,13 +20,18 @@ import tensorflow as tf
 
 import tpufeed
 from tests.loaders.tf.feeds import tf_feed
-from tests.repo.docs.pages import blocks as blocks_of
-from tests.repo.docs.pages import commands, run_here
+from tests.repo.docs.pages import blocks, commands, run_here
+from tests.repo.docs.pages import ran as note
+
+RUNS = {
+    "tfdata.md": "",
+    "kaggle.md": "^tpufeed |tensorflow|open_dataset",
+    "examples/README.md": "--cpu 2 ",
+}
 
 pytestmark = pytest.mark.timeout(1800)
 
-HERE, DOCS = Path(__file__).parent, Path(__file__).parents[3] / "docs"
-SERVICE = "python examples/tfdata_service.py "
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 SAMPLES = 70
 STEP = 16  # four replicas of 4
 WAYS = ["left", "left direct", "one thread", "gone on", "fit failed"]
@@ -40,7 +45,7 @@ def folder(tmp_path_factory, dataset_url, cache_url, photo_folder):
     folder = tmp_path_factory.mktemp("processes")
     shutil.copytree(dataset_url, folder / "flowers")
     shutil.copytree(cache_url, folder / "flowers-224")
-    (folder / "examples").symlink_to(DOCS.parent / "examples")
+    (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "kaggle").mkdir()
     (folder / "kaggle/photos").symlink_to(photo_folder)
     return folder
@@ -72,22 +77,52 @@ def save(url, given, folder):
 
 
 def programs_of_pages(folder):
-    """The programs of docs/tfdata.md joined to one, its command, and the programs of docs/kaggle.md for TensorFlow."""
-    programs = blocks("python")
-    assert len(programs) == 8
-    (folder / "program.py").write_text("\n".join(programs))
-    (command,) = (line for block in blocks("bash") for line in block.splitlines() if not line.startswith(SERVICE))
-    python, *arguments = shlex.split(command)
+    """The programs of docs/tfdata.md joined to one, those of its service, an example and Kaggle's programs."""
+    programs = blocks("tfdata.md")
+    serve, trainer = (next(code for code in programs if words in code) for words in ("DispatchServer", "service="))
+    rest = [code for code in programs if code not in (serve, trainer)]
+    assert len(rest) == 8
+    (folder / "program.py").write_text("\n".join(rest))
+    (folder / "serve.py").write_text(serve)
+    (folder / "trainer.py").write_text(trainer)
+    (folder / "service.py").write_text(SERVICE)
+    python, *arguments = shlex.split(example_command())
     assert python == "python"
     run_here(commands("kaggle.md"), folder / "kaggle")
-    guide = [program for program in blocks_of("kaggle.md") if "import jax" not in program and "xla" not in program]
+    guide = [program for program in blocks("kaggle.md") if "import jax" not in program and "xla" not in program]
     assert len(guide) == 2
     (folder / "kaggle.py").write_text("import os\n\nos.chdir('kaggle')\n" + "\n".join(guide))
-    return {"page": ["program.py"], "command": arguments, "kaggle": ["kaggle.py"]}
+    service = ["service.py", *commands("tfdata.md")]
+    return {"page": ["program.py"], "command": arguments, "kaggle": ["kaggle.py"], "service": service}
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", (DOCS / "tfdata.md").read_text(), re.DOTALL)
+def example_command():
+    (command,) = (line for line in commands("examples/README.md") if "--cpu 2 " in line)
+    return command
+
+
+# The commands of the page, each in a fork, and then the trainer.
+SERVICE = """
+import os
+import runpy
+import shlex
+import signal
+import sys
+
+servers = []
+for line in sys.argv[1:]:
+    servers.append(os.fork())
+    if not servers[-1]:
+        python, *sys.argv = shlex.split(line)
+        assert python == "python"
+        signal.alarm(200)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+try:
+    runpy.run_path("trainer.py", run_name="__main__")
+finally:
+    for server in servers:
+        os.kill(server, signal.SIGKILL)
+"""
 
 
 # Processes that end
@@ -269,25 +304,25 @@ def test_evaluation_under_the_strategy_weighs_padding_with_nothing(found):
 # The programs of the pages, as they stand
 
 
-def test_the_programs_of_the_page_are_one_that_runs(ran):
+def test_the_programs_of_the_page_are_one_that_runs(ran, folder):
     status, output, said = ran["page"]
     assert status == 0, said[-4000:]
     assert output.count("val_accuracy") == 3
     assert output.splitlines()[-1] == "(8, 64, 64, 3)"
+    note((folder / "program.py").read_text())
 
 
-def test_the_command_and_kaggle_s_guide_run(ran):
+def test_the_service_of_the_page_serves(ran, folder):
+    status, output, said = ran["service"]
+    assert status == 0, said[-4000:]
+    assert output == "the service gave (8, 64, 64, 3)\n"
+    note(*commands("tfdata.md"), *((folder / name).read_text() for name in ("serve.py", "trainer.py")))
+
+
+def test_the_command_and_kaggle_s_guide_run(ran, folder):
     """The guide's program compares what its `count_data_items` finds with the number of records."""
     for name in ("command", "kaggle"):
         assert ran[name][0] == 0, ran[name][2][-4000:]
     assert ran["command"][1].strip()
     assert re.search(r"^4/4 - .* - loss: \d", ran["kaggle"][1], re.MULTILINE)
-
-
-def test_the_example_has_the_options_of_the_commands_for_a_service():
-    """test_dataset.py starts such a service."""
-    commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith(SERVICE)]
-    assert [command.split()[2] for command in commands] == ["dispatcher", "worker"]
-    program = (DOCS.parent / "examples/tfdata_service.py").read_text()
-    for option in set(re.findall(r"--[a-z-]+", "".join(commands))):
-        assert f'"{option}"' in program
+    note(example_command(), (folder / "kaggle.py").read_text())

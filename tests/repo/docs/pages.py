@@ -1,4 +1,9 @@
-"""Read the pages and run their commands, most in this process, which saves the start of another one."""
+"""Read the pages and run their commands, most in this process, which saves the start of another one.
+
+Each test file that runs some says so by a constant: `RUNS = {"xla.md": "", "README.md": "import keras"}`, of which a
+value is a pattern that its blocks match. `unrun` tells what of that was not run, and a fixture of tests/conftest.py
+asks it after the file's last test. test_pages.py compares all these with the pages.
+"""
 
 import logging
 import os
@@ -19,18 +24,63 @@ SHORT = {
     "doctor": ["--seconds", "1"],
     "bench": ["--batch", "16", "--steps", "3", "--repeats", "1", "--warm-up", "0"],
 }
+# What no test of CI runs as it stands: page, pattern, reason.
+UNRUN = (
+    ("", r"^(\S*/)?pip (un)?install ", "changes the environment of the tests"),
+    ("README.md|index.md", r"^\./scripts/demo", "takes minutes: test_demo.py runs it on fewer photographs"),
+    ("README.md", r"^\./scripts/test", "runs these tests"),
+    ("install.md", r"uv venv|-m venv|conda create|^git clone", "makes environments, as root or with conda"),
+    ("kaggle.md", "kaggle_datasets|kaggle_secrets", "has modules of Kaggle's notebooks"),
+    ("tpu-vm.md", "", "test_tpu_vm.py looks at each command"),
+    ("scaleout.md", "", "needs several hosts or Google's: tests/engines has Ray and Beam"),
+    ("which-tpu.md", "scripts/check-tpu", "needs a TPU: test_check_tpu.py runs it with --cpu"),
+    ("containers.md", "TorchTrainer", "only with scripts/test --long: test_containers.py"),
+    ("examples/README.md", "gs://BUCKET", "needs a TPU and a bucket: test_page.py checks the options"),
+    ("examples/README.md", "--device-ops", "test_jax.py and test_torch_xla.py run them with fewer epochs"),
+)
+_ran: list[str] = []
 
 
 def text_of(page: str) -> str:
-    return (ROOT / ("README.md" if page == "README.md" else f"docs/{page}")).read_text()
+    return (ROOT / (page if page.endswith("README.md") else f"docs/{page}")).read_text()
 
 
 def blocks(page: str, language: str = "python") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text_of(page), re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
 
 
 def commands(page: str) -> list[str]:
-    return [line for block in blocks(page, "bash") for line in block.splitlines()]
+    """The commands of a page; one that continues on the next line is one line here."""
+    lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def parts(page: str) -> list[str]:
+    """The programs and commands of a page. A script is one of them."""
+    scripts = [block for block in blocks(page, "bash") if block.startswith("#!")]
+    inside = [line for script in scripts for line in script.splitlines()]
+    return [*blocks(page), *scripts, *(line for line in commands(page) if line not in inside)]
+
+
+def reason_of(page: str, part: str) -> str | None:
+    """Why no test runs it."""
+    for pages, pattern, reason in UNRUN:
+        if re.fullmatch(pages or ".*", page) and re.search(pattern, part, re.MULTILINE):
+            return reason
+    return None
+
+
+def ran(*texts: str) -> None:
+    """Note what was run, and ended well, by other means than the functions below."""
+    _ran.extend(texts)
+
+
+def unrun(page: str, pattern: str) -> list[str]:
+    """The parts of a page that match, of which no test so far has run any text that has them."""
+    asked = [part for part in parts(page) if re.search(pattern, part, re.MULTILINE) and not reason_of(page, part)]
+    assert asked, f"{page} has nothing that matches {pattern!r}"
+    texts = [f"\n{text.strip()}\n" for text in _ran]
+    return [part for part in asked if not any(f"\n{part.strip()}\n" in text for text in texts)]
 
 
 def run(command: str | list[str], folder: Path, **variables: str) -> str:
@@ -50,12 +100,16 @@ def run(command: str | list[str], folder: Path, **variables: str) -> str:
         timeout=240,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    if isinstance(command, str):
+        ran(command)
     return done.stdout
 
 
 def run_program(code: str, folder: Path, **variables: str) -> str:
     (folder / "program.py").write_text(code)
-    return run([sys.executable, "program.py"], folder, **variables)
+    output = run([sys.executable, "program.py"], folder, **variables)
+    ran(code)
+    return output
 
 
 def run_here(lines: list[str], folder: Path) -> None:
@@ -69,6 +123,7 @@ def run_here(lines: list[str], folder: Path) -> None:
             done = CliRunner().invoke(app, [*words, *SHORT.get(words[0], [])], prog_name=program)
             assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
             assert done.stdout.strip(), line
+            ran(line)
     logging.getLogger("tpufeed").setLevel(level)  # commands change it
 
 

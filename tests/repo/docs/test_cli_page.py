@@ -11,7 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.repo.docs.pages import commands, ran, run
 from tpufeed.cli.app import app
+
+RUNS = {"cli.md": ""}
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/cli.md"
@@ -87,6 +90,14 @@ def test_every_variable_that_the_package_reads_is_told_of():
         read |= set(re.findall(r"""environ(?:\.get|\.setdefault|\.pop)?[\[(]"([A-Z_]+)\"""", text))
     inner = {"COMP_WORDS", "COMP_CWORD", "_TPUFEED_COMPLETE"}  # a shell's, when it completes
     assert read - inner <= told
+
+
+def test_its_commands_install_and_print_the_scripts(tmp_path):
+    for command in commands("cli.md"):
+        run(["bash", "-c", f"{command}\nexit $?"], tmp_path, HOME=str(tmp_path))
+        ran(command)
+    assert "tpufeed" in (tmp_path / ".bashrc").read_text()
+    assert all((tmp_path / name).stat().st_size > 100 for name in ("tpufeed.bash", "_tpufeed", "tpufeed.fish"))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,18 +1,21 @@
-"""docs/containers.md: its programs run as they stand, in two processes with Slurm's variables and in Ray Train."""
+"""docs/containers.md: its commands, programs and script run as they stand, under stand-ins for Docker and Slurm."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.repo.docs.pages import blocks, make_photos, run_here, run_program
+from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, ran, run, run_here, run_program
+from tests.repo.docs.stand_ins import install
 
+RUNS = {"containers.md": ""}
 SLURM, TORCH, RAY = blocks("containers.md")
+(SCRIPT,) = (block for block in blocks("containers.md", "bash") if block.startswith("#!"))
 
 
 @pytest.fixture(scope="module")
@@ -29,55 +32,72 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tasks_of_slurm_find_their_ranks_by_jax(folder: Path) -> None:
-    (folder / "slurm.py").write_text(SLURM)
-    step = {
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_NTASKS": "2",
-        "SLURM_LOCALID": "0",
-    }
-    step |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "JAX_PLATFORMS": "cpu", "TPUFEED_PROCESSES": "0"}
-    tasks = start_tasks(["slurm.py"], folder, step)
-    assert [task.communicate(timeout=120)[0] for task in tasks] == ["rank 0 of 2\n", "rank 1 of 2\n"]
+def test_a_container_runs_a_program_and_the_image_s_files_are_there(folder: Path, tmp_path: Path) -> None:
+    path = install(tmp_path, "docker", "kubectl")
+    (folder / "train.py").write_text(blocks("loaders.md")[0])
+    for line in commands("containers.md"):
+        if line.startswith("docker run "):
+            assert "next: epoch 1" in run(line, folder, PATH=path, TPUFEED_PROCESSES="0")
+        elif line.startswith(("docker ", "kubectl ")):
+            run(line, ROOT, PATH=path)
 
 
-def start_tasks(arguments: list[str], folder: Path, variables: dict[str, str]) -> list[subprocess.Popen[str]]:
-    return [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=folder,
-            env=os.environ | variables | {"SLURM_PROCID": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+def test_tasks_of_slurm_find_their_ranks_by_jax(folder: Path, tmp_path: Path) -> None:
+    (folder / "train.py").write_text(SLURM)
+    (command,) = (line for line in commands("containers.md") if line.startswith("srun --"))
+    given = {"PATH": install(tmp_path, "srun"), "JAX_PLATFORMS": "cpu", "TPUFEED_PROCESSES": "0"}
+    said = run(command, folder, **given)
+    assert sorted(said.splitlines()) == [f"rank {rank} of 4" for rank in range(4)]
+    ran(SLURM)
 
 
-def test_a_job_that_is_queued_again_continues_with_the_next_sample(folder: Path) -> None:
+def start_job(folder: Path, tools: Path, port: int, steps: int) -> subprocess.Popen[str]:
+    """Submit the page's script for two nodes."""
+    given = {"PATH": install(tools, "sbatch", "srun", "scontrol"), "SLURM_JOB_ID": str(port)}
+    given |= {"USE_TORCH_XLA": "0", "TPUFEED_PROCESSES": "0"}
+    command = ["sbatch", "--nodes=2", "train.sbatch", str(steps)]
+    return subprocess.Popen(
+        [str(tools / command[0]), *command[1:]],
+        cwd=folder,
+        env=os.environ | given,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_job_that_is_queued_again_continues_with_the_next_sample(folder: Path, tmp_path: Path) -> None:
     (folder / "train.py").write_text(TORCH)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    step = {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    step |= {"USE_TORCH_XLA": "0", "TPUFEED_PROCESSES": "0"}
-    tasks = start_tasks(["train.py", "1000000"], folder, step)
-    deadline = time.monotonic() + 120
-    while not all(taken(folder, rank) for rank in (0, 1)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    tasks[1].send_signal(signal.SIGUSR1)
-    for task in tasks:
-        task.communicate(timeout=120)
-    assert [task.returncode for task in tasks] == [75, 75]
+    (folder / "train.sbatch").write_text(SCRIPT)
+    port = free_port()
+    with start_job(folder, tmp_path, port, 1_000_000) as job:
+        deadline = time.monotonic() + 120
+        while not all(taken(folder, rank) for rank in (0, 1)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(int((folder / "srun.pids").read_text().split()[1]), signal.SIGUSR1)
+        assert job.wait(120) == 75
+    assert (folder / "requeued").exists()
+    (folder / "requeued").unlink()
     steps = len(taken(folder, 0)) // 2 * 2 + 4  # an epoch has 2
-    tasks = start_tasks(["train.py", str(steps)], folder, step)
-    said = [task.communicate(timeout=120)[0] for task in tasks]
-    assert [said[rank].endswith(f"rank {rank} is done\n") for rank in (0, 1)] == [True, True]
+    with start_job(folder, tmp_path, port, steps) as job:
+        said = job.communicate(timeout=120)[0]
+        assert job.returncode == 0
+    assert not (folder / "requeued").exists()
+    assert all(f"rank {rank} is done\n" in said for rank in (0, 1))
     ranks = [taken(folder, rank) for rank in (0, 1)]
     assert [step for step, *_ in ranks[0]] == [step for step, *_ in ranks[1]] == list(range(1, steps + 1))
     for first in range(0, steps, 2):
         epoch = [sample for rank in ranks for _, *samples in rank[first : first + 2] for sample in samples]
         assert len({*epoch}) == len(epoch) == 32
+    ran(TORCH, SCRIPT)
+
+
+def free_port() -> int:
+    """A port as the script has it: 20000 + the job's number % 10000."""
+    for port in range(20_000 + os.getpid() % 9_000, 30_000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 def taken(folder: Path, rank: int) -> list[list[int]]:

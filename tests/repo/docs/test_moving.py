@@ -15,10 +15,12 @@ import typer
 from PIL import Image
 
 import tpufeed
-from tests.repo.docs.pages import commands, run_here, text_of
+from tests.repo.docs.pages import commands, ran, run_here, text_of
 from tests.tfrecords import encode_record
 from tpufeed.cli.app import app
 from tpufeed.tfrecord.example import Feature, encode_example
+
+RUNS = {"moving.md": ""}
 
 PAGE = text_of("moving.md")
 PEERS = {"streaming"}
@@ -99,6 +101,7 @@ def steps_of(title: str, place: Path) -> list[list[tuple]]:
     for program in programs(title):
         found.append([])
         exec(compile(program, title, "exec"), namespace)
+        ran(program)
     return found
 
 
@@ -163,7 +166,9 @@ def test_an_export_from_mds_keeps_bytes_and_labels(place, monkeypatch):
     streaming.StreamingDataset = Mds
     monkeypatch.setitem(sys.modules, "streaming", streaming)
     title = "MosaicML streaming (MDS)"
-    exec(compile(programs_of(title)[0], title, "exec"), {"__name__": "program"})
+    (program,) = programs_of(title)
+    exec(compile(program, title, "exec"), {"__name__": "program"})
+    ran(program)
     (command,) = re.findall(r"^Then run `(tpufeed shard .*?)`", sections()[title], re.MULTILINE)
     run_here([command], place)
     examples = tpufeed.open_dataset(command.split()[-1]).iter_examples("train")

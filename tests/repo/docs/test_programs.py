@@ -4,6 +4,7 @@ All that one process with one device can run is run by one, as to import the fra
 """
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -11,13 +12,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 import tpufeed
 from tests.quick_xla import QUICK
-from tests.repo.docs.pages import blocks, commands, make_photos, run, run_here, run_program
+from tests.repo.docs.pages import blocks, commands, make_photos, ran, run, run_here, run_program
 
+RUNS = {
+    "README.md": "^tpufeed |import keras|import torch_xla",
+    "index.md": "",
+    "examples/README.md": "^tpufeed shard photos|^tpufeed cache warmup",
+    "concepts.md": "",
+    "loaders.md": "",
+    "resume.md": "",
+    "device_ops.md": "",
+    "torch.md": "",
+    "xla.md": "",
+    "coming-from.md": "",
+    "security.md": "^tpufeed ",
+    "kaggle.md": "torch_xla.launch",
+    "measuring.md": "torch_xla.debug.profiler",
+}
 PROJECT_SCRIPTS = ("./scripts/", "pip install")  # run by CI itself, and by .venv's installation
 TOLD = 143
 # A program a page, but each of the README's is one. torch_xla has to be imported before TensorFlow.
@@ -28,9 +44,13 @@ import sys
 import torch_xla
 import lightning.fabric.accelerators.xla
 
-lightning.fabric.accelerators.xla._XLA_AVAILABLE = False  # else it asks Google's metadata server for a TPU
+xla = lightning.fabric.accelerators.xla
+xla._XLA_AVAILABLE = False  # else it asks Google's metadata server for a TPU
 torch_xla.launch = functools.partial(torch_xla.launch, debug_single_process=True)
 for name in sys.argv[1:]:
+    if name == "lightning_xla":  # a CPU device for a TPU's
+        xla._XLA_AVAILABLE = True
+        xla.XLAAccelerator.is_available = xla.XLAAccelerator.auto_device_count = staticmethod(lambda: 1)
     print(f"== {name}", flush=True)
     with open(name) as file:
         exec(compile(file.read(), name, "exec"), {"__name__": "__main__"})
@@ -42,9 +62,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`photos`, and what the commands of README.md and of concepts.md make of them; the other pages begin there."""
     folder = tmp_path_factory.mktemp("programs")
     make_photos(folder, 100, "160x120")
+    of_examples = [line for line in commands("examples/README.md") if re.match("tpufeed cache warmup", line)]
     own = [line for line in commands("README.md") if not line.startswith(PROJECT_SCRIPTS)]
     assert {line.split()[1] for line in own} == {"shard", "show", "cache", "info", "verify", "doctor", "bench"}
-    run_here([*own, *commands("concepts.md"), *commands("device_ops.md")], folder)
+    run_here(
+        [*own, *commands("concepts.md"), *commands("device_ops.md"), *commands("security.md"), *of_examples], folder
+    )
     return folder
 
 
@@ -56,21 +79,26 @@ def test_the_commands_of_the_first_pages_leave_what_they_say(folder: Path) -> No
 @pytest.fixture(scope="module")
 def outputs(folder: Path) -> dict[str, str]:
     """What each program printed that needs one device."""
-    programs = {"xla": [code for code in blocks("xla.md") if not re.search("torch_xla.launch|use_spmd", code)]}
+    programs = {
+        "xla": [code for code in blocks("xla.md") if not re.search("torch_xla.launch|use_spmd|Lightning", code)]
+    }
     programs |= {name: blocks(f"{name}.md") for name in ("torch", "loaders")}
     programs["device_ops"] = [code for code in blocks("device_ops.md") if "torch_xla" in code]
     programs["resume"] = blocks("resume.md")[:2]
     programs["guides"] = blocks("coming-from.md")
+    programs["capture"] = [code for code in blocks("measuring.md") if "torch_xla.debug.profiler" in code]
     assert len(blocks("README.md")) == 3  # that for JAX runs with docs/jax.md
     for name in ("keras", "torch_xla"):
         (code,) = (code for code in blocks("README.md") if f"import {name}\n" in code)
         programs[f"readme_{name}"] = [code]
+    programs["lightning_xla"] = [code for code in blocks("xla.md") if "Lightning" in code]  # last: see ONE_DEVICE
     for name, parts in programs.items():
         (folder / name).write_text("\n".join(parts))
     (folder / "one_device.py").write_text(ONE_DEVICE)
     output = run(
         [sys.executable, "one_device.py", *programs], folder, TPUFEED_PROCESSES="0"
     )  # worker processes start slowly
+    ran(*(code for parts in programs.values() for code in parts))
     parts = re.split(r"^== (\w+)\n", output, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -95,6 +123,12 @@ def test_torch_lightning_and_accelerate(outputs: dict[str, str]) -> None:
 
 def test_torch_xla_on_one_device(outputs: dict[str, str]) -> None:
     assert outputs["xla"].count("after 9 steps") == 2
+    assert outputs["lightning_xla"].splitlines()[-1] == "18 steps on xla"
+
+
+def test_a_profile_is_captured(outputs: dict[str, str], folder: Path) -> None:
+    assert "capture" in outputs
+    assert list(folder.glob("profile/plugins/profile/*/*.xplane.pb"))
 
 
 def test_device_ops_of_torch_xla(outputs: dict[str, str]) -> None:
@@ -124,6 +158,7 @@ def test_torch_xla_on_four_devices_and_under_spmd(folder: Path) -> None:
     (folder / "cell.py").write_text(cell)
     then = "    import runpy\n\n    runpy.run_path('cell.py')\n    runpy.run_path('spmd.py')\n"
     output = run_program(launch + then, folder, CPU_NUM_DEVICES="4", TPUFEED_PROCESSES="0")
+    ran(spmd, cell)
     ranks = re.findall(r"rank (\d) of 4: 4 batches, the first \[(.*)\]; (\d) samples of val", output)
     assert sorted(rank for rank, _, _ in ranks) == ["0", "1", "2", "3"]
     assert len({sample for _, first, _ in ranks for sample in first.split(", ")}) == 16
@@ -133,7 +168,6 @@ def test_torch_xla_on_four_devices_and_under_spmd(folder: Path) -> None:
     assert output.splitlines()[-1] == "{devices=[4]0,1,2,3}"
 
 
-@pytest.mark.long
 def test_torch_in_two_processes(folder: Path) -> None:
     (command,) = commands("torch.md")
     (folder / "train.py").write_text(blocks("torch.md")[0])
@@ -174,10 +208,12 @@ def test_a_training_that_is_killed_takes_the_same_steps(folder: Path) -> None:
     by_step = {int(line.split()[1].rstrip(":")): line for line in [*killed, *told]}
     assert by_step.keys() == set(range(1, len(by_step) + 1))
     assert set(by_step.values()) == {*killed, *told}  # steps that were taken again had the same losses
-    saved = torch.load(folder / "checkpoint.pt")
-    assert saved["done"] == len(by_step) > 15
+    ran(blocks("resume.md")[2])
+    with np.load(folder / "checkpoint.npz") as saved:
+        done, state = int(saved["done"]), json.loads(str(saved["loader"]))
+    assert done == len(by_step) > 15
     options = {"batch_size": 8, "columns": ["sample"], "repeat": True}
     with tpufeed.Loader(folder / "flowers-64", **options) as loader:
-        for step, samples in zip(range(1, saved["done"] + 1), loader, strict=False):
+        for step, samples in zip(range(1, done + 1), loader, strict=False):
             assert by_step[step].endswith(f"samples {samples.tolist()}\n")
-        assert loader.state_dict() == saved["loader"]
+        assert loader.state_dict() == state

@@ -13,9 +13,12 @@ from PIL import Image
 import tpufeed
 from tests.repo.docs import layouts
 from tests.repo.docs.layouts import CLASSES, SCENES, SYNSETS, photo
-from tests.repo.docs.pages import run, run_here, text_of
+from tests.repo.docs.pages import ran, run, run_here, text_of
+from tests.repo.docs.stand_ins import install
 from tpufeed.dataset.reader import Dataset
 from tpufeed.images import RandomResizedCrop
+
+RUNS = {"recipes.md": ""}
 
 IDS = ("/m/01bjv", "/m/0k4j")
 SPLITS = {split: (split,) for split in ("train", "val", "test")}
@@ -88,8 +91,8 @@ def run_section(name: str, folder: Path) -> None:
         for line in block.splitlines():
             if line.startswith("tpufeed "):
                 run_here([line], folder)
-            else:
-                run(line, folder)
+            elif not line.startswith("pip "):
+                run(line, folder, PATH=install(folder / "tools", "hf"), HUB=str(folder / "hub"))
 
 
 def found_in(dataset: Dataset, split: str) -> dict[str, list[tuple[str, list[float]]]]:
@@ -161,6 +164,7 @@ def test_the_commands_for_photos_and_views_run_as_they_stand(tmp_path: Path, mon
     (code,) = re.findall(r"```python\n(.*?)```", sections()["Views"], re.DOTALL)
     made: dict[str, Any] = {}
     exec(code, made)
+    ran(code)
     records = photos.split("train").records
     assert made["two"].split("train").records == records
     assert made["fold"].split("train").records + made["rest"].split("train").records == records
@@ -171,7 +175,9 @@ def test_the_commands_for_photos_and_views_run_as_they_stand(tmp_path: Path, mon
 
 def test_the_commands_for_imagenet_run_as_they_stand(tmp_path: Path) -> None:
     layouts.write_imagenet(tmp_path)
-    layouts.write_hub(tmp_path / "imagenet-1k", [(SYNSETS[number % 3], photo(str(number))) for number in range(20)])
+    layouts.write_hub(
+        tmp_path / "hub/ILSVRC/imagenet-1k", [(SYNSETS[number % 3], photo(str(number))) for number in range(20)]
+    )
     ours = [name for name in sections() if name.startswith("ImageNet")]
     assert {*sections()} == {*ours, *LAYOUTS, *OTHERS}  # each section has a test
     for name in ours:

@@ -7,9 +7,11 @@ import pytest
 import typer
 
 import tpufeed
-from tests.repo.docs.pages import blocks, commands, make_photos, run_here, text_of
+from tests.repo.docs.pages import blocks, commands, make_photos, ran, run_here, text_of
 from tpufeed import errors
 from tpufeed.cli.app import app
+
+RUNS = {"troubleshooting.md": ""}
 
 PAGE = text_of("troubleshooting.md")
 
@@ -44,6 +46,7 @@ def test_the_programs_run(place, monkeypatch):
     monkeypatch.chdir(place)
     for program in blocks("troubleshooting.md"):
         exec(compile(program, "troubleshooting", "exec"), {"__name__": "program"})
+        ran(program)
 
 
 def test_the_table_of_errors_is_the_tree_in_its_order():

@@ -12,11 +12,11 @@ import pytest
 
 import tpufeed
 from tests.quick_xla import QUICK
+from tests.repo.docs.pages import commands, ran
 from tpufeed import cache
 from tpufeed.images import CenterCrop, Resize
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "examples/README.md"
 PHOTOS = 200
 SIDE = 64
 
@@ -71,11 +71,17 @@ def workplace(flowers: Flowers, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def page_arguments() -> Callable[[str], list[str]]:
-    """`page_arguments(name)`: how examples/README.md starts examples/NAME on a CPU."""
-    commands = re.findall(r"^(?:\w+=\S+ )*python examples/(\S+) (--data flowers .*)", PAGE.read_text(), re.MULTILINE)
-    arguments = {name: options.split() for name, options in commands}
-    assert len(arguments) == len(commands)
-    return arguments.__getitem__
+    """`page_arguments(name)`: how examples/README.md starts examples/NAME on a CPU, for a test that does so."""
+    pattern = r"^(?:\w+=\S+ )*python examples/(\S+) (--data flowers .*)"
+    lines = [line for line in commands("examples/README.md") if re.match(pattern, line)]
+    by_name = {re.match(pattern, line)[1]: line for line in lines}  # type: ignore[index]
+    assert len(by_name) == len(lines)
+
+    def arguments(name: str) -> list[str]:
+        ran(by_name[name])
+        return re.match(pattern, by_name[name])[2].split()  # type: ignore[index]
+
+    return arguments
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.repo.examples.conftest import Output
 
+RUNS = {"examples/README.md": "grain_flowers[.]py"}
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 # Three trainings in one process: a whole one, one that is stopped in the second epoch, with params written and the
 # checkpoint that names them not yet, and the rest of that.

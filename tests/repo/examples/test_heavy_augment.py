@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+RUNS = {"examples/README.md": "heavy_augment_cache[.]py"}
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUIET = {"NO_ALBUMENTATIONS_UPDATE": "1"}
 

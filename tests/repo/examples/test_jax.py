@@ -8,6 +8,8 @@ import pytest
 from tests.quick_xla import QUICK
 from tests.repo.examples.conftest import Output
 
+RUNS = {"examples/README.md": "jax_flowers[.]py --data"}
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 # Trainings in one process: a whole one, one that crops on the devices, and one with a SIGKILL in the second epoch, with
 # params written and the checkpoint that names them not yet.

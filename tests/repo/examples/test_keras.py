@@ -10,9 +10,11 @@ from tests.repo.examples.conftest import Output
 from tests.tfrecords import encode_record
 from tpufeed.tfrecord.example import Feature, encode_example
 
+RUNS = {"examples/README.md": "keras_flowers[.]py --data"}
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 # In one process, as TensorFlow takes seconds to import: three starts, then the command of the page, then a TPU that is
-# not there. The command of docs/tfdata.md, which tests/loaders/tf runs, has two devices.
+# not there. The command for two replicas, which tests/loaders/tf runs, has two devices.
 PROGRAM = """
 import sys
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 
+RUNS = {"examples/README.md": "lightning_flowers[.]py"}
+
 EXAMPLE = Path(__file__).parents[3] / "examples/lightning_flowers.py"
 TOLD = r"^epoch (\d+): loss (\d+\.\d+) of 144 images, (\d\.\d+) of 43 right, [\d,]+ images/s a rank, idle \d+\.\d %$"
 

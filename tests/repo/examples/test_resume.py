@@ -10,6 +10,8 @@ import pytest
 
 import tpufeed
 
+RUNS = {"examples/README.md": "jax_orbax|huggingface_trainer|accelerate_flowers|stateful_dataloader"}
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 STOP = 14  # in the second epoch of 9 steps; the last checkpoint is of step 12
 # All trainers in one process, which imports torch and accelerate once. The state of another dataset at the end.

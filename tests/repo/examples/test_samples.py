@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.repo.docs import pages
 from tpufeed.cli.app import app
+
+RUNS = {"examples/README.md": "scenes"}
 
 ROOT = Path(__file__).parents[3]
 
@@ -16,23 +19,21 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def commands():
     """The lines of the page, by what they run."""
-    lines = (ROOT / "examples/README.md").read_text().splitlines()
-    found = [
-        shlex.split(line) for line in lines if "scenes" in line and line.startswith(("scripts", "tpufeed", "python"))
-    ]
+    found = [line for line in pages.commands("examples/README.md") if "scenes" in line]
     assert len(found) == 6
     return found
 
 
 @pytest.fixture(scope="module")
 def folder(commands, tmp_path_factory):
-    folder, (draw, shard, *_) = tmp_path_factory.mktemp("samples"), commands
+    folder, (draw, shard, *_) = tmp_path_factory.mktemp("samples"), map(shlex.split, commands)
     sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "scripts")]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         importlib.import_module("make_scenes").main(Path(draw[1]), 240)
         done = CliRunner().invoke(app, [*shard[1:], "--workers", "1"])
         assert done.exit_code == 0, done.output
+        pages.ran(*commands[:2])
         yield folder
     del sys.path[:2]
 
@@ -42,9 +43,10 @@ def folder(commands, tmp_path_factory):
 )
 def test_each_task_is_learned(commands, folder, monkeypatch, number, epochs, bounds):
     """Shares of tags, pixels to the point, intersection over union, and views whose partner is nearest of 31."""
-    _, program, *words = commands[number]
+    _, program, *words = shlex.split(commands[number])
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TPUFEED_PROCESSES", "0")
     example = importlib.import_module(Path(program).stem)
     measure = example.main(example.parse([*words, "--epochs", str(epochs)]))
     assert bounds[0] <= measure <= bounds[1]
+    pages.ran(commands[number])

@@ -10,6 +10,8 @@ import tpufeed
 from tests.repo.examples.conftest import Output
 from tpufeed.images import RandomResizedCrop
 
+RUNS = {"examples/README.md": "torch_xla_resnet[.]py --data"}
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 # Runs in one process, so that most find their steps compiled: with our order, with DistributedSampler, one that dies
 # when its second checkpoint is to take the first one's place, and goes on, and one that crops on the device.
