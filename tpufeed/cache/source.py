@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -21,6 +22,7 @@ from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import OPS
 from tpufeed.images.policy import load_image
 from tpufeed.loaders.columns import iter_flip_warnings
+from tpufeed.loaders.mixture import own_ids
 from tpufeed.sharding.inputs import Files, iter_taken
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.worker import SampleMaker, see_inputs
@@ -150,7 +152,7 @@ class DatasetSource:
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[SourceSample | Reject, None, None]:
         """Yield the samples of a task of the cache's plan, in order."""
         features = self.dataset.manifest.features
-        layout, names = record_layout(features), fixed_ints(features)
+        layout, names, classes = record_layout(features), fixed_ints(features), own_ids(self.dataset)
         shape = self.dataset.manifest.tensor_shape
         keys = {feature.name: feature.key for feature in features[1:]}
         moving = {feature.name for feature in features[1:] if moves(feature)}
@@ -171,16 +173,18 @@ class DatasetSource:
                 image = payload[layout.image_offset : layout.image_offset + parts[0]]
                 values, entries = parts[1], split_entries(parts[2])
             stored_label = dict(zip(names, values, strict=True)).get(LABEL)
-            label = None if stored_label is None else self.dataset.label_of(stored_label)
             pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
             rest = b"".join([entries[name] for name in kept if name in entries])  # in the schema's order
             name = _text(entries.get(FILENAME)) or f"sample {number}"
+            place = partial("{}, sample {} of split {!r}".format, self.dataset.label, number, task.split)
+            label = None if stored_label is None else int(classes.of([stored_label], place)[0])
             if not moving and not several_labels(self.dataset.manifest.features):
                 yield SourceSample(number, name, pixels, label, rest)
                 continue
             parsed = decode_arrays(payload, name)
             listed = parsed[keys[LABEL]].values if label is None and LABEL in keys and keys[LABEL] in parsed else ()
-            yield SourceSample(number, name, pixels, label, rest, labels=tuple(map(int, listed)), moving=parsed)
+            labels = tuple(classes.of(listed, place).tolist())
+            yield SourceSample(number, name, pixels, label, rest, labels=labels, moving=parsed)
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         """Return the versions of the files that a task needs, as this host sees them; see `Job.reach`."""
