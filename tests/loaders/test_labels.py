@@ -96,8 +96,7 @@ def test_samples_by_number(wrong, sound):
         samples = open_samples(wrong / "raw")
         assert samples.class_names == NAMES[:2]
         with pytest.raises(RecordError, match=SAID):
-            for number in range(24):
-                samples[number]
+            [samples[number] for number in range(24)]
     images = tpufeed.TFRecordImages(sound / "raw")
     assert {type(images[number][1]) for number in range(24)} == {int}
     own = tpufeed.device_loader(torch.utils.data.DataLoader(images, batch_size=8), "cpu")

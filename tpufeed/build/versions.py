@@ -26,6 +26,7 @@ from tpufeed.dataset.manifest import (
     Markers,
     Part,
     Shard,
+    Sizes,
     Split,
     Variant,
     decode_manifest,
@@ -186,6 +187,10 @@ def join_manifests(
     markers = part.markers if isinstance(part.markers, Markers) else base.markers
     if isinstance(base.markers, Markers) and isinstance(part.markers, Markers):
         markers = base.markers + part.markers
+    sizes: Sizes | msgspec.UnsetType = msgspec.UNSET
+    if isinstance(base.sizes, Sizes) and isinstance(part.sizes, Sizes):
+        before, added = (sum(split.records for split in each.splits.values()) for each in (base, part))
+        sizes = base.sizes.joined(part.sizes, before >= added)
     digest = hashlib.blake2b(f"{base.input_digest}\n{part.input_digest}".encode(), digest_size=16).hexdigest()
     options = {name: value for name, value in part.options.items() if name not in PART_OPTIONS}
     return msgspec.structs.replace(
@@ -199,6 +204,7 @@ def join_manifests(
         odd=_added(base.odd, part.odd),
         cache=part.cache,
         markers=markers,
+        sizes=sizes,
     )
 
 

@@ -111,6 +111,14 @@ Select = Annotated[
         show_default="all samples",
     ),
 ]
+Naming = Annotated[
+    str,
+    in_shards(
+        metavar="STYLE",
+        autocompletion=one_of("tpufeed", "kaggle"),
+        help="tpufeed; or kaggle: shards named train00-512.tfrec with keys image, class, id, as in its TPU guides.",
+    ),
+]
 Overwrite = Annotated[bool, in_run("--overwrite", help="Remove what is at DST first.")]
 Fsync = Annotated[
     bool,

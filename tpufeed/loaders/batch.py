@@ -290,8 +290,7 @@ class Decoder:
             salt = hashlib.blake2b(b"%d" % view, digest_size=7).digest() if view else b""
             draws = manifest.draws_seed(seed ^ int.from_bytes(salt, "little"))
             self.pipelines.append(Pipeline([*ops, *later], draws, fast=True, upright=manifest.upright))
-        stored_size = None if manifest.cache is None else manifest.cache.shape[:2]
-        self.sizes = [pipeline.output_size(stored_size) for pipeline in self.pipelines]
+        self.sizes = [pipeline.output_size(manifest.image_size) for pipeline in self.pipelines]
         if options.views is not None and None in self.sizes:
             raise OptionError(f"{self._url}: {_NO_SIZE}; each view needs an op that fixes the size")
         self.columns: Columns = resolve_columns(manifest, options, self.sizes, self._classes.is_mixture)
@@ -341,7 +340,7 @@ class Decoder:
     def _add_device_ops(self, here: Pipeline, ops: Sequence[Op], dataset: Dataset, on_device: bool) -> None:
         """Check that a device can run `ops` after the ops `here`, and with `on_device` leave them to it."""
         cache, whole = dataset.manifest.cache, self.pipelines[0]
-        size = here.output_size(None if cache is None else cache.shape[:2])
+        size = here.output_size(dataset.manifest.image_size)
         if size is None:
             raise OptionError(f"{self._url}: {_NO_DEVICE_SIZE}")
         cropped = [] if cache is None else [str(op.get("op")) for op in cache.ops if op.get("op") in _RANDOM_CROPS]
