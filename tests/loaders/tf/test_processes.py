@@ -20,8 +20,6 @@ import tensorflow as tf
 
 import tpufeed
 from tests.loaders.tf.feeds import tf_feed
-from tests.repo.docs.pages import blocks as blocks_of
-from tests.repo.docs.pages import commands, run_here
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -35,14 +33,12 @@ SAVED_AFTER, COLUMNS = 5, ["sample", "image"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, dataset_url, cache_url, photo_folder):
+def folder(tmp_path_factory, dataset_url, cache_url):
     """What the pages say is there."""
     folder = tmp_path_factory.mktemp("processes")
     shutil.copytree(dataset_url, folder / "flowers")
     shutil.copytree(cache_url, folder / "flowers-224")
     (folder / "examples").symlink_to(DOCS.parent / "examples")
-    (folder / "kaggle").mkdir()
-    (folder / "kaggle/photos").symlink_to(photo_folder)
     return folder
 
 
@@ -72,18 +68,14 @@ def save(url, given, folder):
 
 
 def programs_of_pages(folder):
-    """The programs of docs/tfdata.md joined to one, its command, and the programs of docs/kaggle.md for TensorFlow."""
+    """The programs of docs/tfdata.md joined to one, and its command."""
     programs = blocks("python")
     assert len(programs) == 8
     (folder / "program.py").write_text("\n".join(programs))
     (command,) = (line for block in blocks("bash") for line in block.splitlines() if not line.startswith(SERVICE))
     python, *arguments = shlex.split(command)
     assert python == "python"
-    run_here(commands("kaggle.md"), folder / "kaggle")
-    guide = [program for program in blocks_of("kaggle.md") if "import jax" not in program and "xla" not in program]
-    assert len(guide) == 2
-    (folder / "kaggle.py").write_text("import os\n\nos.chdir('kaggle')\n" + "\n".join(guide))
-    return {"page": ["program.py"], "command": arguments, "kaggle": ["kaggle.py"]}
+    return {"page": ["program.py"], "command": arguments}
 
 
 def blocks(language):
@@ -276,12 +268,9 @@ def test_the_programs_of_the_page_are_one_that_runs(ran):
     assert output.splitlines()[-1] == "(8, 64, 64, 3)"
 
 
-def test_the_command_and_kaggle_s_guide_run(ran):
-    """The guide's program compares what its `count_data_items` finds with the number of records."""
-    for name in ("command", "kaggle"):
-        assert ran[name][0] == 0, ran[name][2][-4000:]
+def test_the_command_of_the_page_runs(ran):
+    assert ran["command"][0] == 0, ran["command"][2][-4000:]
     assert ran["command"][1].strip()
-    assert re.search(r"^4/4 - .* - loss: \d", ran["kaggle"][1], re.MULTILINE)
 
 
 def test_the_example_has_the_options_of_the_commands_for_a_service():
