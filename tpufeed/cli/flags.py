@@ -116,7 +116,8 @@ Naming = Annotated[
     in_shards(
         metavar="STYLE",
         autocompletion=one_of("tpufeed", "kaggle"),
-        help="tpufeed; or kaggle: shards named train00-512.tfrec with keys image, class, id, as in its TPU guides.",
+        help="tpufeed; or kaggle: shards and keys as the readers of its TPU guides expect (train00-512.tfrec, image, "
+        "class, one_hot_class).",
     ),
 ]
 Overwrite = Annotated[bool, in_run("--overwrite", help="Remove what is at DST first.")]

@@ -61,7 +61,7 @@ class ClassIds:
         """
         # For every framework, and before any sees it: JAX would print `loss nan`, others would train garbage.
         found, count = np.asarray(labels, np.int64), self.declared if self.ids is None else len(self.ids)
-        if count and found.size and not 0 <= found.min() <= found.max() < count:
+        if count and found.size and found.view(np.uint64).max() >= count:  # labels below 0 are the largest
             number = int(((found < 0) | (found >= count)).argmax())
             raise RecordError(
                 f"{place(number)}: its label is {found[number]}, and the dataset declares {count} classes, 0 to "
