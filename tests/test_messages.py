@@ -140,6 +140,12 @@ def change_manifest(folder, change):
     return folder
 
 
+def forget_a_class(manifest):
+    manifest["class_names"].pop()
+    for split in manifest["splits"].values():
+        split["class_counts"].pop()
+
+
 def damage(folder, pattern, offset):
     path = next(iter(sorted(folder.glob(pattern))))
     data = bytearray(path.read_bytes())
@@ -263,6 +269,9 @@ SHARDING = {
     "a row whose image is not there": lambda at: shard(
         at.table("path,label\n0.jpg,a\n7.jpg,b\n"), at.new / "d", max_rejects=0
     ),
+    "a column with a name of Kaggle's": lambda at: shard(
+        at.table("path,label,size\n0.jpg,a,3\n1.jpg,b,4\n"), at.new / "d", names="kaggle"
+    ),
     "a value of another type than was declared": lambda at: shard(
         at.table('{"path": "0.jpg", "age": 3}\n{"path": "1.jpg", "age": "old"}\n', "l.jsonl"),
         at.new / "d",
@@ -334,6 +343,14 @@ ADOPTING = {
 CACHES = {
     "warmup: ops that fix no size": lambda at: warmup(at.dataset, at.new / "c", ops=[Resize(size=16)]),
     "warmup: a size and ops": lambda at: warmup(at.dataset, at.new / "c", size=16, ops=[Resize(size=(16, 16))]),
+    "warmup: Kaggle's names for raw pixels": lambda at: warmup(at.dataset, at.new / "c", names="kaggle"),
+    "warmup: names that there are not": lambda at: warmup(at.dataset, at.new / "c", names="kagle", encode="jpeg"),
+    "warmup: Kaggle's names for lists of labels": lambda at: warmup(
+        shard(at.table('{"path": "0.jpg", "label": ["a", "b"]}\n', "l.jsonl"), at.new / "d").url,
+        at.new / "c",
+        names="kaggle",
+        encode="jpeg",
+    ),
     "warmup: an op for a list": lambda at: warmup(at.dataset, at.new / "c", ops=CenterCrop(size=16)),
     "warmup: too many variants": lambda at: warmup(at.dataset, at.new / "c", size=16, variants=2000),
     "warmup: options of raw images": lambda at: warmup(at.dataset, at.new / "c", size=16, splits="a=1.0"),
@@ -373,6 +390,7 @@ READING = {
     "more bad records than are allowed": lambda at: batches(
         damage(damage(at.copy(at.cache), "train-*", 3000), "train-*", 9000), shuffle=False, max_bad_records=1
     ),
+    "a label that is no class": lambda at: batches(change_manifest(at.copy(at.cache), forget_a_class), shuffle=False),
     "a dataset that was built anew meanwhile": rebuild,
     "a shard that was cut off": lambda at: batches(cut(at.copy(at.cache), "train-*")),
     "a shard that is gone": lambda at: batches(remove(at.copy(at.cache), "train-*")),

@@ -25,7 +25,7 @@ from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.loaders.batch import Decoder
 from tpufeed.loaders.keras.dataset import KerasFeed
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sampler import SampleSource
+from tpufeed.loaders.sampler import source_of
 
 SAMPLES, EPOCHS, BATCH, SEED = 70, 2, OPTIONS["batch_size"], OPTIONS["seed"]
 SAVERS = [name for name, feed in FEEDS.items() if feed.saves]
@@ -108,7 +108,7 @@ def pixels(stored, ops, request):
             return held.pixels
         dataset = open_dataset(url)
         options = LoaderOptions(ops=ops if source == "dataset" else None, seed=SEED)
-        (pipeline,) = Decoder(SampleSource(dataset, "train"), options).pipelines
+        (pipeline,) = Decoder(source_of(dataset, "train"), options).pipelines
         shape, drawn = dataset.manifest.tensor_shape, pipeline.draw(epoch, np.arange(SAMPLES))
         draws = [[op[sample] for op in drawn] for sample in range(SAMPLES)]
         if shape is None:

@@ -297,14 +297,14 @@ def test_every_feed_gives_the_same_samples(dataset):
             assert sorted(rows_of(change(loader))) == sorted(expected)
     options = {"columns": ["sample", "label", "image"], "ops": OPS, "seed": 3}
     images = tpufeed.TFRecordImages(view, **options)
-    assert images.classes == ("cow", "ant")
+    assert images.class_names == ("cow", "ant")
     sampler = tpufeed.LaneSampler(images, seed=3)
     for workers in (0, 1):
         sampler.set_epoch(0)
         batches = DataLoader(images, batch_size=8, sampler=sampler, num_workers=workers, drop_last=True)
         assert rows_of(batches) == expected
     source = tpufeed.grain_source(view, **options)
-    assert source.classes == ("cow", "ant")
+    assert source.class_names == ("cow", "ant")
     mapped = source.to_map_dataset()
     rows = [mapped[at] for at in range(len(source))]
     assert {(r["sample"], r["label"], zlib.crc32(r["image"])) for r in rows} >= set(expected)

@@ -231,7 +231,6 @@ def die(image, rng):
         ({"split": "test"}, OptionError, "has no split 'test'; it has"),
         ({"tpu": "v5e8"}, OptionError, "did you mean v5e-8"),
         ({"model": "resnet5"}, OptionError, "did you mean resnet50"),
-        ({"ops": [HorizontalFlip()]}, OptionError, "differ in size"),
         ({"steps": Path("/nowhere/steps.json")}, OptionError, "cannot be read"),
         ({"profile": Path("/nowhere/logs")}, OptionError, "no folder /nowhere/logs"),
         ({"seconds": 0.0}, OptionError, "seconds is a number between 1 and 600"),
@@ -242,6 +241,20 @@ def die(image, rng):
 def test_what_cannot_be_asked(dataset_url: str, options: dict, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         examine(dataset_url, **options)
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_images_of_one_size_need_no_ops(
+    colour_folder: Path, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alternatives, "measure_loader", measure_faster)
+    url = f"{scheme}{tmp_path}/alike" if not scheme else "memory://doctor-alike"
+    tpufeed.shard(colour_folder, url, presize=32, presize_mode="fit", workers=1)
+    found = examine(url, **(SHORT | {"ops": [HorizontalFlip()]}))
+    assert stages_of(found)["assembly"].images_per_second > 0
+    (raw,) = (action for action in found.actions if action.do.startswith("warm a raw cache"))
+    assert "--op 'Resize" in raw.do
+    assert "--op 'HorizontalFlip" in raw.do
 
 
 def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None:

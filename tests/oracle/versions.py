@@ -13,7 +13,7 @@ from tests.oracle.records import features, payloads
 from tests.oracle.sources import Sample, number_of, same_path, shown
 
 OWN = ("image/encoded", "image/tensor", "image/class/label", "image/class/text", "image/height", "image/width")
-OWN += ("image/channels", "image/format", "image/filename")
+OWN += ("image/channels", "image/format", "image/filename", "image/size", "image/class/one_hot")
 COUNTS: Counter[str] = Counter()  # of all that was done and compared
 
 
@@ -88,6 +88,9 @@ def to_sample(payload, manifest):
     text = tuple(each.decode() for each in found[keys["image/class/text"]])
     path = found[keys["image/filename"]][0].decode()
     assert names == text, f"{path}: the ids of {names} are beside the text {text}"
+    if "image/class/one_hot" in keys:
+        hot = {number for number, value in enumerate(found[keys["image/class/one_hot"]]) if value}
+        assert hot == set(found[keys["image/class/label"]]), f"{path}: one_hot has {hot}, beside the text {text}"
     for name, key in keys.items():
         if name == "mask":
             data = found[key][0]

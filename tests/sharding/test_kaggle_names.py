@@ -1,5 +1,6 @@
 """names="kaggle": shards that say how many records they hold, and the keys of Kaggle's TPU guides."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -10,9 +11,11 @@ from PIL import Image
 
 import tpufeed
 from tests.gcs_server import GcsServer
+from tests.tfrecords import records_of
 from tpufeed.errors import DuplicateWriterError, OptionError
 from tpufeed.images import CenterCrop
 from tpufeed.storage.store import open_store
+from tpufeed.tfrecord.example import decode_example
 
 
 def draw(folder: Path, names: list[str], seed: int = 0) -> Path:
@@ -169,3 +172,83 @@ def test_what_cannot_be(photos, tmp_path):
     with pytest.raises(OptionError, match="'id'"):
         build(tmp_path / "rows.jsonl", tmp_path / "flowers", image="path", label="label")
     assert not (tmp_path / "flowers/manifest.json").exists()
+
+
+GUIDE = {"image": "bytes", "class": "int64", "label": "bytes", "size": "int64", "one_hot_class": "float"}
+
+
+def read_as_the_guide(folder, pattern="train*.tfrec"):
+    """What the guide's reader of five flowers asks for, by the path of each image."""
+    found = {}
+    for path in Path(folder).glob(pattern):
+        payloads = [payload for _, payload in records_of(path.read_bytes())]
+        assert path.name.endswith(f"-{len(payloads)}.tfrec")
+        for features in map(decode_example, payloads):
+            assert {key: features[key].kind for key in GUIDE} == GUIDE
+            image, number, text, size, one_hot = (features[key].values for key in GUIDE)
+            assert Image.open(io.BytesIO(image[0])).size[::-1] == tuple(size)
+            assert list(one_hot) == [float(each == number[0]) for each in range(len(one_hot))]
+            found[bytes(features["id"].values[0]).decode()] = int(number[0]), bytes(text[0]).decode(), len(one_hot)
+    return found
+
+
+def test_the_reader_of_five_flowers_finds_all_its_keys(flowers):
+    found = read_as_the_guide(flowers)
+    assert {path.split("/")[0] for path in found} == {"cat", "dog"}
+    assert all(
+        (number, text, classes) == (text == "dog", path[:3], 2) for path, (number, text, classes) in found.items()
+    )
+    loader = tpufeed.Loader(flowers, batch_size=4, ops=[CenterCrop(8)], columns=["label", "image/class/one_hot"])
+    for labels, one_hot in loader:
+        np.testing.assert_array_equal(one_hot, np.eye(2)[labels])
+
+
+@pytest.mark.parametrize("source", ["kaggle", "usual", "photos", "view"])
+def test_a_cache_takes_the_names_whatever_its_source_has(source, flowers, photos, tmp_path):
+    build(photos, tmp_path / "usual", names="tpufeed")
+    src = {"kaggle": flowers, "usual": tmp_path / "usual", "photos": photos}.get(source)
+    if source == "view":
+        src = tpufeed.open_dataset(flowers).select(classes=["dog"])
+    options = {"splits": "train=0.8,val=0.2"} if source == "photos" else {}
+    options |= {"size": 8, "variants": 2, "encode": "jpeg", "names": "kaggle", "workers": 1}
+    result = tpufeed.cache.warmup(src, tmp_path / "cache", **options)
+    sides = [read_as_the_guide(tmp_path / "cache", f"{split}-v1-*.tfrec") for split in ("train", "val")]
+    found = sides[0] | sides[1]
+    assert len(found) == (20 if source == "view" else 40)
+    if source == "view":
+        assert set(found.values()) == {(0, "dog", 1)}
+    else:
+        assert all(value == (int(path[0] == "d"), path[:3], 2) for path, value in found.items())
+    assert tpufeed.verify(tmp_path / "cache").records == 2 * len(found)
+    assert tpufeed.cache.warmup(src, tmp_path / "cache", **options).manifest == result.manifest
+    with tpufeed.Loader(tmp_path / "cache", batch_size=2, processes=0) as loader:
+        assert next(iter(loader))[0].shape == (2, 8, 8, 3)
+    (tmp_path / "cache/manifest.json").unlink()
+    (tmp_path / "cache/_tpufeed/reports/000000.json").unlink()
+    assert tpufeed.cache.warmup(src, tmp_path / "cache", **options).manifest.content_digest == (
+        result.manifest.content_digest
+    )
+    usual = tpufeed.cache.warmup(tmp_path / "cache", tmp_path / "back", size=4, workers=1, allow_augmented=True)
+    assert not {"image/size", "image/class/one_hot"} & {spec.name for spec in usual.manifest.features}
+
+
+def test_a_cache_grows_under_the_names_of_the_guides(flowers, tmp_path):
+    options = {"size": 8, "encode": "jpeg", "names": "kaggle", "workers": 1}
+    tpufeed.cache.warmup(flowers, tmp_path / "cache", **options)
+    tpufeed.append(draw(tmp_path / "new", [f"cow/{number}.png" for number in range(20)], 1), flowers, workers=1)
+    assert tpufeed.cache.warmup(flowers, tmp_path / "cache", **options).manifest.number == 2
+    found = read_as_the_guide(tmp_path / "cache/part-00002")
+    assert set(found.values()) == {(2, "cow", 3)}
+    assert tpufeed.verify(tmp_path / "cache").records == 60
+    with tpufeed.Loader(tmp_path / "cache", batch_size=4, processes=0) as loader:
+        assert len(loader.class_names) == 3
+        assert {int(label) for _, labels in loader for label in labels} == {0, 1, 2}
+
+
+def test_samples_without_labels_have_a_size_alone(tmp_path):
+    build(draw(tmp_path / "flat", [f"{number}.png" for number in range(8)]), tmp_path / "dataset")
+    tpufeed.cache.warmup(tmp_path / "dataset", tmp_path / "cache", size=8, encode="png", names="kaggle", workers=1)
+    for url, side in (("dataset", 12), ("cache", 8)):
+        for features in tpufeed.open_dataset(tmp_path / url).iter_examples("train"):
+            assert list(features["size"].values) == [side, side]
+            assert not {"class", "label", "one_hot_class"} & features.keys()

@@ -99,6 +99,8 @@ class Report(msgspec.Struct, frozen=True):
     checksum: int = 0
     markers: Markers | msgspec.UnsetType = msgspec.UNSET
     digests: bytes | msgspec.UnsetType = msgspec.UNSET
+    heights: dict[int, int] = {}
+    widths: dict[int, int] = {}
 
 
 _REPORT = msgspec.json.Decoder(Report)

@@ -99,9 +99,8 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     def shard_names(self, task: _TaskHead) -> list[str]:
         """Return the shards that a task makes, one per variant; see `naming.counted` for names with counts."""
-        if self.are_counted:
-            return [kaggle_shard_name(task.split, task.shard, task.shards)]
-        return [shard_name(task.split, variant, task.shard, task.shards) for variant in self.variant_numbers]
+        name = kaggle_shard_name if self.are_counted else shard_name
+        return [name(task.split, variant, task.shard, task.shards) for variant in self.variant_numbers]
 
     @property
     def are_counted(self) -> bool:

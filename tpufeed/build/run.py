@@ -47,6 +47,7 @@ from tpufeed.dataset.manifest import (
     Markers,
     Part,
     Shard,
+    Sizes,
     Split,
     Variant,
     encode_manifest,
@@ -524,6 +525,7 @@ class _Totals:
 
     def __init__(self, header: PlanHeader, folder: Path) -> None:
         self.images, self.odd = Counter[str](), Counter[str]()
+        self.heights, self.widths = Counter[int](), Counter[int]()
         self.markers: Markers | msgspec.UnsetType = msgspec.UNSET
         self.class_counts = {split: np.zeros(len(header.class_names), np.int64) for split in header.splits}
         self.variants = dict[str, list[tuple[str, IndexWriter, list[Shard]]]]()
@@ -540,6 +542,8 @@ class _Totals:
             index.add(np.cumsum([0, *shard.lengths], dtype=np.uint64))
         self.images.update(report.images)
         self.odd.update(report.odd)
+        self.heights.update(report.heights)
+        self.widths.update(report.widths)
         if report.markers is not msgspec.UNSET:
             self.markers = (self.markers or Markers()) + report.markers
         if report.digests is msgspec.UNSET:
@@ -549,6 +553,13 @@ class _Totals:
             file.write(report.digests)
         self.digest_bytes += len(report.digests)
         self.digest_crc = crc32c(report.digests, self.digest_crc)
+
+    @property
+    def sizes(self) -> Sizes | msgspec.UnsetType:
+        """The sizes of the images, if every task has reported them."""
+        records = sum(shard.records for found in self.variants.values() for shard in found[0][2])
+        is_known = records > 0 and self.heights.total() == self.widths.total() == records
+        return Sizes.of(self.heights, self.widths) if is_known else msgspec.UNSET
 
     def put(self, store: Store, owner: Owner) -> dict[str, Split]:
         """Put the digests, if every task has reported them, and the indexes."""
@@ -596,6 +607,7 @@ def _finish(
         images=dict(sorted(totals.images.items())),
         odd=dict(sorted(totals.odd.items())),
         markers=totals.markers,
+        sizes=totals.sizes,
     )
     manifest, duplicates = recipe.conclude(store, plan, folder, manifest)
     remove_leftovers(store, header, manifest)

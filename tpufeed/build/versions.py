@@ -26,6 +26,7 @@ from tpufeed.dataset.manifest import (
     Markers,
     Part,
     Shard,
+    Sizes,
     Split,
     Variant,
     decode_manifest,
@@ -77,6 +78,13 @@ def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) 
         OptionError: a column is missing in one of them, or has another type; it names both sides.
     """
     there, here = {spec.name: spec for spec in base}, {spec.name: spec for spec in part}
+    for spec in base:
+        if spec.keys != here.get(spec.name, spec).keys:
+            raise OptionError(
+                f"the column {spec.name!r} has the key {spec.key!r} in the records of the dataset, and "
+                f"{here[spec.name].key!r} in new ones; nothing was changed. Give the dataset's value of the option "
+                "names (tpufeed append takes it by itself)"
+            )
     for name in (*there, *here):
         if name in there and name not in here and _is_optional(there[name]):
             continue
@@ -92,12 +100,6 @@ def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) 
 
 
 def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
-    if base.keys != part.keys:
-        raise OptionError(
-            f"the column {base.name!r} has the key {base.key!r} in the records of the dataset, and {part.key!r} in new "
-            "ones; nothing was changed. Give the dataset's value of the option names (tpufeed append takes it by "
-            "itself)"
-        )
     if msgspec.structs.replace(base, lengths=part.lengths) == part and base.shape is not None:
         return base
     (low, high, each), (own_low, own_high, own_each) = _as_list(base), _as_list(part)
@@ -186,6 +188,10 @@ def join_manifests(
     markers = part.markers if isinstance(part.markers, Markers) else base.markers
     if isinstance(base.markers, Markers) and isinstance(part.markers, Markers):
         markers = base.markers + part.markers
+    sizes: Sizes | msgspec.UnsetType = msgspec.UNSET
+    if isinstance(base.sizes, Sizes) and isinstance(part.sizes, Sizes):
+        before, added = (sum(split.records for split in each.splits.values()) for each in (base, part))
+        sizes = base.sizes.joined(part.sizes, before >= added)
     digest = hashlib.blake2b(f"{base.input_digest}\n{part.input_digest}".encode(), digest_size=16).hexdigest()
     options = {name: value for name, value in part.options.items() if name not in PART_OPTIONS}
     return msgspec.structs.replace(
@@ -199,6 +205,7 @@ def join_manifests(
         odd=_added(base.odd, part.odd),
         cache=part.cache,
         markers=markers,
+        sizes=sizes,
     )
 
 

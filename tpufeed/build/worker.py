@@ -41,6 +41,8 @@ class Output:
     images: Counter[str] = field(default_factory=Counter)  # by how they were stored
     odd: Counter[str] = field(default_factory=Counter)  # odd cases that a policy dealt with
     rejects: list[Reject] = field(default_factory=list)  # inputs not taken
+    heights: Counter[int] = field(default_factory=Counter)  # images by their height; a cache's have one size
+    widths: Counter[int] = field(default_factory=Counter)
     markers: Markers | msgspec.UnsetType = msgspec.UNSET  # restart markers of kept JPEGs
     digests: bytes | msgspec.UnsetType = msgspec.UNSET  # of the input images, see `build.digests`
     retries: int = 0  # repeated requests for the input
@@ -150,6 +152,8 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
         destination.retries + output.retries,
         markers=output.markers,
         digests=output.digests,
+        heights=output.heights,
+        widths=output.widths,
     )
     # Last: without its report a task counts as not done, and its shards as orphans.
     put_report(destination, report, context.owner)

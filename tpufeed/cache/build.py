@@ -14,7 +14,7 @@ from tpufeed.images.header import MAX_PIXELS
 from tpufeed.images.policy import MaxPixels, MinSidePx, Quality
 from tpufeed.images.protocols import Ops
 from tpufeed.options import Count, checked
-from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.options import NameStyle, ShardOptions
 
 _ELSEWHERE = {
     "presize": "all images of a cache have one size: give size=..., or ops=[...] with one that fixes the size",
@@ -50,6 +50,7 @@ def warmup(  # noqa: PLR0913  # the public face
     quality: Quality = 90,
     seed: Seed = 0,
     shard_bytes: str | int | None = None,
+    names: NameStyle = "tpufeed",
     splits: str | Mapping[str, float] | None = None,
     split_by: str | None = None,
     image: str | None = None,
@@ -87,6 +88,8 @@ def warmup(  # noqa: PLR0913  # the public face
         quality: quality of JPEG and WebP, 1 to 100.
         seed: seed of the random numbers.
         shard_bytes: aim for shards of this size. Default: 128 MB, or less if there would be fewer than 64 shards.
+        names: "kaggle" names shards (`train-v0-00-512.tfrec`) and keys as in `tpufeed.shard`. It needs another `encode`
+            than "raw", and samples with one label.
         splits: for raw images only, as in `tpufeed.shard`; a dataset has splits and labels.
         split_by: for raw images only.
         image: for raw images only.

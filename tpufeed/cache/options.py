@@ -16,6 +16,7 @@ from tpufeed.images.policy import Quality
 from tpufeed.images.protocols import Op, Ops
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.options import between, check_fields, parse_size
+from tpufeed.sharding.options import NameStyle
 
 Encoding = Literal["raw", "jpeg", "png", "webp"]
 Size = tuple[int, int]
@@ -44,6 +45,7 @@ class CacheOptions:
     quality: Quality = 90
     seed: Seed = 0
     shard_bytes: str | int | None = None
+    names: NameStyle = "tpufeed"
     applied: tuple[Op, ...] = field(init=False)
     size_bytes: int | None = field(init=False)
 
@@ -52,6 +54,11 @@ class CacheOptions:
         if self.size is not None and self.ops is not None:
             raise OptionError(
                 f"size={self.size!r} is for the default ops: give either a size, or ops with one that fixes the size"
+            )
+        if self.names == "kaggle" and self.encode == "raw":
+            raise OptionError(
+                "names='kaggle' is for programs that decode image files, and encode='raw' stores pixels: give "
+                "encode='jpeg' too"
             )
         ops = (RandomResizedCrop(224 if self.size is None else self.size), HorizontalFlip())
         for name, value in (
@@ -71,6 +78,7 @@ class CacheOptions:
             "quality": self.quality if self.encode in ("jpeg", "webp") else None,
             "seed": self.seed,
             "shard_bytes": self.size_bytes,
+            **({"names": self.names} if self.names != "tpufeed" else {}),
         }
 
     def output_size(self, source_size: Size | None) -> Size:

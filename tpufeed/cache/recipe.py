@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,7 +26,21 @@ from tpufeed.cache.source import SELECT, SOURCE_VERSION, Listing, RawSource, ope
 from tpufeed.cache.worker import Augmenter, CacheContext
 from tpufeed.dataset.manifest import CacheInfo, Manifest, Part
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, TENSOR, WIDTH, FeatureSpec, record_schema
+from tpufeed.dataset.schema import (
+    CHANNELS,
+    FORMAT,
+    HEIGHT,
+    LABEL,
+    ONE_HOT,
+    SIZE,
+    TENSOR,
+    TEXT,
+    WIDTH,
+    FeatureSpec,
+    kaggle_features,
+    kaggle_keys,
+    record_schema,
+)
 from tpufeed.errors import (
     DamageError,
     DatasetExistsError,
@@ -41,6 +56,7 @@ from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.recipe import one_hot_bytes
 from tpufeed.storage.store import Store
 
 KIND = "cache warmup"
@@ -74,8 +90,7 @@ class CacheRecipe(Recipe):
     ) -> None:
         origin = open_source(src, raw or ShardOptions(), allow_augmented)
         self.origin, self.options, self.source, self.stores = origin, options, origin.url, origin.stores
-        shape = None if origin.manifest is None else origin.manifest.tensor_shape
-        self.size = options.output_size(None if shape is None else shape[:2])
+        self.size = options.output_size(None if origin.manifest is None else origin.manifest.image_size)
         # All options that decide bytes, as JSON returns them.
         self.wanted = msgspec.json.decode(msgspec.json.encode({**origin.identity, **options.to_dict()}))
 
@@ -235,7 +250,8 @@ class CacheRecipe(Recipe):
         def record_bytes(stop: int | None) -> float:
             """Return the mean size of the first records. The size of raw pixels is known in advance."""
             image = height * width * 3 if options.encode == "raw" else fmean(lengths[:stop] or [0])
-            return image + fmean(moving[:stop] or [0]) + _FEATURES_BYTES
+            own = one_hot_bytes(header.class_names) if header.are_counted else 0
+            return image + fmean(moving[:stop] or [0]) + _FEATURES_BYTES + own
 
         # A plan must not depend on speed, so it follows from the first samples alone.
         return (
@@ -247,8 +263,9 @@ class CacheRecipe(Recipe):
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan is for this source and contains nothing else."""
         if isinstance(self.origin, RawSource):
-            image, *_ = cached_schema(plan.header.features, self.options, self.size)
-            check_joined(store, plan, self.source, self.origin.options, self.options.variants, image)
+            image, *_ = cached_schema(plan.header.features, self.options, self.size, len(plan.header.class_names))
+            raw = replace(self.origin.options, names=self.options.names)
+            check_joined(store, plan, self.source, raw, self.options.variants, image)
             return
         shards = plan.header.splits
         with self.origin.open_listing(self.options) as listing:
@@ -292,7 +309,7 @@ class CacheRecipe(Recipe):
             run_id=secrets.token_hex(8),
             splits={},
             variants=self.options.variants,
-            features=cached_schema(listing.features, self.options, self.size),
+            features=cached_schema(listing.features, self.options, self.size, len(listing.facts["class_names"])),
             images=self.options.variants * sum(self._new(listing).values()),
             **listing.facts,
         )
@@ -353,15 +370,29 @@ def iter_ranges(
             number += 1
 
 
-def cached_schema(features: Sequence[FeatureSpec], options: CacheOptions, size: Size) -> tuple[FeatureSpec, ...]:
-    """Return the features of a cache made from a source with `features`."""
+def cached_schema(
+    features: Sequence[FeatureSpec], options: CacheOptions, size: Size, classes: int
+) -> tuple[FeatureSpec, ...]:
+    """Return the features of a cache made from a source with `features` and so many classes.
+
+    Raises:
+        OptionError: programs that follow Kaggle's guides cannot read such features.
+    """
     label = next((feature for feature in features if feature.name == LABEL), None)
     several = label.lengths if label is not None and label.shape is None else None
     own = record_schema(label is not None, several if isinstance(several, tuple) else None)
-    stored = {feature.name: feature for feature in features}
-    known = {feature.name for feature in own}
-    present = stored.keys() | {HEIGHT, WIDTH, CHANNELS, FORMAT}
+    made = {HEIGHT, WIDTH, CHANNELS, FORMAT}
+    if options.names == "kaggle":
+        if several is not None:
+            raise OptionError(
+                "names='kaggle' is for one class per image, and here samples have lists of labels: leave it out"
+            )
+        own, made = kaggle_features(own, classes), made | {TEXT, SIZE, ONE_HOT}
+    stored = {feature.name: feature for feature in features if feature.name not in (SIZE, ONE_HOT)}
+    known = {feature.name for feature in own} | {SIZE, ONE_HOT}
+    present = stored.keys() | made
     others = (f for f in features[1:] if f.name not in known)
     image = FeatureSpec(TENSOR, "uint8", (*size, 3)) if options.encode == "raw" else own[0]
     lists = (stored.get(f.name, f) if f.shape is None else f for f in own[1:] if f.name in present)
-    return (image, *(cached_spec(feature, options, size) for feature in (*lists, *others)))
+    schema = (image, *(cached_spec(feature, options, size) for feature in (*lists, *others)))
+    return kaggle_keys(schema) if options.names == "kaggle" else schema

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -15,12 +16,24 @@ from tpufeed.cache.options import CacheOptions
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import PLAN, check_split_name
 from tpufeed.dataset.reader import Dataset, find_dataset
-from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, FeatureSpec, fixed_ints, record_layout, several_labels
+from tpufeed.dataset.schema import (
+    FILENAME,
+    FORMAT,
+    LABEL,
+    ONE_HOT,
+    SIZE,
+    TEXT,
+    FeatureSpec,
+    fixed_ints,
+    record_layout,
+    several_labels,
+)
 from tpufeed.errors import DatasetNotFoundError, ImageError, OptionError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import OPS
 from tpufeed.images.policy import load_image
 from tpufeed.loaders.columns import iter_flip_warnings
+from tpufeed.loaders.mixture import own_ids
 from tpufeed.sharding.inputs import Files, iter_taken
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.worker import SampleMaker, see_inputs
@@ -150,14 +163,16 @@ class DatasetSource:
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[SourceSample | Reject, None, None]:
         """Yield the samples of a task of the cache's plan, in order."""
         features = self.dataset.manifest.features
-        layout, names = record_layout(features), fixed_ints(features)
+        layout, names, classes = record_layout(features), fixed_ints(features), own_ids(self.dataset)
         shape = self.dataset.manifest.tensor_shape
         keys = {feature.name: feature.key for feature in features[1:]}
         moving = {feature.name for feature in features[1:] if moves(feature)}
-        own = {*fixed_ints(header.features), FORMAT, *moving}
-        kept = {f.name: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
+        own = {*fixed_ints(header.features), *made_anew(header), *moving}
+        # The key of each feature in the cache and in the source.
+        kept = {f.key: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
+        filename = next((f.key for f in header.features if f.name == FILENAME), FILENAME)
         # Entries are copied as bytes, unless the source has other keys or stores some of them as fixed numbers.
-        as_stored = all(name == key and key not in layout.int_keys for name, key in kept.items())
+        as_stored = all(key == there and there not in layout.int_keys for key, there in kept.items())
         payloads = self.dataset.iter_payloads(task.split, 0, task.first, task.stop)
         chosen, ids = self.dataset.chosen(task.split), np.arange(task.first, task.stop)
         ids = ids if chosen is None else chosen.samples(ids)
@@ -166,21 +181,23 @@ class DatasetSource:
             if parts is None:
                 image, values = layout.decode(payload)
                 stored = decode_example(payload)
-                entries = {name: encode_entry(name, stored[key]) for name, key in kept.items() if key in stored}
+                entries = {key: encode_entry(key, stored[there]) for key, there in kept.items() if there in stored}
             else:
                 image = payload[layout.image_offset : layout.image_offset + parts[0]]
                 values, entries = parts[1], split_entries(parts[2])
             stored_label = dict(zip(names, values, strict=True)).get(LABEL)
-            label = None if stored_label is None else self.dataset.label_of(stored_label)
             pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
-            rest = b"".join([entries[name] for name in kept if name in entries])  # in the schema's order
-            name = _text(entries.get(FILENAME)) or f"sample {number}"
+            rest = b"".join([entries[key] for key in kept if key in entries])  # in the schema's order
+            name = _text(entries.get(filename)) or f"sample {number}"
+            place = partial("{}, sample {} of split {!r}".format, self.dataset.label, number, task.split)
+            label = None if stored_label is None else int(classes.of([stored_label], place)[0])
             if not moving and not several_labels(self.dataset.manifest.features):
                 yield SourceSample(number, name, pixels, label, rest)
                 continue
             parsed = decode_arrays(payload, name)
             listed = parsed[keys[LABEL]].values if label is None and LABEL in keys and keys[LABEL] in parsed else ()
-            yield SourceSample(number, name, pixels, label, rest, labels=tuple(map(int, listed)), moving=parsed)
+            labels = tuple(classes.of(listed, place).tolist())
+            yield SourceSample(number, name, pixels, label, rest, labels=labels, moving=parsed)
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         """Return the versions of the files that a task needs, as this host sees them; see `Job.reach`."""
@@ -251,13 +268,15 @@ class RawSource:
         images = iter_taken(
             Files(header.base), task.inputs, lambda item, data: load_image(data[0], self.options.images, item.path)
         )
+        keys, own = {spec.name: spec.key for spec in header.features}, made_anew(header)
         for number, (item, _, taken) in enumerate(images, task.first):
             if isinstance(taken, ImageError):
                 yield Reject(item.path, taken.reason, str(taken))
                 continue
             image, odd = taken
             label = item.label if make.labelled and not make.several_labels else None
-            yield SourceSample(number, item.path, image, label, encode_entries(make.features(item)), odd, item.labels)
+            rest = {keys[name]: value for name, value in make.features(item).items() if name not in own}
+            yield SourceSample(number, item.path, image, label, encode_entries(rest), odd, item.labels)
 
     def see(self, header: PlanHeader, task: Task) -> dict[str, str]:
         return see_inputs(header, task)
@@ -268,6 +287,11 @@ class RawSource:
 
 
 CacheSource = DatasetSource | RawSource
+
+
+def made_anew(header: PlanHeader) -> frozenset[str]:
+    """Return the features that a cache does not take from its source, besides the fixed integers."""
+    return frozenset({FORMAT, SIZE, ONE_HOT, *((TEXT,) if header.are_counted else ())})
 
 
 def open_source(src: str | Path | Dataset, raw: ShardOptions, allow_augmented: bool) -> CacheSource:

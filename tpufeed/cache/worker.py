@@ -12,13 +12,13 @@ from tpufeed.build.worker import Output, TaskContext, reach, run
 from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import CacheSource, SourceSample
-from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints
+from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, kaggle_values
 from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels, Scratch
 from tpufeed.images.mending import mend
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws
-from tpufeed.tfrecord.example import Feature, encode_entry
+from tpufeed.tfrecord.example import Feature, encode_entries, encode_entry
 
 __all__ = ["Augmenter", "CacheContext", "reach", "run"]  # engines look for `run` and `reach` here
 
@@ -35,8 +35,9 @@ class CacheContext(TaskContext):
     def write(self, task: Task, output: Output) -> None:
         """Write all variants of the task's samples."""
         header, options, source, before = self.header, self.options, self.source, self.source.retries
-        int_names = fixed_ints(header.features)
-        image_format = encode_entry(FORMAT, Feature("bytes", (options.encode.encode(),)))
+        int_names, keys = fixed_ints(header.features), {spec.name: spec.key for spec in header.features}
+        names = [name.encode() for name in header.class_names]
+        image_format = encode_entry(keys[FORMAT], Feature("bytes", (options.encode.encode(),)))
         augment, stored = Augmenter(options, source, source.mends), f"{options.encode}, augmented"
         output.images[stored] = 0
         with closing(source.iter_samples(header, task)) as samples:
@@ -50,6 +51,10 @@ class CacheContext(TaskContext):
                     output.reject(Reject(found.name, error.reason, str(error)))
                     continue
                 rest = image_format + sample.rest
+                if header.are_counted:
+                    labels = None if sample.label is None else [sample.label]
+                    values = kaggle_values(names, labels, *variants[0].shape[:2])
+                    rest += encode_entries({keys[name]: value for name, value in values.items()})
                 for writer, pixels, entries in zip(output.writers, variants, moved, strict=True):
                     ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
                     data = encode_pixels(pixels, options)

@@ -66,6 +66,7 @@ def warmup_command(
             show_default="128MB, less for small caches",
         ),
     ] = None,
+    names: flags.Naming = "tpufeed",
     encode: Annotated[
         str,
         flags.in_images(

@@ -111,6 +111,15 @@ Select = Annotated[
         show_default="all samples",
     ),
 ]
+Naming = Annotated[
+    str,
+    in_shards(
+        metavar="STYLE",
+        autocompletion=one_of("tpufeed", "kaggle"),
+        help="tpufeed; or kaggle: shards and keys as the readers of its TPU guides expect (train00-512.tfrec, image, "
+        "class, one_hot_class).",
+    ),
+]
 Overwrite = Annotated[bool, in_run("--overwrite", help="Remove what is at DST first.")]
 Fsync = Annotated[
     bool,

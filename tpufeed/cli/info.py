@@ -110,6 +110,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
         "data_url": None if manifest.data_url is None else _printable(manifest.data_url),
         "splits": splits,
         "classes": dict(zip(dataset.class_names, totals, strict=False)),
+        "sizes": {**msgspec.to_builtins(manifest.sizes), "text": str(manifest.sizes)} if manifest.sizes else None,
         "markers": msgspec.to_builtins(manifest.markers) if manifest.markers else None,
         "cache": None if manifest.cache is None else cache | {"source": manifest.options.get("source")},
         "content_digest": dataset.content_digest,
@@ -157,6 +158,8 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["data_url"] is not None:
         yield f"shards are at: {facts['data_url']}"
     yield f"images: {_counts(facts['images'])}"
+    if facts["sizes"]:
+        yield f"sizes: {facts['sizes']['text']}"
     if facts["odd"]:
         yield f"odd cases: {_counts(facts['odd'])}"
     if facts["markers"]:

@@ -31,14 +31,7 @@ def shard_command(
         int | None, flags.in_shards(metavar="N", help="Or aim for this number of shards in the largest split.")
     ] = None,
     hosts: Annotated[int, flags.in_shards(metavar="N", help="Make the number of shards a multiple of this.")] = 1,
-    names: Annotated[
-        str,
-        flags.in_shards(
-            metavar="STYLE",
-            autocompletion=one_of("tpufeed", "kaggle"),
-            help="tpufeed; or kaggle: shards named train00-512.tfrec with keys image, class, id, as in its TPU guides.",
-        ),
-    ] = "tpufeed",
+    names: flags.Naming = "tpufeed",
     seed: Annotated[int, flags.in_shards(metavar="N", help="Seed of the global order of images in shards.")] = 0,
     check: Annotated[
         str,

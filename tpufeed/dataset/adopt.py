@@ -20,7 +20,7 @@ from tpufeed import __version__
 from tpufeed.dataset.adopt_keys import NONE, BoxesOf, FirstRecord, choose_keys, glimpse, make_features
 from tpufeed.dataset.adopt_scan import Keys, ShardScan, Totals, iter_records, scan_shard
 from tpufeed.dataset.index import encode_index, is_index_of
-from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
+from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Sizes, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name, read_classes
 from tpufeed.dataset.object_boxes import Told
 from tpufeed.dataset.reader import Dataset, find_dataset
@@ -153,7 +153,9 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     by_split = {split: list[ShardScan]() for split in files.splits}
     listener = listener or (lambda _: None)
     listener(progress)
-    scan_one = partial(scan_shard, source, keys, _MOST_CLASSES if names is None else len(names))
+    scan_one = partial(
+        scan_shard, source, keys, _MOST_CLASSES if names is None else len(names), upright=exif == "apply"
+    )
     with closing(map_shards(source, scan_one, infos)) as scans:
         for split in (split for split, members in files.splits.items() for _ in members):
             scan = next(scans)
@@ -180,6 +182,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         rejects={},
         images=dict(sorted(total.formats.items())),
         odd=+Counter({"exif": total.turned, "exif, of another size": total.told["another"]}),
+        sizes=Sizes.of(total.heights, total.widths) if total.heights.total() == progress.records else msgspec.UNSET,
         data_url=None if target.url == source.url else source.url,
         exif="apply" if exif == "apply" else msgspec.UNSET,
     )

@@ -15,7 +15,7 @@ from tpufeed.dataset.tfrecord_files import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.dataset.walk import Walker
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.header import sniff
-from tpufeed.images.mending import orientation_of
+from tpufeed.images.mending import see_image
 from tpufeed.storage.store import ObjectInfo, Store
 from tpufeed.tfrecord.example import ABSENT, Feature, Kind, decode_example, read_text
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED
@@ -69,19 +69,29 @@ class Totals:
     formats: Counter[str] = field(default_factory=Counter)  # records by the format of their image
     # For each feature that may name classes, the text of each label; None if records contradict each other.
     texts: dict[str, dict[int, str | None]] = field(default_factory=dict)
+    heights: Counter[int] = field(default_factory=Counter)  # images by their height, as ops see them
+    widths: Counter[int] = field(default_factory=Counter)
     turned: int = 0  # images with an EXIF orientation
     told: Counter[Told] = field(
         default_factory=Counter
     )  # those with boxes, by the image that their records' sizes tell
     first_unknown: str | None = None  # place of the first image that tpufeed cannot read
 
-    def add(self, features: dict[str, Feature], keys: Keys, classes: int, place: str) -> None:
-        """Count a record. Raises RecordError or OptionError if it lacks its image or a label in `[0, classes)`."""
+    def add(self, features: dict[str, Feature], keys: Keys, classes: int, place: str, upright: bool) -> None:
+        """Count a record, whose image loaders turn if `upright`.
+
+        Raises RecordError or OptionError if it lacks its image or a label in `[0, classes)`.
+        """
         image, label = _find_sample(features, keys, classes, place)
         image_format = sniff(image) or _UNKNOWN_FORMAT
         self.formats[image_format] += 1
         boxes = features.get(OBJECT_XMIN)
-        if orientation_of(image) != 1:
+        orientation, size = see_image(image)
+        if size is not None:
+            height, width = size[::-1] if upright and orientation >= 5 else size
+            self.heights[height] += 1
+            self.widths[width] += 1
+        if orientation != 1:
             self.turned += 1
             if boxes is not None and len(boxes.values):
                 try:
@@ -136,6 +146,8 @@ class Totals:
         for key, names in other.texts.items():
             for label, text in names.items():
                 self._name(key, label, text)
+        self.heights += other.heights
+        self.widths += other.widths
         self.turned += other.turned
         self.told += other.told
         self.first_unknown = self.first_unknown or other.first_unknown
@@ -160,14 +172,23 @@ class ShardScan(NamedTuple):
 
 
 def scan_shard(
-    store: Store, keys: Keys, classes: int, info: ObjectInfo, stop: threading.Event | None = None
+    store: Store,
+    keys: Keys,
+    classes: int,
+    info: ObjectInfo,
+    stop: threading.Event | None = None,
+    *,
+    upright: bool = False,
 ) -> ShardScan:
-    """Read and check all of a shard. Raises as `iter_records` does, and as `Totals.add` does."""
+    """Read and check all of a shard; loaders turn its images if `upright`.
+
+    Raises as `iter_records` does, and as `Totals.add` does.
+    """
     walker = Walker(store, info.name, info.size_bytes, info.version)
     offsets, totals = list[int](), Totals(texts={key: {} for key in keys.class_texts})
     for offset, place, payload in iter_records(walker, stop):
         offsets.append(offset)
-        totals.add(decode_example(payload, place), keys, classes, place)
+        totals.add(decode_example(payload, place), keys, classes, place, upright)
     return ShardScan(info, walker.crc32c, np.array([*offsets, info.size_bytes], np.uint64), totals)
 
 

@@ -4,8 +4,9 @@ import hashlib
 import itertools
 import math
 from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, overload
 
@@ -120,6 +121,46 @@ class Markers(msgspec.Struct, frozen=True):
         return Markers(self.rewritten + other.rewritten, self.added_bytes + other.added_bytes, unmarked)
 
 
+class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes of the images as ops see them: (height, width), each side for itself.
+
+    Attributes:
+        least: the least height and the least width.
+        median: the median of each; in a dataset that has grown, that of its larger part.
+        most: the greatest height and the greatest width.
+    """
+
+    least: tuple[int, int]
+    median: tuple[int, int]
+    most: tuple[int, int]
+
+    @classmethod
+    def of(cls, heights: Mapping[int, int], widths: Mapping[int, int]) -> "Sizes":
+        """Return the sizes of at least one image: how many have each height, and each width."""
+        found = []
+        for counts in (heights, widths):
+            sides, total = sorted(counts), sum(counts.values())
+            before = list(itertools.accumulate(counts[side] for side in sides))
+            found.append((sides[0], sides[bisect_right(before, (total - 1) // 2)], sides[-1]))
+        return cls(*zip(*found, strict=True))
+
+    def joined(self, other: "Sizes", is_larger: bool) -> "Sizes":
+        """Return the sizes of two parts of a dataset. `is_larger` is True if this one has more images."""
+        least = min(self.least[0], other.least[0]), min(self.least[1], other.least[1])
+        most = max(self.most[0], other.most[0]), max(self.most[1], other.most[1])
+        return Sizes(least, self.median if is_larger else other.median, most)
+
+    def __str__(self) -> str:
+        if self.least == self.most:
+            return f"all {_shown(self.least)}"
+        least, median, most = map(_shown, (self.least, self.median, self.most))
+        return f"least {least}, median {median}, most {most} (width and height each)"
+
+
+def _shown(size: tuple[int, int]) -> str:
+    return f"{size[1]}x{size[0]}"
+
+
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One version of a dataset that has grown: what it has added to the version before.
 
@@ -163,6 +204,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         images: inputs taken, counted by how they were stored.
         odd: odd cases that a policy dealt with, counted.
         markers: restart markers of kept JPEGs; only in manifests of builds that write them.
+        sizes: sizes of the images. Caches, whose shape says it, do not have it, nor datasets of which not all sizes are
+            known.
         version: number of the version; only of a dataset that has grown.
         parts: all versions up to this one; only of a dataset that has grown.
         data_url: URL of the shards, if they are not beside the manifest.
@@ -187,6 +230,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cache: CacheInfo | None = None
     exif: Literal["apply"] | msgspec.UnsetType = msgspec.UNSET
     markers: Markers | msgspec.UnsetType = msgspec.UNSET
+    sizes: Sizes | msgspec.UnsetType = msgspec.UNSET
     version: int | msgspec.UnsetType = msgspec.UNSET
     parts: tuple[Part, ...] | msgspec.UnsetType = msgspec.UNSET
 
@@ -258,6 +302,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """(height, width, channels) of a raw cache's images; None if images are encoded."""
         image = self.features[0]
         return image.shape if image.dtype == "uint8" else None  # type: ignore[return-value]  # decoding has checked it
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """(height, width) of all images; None if they differ or are not known."""
+        if self.cache is not None:
+            return self.cache.shape[:2]
+        return self.sizes.least if isinstance(self.sizes, Sizes) and self.sizes.least == self.sizes.most else None
 
     @property
     def upright(self) -> bool:
@@ -387,6 +438,8 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
             yield f"{feature.name} cannot be {feature.type_text}"
         elif problem := flip_problem(feature):
             yield f"{feature.name}: {problem}"
+    if (size := manifest.image_size) is not None and cache is None and not _is_image((*size, 3)):
+        yield f"its images cannot have {_shown(size)} pixels"
     if cache is not None and not _is_image(cache.shape):
         yield f"a cache of shape {cache.shape} holds no images"
     if cache is not None and not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.live)):

@@ -26,7 +26,7 @@ _PART = re.compile(r"part-[0-9]{5,}")
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]*")
 _DATA = re.compile(
     rf"(?:{_PART.pattern}/)?{_SPLIT.pattern}"
-    r"(?:(?:-v[0-9]+)?-[0-9]{5,}-of-[0-9]{5,}\.tfrecord|[0-9]{2,}-[0-9]+\.tfrec|"
+    r"(?:(?:-v[0-9]+)?-[0-9]{5,}-of-[0-9]{5,}\.tfrecord|(?:-v[0-9]+-)?[0-9]{2,}-[0-9]+\.tfrec|"
     r"(?:-v[0-9]+)?(?:-version-[0-9]+)?\.index\.npy)"
 )
 _VERSION_INDEX = re.compile(rf"({_SPLIT.pattern})(?:-v[0-9]+)?-version-([0-9]+)\.index\.npy")
@@ -132,12 +132,15 @@ def shard_name(split: str, variant: int | None, shard: int, shards: int) -> str:
     return f"{split}{'' if variant is None else f'-v{variant}'}-{shard:05d}-of-{shards:05d}.tfrecord"
 
 
-def kaggle_shard_name(split: str, shard: int, shards: int) -> str:
-    """Return `train03-*.tfrec`. Once the shard is written, the number of its records replaces the asterisk.
+def kaggle_shard_name(split: str, variant: int | None, shard: int, shards: int) -> str:
+    """Return `train03-*.tfrec`, or `train-v0-03-*.tfrec` for variant 0 of a cache.
+
+    Once the shard is written, the number of its records replaces the asterisk.
 
     The shard's number has two digits, or as many as the last shard's, so that names sort by it.
     """
-    return f"{split}{shard:0{max(2, len(str(shards - 1)))}d}{_UNCOUNTED}"
+    number = f"{shard:0{max(2, len(str(shards - 1)))}d}"
+    return f"{split}{'' if variant is None else f'-v{variant}-'}{number}{_UNCOUNTED}"
 
 
 def counted(name: str, records: int) -> str:

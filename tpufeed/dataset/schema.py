@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +22,8 @@ WIDTH = "image/width"
 CHANNELS = "image/channels"
 FORMAT = "image/format"
 FILENAME = "image/filename"
+# With names="kaggle" only: height and width in one feature, and 1 for each class of the sample.
+SIZE, ONE_HOT = "image/size", "image/class/one_hot"
 # Short names of columns, as loaders and views take them.
 FEATURE_OF_NAME = {
     "label": LABEL,
@@ -33,8 +35,15 @@ FEATURE_OF_NAME = {
     "filename": FILENAME,
 }
 # Features that tpufeed writes itself: no further column has one of these names.
-OWN_NAMES = frozenset({ENCODED, TENSOR, LABEL, TEXT, HEIGHT, WIDTH, CHANNELS, FORMAT, FILENAME})
-_KAGGLE_KEYS = {ENCODED: "image", LABEL: "class", FILENAME: "id"}
+OWN_NAMES = frozenset({ENCODED, TENSOR, LABEL, TEXT, HEIGHT, WIDTH, CHANNELS, FORMAT, FILENAME, SIZE, ONE_HOT})
+_KAGGLE_KEYS = {
+    ENCODED: "image",
+    LABEL: "class",
+    TEXT: "label",
+    FILENAME: "id",
+    SIZE: "size",
+    ONE_HOT: "one_hot_class",
+}
 
 OBJECT_BOXES = "image/object/bbox/*"  # xmin, ymin, xmax and ymax as shares of the image's sides
 OBJECT_XMIN = "image/object/bbox/xmin"
@@ -182,7 +191,7 @@ def record_schema(
 
 
 def kaggle_keys(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
-    """Return the features under the keys that Kaggle's TPU guides read: `image`, `class`, and `id` for the path.
+    """Return the features under the keys that Kaggle's TPU guides read, like `image`, `class`, and `id` for the path.
 
     Raises:
         OptionError: a column has one of these names.
@@ -196,6 +205,26 @@ def kaggle_keys(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
         msgspec.structs.replace(feature, stored_as=_KAGGLE_KEYS.get(feature.name, feature.stored_as))
         for feature in features
     )
+
+
+def kaggle_features(own: tuple[FeatureSpec, ...], classes: int) -> tuple[FeatureSpec, ...]:
+    """Return the features of `record_schema`, and those that only Kaggle's TPU guides read."""
+    one_hot = FeatureSpec(ONE_HOT, "float32", None, lengths=(classes, classes))
+    labelled = any(feature.name == LABEL for feature in own)
+    return (*own, FeatureSpec(SIZE, "int64", (2,)), *((one_hot,) if labelled else ()))
+
+
+def kaggle_values(
+    class_names: Sequence[bytes], labels: Iterable[int] | None, height: int, width: int
+) -> dict[str, example.Feature]:
+    """Return the text of a sample's labels, if it has any, and the values of the features that are only Kaggle's."""
+    values = {SIZE: example.Feature("int64", (height, width))}
+    if labels is None:
+        return values
+    found, one_hot = list(labels), np.zeros(len(class_names), np.float32)
+    one_hot[found] = 1
+    texts = example.Feature("bytes", [class_names[label] for label in found])
+    return {**values, TEXT: texts, ONE_HOT: example.Feature("float", one_hot.tolist())}
 
 
 def several_labels(features: Iterable[FeatureSpec]) -> bool:

@@ -66,11 +66,18 @@ def seen_header(data: bytes | memoryview) -> ImageHeader:
 
 def orientation_of(data: bytes | memoryview) -> int:
     """Return the EXIF orientation, 1 to 8, that pixels from `decode` still need; 1 if no header can be read."""
+    return see_image(data)[0]
+
+
+def see_image(data: bytes | memoryview) -> tuple[int, tuple[int, int] | None]:
+    """Return what `orientation_of` does, and (height, width) of the pixels from `decode`; None if they are unknown."""
     try:
         header = seen_header(data)
     except ImageError:
-        return 1
-    return 1 if header.format == "tiff" else header.orientation  # Pillow turns a TIFF as it loads it
+        return 1, None
+    if header.format == "tiff":  # Pillow turns it as it loads it
+        return 1, (header.height, header.width) if header.orientation == 1 else None
+    return header.orientation, (header.height, header.width)
 
 
 def seen_size(data: bytes | memoryview, upright: bool) -> tuple[int, int]:

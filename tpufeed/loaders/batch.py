@@ -278,8 +278,9 @@ class Decoder:
                     f"{self._url} holds pixels, so nothing is left to decode later: leave out decode=False"
                 )
             options = replace(options, ops=())
-        if self._classes is not None:
+        if self._classes.names is not None:
             manifest = msgspec.structs.replace(manifest, class_names=self._classes.names)
+        self._class_count = len(manifest.class_names)
         views: Sequence[Sequence[Op]] = (options.ops,) if options.ops is not None else options.view_ops
         views = views or (_own_ops(source.dataset),)
         later = [op for op in options.device_ops or () if not isinstance(op, MixingOp)]
@@ -289,13 +290,10 @@ class Decoder:
             salt = hashlib.blake2b(b"%d" % view, digest_size=7).digest() if view else b""
             draws = manifest.draws_seed(seed ^ int.from_bytes(salt, "little"))
             self.pipelines.append(Pipeline([*ops, *later], draws, fast=True, upright=manifest.upright))
-        stored_size = None if manifest.cache is None else manifest.cache.shape[:2]
-        self.sizes = [pipeline.output_size(stored_size) for pipeline in self.pipelines]
+        self.sizes = [pipeline.output_size(manifest.image_size) for pipeline in self.pipelines]
         if options.views is not None and None in self.sizes:
             raise OptionError(f"{self._url}: {_NO_SIZE}; each view needs an op that fixes the size")
-        self.columns: Columns = resolve_columns(
-            manifest, options, self.sizes, self._classes is not None and self._classes.is_mixture
-        )
+        self.columns: Columns = resolve_columns(manifest, options, self.sizes, self._classes.is_mixture)
         if batched and None in self.sizes and self.columns.pooled:
             raise OptionError(f"{self._url}: {_NO_DEVICE_SIZE if options.device_ops else _NO_SIZE}")
         self.drawn, self._host = self.pipelines, self.pipelines  # those drawn for, and those whose pixels are made
@@ -342,7 +340,7 @@ class Decoder:
     def _add_device_ops(self, here: Pipeline, ops: Sequence[Op], dataset: Dataset, on_device: bool) -> None:
         """Check that a device can run `ops` after the ops `here`, and with `on_device` leave them to it."""
         cache, whole = dataset.manifest.cache, self.pipelines[0]
-        size = here.output_size(None if cache is None else cache.shape[:2])
+        size = here.output_size(dataset.manifest.image_size)
         if size is None:
             raise OptionError(f"{self._url}: {_NO_DEVICE_SIZE}")
         cropped = [] if cache is None else [str(op.get("op")) for op in cache.ops if op.get("op") in _RANDOM_CROPS]
@@ -354,7 +352,7 @@ class Decoder:
         first = next((number for number, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
         image_ops, mixing = DeviceOps(ops[:first], size), None
         if first < len(ops):
-            mixing = self._make_mixing(ops[first:], image_ops.out_size, len(dataset.manifest.class_names))
+            mixing = self._make_mixing(ops[first:], image_ops.out_size)
         self.device_ops = BatchOps(image_ops, mixing)
         # Draws of an op depend on its place among all ops.
         self._sent = [*enumerate(ops, len(here.ops))]
@@ -373,7 +371,7 @@ class Decoder:
         assert ops is not None, "there is a column for them"
         return ops.parameters([uniforms(seed, epoch, samples, place, op.draws) for place, op in self._sent])
 
-    def _make_mixing(self, ops: Sequence[Op], size: tuple[int, int], classes: int) -> Mixing:
+    def _make_mixing(self, ops: Sequence[Op], size: tuple[int, int]) -> Mixing:
         """Return the ops that mix rows. Raises OptionError if they cannot mix labels, or are not the last ones."""
         name, other = type(ops[0]).__name__, next((op for op in ops if not isinstance(op, MixingOp)), None)
         if other is not None:
@@ -384,7 +382,7 @@ class Decoder:
                 f"{name} mixes labels with images: ask for the column 'label', with one label per sample or "
                 "label_format='multi_hot'"
             )
-        classes = label.shape[0] if label.shape else classes if self._classes is None else len(self._classes.names)
+        classes = label.shape[0] if label.shape else self._class_count
         if not classes:
             raise OptionError(
                 f"{name} needs the number of classes, and {self._url} does not name its classes: mix in the training "
@@ -451,10 +449,12 @@ class Decoder:
                 raise RecordError(f"{where}: {said}") from error
         index: Any = slice(at.start, at.stop) if isinstance(at, range) else at
         for scalar in columns.scalars:
-            values: Sequence[int] | Ints = [ints[scalar.position or 0] for ints in found]
-            if scalar.spec.name == schema.LABEL and self._classes is not None:
-                values = self._classes.join(values, self._url)
-            rows[scalar.columns[0].name][index] = values
+            values, target = [ints[scalar.position or 0] for ints in found], rows[scalar.columns[0].name]
+            if scalar.spec.name == schema.LABEL:
+                ids = self._classes.of(values, lambda number: reader.place(*places[number]))
+                target[index] = ids.tolist() if isinstance(target, list) else ids
+            else:
+                target[index] = values
         return Cost(read - begun, perf_counter() - read, sum(map(len, payloads)), dropped)
 
     def _parse(

@@ -22,7 +22,7 @@ from tpufeed.images.protocols import Op
 from tpufeed.tfrecord.example import Feature
 
 if TYPE_CHECKING:
-    from tpufeed.loaders.mixture import JoinedClasses
+    from tpufeed.loaders.mixture import ClassIds
     from tpufeed.loaders.options import LoaderOptions
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -54,7 +54,7 @@ class Sample:
         specs: the dataset's features by name.
         find_geometry: computes how the ops move the image.
         min_visibility: a box is dropped if less than this share of its area is left.
-        classes: the classes of a mixture, which give labels their ids.
+        classes: the ids that labels get; None if they stay as stored.
         upright: True if the image is turned by its EXIF orientation before the ops see it.
         dropped: number of boxes that were dropped.
     """
@@ -64,7 +64,7 @@ class Sample:
     specs: Mapping[str, FeatureSpec]
     find_geometry: Callable[[], Geometry]
     min_visibility: float
-    classes: "JoinedClasses | None" = None
+    classes: "ClassIds | None" = None
     upright: bool = field(kw_only=True)
     dropped: int = 0
     _whole: Geometry | None = None
@@ -127,7 +127,7 @@ class Sample:
             )
         items = np.asarray(found).reshape(-1, *each)
         if spec.name == schema.LABEL and self.classes is not None:
-            items = self.classes.join(items, self.where)
+            items = self.classes.of(items, lambda _: self.where)
         return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
 
     def boxes(self, spec: FeatureSpec) -> npt.NDArray[np.float32]:
@@ -251,7 +251,7 @@ class Scalar:
                 )
             found = [self.fill_value]
         elif self.spec.name == schema.LABEL and sample.classes is not None:
-            found = sample.classes.join(found, sample.where)
+            found = sample.classes.of(found, lambda _: sample.where)
         value = found[0]
         if isinstance(value, memoryview):
             value = str(value, "utf-8") if self.spec.dtype == "string" else bytes(value)
@@ -322,8 +322,6 @@ class MultiHot:
 
     def put(self, sample: Sample, rows: Rows, row: int) -> None:
         labels, (column,) = sample.items(self.spec), self.columns
-        if len(labels) and not 0 <= labels.min() <= labels.max() < column.shape[0]:
-            raise RecordError(f"{sample.where}: a label of {labels.tolist()} is no class; there are {column.shape[0]}")
         hot = np.zeros(column.shape, np.float32)
         hot[labels] = 1
         rows[column.name][row] = hot
@@ -545,6 +543,11 @@ class _Finder:
                 raise OptionError(
                     "label_format='multi_hot' is for samples with lists of labels; here each has one: leave it out, "
                     "and make a one-hot vector of the id on the device"
+                )
+            if not manifest.class_names:
+                raise OptionError(
+                    "label_format='multi_hot' needs the number of classes, and the dataset does not name its classes: "
+                    "leave it out, or adopt the files again with --classes"
                 )
             return MultiHot(spec, len(manifest.class_names))
         if spec.shape == ():

@@ -38,7 +38,10 @@ class StatelessFeed:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, joined for a mixture. A label is an index into them."""
+        """Names of the classes, joined for a mixture: a model needs as many outputs. A label is an index into them.
+
+        Records with another label raise RecordError. () if samples have no labels, or classes no names.
+        """
         names: tuple[str, ...] = self.loader.class_names
         return names
 

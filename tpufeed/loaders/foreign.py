@@ -86,7 +86,8 @@ class ForeignLoader(Iterated):
 
     @property
     def class_names(self) -> Any:
-        return self.wrapped.class_names
+        # A DataLoader has none, but its dataset may.
+        return (self.wrapped if hasattr(self.wrapped, "class_names") else self.wrapped.dataset).class_names
 
     @property
     def batch_size(self) -> int | None:

@@ -128,7 +128,8 @@ class Loader(Feed, Iterated):
         split: the name of the split to read.
         batch_size: samples per batch on one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
-            end up the same size. None: the live ops of a cache, or no op.
+            end up the same size; if all of the dataset have one, no op is needed. None: the live ops of a cache, or no
+            op.
         device_ops: ops that run after `ops`, with draws of the same kind. The device runs them in batches of `to_jax`,
             `to_xla`, `to_device`, and of `to_keras` on JAX; then they cost the host a few microseconds per image. The
             host runs them in all other batches. `MixUp` and `CutMix` come last. Images need one size before these ops.

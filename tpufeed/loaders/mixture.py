@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,28 +38,37 @@ class ClassList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedClasses:
-    """Classes of a mixture as seen from one of its datasets.
+class ClassIds:
+    """The ids that a loader gives to the labels of one of its datasets.
 
     Attributes:
-        names: names of the mixture's classes.
-        ids: the mixture's id for each id of the dataset, int64; None if they are equal.
-        is_mixture: False for a view that is read alone, and has fewer classes than its dataset.
+        declared: number of classes that the dataset declares. 0 if it has labels without names, which may be any.
+        ids: the loader's id for each of them, int64; None if they are equal.
+        names: names of the loader's classes; None if they are those of the dataset.
+        is_mixture: True if the dataset is one of several.
     """
 
-    names: tuple[str, ...]
-    ids: Ints | None
-    is_mixture: bool = True
+    declared: int
+    ids: Ints | None = None
+    names: tuple[str, ...] | None = None
+    is_mixture: bool = False
 
-    def join(self, labels: Any, where: str) -> Ints:
-        """Return the mixture's ids of the dataset's labels. Raises RecordError for a label that is no class."""
-        found = np.asarray(labels, np.int64)
-        if self.ids is None:
-            return found
-        if found.size and not 0 <= found.min() <= found.max() < len(self.ids):
-            raise RecordError(f"{where}: a label of {found.tolist()} is no class; the dataset has {len(self.ids)}")
-        joined: Ints = self.ids[found]
-        return joined
+    def of(self, labels: Any, place: Callable[[int], str]) -> Ints:
+        """Return the loader's ids of stored labels.
+
+        Raises:
+            RecordError: a label is not one of the declared classes. `place` names the record of label number i.
+        """
+        # For every framework, and before any sees it: JAX would print `loss nan`, others would train garbage.
+        found, count = np.asarray(labels, np.int64), self.declared if self.ids is None else len(self.ids)
+        if count and found.size and found.view(np.uint64).max() >= count:  # labels below 0 are the largest
+            number = int(((found < 0) | (found >= count)).argmax())
+            raise RecordError(
+                f"{place(number)}: its label is {found[number]}, and the dataset declares {count} classes, 0 to "
+                f"{count - 1}. Its files or its manifest were changed: build it again, or adopt the files again with "
+                "--classes for all of them"
+            )
+        return found if self.ids is None else self.ids[found]
 
 
 class Mixture:
@@ -218,7 +227,7 @@ def _label_of(dataset: str | Dataset) -> str:
 
 def join_classes(
     datasets: Sequence[Dataset], join: JoinBy, roots: Sequence[int], known: ClassList
-) -> tuple[ClassList, list[JoinedClasses]]:
+) -> tuple[ClassList, list[ClassIds]]:
     """Join the classes of a mixture's datasets with the classes that a training has already, whose ids stay.
 
     Args:
@@ -267,12 +276,18 @@ def join_classes(
         equal = table is None or not labelled or bool((table == np.arange(len(table))).all())
         tables.append(None if equal else table)
     joined = ClassList(tuple(names), tuple(owners))
-    return joined, [JoinedClasses(joined.names, table) for table in tables]
+    declared = (len(dataset.manifest.class_names) for dataset in datasets)
+    return joined, [
+        ClassIds(count, table, joined.names, is_mixture=True) for count, table in zip(declared, tables, strict=True)
+    ]
 
 
-def renumbered(dataset: Dataset) -> JoinedClasses:
-    """Return the classes of a view that is read alone, and whose labels are not the dataset's."""
-    return JoinedClasses(dataset.class_names, _renumber(dataset), is_mixture=False)
+def own_ids(dataset: Dataset) -> ClassIds:
+    """Return the ids of a dataset that is read alone; those of a view may not be the dataset's."""
+    declared = len(dataset.manifest.class_names)
+    if dataset.selection is None or dataset.selection.classes is None:
+        return ClassIds(declared)
+    return ClassIds(declared, _renumber(dataset), dataset.class_names)
 
 
 def _renumber(dataset: Dataset, ids: Ints | None = None) -> Ints:

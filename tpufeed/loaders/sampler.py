@@ -20,7 +20,7 @@ from tpufeed.dataset.mixture import SHARES, MixtureOrder, Phase
 from tpufeed.dataset.order import EpochOrder, Ints, Places, Share, World, check_lanes, default_lanes
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
-from tpufeed.loaders.mixture import ClassList, JoinedClasses, Mixture, Stop, join_classes, renumbered
+from tpufeed.loaders.mixture import ClassIds, ClassList, Mixture, Stop, join_classes, own_ids
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.training import (
     LAST,
@@ -62,13 +62,13 @@ class SampleSource:
     Attributes:
         dataset: the dataset.
         split: the name of the split.
-        classes: its classes in a mixture, or those that a view renumbers; None if labels are the dataset's.
+        classes: the ids that its labels get.
         salt: makes its random numbers differ from those of a mixture's other datasets, see `salt_of`.
     """
 
     dataset: Dataset
     split: str
-    classes: JoinedClasses | None = None
+    classes: ClassIds
     salt: int = 0
 
     @cached_property
@@ -114,9 +114,8 @@ class SampleSource:
 
 
 def source_of(dataset: Dataset, split: str) -> SampleSource:
-    """Return a split of a dataset that is read alone, with its classes if it is a view that renumbers them."""
-    is_renumbered = dataset.selection is not None and dataset.selection.classes is not None
-    return SampleSource(dataset, split, renumbered(dataset) if is_renumbered else None)
+    """Return a split of a dataset that is read alone."""
+    return SampleSource(dataset, split, own_ids(dataset))
 
 
 def salt_of(root: int) -> int:

@@ -38,7 +38,7 @@ from tpufeed.loaders.executor import (
     ThreadFuture,
     WorkerConfig,
 )
-from tpufeed.loaders.mixture import OPENED_AT_ONCE, JoinedClasses
+from tpufeed.loaders.mixture import OPENED_AT_ONCE, ClassIds
 from tpufeed.loaders.sampler import BatchRequest, SampleSource
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.processes.limits import oom_kills, why_killed
@@ -63,7 +63,7 @@ _Begun: TypeAlias = queue.SimpleQueue[tuple[int, ThreadFuture | Exception] | Non
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 # For each dataset: manifest, URL, version of the manifest's file, split, classes and salt. `prepare` leaves them to the
 # forks, each of which opens its own store.
-_sources: list[tuple[Manifest, str, str, str, JoinedClasses | None, int]] = []
+_sources: list[tuple[Manifest, str, str, str, ClassIds, int]] = []
 
 
 class BatchTask(NamedTuple):
@@ -351,7 +351,7 @@ Executor: TypeAlias = ThreadExecutor | ProcessExecutor
 BatchFuture: TypeAlias = ThreadFuture | ProcessFuture
 
 
-def prepare(given: tuple[Sequence[bytes], Sequence[tuple[int, str, str, str, JoinedClasses | None, int]]]) -> None:
+def prepare(given: tuple[Sequence[bytes], Sequence[tuple[int, str, str, str, ClassIds, int]]]) -> None:
     """Decode the manifests of all datasets in the fork server, once for all workers."""
     packed, sources = given
     manifests = [pack_manifest(_MANIFEST.decode(manifest)) for manifest in packed]

@@ -15,11 +15,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from crc32c import crc32c
 
 from tpufeed.dataset.index import encode_index
-from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Split, Variant, encode_manifest
+from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Sizes, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
@@ -63,11 +64,12 @@ def write_sample(  # noqa: PLR0913  # what tests and benchmarks vary
     split: str = _SPLIT,
     *,
     cache: CacheInfo | None = None,
+    sizes: Sizes | msgspec.UnsetType = msgspec.UNSET,
 ) -> Dataset:
     """Write a dataset of these images, which are raw pixels if a `shape` is given, and open it.
 
-    The images are repeated up to `least_bytes`, so that the processor's cache does not help. `cache` is what the
-    manifest says of the cache that they are from, if any.
+    The images are repeated up to `least_bytes`, so that the processor's cache does not help. `cache` and
+    `sizes` are what the manifest says of the cache or dataset that they are from.
 
     Raises:
         StoreError: the dataset cannot be written.
@@ -101,6 +103,7 @@ def write_sample(  # noqa: PLR0913  # what tests and benchmarks vary
             rejects={},
             images={},
             odd={},
+            sizes=sizes,
             cache=CacheInfo("", (), (), "raw", shape, "uint8", 1, 0, "sample") if shape and cache is None else cache,
         )
         (folder / MANIFEST).write_bytes(encode_manifest(manifest))
@@ -189,6 +192,7 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
     batch_size: int,
     device_ops: Sequence[Op] = (),
     are_files: bool = False,
+    image_size: tuple[int, int] | None = None,
 ) -> tuple[tuple[Alternative, ...], list[str]]:
     """Measure other ways to store encoded images. Return them, and notes on those that could not be tried.
 
@@ -202,8 +206,11 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
         batch_size: batch size of the loader.
         device_ops: ops that a device runs after them already.
         are_files: the images are files; there is no dataset yet.
+        image_size: (height, width) of all images, if they are known to have one size.
     """
     url, ops, device_ops = quote(url), tuple(ops), tuple(device_ops)
+    if image_size is not None and Pipeline(ops, seed=0).output_size(None) is None:
+        ops = (Resize(image_size), *ops)  # it changes no pixel, and says the size to `warmup`
     size = Pipeline(ops, seed=0).output_size(None)
     assert size is not None, "the loader only takes ops that bring images to one size"
     side = _margin(size)

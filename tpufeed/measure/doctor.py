@@ -260,7 +260,8 @@ def _measure_loading(
         near, fed_ops = data, asked.ops
         if copied:
             cache = manifest.cache and msgspec.structs.replace(manifest.cache, ops=(), live=(), variants=1)
-            near = write_sample(folder / "as-is", images, manifest.tensor_shape, split=split, cache=cache)
+            kept: dict[str, Any] = {"split": split, "cache": cache, "sizes": manifest.sizes}
+            near = write_sample(folder / "as-is", images, manifest.tensor_shape, **kept)
             fed_ops = ops
         asked.tell(ASSEMBLY)
         bad: dict[str, Any] = {"max_bad_records": asked.max_bad_records}
@@ -279,7 +280,8 @@ def _measure_loading(
         if alone and encoded and manifest.cache is None:
             asked.tell("other ways to store the images")
             records = dataset.split(split).records
-            alternatives, untried = try_alternatives(dataset.url, images, folder, seconds, records=records, **same)
+            same |= {"records": records, "image_size": manifest.image_size}
+            alternatives, untried = try_alternatives(dataset.url, images, folder, seconds, **same)
         elif isinstance(near, Dataset) and manifest.cache is not None and ops:
             asked.tell("ops on the device")
             alternatives, untried = try_device_ops(dataset, split, near, seconds, **same, **bad)

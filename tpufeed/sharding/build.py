@@ -86,8 +86,9 @@ def shard(  # noqa: PLR0913  # the public face
         shards: aim for this number of shards in the largest split instead; the size of the others follows.
         hosts: make the number of shards of each split a multiple of this, so that all hosts read equally many.
         names: naming of shards and record keys: "tpufeed", or "kaggle" for programs that follow Kaggle's TPU guides:
-            shards like `train00-512.tfrec`, which end in their number of records, and the keys `image`, `class` and
-            `id` (the sample's path). Loaders and commands read both.
+            shards like `train00-512.tfrec`, which end in their number of records, and the keys `image`, `class`,
+            `label` (the class's name), `id` (the sample's path), `size` and `one_hot_class`. Loaders and commands read
+            both.
         seed: decides the global order of the inputs.
         check: "full" decodes every image strictly, so that none can stop a training run; "header" trusts everything
             after a sound header.

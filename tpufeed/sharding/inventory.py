@@ -21,7 +21,7 @@ from tpufeed.build.commit import Reject
 from tpufeed.build.item import Item, Label, decode_item
 from tpufeed.build.versions import join_features
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.dataset.schema import kaggle_keys, record_schema, several_labels
+from tpufeed.dataset.schema import kaggle_features, kaggle_keys, record_schema, several_labels
 from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, as_text, encode_values, long_as_text
@@ -250,6 +250,8 @@ class Inventory:
             )
         several = (min(list_lengths, default=0), max(list_lengths, default=0)) if self.several_labels else None
         own = record_schema(self.labelled, several, contents.boxes)
+        if options.names == "kaggle":
+            own = kaggle_features(own, len(self.classes.names))
         columns = () if types is None else types.schema(needs_all=standing is None)
         features = (*own, *columns, *options.picture_specs)
         is_square = options.images.presize_px is not None and options.images.presize_mode == "fit"

@@ -16,7 +16,7 @@ import numpy as np
 
 from tpufeed.build.item import ImageRef, Item
 from tpufeed.build.plan import Plan, forged, iter_tasks
-from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_keys, record_schema
+from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_features, kaggle_keys, record_schema
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.sharding.inputs import files_of, place_of
 from tpufeed.sharding.options import ShardOptions
@@ -57,6 +57,7 @@ def check_joined(
         several, owner = label.shape is None, label.of if isinstance(label.of, str) else None
         lengths = label.lengths if several and isinstance(label.lengths, tuple) else None
     own = record_schema(labelled, lengths, owner)
+    own = kaggle_features(own, len(header.class_names)) if options.names == "kaggle" else own
     if header.features[1 : len(own)] != with_keys(own)[1:]:
         raise forged(store, source, f"its features are {', '.join(feature.name for feature in header.features)}")
     pictures = [feature for feature in header.features if feature.is_picture]

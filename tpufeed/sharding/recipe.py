@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from tpufeed.build.digests import Duplicates, find_duplicates, report_duplicates
 from tpufeed.build.item import Item
 from tpufeed.build.plan import Plan, PlanHeader, Task, check_same_plan, read_plan
 from tpufeed.build.recipe import Draft, Recipe, SplitPreview
-from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, record_schema
@@ -52,20 +52,37 @@ class SizeEstimate:
     fixed: float = _FEATURES_BYTES
 
 
-def probe_images(inventory: Inventory) -> list[tuple[Item, int | ImageError]]:
-    """Process a few images as the build would; return each with the bytes to store, or why it cannot be taken."""
+class Probed(NamedTuple):
+    """What a sample becomes: the bytes of its images, and the size of its image."""
+
+    bytes: int
+    height: int
+    width: int
+
+
+def probe_images(inventory: Inventory) -> list[tuple[Item, Probed | ImageError]]:
+    """Process a few images as the build would; return each with what it becomes, or why it cannot be taken."""
     options = inventory.options
     make = SampleMaker(
         inventory.features, inventory.classes.names, options.images, inventory.box_format, options.to_dict()
     )
     inputs = inventory.sample(_PROBED_IMAGES)
-    taken = iter_taken(Files(inventory.base), inputs, lambda item, data: make(item, data).bytes)
-    return [(item, size) for item, _, size in taken]
+
+    def probe(item: Item, data: Sequence[bytes]) -> Probed:
+        made = make(item, data)
+        return Probed(made.bytes, made.image.height, made.image.width)
+
+    return [(item, found) for item, _, found in iter_taken(Files(inventory.base), inputs, probe)]
 
 
-def fit_sizes(probed: Sequence[tuple[Item, int | ImageError]]) -> SizeEstimate:
+def one_hot_bytes(class_names: Sequence[str]) -> int:
+    """Return the bytes that names="kaggle" adds to a record, besides a few."""
+    return np.dtype(np.float32).itemsize * len(class_names)
+
+
+def fit_sizes(probed: Sequence[tuple[Item, Probed | ImageError]]) -> SizeEstimate:
     """Fit a line through (bytes of the files, bytes to store); neither slope nor intercept is below zero."""
-    sizes = [(sum(file.bytes for file in files_of(item)), size) for item, size in probed if isinstance(size, int)]
+    sizes = [(sum(file.bytes for file in files_of(item)), it.bytes) for item, it in probed if isinstance(it, Probed)]
     if not sizes:
         return SizeEstimate()
     files, stored = np.array(sizes, np.float64).T
@@ -130,24 +147,30 @@ class ShardRecipe(Recipe):
     @contextmanager
     def draft(self, is_preview: bool) -> Iterator[Draft]:
         """List the source into a file, and plan in constant memory."""
-        options, probed = self.options, list[tuple[Item, int | ImageError]]()
+        options, probed = self.options, list[tuple[Item, Probed | ImageError]]()
         with take_inventory(self.source, options, self.standing) as inventory:
             if options.split_by_content or options.duplicates == "drop":
                 inventory.prepare(is_preview)
-            said = () if self.standing is None else tuple(iter_growth_warnings(inventory))
+            said = [] if self.standing is None else list(iter_growth_warnings(inventory))
             if inventory.count == inventory.dropped:  # the growing dataset has all of them
-                yield Draft(header=None, skipped=inventory.skipped + inventory.dropped, warnings=said)
+                yield Draft(header=None, skipped=inventory.skipped + inventory.dropped, warnings=tuple(said))
                 return
             start = time.perf_counter()
             if is_preview or options.sizes_differ:
                 probed = probe_images(inventory)
             seconds = time.perf_counter() - start
+            found = [each for _, each in probed if isinstance(each, Probed)]
+            if is_preview and found:
+                sizes = Sizes.of(Counter(each.height for each in found), Counter(each.width for each in found))
+                said += self._judge_sizes(sizes, f" of the {len(found)} that were tried")
             rejects = [(item, wrong) for item, wrong in probed if isinstance(wrong, ImageError)]
             read = [Reject(item.path, wrong.reason, str(wrong)) for item, wrong in rejects if item.problem is None]
             estimate = fit_sizes(probed) if options.sizes_differ else SizeEstimate()
+            if options.names == "kaggle":
+                estimate = replace(estimate, fixed=estimate.fixed + one_hot_bytes(inventory.classes.names))
             yield replace(
                 plan_shards(inventory, estimate, self.source, self.identity),
-                warnings=said,
+                warnings=tuple(said),
                 columns=further_columns(inventory.features) if is_preview else {},
                 source_bytes=sum(size for _, size, _ in inventory.totals.values()),
                 read_before=inventory.read_before,
@@ -174,7 +197,9 @@ class ShardRecipe(Recipe):
         return manifest, None if self.options.duplicates == "keep" else report_duplicates(store, plan, folder, parts)
 
     def judge(self, manifest: Manifest) -> Iterator[str]:
-        """Yield a warning if boxes look like shares, or if sizes do not tell whether they have to be turned."""
+        """Yield warnings of images too small to be square, of boxes that look like shares, or may need to be turned."""
+        if isinstance(manifest.sizes, Sizes):
+            yield from self._judge_sizes(manifest.sizes)
         if tiny := manifest.odd.get(TINY):
             yield (
                 f"all boxes of {tiny:,} images are within the first pixel: if their numbers are shares of the width "
@@ -188,6 +213,17 @@ class ShardRecipe(Recipe):
                 "whose sizes do not tell whether the boxes refer to the stored or to the upright image: they were not "
                 f"turned{others}. Look at some: tpufeed show. If boxes refer to stored images, build with --policy "
                 "exif=ignore, which stores images as they are"
+            )
+
+    def _judge_sizes(self, sizes: Sizes, whose: str = "") -> Iterator[str]:
+        """Yield a warning if presizing should make all images squares of one size, and some are smaller."""
+        side = self.options.presize
+        if side is not None and self.options.presize_mode == "fit" and min(sizes.least) < side:
+            yield (
+                f"--presize {side} --presize-mode fit never enlarges, and some images are smaller than {side}x{side}; "
+                f"sizes{whose}: {sizes}. To have one size, reject smaller images with --min-side {side}, or enlarge "
+                f"them in a cache of the dataset: tpufeed cache warmup DATASET CACHE --op 'Resize({side})' --op "
+                f"'CenterCrop({side})'"
             )
 
 

@@ -1,7 +1,7 @@
 """Do one task of `shard`: turn the bytes of its inputs' files into records."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from tpufeed.build.item import Item
 from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.build.worker import Output, TaskContext, reach, run
 from tpufeed.dataset.manifest import Markers
-from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, TEXT, FeatureSpec, record_schema
+from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, OWN_NAMES, TEXT, FeatureSpec, kaggle_values
 from tpufeed.errors import BuildError, ImageError
 from tpufeed.images.decoding import inverse_orientation
 from tpufeed.images.header import sniff
@@ -74,8 +74,7 @@ class SampleMaker:
         self._names = [name.encode() for name in class_names]
         outlines = options.get("outlines")
         self._pictures = [spec for spec in features if spec.is_picture and (outlines is None or spec.name != MASKS)]
-        own = record_schema(self.labelled)  # of the same length if labels are lists
-        self._columns = [spec for spec in features[len(own) :] if not spec.is_picture]
+        self._columns = [spec for spec in features if spec.name not in OWN_NAMES and not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
         self._boxes = BoxMover(features, box_format, options.get("boxes_outside", "reject")) if has_boxes else None
         is_relative = self._boxes is not None and self._boxes.is_relative
@@ -174,6 +173,7 @@ class ShardContext(TaskContext):
         box_format = header.box_format or header.options.get("box_format")
         make = SampleMaker(header.features, header.class_names, self.policy, box_format, header.options)
         keys = {spec.name: spec.key for spec in header.features}
+        names = [name.encode() for name in header.class_names]
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
             for item, data, sample in inputs:
@@ -193,19 +193,24 @@ class ShardContext(TaskContext):
                 stored = "" if image.kept else ", mended" if image.mended else ", encoded anew"
                 output.images[image.format + stored] += 1
                 output.odd.update((*image.odd, *sample.odd))
+                output.heights[image.height] += 1
+                output.widths[image.width] += 1
                 if image.added_bytes is not None:
                     rewritten, added_bytes = rewritten + 1, added_bytes + image.added_bytes
                 elif image.unmarked:
                     unmarked[image.unmarked] += 1
                 ints: tuple[int, ...] = (image.height, image.width, image.channels)
-                labels: Iterable[int] = ()
+                labels: Sequence[int] = ()
                 if make.several_labels:
-                    labels = set(map(int, sample.rest[LABEL].values))
+                    labels = [int(label) for label in sample.rest[LABEL].values]
                 elif make.labelled:
                     labels, ints = (item.label,), (item.label, *ints)
-                entries = encode_entries({keys[name]: value for name, value in sample.rest.items()})
+                rest = sample.rest
+                if header.are_counted:
+                    rest |= kaggle_values(names, labels if make.labelled else None, image.height, image.width)
+                entries = encode_entries({keys[name]: value for name, value in rest.items()})
                 writer.add(image.data, ints, entries)
-                output.add(images=1, size=sum(file.bytes for file in files_of(item)), labels=labels)
+                output.add(images=1, size=sum(file.bytes for file in files_of(item)), labels=set(labels))
         if self.policy.restart_markers:
             output.markers = Markers(rewritten, added_bytes, dict(unmarked))
         output.digests, output.retries = bytes(digests), files.retries

@@ -145,7 +145,7 @@ def test_what_is_wrong_is_named(dataset_url, cache_url, damage, ops):
     for index in (-1, SAMPLES):
         with pytest.raises(IndexError, match=f"sample {index} .*70"):
             source[index]
-    assert source.classes == ("astronaut", "cat", "coffee")
+    assert source.class_names == ("astronaut", "cat", "coffee")
     with pytest.raises(OptionError, match="'batch_size'"):
         tpufeed.grain_source(dataset_url, batch_size=8)
     with pytest.raises(OptionError, match="mixture"):

@@ -20,12 +20,11 @@ import tensorflow as tf
 
 import tpufeed
 from tests.loaders.tf.feeds import tf_feed
-from tests.repo.docs.pages import blocks, commands, run_here
+from tests.repo.docs.pages import blocks, commands
 from tests.repo.docs.pages import ran as note
 
 RUNS = {
     "tfdata.md": "",
-    "kaggle.md": "^tpufeed |tensorflow|open_dataset",
     "examples/README.md": "--cpu 2 ",
 }
 
@@ -40,14 +39,12 @@ SAVED_AFTER, COLUMNS = 5, ["sample", "image"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, dataset_url, cache_url, photo_folder):
+def folder(tmp_path_factory, dataset_url, cache_url):
     """What the pages say is there."""
     folder = tmp_path_factory.mktemp("processes")
     shutil.copytree(dataset_url, folder / "flowers")
     shutil.copytree(cache_url, folder / "flowers-224")
     (folder / "examples").symlink_to(ROOT / "examples")
-    (folder / "kaggle").mkdir()
-    (folder / "kaggle/photos").symlink_to(photo_folder)
     return folder
 
 
@@ -77,7 +74,7 @@ def save(url, given, folder):
 
 
 def programs_of_pages(folder):
-    """The programs of docs/tfdata.md joined to one, those of its service, an example and Kaggle's programs."""
+    """The programs of docs/tfdata.md joined to one, those of its service, and an example."""
     programs = blocks("tfdata.md")
     serve, trainer = (next(code for code in programs if words in code) for words in ("DispatchServer", "service="))
     rest = [code for code in programs if code not in (serve, trainer)]
@@ -88,12 +85,8 @@ def programs_of_pages(folder):
     (folder / "service.py").write_text(SERVICE)
     python, *arguments = shlex.split(example_command())
     assert python == "python"
-    run_here(commands("kaggle.md"), folder / "kaggle")
-    guide = [program for program in blocks("kaggle.md") if "import jax" not in program and "xla" not in program]
-    assert len(guide) == 2
-    (folder / "kaggle.py").write_text("import os\n\nos.chdir('kaggle')\n" + "\n".join(guide))
     service = ["service.py", *commands("tfdata.md")]
-    return {"page": ["program.py"], "command": arguments, "kaggle": ["kaggle.py"], "service": service}
+    return {"page": ["program.py"], "command": arguments, "service": service}
 
 
 def example_command():
@@ -319,10 +312,7 @@ def test_the_service_of_the_page_serves(ran, folder):
     note(*commands("tfdata.md"), *((folder / name).read_text() for name in ("serve.py", "trainer.py")))
 
 
-def test_the_command_and_kaggle_s_guide_run(ran, folder):
-    """The guide's program compares what its `count_data_items` finds with the number of records."""
-    for name in ("command", "kaggle"):
-        assert ran[name][0] == 0, ran[name][2][-4000:]
+def test_the_example_with_two_replicas_runs(ran):
+    assert ran["command"][0] == 0, ran["command"][2][-4000:]
     assert ran["command"][1].strip()
-    assert re.search(r"^4/4 - .* - loss: \d", ran["kaggle"][1], re.MULTILINE)
-    note(example_command(), (folder / "kaggle.py").read_text())
+    note(example_command())

@@ -29,7 +29,7 @@ def images_of(dataset):
 def test_sample_i_is_record_i(cache_url, stored):
     dataset = tpufeed.TFRecordImages(cache_url)
     assert len(dataset) == SAMPLES
-    assert dataset.classes == ("astronaut", "cat", "coffee")
+    assert dataset.class_names == ("astronaut", "cat", "coffee")
     assert dataset.dataset.url == cache_url
     for i in range(SAMPLES):
         image, label = dataset[i]
@@ -133,7 +133,7 @@ def test_copies_are_independent_and_alike(dataset_url, ops):
         np.testing.assert_array_equal(images_of(copied), images_of(dataset))
         copied.set_epoch(4)
         assert not torch.equal(copied[0][0], dataset[0][0])
-        assert copied.classes == dataset.classes
+        assert copied.class_names == dataset.class_names
 
 
 def test_a_batch_outlives_its_dataset(cache_url, stored):
@@ -171,7 +171,7 @@ def test_forms_of_a_sample(cache_url, flat_url, stored):
     labels = tpufeed.TFRecordImages(cache_url, columns=["label"], transform=lambda _: pytest.fail("no image"))
     assert list(labels) == stored(cache_url).labels.tolist()
     flat = tpufeed.TFRecordImages(flat_url)
-    assert flat.classes == ()
+    assert flat.class_names == ()
     (images,) = DataLoader(flat, batch_size=20)
     np.testing.assert_array_equal(images.numpy(), stored(flat_url).pixels)
 

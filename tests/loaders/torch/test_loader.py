@@ -65,7 +65,7 @@ def test_a_tensor_keeps_its_memory_and_gives_it_back(cache_url, stored):
 def test_dataset_is_map_style(cache_url, flat_url, stored):
     loader = make(cache_url, "val", columns=["image", "label"])
     assert len(loader.dataset) == 26
-    assert loader.dataset.classes == ("astronaut", "cat", "coffee")
+    assert loader.dataset.class_names == ("astronaut", "cat", "coffee")
     assert loader.dataset[5][0].numpy().tobytes() == stored(cache_url, "val").pixels[5].tobytes()
     assert make(tpufeed.Mixture({cache_url: 1, flat_url: 1})).dataset is None  # trainers ask every loader for it
 

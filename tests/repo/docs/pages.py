@@ -30,7 +30,6 @@ UNRUN = (
     ("README.md|index.md", r"^\./scripts/demo", "takes minutes: test_demo.py runs it on fewer photographs"),
     ("README.md", r"^\./scripts/test", "runs these tests"),
     ("install.md", r"uv venv|-m venv|conda create|^git clone", "makes environments, as root or with conda"),
-    ("kaggle.md", "kaggle_datasets|kaggle_secrets", "has modules of Kaggle's notebooks"),
     ("tpu-vm.md", "", "test_tpu_vm.py looks at each command"),
     ("scaleout.md", "", "needs several hosts or Google's: tests/engines has Ray and Beam"),
     ("which-tpu.md", "scripts/check-tpu", "needs a TPU: test_check_tpu.py runs it with --cpu"),

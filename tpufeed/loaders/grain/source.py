@@ -96,7 +96,7 @@ class GrainSource:
         return f"GrainSource(content_digest={samples.content_digest!r}, split={samples.split!r}, samples={len(self)})"
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """Names of the classes. A label is an index into them."""
         return self._open().dataset.class_names
 

@@ -40,7 +40,10 @@ def keras_feed(loader: "Loader", class_weight: Mapping[int, float] | None) -> An
         return KerasFeed(loader, class_weight)
     weights = SampleWeights(loader, class_weight)
     dataset = loader.to_tf()
-    return dataset.map(lambda *batch: weights.add(batch, keras.ops)) if weights.given else dataset
+    if weights.given:
+        dataset = dataset.map(lambda *batch: weights.add(batch, keras.ops))
+        dataset.class_names = loader.class_names
+    return dataset
 
 
 class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no types

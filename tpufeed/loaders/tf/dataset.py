@@ -86,7 +86,9 @@ def tf_feed(
         dataset = dataset.prefetch(options.prefetch or _PREFETCH if direct else _PREFETCH)
     if handed is not None:
         dataset = dataset.map(handed.note)
-    return dataset.with_options(settings)
+    dataset = dataset.with_options(settings)
+    dataset.class_names = loader.class_names  # as Keras' own datasets of images have it; `map` and others lose it
+    return dataset
 
 
 def _check_options(

@@ -17,6 +17,7 @@ from tpufeed import images
 from tpufeed.dataset.index import Index
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.order import Share, World
+from tpufeed.dataset.schema import LABEL
 from tpufeed.errors import OptionError
 from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.images.windows import MOST_ENLARGED_PIXELS
@@ -92,6 +93,8 @@ class DirectGraph:
                 "direct=True has an image and columns of one value per sample in its graph, not "
                 f"{', '.join(others)}: leave out direct=True, or these columns"
             )
+        labels = (field.columns[0].name for field in self._columns if field.spec.name == LABEL)
+        self._label, self._classes = next(labels, None), len(manifest.class_names)
         self._mask = loader.columns.mask
         self._dealt = sharding in ("dynamic", "file")
         self._world = World() if self._dealt else loader.world
@@ -289,13 +292,20 @@ class DirectGraph:
             why = tf.where(
                 readable <= number,
                 "it cannot be read: it is damaged or cut off, or the store failed",
-                "its image cannot be decoded or has another size, or a column is missing",
+                f"its image cannot be decoded or has another size, a column is missing, or its label is not one of "
+                f"the {self._classes} classes that the dataset declares",
             )
             said = [url, ", record ", tf.strings.as_string(tf.minimum(readable, number)), ": ", why]
             said.append(f"; TensorFlow's log has its own message. Run: tpufeed verify {self._url}")
             return tf.group(tf.debugging.Assert(False, [tf.strings.join(said)]))
 
         return tf.cond(tf.reduce_all(sound), tf.no_op, fail)
+
+    def _have_class(self, found: dict[str, Any]) -> Any:
+        """Return for each row whether its label is a class of the dataset; True without labels, or names of classes."""
+        if self._label is None or not self._classes:
+            return True
+        return (found[self._label] >= 0) & (found[self._label] < self._classes)
 
     # Batches
 
@@ -325,12 +335,14 @@ class DirectGraph:
             payload = tf.identity(payload)
         parsed = tf.io.parse_example(payload, self._features) if self._features else {}
         found = {field.columns[0].name: parsed[field.spec.key] for field in self._columns}
+        fits = tf.fill(tf.shape(record), True) & self._have_class(found)
         if self._image_key is not None:
-            stored = parsed[self._image_key]
-            fits = tf.strings.length(stored) == math.prod(self._shape)
-            with tf.control_dependencies([self._assert_sound(fits, *where)]):
-                pixels = tf.io.decode_raw(stored, tf.uint8)
-            found[IMAGE] = tf.reshape(pixels, (self._options.batch_size, *self._shape))
+            fits &= tf.strings.length(parsed[self._image_key]) == math.prod(self._shape)
+        with tf.control_dependencies([self._assert_sound(fits, *where)]):
+            found = {name: tf.identity(column) for name, column in found.items()}
+            if self._image_key is not None:
+                pixels = tf.io.decode_raw(parsed[self._image_key], tf.uint8)
+                found[IMAGE] = tf.reshape(pixels, (self._options.batch_size, *self._shape))
         return found | {SAMPLE: tf.gather(self._first_samples, part[:, 1]) + record, self._mask: part[:, 2] > 0}
 
     def _carry(self, number: Any, columns: tuple[Any, Any, Any]) -> tuple[Any, Any]:
@@ -366,7 +378,7 @@ class DirectGraph:
         """Return the columns of a group, if no row of it is missing."""
         carried, found = group
         count = tf.size(carried[:, 0], tf.int64)
-        in_place = tf.equal(carried[:, 0], tf.range(count)) & tf.equal(carried[:, 9], number)
+        in_place = tf.equal(carried[:, 0], tf.range(count)) & tf.equal(carried[:, 9], number) & self._have_class(found)
         # The place that each row should come from; and after the last, the place of the next row in a longer group.
         sound = tf.concat([in_place, [tf.equal(count, carried[0, 1])]], 0)
         lies = tf.concat([carried[:1, 4:7], tf.gather(carried, [4, 7, 8], axis=1)], 0)

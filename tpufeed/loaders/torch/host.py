@@ -92,7 +92,7 @@ class TFRecordImages(TorchDataset[Any]):
         self._ranks = (thread_world() or World()).size
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """Names of the classes. A label is an index into them."""
         return self.dataset.class_names
 
