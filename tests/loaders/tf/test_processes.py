@@ -5,7 +5,6 @@ All are forks of one process, as TensorFlow takes five seconds to import.
 
 import json
 import os
-import re
 import shlex
 import shutil
 import socket

@@ -12,7 +12,8 @@ from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, run_here,
 from tests.tfrecords import encode_record
 from tpufeed.tfrecord.example import Feature, encode_example
 
-RUNS = {"kaggle.md": r"\A(?![\s\S]*(import jax|torch_xla))"}  # others run the cells for all cores
+# Other tests run the cells for all cores.
+RUNS = {"kaggle.md": r"\A(?![\s\S]*(import jax|torch_xla))"}
 STAND_INS = {
     "kaggle_datasets": "class KaggleDatasets:\n    def get_gcs_path(self, name):\n        return name\n",
     "kaggle_secrets": "class UserSecretsClient:\n    def get_secret(self, name):\n        return '{}'\n",
