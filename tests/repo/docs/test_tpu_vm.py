@@ -3,6 +3,7 @@
 What it creates it deletes: at the end the stand-in has neither VM nor bucket nor account.
 """
 
+import functools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 from tests.gcs_server import GcsServer
 from tests.repo.docs.environments import build_wheel, make_image
 from tests.repo.docs.gcloud import FLAGS
-from tests.repo.docs.pages import ROOT, SHORT, commands, make_photos, text_of
+from tests.repo.docs.pages import ROOT, SHORT, blocks, commands, make_photos, text_of
 
 PAGE = text_of("tpu-vm.md")
 LOOK = 'gcloud compute tpus tpu-vm ssh $TPU_NAME --zone=$ZONE --command="tail -n 3 train.log"'
@@ -43,9 +44,7 @@ def lines(skipped: str) -> Iterator[str]:
         assert language == "bash"
         for line in block.splitlines():
             if not re.search(skipped, line):
-                for there, here in HERE.items():
-                    line = line.replace(there, here)
-                yield f"{line}\n"
+                yield functools.reduce(lambda text, pair: text.replace(*pair), HERE.items(), f"{line}\n")
 
 
 class Machine:
@@ -123,6 +122,15 @@ def test_no_verb_is_known_that_the_page_does_not_use() -> None:
     used = [line.removeprefix("gcloud ") for line in commands("tpu-vm.md") if line.startswith("gcloud ")]
     inline = re.findall(r"`gcloud (.*?)`", PAGE)
     assert [verb for verb in FLAGS if not any(line.startswith(verb) for line in (*used, *inline))] == []
+
+
+def test_the_page_on_many_hosts_uses_the_same_environment() -> None:
+    """Its lines for a pod need a Ray of several hosts, so they are read only."""
+    (block,) = (block for block in blocks("scaleout.md", "text") if "tpu-vm ssh" in block)
+    programs = re.findall(r'^(?:all|first) "(\S+) ', block, re.MULTILINE)
+    assert {Path(program).name for program in programs} == {"pip", "ray", "tpufeed"}
+    assert {Path(program).parent for program in programs} == {Path("~/env/bin")}
+    assert set(re.findall(r"\$([A-Z_]+)", block)) <= set(re.findall(r"^export (\w+)=", PAGE, re.MULTILINE))
 
 
 def test_names_agree() -> None:

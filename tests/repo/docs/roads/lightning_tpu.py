@@ -1,4 +1,4 @@
-"""A training as Lightning's TPU pages have it, over a DataLoader: its dataset and sampler are those of docs/torch.md."""
+"""A training as Lightning's TPU pages have it, over a DataLoader with the dataset and sampler of docs/torch.md."""
 
 import lightning
 import torch
@@ -48,12 +48,8 @@ class LitClassifier(lightning.LightningModule):
         self.log("val_acc", (self(images).argmax(1) == labels).float().mean(), batch_size=len(labels))
 
     def on_train_epoch_end(self):
-        shown = self.trainer.callback_metrics
-        print(
-            f"loss {shown['train_loss']:.4f}, {round(float(shown['val_acc']) * len(self.trainer.datamodule.val))} ",
-            end="",
-        )
-        print(f"of {len(self.trainer.datamodule.val)} right")
+        shown, val = self.trainer.callback_metrics, self.trainer.datamodule.val
+        print(f"loss {shown['train_loss']:.4f}, {round(float(shown['val_acc']) * len(val))} of {len(val)} right")
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=self.hparams.learning_rate)
