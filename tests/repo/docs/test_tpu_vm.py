@@ -5,6 +5,7 @@ What it creates it deletes: at the end the stand-in has neither VM nor bucket no
 
 import functools
 import json
+import math
 import os
 import re
 import subprocess
@@ -99,9 +100,8 @@ def test_from_the_first_line_to_the_last(machine: Machine) -> None:
     wheel.rename(machine.home / wheel.name)
     make_photos(machine.home, 60, "160x120")
     printed = machine.type("".join(lines(QUEUE)))
-    epochs = re.findall(r"^epoch (\d+) of 10: loss (\d+\.\d+), (\d+) of val right$", printed, re.MULTILINE)
-    assert epochs[-1][0] == "10"
-    assert "1 cores of cpu" not in printed.partition("epoch")[2]
+    last = re.findall(r"^epoch 10 of 10: loss (\d+\.\d+), \d+ of val right$", printed, re.MULTILINE)[-1]
+    assert float(last) < math.log(5)  # better than chance, in a process that outlived its connection
     assert "<svg" in (machine.home / "doctor.html").read_text()
     assert not machine.left()
 

@@ -56,7 +56,7 @@ def count_data_items(filenames):
 
 
 def learning_rate(epoch):
-    return 0.01 * 0.8**epoch
+    return 0.02 * 0.85**epoch
 
 
 steps = count_data_items(TRAINING_FILENAMES) // BATCH_SIZE

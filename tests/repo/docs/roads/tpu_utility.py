@@ -14,7 +14,7 @@ from torch_xla import runtime
 
 import tpufeed
 
-FLAGS = {"bs": 8, "lr": 0.01, "num_epochs": 8, "num_workers": 0, "seed": 1234}
+FLAGS = {"bs": 8, "lr": 0.01, "num_epochs": 4, "num_workers": 0, "seed": 1234}
 
 
 def get_dataset():
