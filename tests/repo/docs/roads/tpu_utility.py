@@ -33,7 +33,8 @@ def dataloader(train_ds, val_ds, flags):
 
 def train_cycle(dls, flags, train_loop_fn, val_loop_fn):
     for epoch in range(flags["num_epochs"]):
-        dls["train"].set_epoch(epoch)
+        for loader in dls.values():
+            loader.set_epoch(epoch)
         loss = train_loop_fn(dls["train"])
         right, seen = val_loop_fn(dls["val"])
         xm.master_print(f"loss {loss:.4f}, {right} of {seen} right")
