@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import sys
 from pathlib import Path
 from unittest import mock
@@ -180,6 +181,13 @@ def take_from_bucket(at):
 def unanswered(at):
     at.server.fault("status", name="down/*", status=503, message="overloaded", calls=None)
     GcsStore("gs://bucket/down", Patience(deadline_seconds=0.01)).read("a")
+
+
+def offline(at):
+    unresolved = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    variables = {"STORAGE_EMULATOR_HOST": "", "NO_GCE_CHECK": "true"}
+    with mock.patch.dict(os.environ, variables), mock.patch("socket.getaddrinfo", side_effect=unresolved):
+        GcsStore("gs://bucket/flowers", Patience(unreachable_seconds=0.01)).read("a")
 
 
 def rebuild(at):
@@ -444,6 +452,7 @@ STORES = {
     "no right to read": lambda at: denied(at, "read", lambda: batches("gs://bucket/shut")),
     "no right to write": lambda at: denied(at, "write", lambda: shard(at.photos, "gs://bucket/shut")),
     "no answer": unanswered,
+    "no network": offline,
     "a file system that is not installed": lambda _: without("s3fs", lambda: batches("s3://bucket/flowers")),
 }
 COMMANDS = {

@@ -1,5 +1,6 @@
 """Answers of other servers than Google's, and names that look like its words: told apart by status and call."""
 
+import errno
 import json
 import socket
 import threading
@@ -244,7 +245,7 @@ WRONG_HOST = Patience(
 
 @pytest.fixture
 def resolve(monkeypatch):
-    """`resolve(code, times)`: no name is found so often, then all are."""
+    """`resolve(error, times)`: to look up a name fails so often, then all are found."""
     real, left = socket.getaddrinfo, []
 
     def getaddrinfo(host, *arguments, **options):
@@ -254,8 +255,8 @@ def resolve(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
-    def fail(code, times):
-        left.extend(socket.gaierror(code, "no such name") for _ in range(times))
+    def fail(error, times):
+        left.extend([error] * times)
         return left
 
     return fail
@@ -264,7 +265,7 @@ def resolve(monkeypatch):
 @each_read
 def test_a_host_that_does_not_exist_is_named_with_the_variable(monkeypatch, resolve, read):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://nosuch.invalid")
-    resolve(socket.EAI_NONAME, 100_000)
+    resolve(socket.gaierror(socket.EAI_NONAME, "no such name"), 100_000)
     said = r"gs://b/f/a: gave up .* the host nosuch.invalid, which STORAGE_EMULATOR_HOST names, cannot be resolved"
     with pytest.raises(UnavailableError, match=said):
         read(GcsStore("gs://b/f", WRONG_HOST), "a")
@@ -282,11 +283,32 @@ def test_an_emulator_that_does_not_run_is_named_with_the_variable(monkeypatch, r
 
 
 @each_read
+@pytest.mark.parametrize("error", [socket.gaierror(socket.EAI_AGAIN, "no answer"), OSError(errno.ENETUNREACH, "none")])
+def test_a_machine_without_a_network_is_told_at_once(monkeypatch, caplog, resolve, read, error):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://localhost")
+    resolve(error, 100_000)
+    with pytest.raises(UnavailableError, match=r"gs://b/f/a: gave up .* localhost, which STORAGE_EMULATOR_HOST names"):
+        read(GcsStore("gs://b/f", WRONG_HOST), "a")
+    assert not caplog.records  # of warnings: the error is one line
+
+
+@each_read
 @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN])
 def test_a_hiccup_of_the_name_service_is_waited_out(foreign, resolve, monkeypatch, read, code):
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", foreign.url.replace("127.0.0.1", "localhost"))
     foreign.answers["GET"] = 200, {}, b"123456789"
-    left = resolve(code, 3)
-    patience = PATIENCE if code == socket.EAI_NONAME else WRONG_HOST
-    assert read(GcsStore("gs://b/f", patience), "a") == b"123456789"
+    store = GcsStore("gs://b/f", PATIENCE)
+    left = resolve(socket.gaierror(code, "no such name"), 3)
+    assert read(store, "a") == b"123456789"
+    assert not left
+
+
+@each_read
+def test_a_network_that_was_there_is_waited_for_longer(foreign, resolve, monkeypatch, read):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", foreign.url.replace("127.0.0.1", "localhost"))
+    foreign.answers["GET"] = 200, {"Connection": "close"}, b"123456789"
+    store = GcsStore("gs://b/f", WRONG_HOST)
+    assert read(store, "a") == b"123456789"
+    left = resolve(socket.gaierror(socket.EAI_AGAIN, "no answer"), 30)  # for longer than `unreachable_seconds`
+    assert read(store, "a") == b"123456789"
     assert not left

@@ -1,5 +1,6 @@
 """Requests to Google Cloud Storage: retries, errors, answers, sessions, and the folder of a store."""
 
+import errno
 import http.client
 import importlib.util
 import json
@@ -51,7 +52,8 @@ _CREATE, _LIST = "storage.objects.create", "storage.objects.list"
 _MISMATCH = re.compile(r"(crc32c|md5|hash|checksum).*match", re.IGNORECASE | re.DOTALL)
 _PROXIES = "https_proxy", "http_proxy", "all_proxy"
 _VARIABLES = EMULATOR_VARIABLE, "API_ENDPOINT_OVERRIDE", *_PROXIES, *map(str.upper, _PROXIES)
-_NO_SUCH_NAME = socket.EAI_NONAME, socket.EAI_NODATA  # EAI_AGAIN: the name server does not answer now
+_NO_SUCH_NAME = socket.EAI_NONAME, socket.EAI_NODATA
+_NO_NETWORK = errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH
 _MESSAGE_CHARACTERS = 500
 _LONGEST_RETRY_AFTER_SECONDS = 3600.0
 _POOL_CONNECTIONS = 128  # requests keeps 10 by default, and discards an eleventh thread's after each request
@@ -88,6 +90,10 @@ class UnreachableError(TransientError):
     """There is no such host, or no server there: more often a wrong address than a passing fault."""
 
 
+class OfflineError(UnreachableError):
+    """No name server answers, or there is no way to the host: a passing fault if the bucket has answered before."""
+
+
 class ChecksumError(TransientError):
     """Other bytes arrived than were sent: all must be sent again."""
 
@@ -99,8 +105,8 @@ class UnauthorizedError(Exception):
 class Tries:
     """The tries of one call: how many failed, and how long to wait before the next."""
 
-    def __init__(self, target: "Target", patience: Patience) -> None:
-        self._target, self._patience = target, patience
+    def __init__(self, target: "Target", patience: Patience, was_online: bool) -> None:
+        self._target, self._patience, self._was_online = target, patience, was_online
         self._started = self._moved = time.monotonic()
         self._unreachable_since: float | None = None
         self.failed = self._in_a_row = 0
@@ -130,7 +136,10 @@ class Tries:
         self._in_a_row += 1
         now = time.monotonic()
         left = self._moved + self._patience.deadline_seconds - now
-        if isinstance(error, UnreachableError):
+        is_unreachable = isinstance(error, UnreachableError) and not (
+            isinstance(error, OfflineError) and self._was_online
+        )
+        if is_unreachable:
             self._unreachable_since = now if self._unreachable_since is None else self._unreachable_since
             left = min(left, self._unreachable_since + self._patience.unreachable_seconds - now)
         else:
@@ -144,7 +153,9 @@ class Tries:
         longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**doublings)
         # Drawn from zero on: workers that failed together spread over the whole pause instead of returning together.
         pause = min(error.retry_after_seconds + _random.uniform(0, longest), left)
-        level = logging.INFO if self._in_a_row < _TRIES_BEFORE_A_WARNING else logging.WARNING
+        # What cannot be reached is an error within seconds, which says it all.
+        is_quiet = is_unreachable or self._in_a_row < _TRIES_BEFORE_A_WARNING
+        level = logging.INFO if is_quiet else logging.WARNING
         said, where = mask_secrets(str(error)), self._target.where
         _logger.log(level, "%s: try %d failed, the next is in %.1f s: %s", where, self.failed, pause, said)
         return pause
@@ -224,9 +235,13 @@ def broken(error: Exception, target: Target) -> Exception:
             variable = next((name for name in _VARIABLES if host in os.environ.get(name, "")), "")
             break
     named = f"{host}, which {variable} names," if variable else host
+    advice = f"correct {variable}" if variable else "connect this machine to the internet"
     for cause in causes:
-        if isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_NAME:
-            return UnreachableError(f"the host {named} cannot be resolved: {cause.strerror}")
+        if isinstance(cause, socket.gaierror) and cause.errno in (*_NO_SUCH_NAME, socket.EAI_AGAIN):
+            kind = UnreachableError if cause.errno in _NO_SUCH_NAME else OfflineError
+            return kind(f"the host {named} cannot be resolved: {cause.strerror}; {advice}")
+        if isinstance(cause, OSError) and cause.errno in _NO_NETWORK:
+            return OfflineError(f"no way leads to the host {named}: {cause.strerror}; {advice}")
         if isinstance(cause, ConnectionRefusedError) and variable == EMULATOR_VARIABLE:
             return UnreachableError(f"the host {named} refuses connections at port {port}. Is the emulator running?")
     return TransientError(f"{type(error).__name__}: {error}")
@@ -487,7 +502,7 @@ class GcsFolder:
             raise OptionError(f"{url} names no bucket; write {scheme}://BUCKET or {scheme}://BUCKET/FOLDER")
         self.root = f"{check_name(folder)}/" if folder else ""
         self.patience, self.count_retry = patience, count_retry
-        self._bucket_exists = False  # true once this is known
+        self.was_online = False  # true once the bucket is known to exist
 
     @property
     def session(self) -> GcsSession:
@@ -514,7 +529,7 @@ class GcsFolder:
             PreconditionError: the service answered 412.
         """
         target = Target(where, self.bucket, permission)
-        tries = Tries(target, patience or self.patience)
+        tries = Tries(target, patience or self.patience, self.was_online)
 
         def send(request: Request) -> AbstractContextManager[Any]:
             return self.session.answer(request, target, self.patience)
@@ -525,7 +540,7 @@ class GcsFolder:
                     self.session.refresh(target)
                     tries.renew = False
                 found = attempt(send, tries)
-                self._bucket_exists = True
+                self.was_online = True
                 return found
             except ObjectNotFoundError:
                 self.check_bucket()
@@ -609,12 +624,12 @@ class GcsFolder:
 
     def check_bucket(self) -> None:
         """Raise StoreError if there is no bucket: the answer for a missing object differs only in its words."""
-        if not self._bucket_exists:
+        if not self.was_online:
             # A caller who may not list gets 403 for a missing object; so a caller who got 404 may list.
             params = {"prefix": self.root, "maxResults": "1", "fields": "nextPageToken"}
             with suppress(AccessError):
                 self.call(self.url, "storage.objects.list", Request("GET", self.path(), params), Page)
-            self._bucket_exists = True
+            self.was_online = True
 
     def find(self, name: str, version: str = "") -> Resource:
         """Return the service's description of an object. Raises ObjectNotFoundError, ObjectChangedError."""

@@ -419,14 +419,16 @@ class _Reader:
 
     async def _persist(self, span: Span) -> bytes:
         target = Target(self._folder.where(span.name), self._folder.bucket, "storage.objects.get")
-        tries = Tries(target, self._folder.patience)
+        tries = Tries(target, self._folder.patience, self._folder.was_online)
         while True:
             try:
                 if tries.renew:
                     async with self._renewing:
                         await asyncio.to_thread(self._service.refresh, target)
                     tries.renew = False
-                return await self._attempt(span, target)
+                found = await self._attempt(span, target)
+                self._folder.was_online = True
+                return found
             except (TransientError, UnauthorizedError) as error:
                 await asyncio.sleep(tries.pause_after(error, self._service.identity))
             self._folder.count_retry()

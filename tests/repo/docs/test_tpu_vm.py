@@ -1,100 +1,140 @@
-"""docs/tpu-vm.md: its tpufeed commands run on a folder, and its gcloud commands agree with one another.
+"""docs/tpu-vm.md is typed from its first line to its last, with a stand-in for gcloud (gcloud.py) and no network.
 
-Nothing here can ask Google: a command must parse, use what the page has defined before, and only flags that are known.
+What it creates it deletes: at the end the stand-in has neither VM nor bucket nor account.
 """
 
+import functools
+import json
+import math
+import os
 import re
-import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.repo.docs.pages import ROOT, commands, make_photos, run_here, text_of
+from tests.gcs_server import GcsServer
+from tests.repo.docs.environments import build_wheel, make_image
+from tests.repo.docs.gcloud import FLAGS
+from tests.repo.docs.pages import ROOT, SHORT, blocks, commands, make_photos, text_of
 
 PAGE = text_of("tpu-vm.md")
-COMMANDS = commands("tpu-vm.md")
-GCLOUD = [line for line in COMMANDS if line.startswith("gcloud ")]
-OURS = [line for line in COMMANDS if line.startswith("tpufeed ")]
-# By group and verb, from gcloud's reference (cloud.google.com/sdk/gcloud/reference).
-FLAGS = {
-    "config set": set(),
-    "services enable": set(),
-    "compute tpus locations list": set(),
-    "compute tpus tpu-vm accelerator-types list": {"zone"},
-    "compute tpus tpu-vm versions list": {"zone"},
-    "compute tpus tpu-vm create": {"zone", "accelerator-type", "version", "service-account", "scopes", "spot"},
-    "compute tpus tpu-vm ssh": {"zone", "worker", "command"},
-    "compute tpus tpu-vm scp": {"zone", "worker"},
-    "compute tpus tpu-vm delete": {"zone"},
-    "compute tpus tpu-vm list": {"zone"},
-    "compute tpus queued-resources create": {
-        *("node-id", "zone", "accelerator-type", "runtime-version", "service-account", "scopes", "spot"),
-    },
-    "compute tpus queued-resources describe": {"zone"},
-    "compute tpus queued-resources delete": {"zone", "force"},
-    "compute tpus queued-resources list": {"zone"},
-    "storage buckets create": {"location", "uniform-bucket-level-access", "soft-delete-duration"},
-    "storage buckets add-iam-policy-binding": {"member", "role"},
-    "storage rm": {"recursive"},
-    "iam service-accounts create": {"display-name"},
-    "iam service-accounts delete": set(),
+LOOK = 'gcloud compute tpus tpu-vm ssh $TPU_NAME --zone=$ZONE --command="tail -n 3 train.log"'
+# One looks now and then, until the training is through.
+LOOK_UNTIL = f"for try in $(seq 300); do {LOOK} | tee -a looked && ! grep -q 'epoch 10 of 10' looked || break; done"
+QUEUE = r"queued-resources (create|describe|delete)"
+# What takes a TPU, or long.
+HERE = {
+    LOOK: LOOK_UNTIL,
+    "JAX_PLATFORMS=tpu": "JAX_PLATFORMS=cpu",
+    "flowers-224 1024": "flowers-224 16",
+    " --batch 1024": "",
+    **{f"tpufeed {name} ": f"tpufeed {name} {' '.join(short)} " for name, short in SHORT.items()},
 }
 
 
-def test_every_command_is_one_that_is_looked_at():
-    exports = [line for line in COMMANDS if line.startswith("export ")]
-    assert sorted([*exports, *GCLOUD, *OURS]) == sorted(COMMANDS)
-    assert {line.split()[1] for line in OURS} == {"shard", "cache", "verify", "doctor", "bench"}
+def lines(skipped: str) -> Iterator[str]:
+    """Yield what the page has one type and save, but for the lines of commands in which the pattern occurs."""
+    for before, language, block in re.findall(r"([^`]*(?:`[^`]+`[^`]*)*)```(\w+)\n(.*?)```", PAGE, re.DOTALL):
+        if language == "python":
+            (name,) = re.findall(r"Save this \w+ as `(\S+)`", before)
+            yield f"cat > {name} <<'END'\n{block}END\n"
+            continue
+        assert language == "bash"
+        for line in block.splitlines():
+            if not re.search(skipped, line):
+                yield functools.reduce(lambda text, pair: text.replace(*pair), HERE.items(), f"{line}\n")
 
 
-def test_variables_are_defined_before_they_are_used():
-    defined = set()
-    for line in COMMANDS:
-        if line.startswith("export "):
-            name, _, value = shlex.split(line)[1].partition("=")
-            assert value, line
-            defined.add(name)
-        assert set(re.findall(r"\$(\w+)", line)) <= defined, line
-    assert defined == set(re.findall(r"\$(\w+)", PAGE))
+class Machine:
+    """One's own machine: a folder with photographs and the wheel, and gcloud on PATH."""
+
+    def __init__(self, folder: Path, server: GcsServer) -> None:
+        self.home, self.state, self.server = folder / "home", folder / "state", server
+        (folder / "bin").mkdir()
+        self.home.mkdir()
+        self.state.mkdir()
+        image, index = make_image(folder)
+        vm = {"PATH": f"{image}:/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+        vm |= {"TPUFEED_LOCAL_DIR": str(folder), "TPUFEED_PROCESSES": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        program = folder / "bin/gcloud"
+        stand_in = f"{sys.executable} {ROOT}/tests/repo/docs/gcloud.py {self.state} {server.url}"
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {stand_in} "$@"\n')
+        program.chmod(0o755)
+        self.environment = {"PATH": f"{folder}/bin:/usr/bin:/bin", "HOME": str(self.home), "VM": json.dumps(vm)}
+
+    def type(self, text: str) -> str:
+        """Type into a shell that ends with the first command that fails; returns what was printed."""
+        # Through a pipe, of which bash reads a line at a time: a shell on the VM reads on where the outer one stopped.
+        printed = self.home.parent / "printed"
+        with printed.open("w") as output:
+            code = subprocess.run(
+                ["bash", "-e"],
+                cwd=self.home,
+                env=self.environment,
+                input=text.encode(),
+                stdout=output,
+                stderr=output,
+                check=False,
+            ).returncode
+        assert code == 0, printed.read_text()[-6000:]
+        return printed.read_text()
+
+    def left(self) -> list[str]:
+        """What still costs money."""
+        kinds = ("vms", "queued", "accounts")
+        names = [name for kind in kinds if (self.state / kind).exists() for name in os.listdir(self.state / kind)]
+        return [name for name in names if not name.endswith(".json")] + self.server.names("my-project-flowers")
 
 
-def test_names_agree():
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with GcsServer([], process=True) as server:
+        yield Machine(tmp_path, server)
+
+
+def test_from_the_first_line_to_the_last(machine: Machine) -> None:
+    wheel = build_wheel(machine.home.parent / "wheel")
+    wheel.rename(machine.home / wheel.name)
+    make_photos(machine.home, 60, "160x120")
+    printed = machine.type("".join(lines(QUEUE)))
+    last = re.findall(r"^epoch 10 of 10: loss (\d+\.\d+), \d+ of val right$", printed, re.MULTILINE)[-1]
+    assert float(last) < math.log(5)  # better than chance, in a process that outlived its connection
+    assert "<svg" in (machine.home / "doctor.html").read_text()
+    assert not machine.left()
+
+
+def test_a_queued_vm(machine: Machine) -> None:
+    make_photos(machine.home, 5, "32x24")
+    others = r"tpu-vm (create|delete|ssh|scp) |^exit$|^source |^tpufeed "
+    text = "".join(line for line in lines(others) if not line.startswith("cat "))
+    reached = 'gcloud compute tpus tpu-vm ssh $TPU_NAME --zone=$ZONE --command="pwd"\n'
+    first, last, rest = text.partition("gcloud storage rm")
+    printed = machine.type(first + reached + last + rest)
+    assert "state: ACTIVE" in printed
+    assert f"{machine.state}/vms/my-tpu" in printed
+    assert not machine.left()
+
+
+def test_no_verb_is_known_that_the_page_does_not_use() -> None:
+    used = [line.removeprefix("gcloud ") for line in commands("tpu-vm.md") if line.startswith("gcloud ")]
+    inline = re.findall(r"`gcloud (.*?)`", PAGE)
+    assert [verb for verb in FLAGS if not any(line.startswith(verb) for line in (*used, *inline))] == []
+
+
+def test_the_page_on_many_hosts_uses_the_same_environment() -> None:
+    """Its lines for a pod need a Ray of several hosts, so they are read only."""
+    (block,) = (block for block in blocks("scaleout.md", "text") if "tpu-vm ssh" in block)
+    programs = re.findall(r'^(?:all|first) "(\S+) ', block, re.MULTILINE)
+    assert {Path(program).name for program in programs} == {"pip", "ray", "tpufeed"}
+    assert {Path(program).parent for program in programs} == {Path("~/env/bin")}
+    assert set(re.findall(r"\$([A-Z_]+)", block)) <= set(re.findall(r"^export (\w+)=", PAGE, re.MULTILINE))
+
+
+def test_names_agree() -> None:
     names = dict(re.findall(r"^export (\w+)=(.*)$", PAGE, re.MULTILINE))
-    assert names["ZONE"].startswith(f"{names['REGION']}-")
-    created = next(line for line in GCLOUD if "service-accounts create" in line).split()[4]
-    assert names["ACCOUNT"] == f"{created}@{names['PROJECT_ID']}.iam.gserviceaccount.com"
+    assert PAGE.count(f"export BUCKET={names['BUCKET']}\n") == PAGE.count("export BUCKET=") == 3
     assert f"`{names['ACCELERATOR_TYPE']}` | `{names['RUNTIME_VERSION']}`" in PAGE
     assert all(name in PAGE for name in re.findall(r"--tpu (\S+)", PAGE))
-
-
-@pytest.mark.parametrize("line", GCLOUD)
-def test_a_gcloud_command_parses_and_has_only_flags_that_it_knows(line):
-    words = shlex.split(line)[1:]
-    (verb,) = [known for known in FLAGS if words[: len(known.split())] == known.split()]
-    given = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
-    assert given <= FLAGS[verb]
-    assert given >= {"zone"} & FLAGS[verb]
-    for word in words:
-        if word.startswith("--command="):
-            assert shlex.split(word.removeprefix("--command="))
-
-
-def test_what_is_created_is_deleted():
-    verbs = [" ".join(shlex.split(line)[1:5]) for line in GCLOUD]
-    for created in ("compute tpus tpu-vm", "compute tpus queued-resources", "iam service-accounts"):
-        assert any(f"{created} create".startswith(verb) or verb.startswith(f"{created} create") for verb in verbs)
-        assert any(verb.startswith(f"{created} delete") for verb in verbs)
-    assert "gcloud storage rm --recursive gs://$BUCKET" in GCLOUD
-
-
-def test_the_example_that_is_copied_there_has_the_options_that_it_is_given():
-    (line,) = [line for line in GCLOUD if "torch_xla_resnet.py --" in line]
-    example = (ROOT / "examples/torch_xla_resnet.py").read_text()
-    program = line.partition("torch_xla_resnet.py")[2]
-    assert all(f'"{option}"' in example for option in re.findall(r"(--[a-z-]+)", program))
-
-
-def test_the_tpufeed_commands_run(tmp_path):
-    make_photos(tmp_path, 40, "160x120")
-    run_here([line.replace("gs://$BUCKET", "bucket") for line in OURS], tmp_path)
-    assert (tmp_path / "bucket/flowers-224/manifest.json").exists()
-    assert (tmp_path / "doctor.html").exists()

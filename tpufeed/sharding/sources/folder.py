@@ -123,10 +123,11 @@ class FolderSource(Source):
             scheme, _, inside = outer.partition("://")
             below = f"{scheme}://{posixpath.join(inside, name)}::{rest}" if chain else posixpath.join(self.base, name)
             way = "move them one folder up" if self.splits else f"shard {shlex.quote(below)}"
-            inner = f"to make its folders ({show(folders)}) classes or splits, {way}; " if folders else ""
+            inner = f"make its folders ({show(folders)}) classes or splits, {way}"
+            more = inner if folders else "train a classifier, make a folder for each class"
             yield (
-                f"all images are in one folder, {name}, and so in one class; {inner}to take all images without labels, "
-                "pass --label none"
+                f"all images are in one folder, {name}, and so in one class; to {more}; to take all images without "
+                "labels, pass --label none"
             )
 
 
