@@ -43,7 +43,7 @@ class BenchRun:
         idle_percent: waits / wall.
         au_percent: MLPerf Storage's accelerator utilisation: steps / wall, from nominal step times.
         oversleep_percent: time by which an emulator woke late while its queue was full / wall. It may have delayed the
-            loader by that time; above 2 % there is no verdict.
+            loader by that time; above 2 % only a run that idles under 5 % has a verdict.
         wall_seconds: waits + steps.
         problems: reasons not to trust the figures, as sentences.
         verdict: a sentence; always empty if there are problems.
