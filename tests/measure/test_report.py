@@ -66,7 +66,9 @@ def test_the_headline_names_what_improved_among_runs_that_have_a_verdict() -> No
     assert f"with {cache.label}: " in improved
     assert headline([naive, cache, shards]) == improved  # it is not the last one that is named
     doubted = make_run(cache.label, 0.4, 40, problems=("it drops samples",))
-    assert headline([naive, shards, doubted]) == f"EMULATED: no verdict for the best run, {cache.label}: it drops samples"
+    assert (
+        headline([naive, shards, doubted]) == f"EMULATED: no verdict for the best run, {cache.label}: it drops samples"
+    )
     unsure = make_run(naive.label, 88.0, 40, problems=("3 steps were measured",))
     said = headline([unsure, cache])
     assert said.endswith(f"with {cache.label}. {naive.label} has no verdict to compare it with.")
