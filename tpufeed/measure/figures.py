@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from html import escape
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ _VARIABLES = ("ink", "faint", "grid", "band", "wait", "sync", "compute", "chosen
 _INK, _FAINT, _GRID, _BAND, _WAIT, _SYNC, _COMPUTE, _CHOSEN = (f"#00f00{number}" for number in range(8))
 _PREDICTED = " (predicted)"
 _WIDTH_PX, _LETTERS = 380, 52  # a line holds a label of _LETTERS
+_NAME_LETTERS = _LETTERS - len(f"action 1: {_PREDICTED}")  # of what an action does, at most
 _SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": _FAINT,
@@ -87,7 +89,8 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]]
     if diagnosis is not None:
         predicted = [(f"now, on {diagnosis.tpu}", diagnosis.idle_percent)]
         for number, action in enumerate(diagnosis.actions, 1):
-            predicted.append((f"after action {number}: {action.do}", action.idle_percent))
+            name = shorten(action.do.partition(": ")[0], _NAME_LETTERS, placeholder="…")
+            predicted.append((f"action {number}: {name}", action.idle_percent))
         rows += [(label, _PREDICTED, pair) for label, pair in predicted if pair is not None]
     if not any(percents for *_, percents in rows):
         return None
