@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tpufeed.errors import MissingExtraError
 from tpufeed.measure.results import BenchRun, Diagnosis
 from tpufeed.measure.tpu import TPUS
-from tpufeed.measure.wording import between, clean, number_of, say
+from tpufeed.measure.wording import between, clean, number_of, say, say_rate
 
 try:
     import matplotlib
@@ -167,8 +167,8 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]
         said = f"The fastest run is {best}, with {say(known[best])} images a second. TPU rates are for ResNet-50."
     else:
         said = (
-            f"This host feeds {say(diagnosis.fed)} images a second; {diagnosis.tpu} needs "
-            f"{between(*diagnosis.needed)} for {diagnosis.model}. The stage that binds is {diagnosis.binding}."
+            f"This host feeds {say_rate(diagnosis.fed, diagnosis.fed_span)} images a second; {diagnosis.tpu} needs "
+            f"{diagnosis.need} for {diagnosis.model}. The stage that binds is {diagnosis.binding}."
         )
         said += f" {PREDICTED}" * any(not colour for *_, colour in rows)
     said += f" A run is no faster than its device. {EMULATED}" * any(run.emulated for _, run in runs)

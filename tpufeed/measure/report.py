@@ -11,7 +11,7 @@ from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.measure.clock import HIGH_PERCENT, MODERATE_PERCENT
 from tpufeed.measure.files import check_output, write_file
 from tpufeed.measure.results import BenchRun, Diagnosis
-from tpufeed.measure.wording import between, clean, say
+from tpufeed.measure.wording import between, clean, say, say_rate
 
 # "default-src 'none'": nothing may be loaded, whatever texts the page contains.
 _PAGE = Template("""<!doctype html>
@@ -191,14 +191,15 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
         facts = {
             "split": diagnosis.split,
             "TPU to feed": diagnosis.tpu,
-            "it needs": f"{between(*diagnosis.needed)} images a second ({diagnosis.model})",
-            "this host feeds": f"{say(diagnosis.fed)} images a second",
+            "it needs": f"{diagnosis.need} images a second ({diagnosis.model})",
+            "this host feeds": f"{say_rate(diagnosis.fed, diagnosis.fed_span)} images a second",
             "idle (predicted)": f"{between(*diagnosis.idle_percent, 1)} %" if diagnosis.idle_percent else say(None),
             "binds": diagnosis.binding,
         }
         body.append(_table("Diagnosis", ["what", "figure"], list(facts.items())))
         stages = [
-            (s.name, say(s.images_per_second), "; ".join(filter(None, (s.detail, s.why_not)))) for s in diagnosis.stages
+            (s.name, say_rate(s.images_per_second, s.span), "; ".join(filter(None, (s.detail, s.why_not))))
+            for s in diagnosis.stages
         ]
         body.append(_table("Stages", ["stage", "images a second", "how"], stages))
         machine = diagnosis.machine
