@@ -142,7 +142,15 @@ def test_pictures_are_on_the_site(site: Path) -> None:
         assert (site / picture).is_file()
 
 
-PHONE_PX, COLUMN_PX, LEAST_PX = 400, 368, 9.0
+def test_no_line_of_code_is_cut(site: Path) -> None:
+    sheet = (site / "site.css").read_text()
+    (rule,) = re.findall(r"^\.md-typeset pre > code \{(.*)\}$", sheet, re.MULTILINE)
+    assert "white-space: pre-wrap" in rule
+    for page in site.rglob("*.html"):
+        assert re.search(r'<link rel="stylesheet" href="[^"]*\bsite\.css"', page.read_text()), page
+
+
+COLUMN_PX, LEAST_PX = 368, 9.0  # the column of text on a phone of 400 pixels
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,13 @@ def blocks(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text_of(page), re.DOTALL)
 
 
+def lines_of(block: str) -> list[str]:
+    """Return the commands of a block: a line that ends in a backslash goes on in the next one."""
+    return re.split(r"(?<!\\)\n", block.rstrip("\n"))
+
+
 def commands(page: str) -> list[str]:
-    return [line for block in blocks(page, "bash") for line in block.splitlines()]
+    return [line for block in blocks(page, "bash") for line in lines_of(block)]
 
 
 def run(command: str | list[str], folder: Path, **variables: str) -> str:
@@ -64,7 +69,7 @@ def run_here(lines: list[str], folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for line in lines:
-            program, *words = shlex.split(line, comments=True)
+            program, *words = shlex.split(line.replace("\\\n", " "), comments=True)
             assert program == "tpufeed", line
             done = CliRunner().invoke(app, [*words, *SHORT.get(words[0], [])], prog_name=program)
             assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
