@@ -2,7 +2,8 @@
 
     python benchmarks/run.py plot [NAME ...] [--results FOLDER] [--out FOLDER]
 
-Text stays text, so that SVGs can be searched. They are white, to be read on dark pages as well.
+Text stays text, so that SVGs can be searched. On dark pages they are dark. A phone of 400 pixels shows all text with at
+least 9.
 """
 
 import io
@@ -19,16 +20,27 @@ from benchmarks.harness import nest
 
 OURS, THEIRS, WAITING = "#1a73b8", "#9aa7b1", "#e8a33d"
 DARK, LIGHT, ORANGE, GREY = "#084594", "#9ecae1", "#e6550d", "#636363"
+INK = "#333333"
+WIDTH, TEXT = 4.9, 9  # inches and points
+# Browsers that show a picture on a dark page follow this; all other viewers show it as matplotlib draws it.
+STYLE = f"""<style>@media (prefers-color-scheme: dark) {{
+text:not([style*="fill"]), text[style*="fill: {INK}"] {{ fill: #cfd8dc !important }}
+path[style*="fill: #ffffff"] {{ fill: #1e2429 !important; stroke: none !important }}
+[style*="stroke: #000000"], path[style*="stroke: {INK}"] {{ stroke: #90a4ae !important }}
+[style*="fill: {DARK}"] {{ fill: #deebf7 !important }} [style*="stroke: {DARK}"] {{ stroke: #deebf7 !important }}
+[style*="fill: {GREY}"] {{ fill: #bdbdbd !important }} [style*="stroke: {GREY}"] {{ stroke: #bdbdbd !important }}
+}}</style>
+"""
 
 Result = Mapping[str, Any]
 
 
 class Picture(NamedTuple):
-    """What a picture is drawn from, how, in inches, and where it is kept."""
+    """What a picture is drawn from, how, its height in inches, and where it is kept."""
 
     results: tuple[str, ...]
     paint: Callable[..., None]
-    size: Callable[..., tuple[float, float]]
+    height: Callable[..., float]
     folder: Path = FOLDER / "plots"
 
 
@@ -55,13 +67,24 @@ def draw(name: str, folder: Path = RESULTS) -> str:
 
     picture = PICTURES[name]
     results = [json.loads((folder / f"{result}.json").read_text()) for result in picture.results]
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9}):
-        figure = Figure(figsize=picture.size(*results), layout="constrained")
+    titles = {"axes.titlesize": TEXT, "axes.titlelocation": "left"}
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": TEXT, **titles}):
+        figure = Figure(figsize=(WIDTH, picture.height(*results)), layout="constrained")
         FigureCanvasSVG(figure)
         picture.paint(figure, *results)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue()
+    return text.getvalue().replace(" <defs>\n", f" {STYLE} <defs>\n", 1)
+
+
+def _number_plainly(*axes: Any) -> None:
+    """Number logarithmic axes like 10k and 0.001: exponents would be smaller than other text."""
+    from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter
+
+    thousands = EngFormatter(sep="")
+    for axis in axes:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1 else thousands(value)))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def say_machine(machine: Mapping[str, Any]) -> str:
@@ -72,30 +95,20 @@ def say_machine(machine: Mapping[str, Any]) -> str:
 
 def paint_idle(figure: Any, demo: Result) -> None:
     """How much of its time an accelerator waits for images: the emulated rows of the demo."""
-    rows = _emulated(demo)[::-1]
-    places = range(len(rows))
-    axes = figure.add_subplot()
-    idle = [row["idle_percent"] for row in rows]
-    colours = [OURS if "tpufeed" in row["label"] else THEIRS for row in rows]
-    axes.barh(places, [100 - percent for percent in idle], color=colours)
-    axes.barh(places, idle, left=[100 - percent for percent in idle], color=WAITING, alpha=0.35)
-    for place, row in zip(places, rows, strict=True):
-        in_the_pale = row["idle_percent"] > 50
-        side, colour = ("right", "#333333") if in_the_pale else ("left", "white")
-        text, x = f"{row['idle_percent']:.1f} % idle", 99 if in_the_pale else 1
-        axes.annotate(text, (x, place), va="center", ha=side, color=colour, fontsize=8)
-    axes.set_yticks(places, [row["label"] for row in rows])
-    axes.set_xlim(0, 100)
-    rates = axes.secondary_yaxis("right")
-    rates.set_yticks(places, [f"{row['images_per_second']:,.0f} img/s" for row in rows], fontsize=8)
-    rates.tick_params(length=0)
-    rates.spines["right"].set_visible(False)
+    rows = _emulated(demo)
+    axes = figure.add_subplot(xlim=(0, 100), ylim=(len(rows) - 0.4, -0.8), yticks=[])
+    for place, row in enumerate(rows):
+        idle = row["idle_percent"]
+        axes.barh(place, 100 - idle, 0.4, color=OURS if "tpufeed" in row["label"] else THEIRS)
+        axes.barh(place, idle, 0.4, left=100 - idle, color=WAITING, alpha=0.35)
+        side, colour, x = ("right", INK, 99) if idle > 50 else ("left", "white", 1)
+        axes.annotate(f"{idle:.1f} % idle", (x, place), va="center", ha=side, color=colour)
+        axes.annotate(row["label"], (0, place - 0.43), va="center")
+        axes.annotate(f"{row['images_per_second']:,.0f} img/s", (100, place - 0.43), va="center", ha="right")
     meaning = "% of the time: full, it computes; pale, it waits for images"
-    axes.set_xlabel(f"{meaning}\n{say_machine(demo['machine'])}", fontsize=7)
-    axes.set_title(
-        f"{rows[0]['device']}, batches of {rows[0]['batch_size']}, by what feeds it", loc="left", fontsize=10
-    )
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(f"{meaning}\n{say_machine(demo['machine'])}")
+    axes.set_title(f"{rows[0]['device']}, batches of {rows[0]['batch_size']}, by what feeds it")
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def _emulated(demo: Result) -> list[Mapping[str, Any]]:
@@ -113,11 +126,11 @@ def paint_doctor(figure: Any, doctor: Result) -> None:
         values = [one[f"{kind}_idle_percent"] for one in set_ups]
         places = [place + shift for place in range(len(set_ups))]
         bars = axes.barh(places, values, 0.38, color=colour, label=label)
-        axes.bar_label(bars, [f"{value:.1f} %" for value in values], padding=3, fontsize=8)
+        axes.bar_label(bars, [f"{value:.1f} %" for value in values], padding=3)
     axes.set_yticks(range(len(set_ups)), [f"{one['set_up']}\nbinds: {one['binding']}" for one in set_ups])
     axes.set_xlim(0, 100)
-    axes.set_xlabel(f"idle % of an accelerator that outruns its loader\n{say_machine(doctor['machine'])}", fontsize=7)
-    axes.legend(frameon=False, loc="lower right", fontsize=8)
+    axes.set_xlabel(f"idle % of an accelerator that outruns its loader\n{say_machine(doctor['machine'])}")
+    figure.legend(frameon=False, loc="outside upper left", ncols=2)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -130,11 +143,11 @@ def paint_stages(figure: Any, stages: Result) -> None:
     for panel, one in zip(panels, datasets, strict=True):
         _paint_panel(panel, one)
     panels[-1].set_xlim(100, 4 * most)
+    _number_plainly(panels[-1].xaxis)
     panels[-1].set_xlabel(
-        "images a second of a stage by itself, medians, logarithmic; "
+        "images a second of a stage by itself, medians, logarithmic;\n"
         f"the band is what a {stages['about']['tpu']} takes\n"
         f"{say_machine(stages['machine'])}",
-        fontsize=7,
     )
 
 
@@ -144,14 +157,14 @@ def _paint_panel(axes: Any, one: Mapping[str, Any]) -> None:
     for place, (stage, rates) in enumerate(stages):
         axes.barh(place, rates["median"], color=OURS if stage == one["binding"] else THEIRS, height=0.7)
         values = rates["images_per_second"]
-        axes.plot([min(values), max(values)], [place, place], color="#333333", linewidth=1)
-        axes.annotate(f" {rates['median']:,.0f}", (max(values), place), va="center", fontsize=8)
+        axes.plot([min(values), max(values)], [place, place], color=INK, linewidth=1)
+        axes.annotate(f" {rates['median']:,.0f}", (max(values), place), va="center")
     axes.set_xscale("log")
     axes.set_yticks(range(len(stages)), [stage for stage, _ in stages])
     low, high = sorted(one["idle_percent"])
     idle = f"{high:.0f} %" if round(low) == round(high) else f"{low:.0f} to {high:.0f} %"
     binds = "only the accelerator" if one["binding"] == "accelerator" else one["binding"]
-    axes.set_title(f"{one['dataset']}: {binds} binds, {idle} idle predicted", loc="left", fontsize=9)
+    axes.set_title(f"{one['dataset']}: {binds} binds, {idle} idle predicted")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -159,56 +172,57 @@ def paint_window(figure: Any, window: Result) -> None:
     """What decoding only a window gains, by its share of the image and by the scale of a crop."""
     windows = nest(window["rows"], "photos", "way", value="microseconds", measurement="windows")
     crops = nest(window["rows"], "scale", "way", value="images_per_second", measurement="crops")
-    left, right = figure.subplots(1, 2)
+    above, below = figure.subplots(2, 1)
     for (kind, found), style in zip(windows.items(), ("-", "--"), strict=True):
         medians = {way: statistics.median(values) for way, values in found.items()}
         shares = [way for way in medians if way[0].isdigit()]
         times = [medians[share] / medians["whole"] for share in shares]
-        left.plot([100 * float(share) for share in shares], times, style, color=OURS, label=kind)
-    left.axhline(1, color=THEIRS, linewidth=1)
-    left.set_ylim(0)
-    left.set_xlabel("window, % of the area")
-    left.set_title("time to cut and decode, to decoding the whole", loc="left", fontsize=9)
-    left.legend(frameon=False, fontsize=8)
+        above.plot([100 * float(share) for share in shares], times, style, color=OURS, label=kind)
+    above.axhline(1, color=THEIRS, linewidth=1)
+    above.set_ylim(0)
+    above.set_xlabel("window, % of the area")
+    above.set_title("time to cut and decode, to decoding the whole")
+    above.legend(frameon=False)
     for place, found in enumerate(crops.values()):
         for offset, (name, color) in enumerate((("byte for byte", THEIRS), ("with markers", OURS))):
             rate = statistics.median(found[name])
-            right.bar(place + 0.4 * offset, rate, 0.36, color=color, label=None if place else name)
-    right.set_xticks([place + 0.2 for place in range(len(crops))], list(crops))
-    right.set_xlabel("scale of RandomResizedCrop")
-    right.set_title("Loader, 500x375, images a second", loc="left", fontsize=9)
-    right.legend(frameon=False, fontsize=8)
-    for axes in (left, right):
+            below.bar(place + 0.4 * offset, rate, 0.36, color=color, label=None if place else name)
+    below.set_xticks([place + 0.2 for place in range(len(crops))], list(crops))
+    below.set_xlabel("scale of RandomResizedCrop")
+    below.set_title("Loader, 500x375, images a second")
+    below.legend(frameon=False)
+    for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel(say_machine(window["machine"]), fontsize=7)
+    figure.supxlabel(say_machine(window["machine"]), fontsize=TEXT)
 
 
 def paint_order(figure: Any, order: Result) -> None:
     """How far apart neighbours end up, and how many classes are in a batch."""
     found = nest(order["rows"], "order", measurement="mixing")
     colours = dict(zip(found, (LIGHT, "#4292c6", DARK, ORANGE, GREY), strict=True))
-    left, right = figure.subplots(1, 2)
+    above, below = figure.subplots(2, 1)
     for name, each in found.items():
-        left.plot(each["distance_quantiles"], np.linspace(0, 1, 101), label=name, color=colours[name])
-    left.set(xscale="log", xlim=(1e-5, 1), ylim=(0, 1), xlabel="distance as a share of the epoch")
-    left.set(ylabel="share of the pairs", title="Records that are neighbours in a shard")
-    left.legend(frameon=False, loc="upper left")
-    left.grid(alpha=0.3)
+        above.plot(each["distance_quantiles"], np.linspace(0, 1, 101), label=name, color=colours[name])
+    above.set(xscale="log", xlim=(1e-5, 1), ylim=(0, 1), xlabel="distance as a share of the epoch")
+    _number_plainly(above.xaxis)
+    above.set(ylabel="share of the pairs", title="Records that are neighbours in a shard")
+    above.legend(frameon=False, loc="upper left")
+    above.grid(alpha=0.3)
     names = list(found)[::-1]
     for dataset, label, offset, alpha in (("class_order", "class", 0.2, 1.0), ("random_order", "random", -0.2, 0.45)):
         values = [found[name][dataset]["classes_of_batch"] for name in names]
         places, colour = np.arange(len(names)) + offset, [colours[name] for name in names]
-        bars = right.barh(places, values, 0.38, alpha=alpha, color=colour)
-        right.bar_label(bars, [f"{value:,.0f}  in {label} order" for value in values], padding=3, fontsize=7.5)
-    right.set(yticks=range(len(names)), yticklabels=names, xlim=(0, 1050), xlabel="classes, of 1,000")
-    right.set_title("Classes in a batch of 1,024, by the dataset's order")
-    right.spines[["top", "right"]].set_visible(False)
+        bars = below.barh(places, values, 0.38, alpha=alpha, color=colour)
+        below.bar_label(bars, [f"{value:,.0f}  in {label} order" for value in values], padding=3)
+    below.set(yticks=range(len(names)), yticklabels=names, xlim=(0, 1050), xlabel="classes, of 1,000")
+    below.set_title("Classes in a batch of 1,024, by the dataset's order")
+    below.spines[["top", "right"]].set_visible(False)
 
 
 def paint_scale(figure: Any, plans: Result, builds: Result, datasets: Result, by_workers: Result) -> None:
     """Time and memory by images, start by shards, rate by workers."""
-    panels = figure.subplots(2, 2)
-    (seconds, memory), (start, workers) = panels
+    panels = figure.subplots(4, 1)
+    seconds, memory, start, workers = panels
     _paint_sizes(plans, builds, seconds, memory)
     _paint_start(datasets, start)
     _paint_workers(by_workers, workers)
@@ -231,6 +245,7 @@ def _paint_sizes(plans: Result, builds: Result, seconds: Any, memory: Any) -> No
     memory.plot(list(by_images), workers, "o-", color=LIGHT, label="a worker")
     seconds.set(xscale="log", yscale="log", xlabel="images", ylabel="seconds of the CPU", title="Time")
     memory.set(xscale="log", ylim=(0, None), xlabel="images", ylabel="MB at the most", title="Memory of a process")
+    _number_plainly(seconds.xaxis, seconds.yaxis, memory.xaxis)
 
 
 def _paint_start(datasets: Result, start: Any) -> None:
@@ -242,6 +257,7 @@ def _paint_start(datasets: Result, start: Any) -> None:
     ):
         start.plot(shards, [each[key] for each in rows], "o-", color=colour, label=label)
     start.set(xscale="log", ylim=(0, None), xlabel="shards of a local dataset", ylabel="seconds", title="Start")
+    _number_plainly(start.xaxis)
 
 
 def _paint_workers(by_workers: Result, workers: Any) -> None:
@@ -272,22 +288,18 @@ def paint_soak(figure: Any, soak: Result) -> None:
     axes[-1].set_xlabel(f"minutes\n{say_machine(soak['machine'])}")
 
 
-def _fixed(width: float, height: float) -> Callable[..., tuple[float, float]]:
-    return lambda *_: (width, height)
-
-
-def _stages_size(stages: Result) -> tuple[float, float]:
-    return 7, 1.0 + 0.45 * len(stages["rows"]) + 0.24 * sum(len(row["stages"]) for row in stages["rows"])
+def _stages_height(stages: Result) -> float:
+    return 1.1 + 0.45 * len(stages["rows"]) + 0.24 * sum(len(row["stages"]) for row in stages["rows"])
 
 
 PICTURES = {
-    "idle": Picture(("demo",), paint_idle, lambda demo: (7, 0.9 + 0.3 * len(_emulated(demo)))),
-    "doctor": Picture(("doctor",), paint_doctor, lambda doctor: (7, 0.9 + 0.5 * len(doctor["rows"]))),
-    "stages": Picture(("stages",), paint_stages, _stages_size),
-    "window": Picture(("window",), paint_window, _fixed(7, 3.0)),
-    "soak": Picture(("soak",), paint_soak, _fixed(9, 6)),
-    "order": Picture(("order",), paint_order, _fixed(9.6, 3.6), ROOT / "docs"),
+    "idle": Picture(("demo",), paint_idle, lambda demo: 0.9 + 0.42 * len(_emulated(demo))),
+    "doctor": Picture(("doctor",), paint_doctor, lambda doctor: 1.2 + 0.5 * len(doctor["rows"])),
+    "stages": Picture(("stages",), paint_stages, _stages_height),
+    "window": Picture(("window",), paint_window, lambda _: 5.4),
+    "soak": Picture(("soak",), paint_soak, lambda _: 6.0),
+    "order": Picture(("order",), paint_order, lambda _: 6.6, ROOT / "docs"),
     "scale": Picture(
-        ("scale-plan", "scale-build", "scale", "scale-workers"), paint_scale, _fixed(9.6, 6.4), ROOT / "docs"
+        ("scale-plan", "scale-build", "scale", "scale-workers"), paint_scale, lambda *_: 9.6, ROOT / "docs"
     ),
 }

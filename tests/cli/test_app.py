@@ -4,6 +4,7 @@ import inspect
 import re
 
 import pytest
+from rich.emoji import Emoji
 
 import tpufeed
 from tests.repo.docs.test_cli_page import all_commands
@@ -26,6 +27,13 @@ def test_the_same_flag_takes_the_same_value_everywhere():
             seen.setdefault(max(option.opts, key=len), set()).add((option.metavar, option.is_flag, option.multiple))
     assert {flag for flag, kinds in seen.items() if len(kinds) > 1} == set()
     assert all("--json" in {max(option.opts) for option in options_of(context)} for context in COMMANDS.values())
+
+
+def test_no_help_has_what_rich_makes_a_picture_of():
+    for context in COMMANDS.values():
+        texts = [context.command.help, *(getattr(param, "help", None) for param in context.command.params)]
+        assert [text for text in texts if text and Emoji.replace(text) != text] == []
+    assert Emoji.replace(":mask:") != ":mask:"
 
 
 def test_groups_and_version(run):

@@ -4,12 +4,15 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 
 import msgspec
 import pytest
 
+from tests.measure.report_example import make_diagnosis
 from tests.measure.xspaces import encode_xspace, host_plane, step, tensor_core, write_profile
 from tests.repo.docs.pages import commands, ran
+from tpufeed.cli.doctor import _print
 from tpufeed.measure.clock import SavedSteps, StepReport, StepTimes
 
 RUNS = {"doctor.md": ""}
@@ -48,7 +51,7 @@ def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, com
     for line in ("needed: ", "fed: ", "predicted idle: ", "binds: "):
         assert re.search(f"^{line}", done.stdout, re.MULTILINE), done.stdout
     for stage in ("storage", "reading", "decoding", "ops", "assembly", "transfer"):
-        assert re.search(rf"^ *{stage} +(n/a|[\d,]+) ", done.stdout, re.MULTILINE), done.stdout
+        assert re.search(rf"^ *{stage} +(n/a|[\d,]+( to [\d,]+)?) ", done.stdout, re.MULTILINE), done.stdout
     if "--report" in command:
         assert "run.json: highly input-bound" in done.stdout
         assert "redicted" in (place / "doctor.html").read_text()
@@ -100,3 +103,18 @@ def test_the_table_is_at_most_100_columns_wide_in_a_pipe(run, cache_url):
     lines = run("doctor", cache_url, "--seconds", 1).stdout.splitlines()
     table = lines[: next(number for number, line in enumerate(lines) if line.startswith("needed: "))]
     assert max(map(len, table)) <= 100
+
+
+def test_a_host_under_load_gets_ranges(capsys):
+    found = make_diagnosis()
+    (assembly,) = (stage for stage in found.stages if stage.name == "assembly")
+    varied = tuple(replace(stage, span=(3210.0, 3876.0)) if stage is assembly else stage for stage in found.stages)
+    _print(replace(found, stages=varied, fed_span=(3210.0, 3876.0)))
+    printed = capsys.readouterr().out
+    assert re.search(r"^ *assembly +3,200 to 3,900 ", printed, re.M)
+    assert re.search(r"^ *storage +41,300 ", printed, re.M)
+    assert "\nfed: 3,200 to 3,900 images a second\n" in printed
+    assert "\npredicted idle: 5 to 22 % at its low rate, 48 to 57 % at its high rate\n" in printed
+    assert "\n   predicted: 12x, 41,300 images a second, no idle\n" in printed
+    _print(found)
+    assert "fed: 3,480 images a second\n" in capsys.readouterr().out

@@ -68,6 +68,9 @@ def batches(url, columns=tuple(COLUMNS), **options):
         return dict(zip(loader.form.names, next(iter(loader)), strict=True))
 
 
+MASKS = {"red": (161, 121, 65), "green": (66, 178, 66), "blue": (163, 235, 67)}  # the colours of 1, 2 and 3
+
+
 def check_agreement(batch, tolerance=1.6):
     """The colours of the image, its mask and its boxes agree on the places of things."""
     seen = 0
@@ -300,13 +303,28 @@ def test_the_padding_mask_has_another_name_beside_a_column_mask(scenes):
         assert sum(int(real.sum()) for *_, real in loader) == COUNT
 
 
-def test_the_contact_sheet_draws_masks_and_boxes(scenes, tmp_path):
-    from tpufeed.measure.contact_sheet import make_contact_sheet
+def test_the_contact_sheet_draws_masks_and_boxes_in_the_colours_of_their_classes(scenes, monkeypatch):
+    from tpufeed.measure import contact_sheet
 
-    sheet = make_contact_sheet(tpufeed.open_dataset(scenes), count=COUNT)
-    pixels = np.asarray(sheet.image).reshape(-1, 3)
+    dataset, said, write = tpufeed.open_dataset(scenes), [], contact_sheet._write
+    monkeypatch.setattr(contact_sheet, "_write", lambda *given: said.append(given[2]))
+    contact_sheet.make_contact_sheet(dataset, count=COUNT)
+    monkeypatch.setattr(contact_sheet, "_write", write)
+    sheet = contact_sheet.make_contact_sheet(dataset, count=COUNT)
     assert not sheet.problems
-    assert (pixels == (0, 255, 0)).all(1).sum() > 50  # the outline of a second box
+    assert list(sheet.legend) == said[-3:] == ["red", "green", "blue"]  # the most frequent first
+    assert len(set(sheet.legend.values())) == 3
+    pixels, size = np.asarray(sheet.image), 160
+    for name, colour in sheet.legend.items():
+        stored = np.array(COLOURS[["red", "green", "blue"].index(name)])
+        found = (pixels == colour).all(2)
+        below = found[max(top for _, top in sheet.corners) + size + 30 :]
+        assert below.any(), f"{name} has no colour in the legend"
+        # Inside the outline with the topmost corner is a rectangle of that class, under its mask and the grey of depth.
+        rows, columns = np.nonzero(found[: -len(below)])
+        assert len(rows) > 100
+        inner, hue = pixels[rows[0] + 8, columns[0] + 8].astype(float), (stored + MASKS[name]) / 4
+        np.testing.assert_allclose(inner - inner.mean(), hue - hue.mean(), atol=4)
 
 
 # Functions of the user's over whole samples

@@ -32,8 +32,11 @@ def feed(arrivals: list[float], step_seconds: float, **limits: Any) -> Any:
     return EmulatedAccelerator(profile, 4, now=lambda: seconds, sleep=lambda _: None).run(loader(), **limits)
 
 
-def run_late(batches: int, late: dict[int, float], step_seconds: float = 1.0) -> Any:
-    """The report of a device whose loader takes no time and whose sleeps, numbered from 1, end so late."""
+def run_late(batches: int, late: dict[int, float], step_seconds: float = 1.0, stall: float = 0.0) -> Any:
+    """The report of a device whose sleeps, numbered from 1, end so late.
+
+    Its loader takes no time, but for the last batch, which takes `stall` seconds.
+    """
     seconds, sleeps = 0.0, 0
 
     def sleep(pause: float) -> None:
@@ -41,8 +44,14 @@ def run_late(batches: int, late: dict[int, float], step_seconds: float = 1.0) ->
         sleeps += 1
         seconds += pause + late.get(sleeps, 0.0)
 
+    def loader() -> Iterator[Any]:
+        nonlocal seconds
+        for number in range(batches):
+            seconds += stall if number == batches - 1 else 0.0
+            yield batch()
+
     profile = AcceleratorProfile("slow", 4 / step_seconds)
-    return EmulatedAccelerator(profile, 4, now=lambda: seconds, sleep=sleep).run([batch()] * batches)
+    return EmulatedAccelerator(profile, 4, now=lambda: seconds, sleep=sleep).run(loader())
 
 
 def test_idle_is_reckoned_from_nominal_times_without_the_first_step() -> None:
@@ -153,12 +162,20 @@ def test_the_verdict_names_xprof_s_bands_and_mlperf_s_floor(idle: float, said: s
 
 
 def test_late_wakes_above_two_percent_withhold_the_verdict_and_say_what_to_do() -> None:
-    good, bad = (run_late(30, dict.fromkeys(range(1, 31), late)) for late in (0.02, 0.03))
+    good, bad = (run_late(30, dict.fromkeys(range(1, 31), late), stall=6.0) for late in (0.02, 0.04))
+    assert 5 < good.idle_percent < bad.idle_percent
     assert good.oversleep_percent < 2 < bad.oversleep_percent
     assert (good.problems, bad.verdict) == ((), "")
     assert good.verdict
     (problem,) = bad.problems
-    assert re.search(r"woke the emulator late: 2\.[89] % of the time", problem)
+    assert re.search(r"woke the emulator late: [23]\.\d % of the time", problem)
+
+
+def test_a_device_that_is_fed_although_it_woke_late_is_fed() -> None:
+    report = run_late(30, dict.fromkeys(range(1, 31), 0.1))
+    assert report.oversleep_percent > 5
+    assert (report.idle_percent, report.problems) == (0, ())
+    assert report.verdict.startswith("idle 0.0 %: not input-bound")
 
 
 def test_each_step_is_recorded_for_the_timeline() -> None:

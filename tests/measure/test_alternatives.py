@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tpufeed
@@ -52,14 +53,14 @@ def test_raw_caches_are_tried_with_their_bytes_and_commands(
     assert not notes  # images of 60 pixels are not presized
     assert raw.record_bytes == 32 * 32 * 3 + 400
     assert raw.cost.startswith("13.9 GB for 4 variants, about ")
-    assert raw.do == f"warm a raw cache: tpufeed cache warmup {dataset_url} CACHE --size 32 --variants 4"
+    assert raw.do == f"warm a raw cache: tpufeed cache warmup {dataset_url} {dataset_url}-32 --size 32 --variants 4"
     assert raw.sent == 1
     assert whole.record_bytes == 37 * 37 * 3 + 400
     assert whole.cost.startswith("4.5 GB, about ")
     assert whole.sent == pytest.approx((37 / 32) ** 2)
     assert whole.do == (
         "read a cache of whole images with device_ops=[RandomResizedCrop(32), HorizontalFlip()]: "
-        f"tpufeed cache warmup {dataset_url} CACHE --op 'Resize(37)' --op 'CenterCrop(37)'"
+        f"tpufeed cache warmup {dataset_url} {dataset_url}-whole-37 --op 'Resize(37)' --op 'CenterCrop(37)'"
     )
 
 
@@ -68,7 +69,7 @@ def test_what_the_device_already_runs_it_runs_over_all_alternatives(
 ) -> None:
     (raw,), notes = attempt(tmp_path, dataset_url, images, ops=[Resize(40), CenterCrop(40)], device_ops=OPS)
     assert not notes
-    assert raw.do.endswith("CACHE --op 'Resize(40)' --op 'CenterCrop(40)'")
+    assert raw.do.endswith(f"{dataset_url}-40 --op 'Resize(40)' --op 'CenterCrop(40)'")
     assert "variants" not in raw.cost  # all would be the same
     assert raw.sent == 1
 
@@ -142,15 +143,30 @@ def test_ops_are_written_so_that_commands_read_them(images: list[bytes], tmp_pat
 
 def test_commands_can_be_pasted_into_a_shell(images: list[bytes], tmp_path: Path) -> None:
     (raw,), _ = attempt(tmp_path, "my flowers", images, ops=(CenterCrop(32),))
-    assert shlex.split(raw.do.partition(": ")[2])[3:7] == ["my flowers", "CACHE", "--op", "CenterCrop(32)"]
+    assert shlex.split(raw.do.partition(": ")[2])[3:7] == ["my flowers", "my flowers-32", "--op", "CenterCrop(32)"]
 
 
 def test_photographs_are_presized_as_sharding_does(photos: dict[str, bytes], tmp_path: Path) -> None:
     large = [photos["china.jpg"], photos["flower.jpg"]]
     (shard, presized, *_), _ = attempt(tmp_path, "photos/", [*large * 4, b"no image"], are_files=True)
-    assert shard.do == "make shards of the files: tpufeed shard photos/ DATASET"
-    assert presized.do == "presize to 37: tpufeed shard photos/ DATASET-37 --presize 37"
+    assert shard.do == "make shards of the files: tpufeed shard photos/ photos-shards"
+    assert presized.do == "presize to 37: tpufeed shard photos/ photos-presized-37 --presize 37"
     assert presized.record_bytes < len(min(large, key=len)) / 10
+
+
+def test_a_dataset_is_presized_by_the_command_that_made_it(photos: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for name in ("china.jpg", "flower.jpg"):
+        (folder / name).write_bytes(photos[name])
+    url = tpufeed.shard(folder, tmp_path / "made", splits="train=1", seed=3, workers=1).url
+    large, manifest = [photos["china.jpg"], photos["flower.jpg"]], tpufeed.open_dataset(url).manifest
+    (presized, *_), _ = attempt(tmp_path, url, large, manifest=manifest)
+    command = f"tpufeed shard {folder} {url}-presized-37 --splits train=1.0 --seed 3 --presize 37"
+    assert presized.do == f"presize to 37: {command}"
+    adopted = msgspec.structs.replace(manifest, options={"command": "adopt", "source": str(folder)})
+    found, _ = attempt(tmp_path / "other", url, large, manifest=adopted)
+    assert not [one for one in found if one.do.startswith("presize")]  # no command does that
 
 
 def test_what_cannot_be_tried_is_said(images: list[bytes], tmp_path: Path) -> None:

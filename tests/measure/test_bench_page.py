@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
-from tests.repo.docs.pages import ran
+from tests.repo.docs.pages import lines_of, ran
 from tpufeed.cache import warmup
 from tpufeed.cli.app import app
 
@@ -50,7 +50,7 @@ def run(folder: Path, command: str) -> str:
 
 
 def test_the_commands_run_as_they_stand(folder: Path) -> None:
-    commands = [line for block in blocks("bash") for line in block.splitlines()]
+    commands = [line for block in blocks("bash") for line in lines_of(block)]
     assert len(commands) == 3
     short = ["--steps", "2", "--repeats", "1", "--warm-up", "0"]
     with pytest.MonkeyPatch.context() as patch:

@@ -1,5 +1,6 @@
 """Pixels of a sheet: the right thumbnail at its place, labels, classes, variants, and what damage looks like."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageChops
 
+import tpufeed
 from tests.tfrecords import records_of
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import ImageError, OptionError, ShardError
@@ -161,6 +163,47 @@ def test_sheets_are_about_square(count, variants, dataset_url, cache_url):
     rows = len({top for _, top in made.corners})
     assert columns == 1 or rows == 1 or 0.5 < made.image.width / made.image.height < 2
     assert (rows - 1) * columns < len(made.corners) // variants <= rows * columns
+
+
+@pytest.mark.parametrize("variants", [1, 3])
+def test_no_last_row_is_left_with_a_single_image(variants):
+    for count in (*range(2, 200), 1000, 9973):
+        ratio = 196 / (variants * 168 + 8)
+        columns = contact_sheet._choose_columns(count, ratio)
+        rows = -(-count // columns)
+        last = count - (rows - 1) * columns
+        assert rows == 1 or columns <= 2 or last > 1, (count, columns)
+        assert rows == 1 or last >= 0.4 * columns, (count, columns)
+        assert count < 10 or 0.4 < columns / (rows * ratio) < 2.7, (count, columns)
+    assert contact_sheet._choose_columns(64, 196 / 176) == 8
+
+
+def boxed(folder, classes, each=1):
+    """A dataset whose images have a box of each class, by a table."""
+    folder.mkdir()
+    Image.new("RGB", (60, 40), "grey").save(folder / "a.png")
+    boxes = [[2, 2, 50, 30]] * len(classes) * each
+    row = {"path": "a.png", "boxes": boxes} | ({"label": [*classes] * each} if classes else {})
+    (folder / "table.jsonl").write_text(json.dumps(row | ({} if classes else {"boxes": [[2, 2, 50, 30]]})) + "\n")
+    options = {"boxes": "boxes", "workers": 1} | ({} if classes else {"label": "none"})
+    return open_dataset(tpufeed.shard(folder / "table.jsonl", folder / "out", **options).url)
+
+
+def test_the_legend_names_the_most_frequent_classes_in_colours_that_stay(tmp_path, monkeypatch):
+    names = [f"class {number:03}" for number in range(100)]
+    few, many = boxed(tmp_path / "few", names[:3]), boxed(tmp_path / "many", names)
+    small, large = (make_contact_sheet(dataset, count=1, size_px=SIZE) for dataset in (few, many))
+    assert small.legend == {name: large.legend[name] for name in names[:3]}
+    assert len(set(list(large.legend.values())[:24])) == 24
+    assert all(max(colour) >= 160 for colour in large.legend.values())
+    said, write = [], contact_sheet._write
+    monkeypatch.setattr(contact_sheet, "_write", lambda *given: said.append(given[2]) or write(*given))
+    make_contact_sheet(many, count=1, size_px=SIZE)
+    assert said[-61:] == [*names[:60], "and 40 classes more"]
+    plain = make_contact_sheet(boxed(tmp_path / "none", []), count=1, size_px=SIZE)
+    assert plain.legend == {}
+    assert contact_sheet._MARK in [colour for _, colour in plain.image.getcolors(1 << 20)]
+    assert plain.image.height < small.image.height < large.image.height
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,9 @@ def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path, mo
     assert "Pillow" in stages["decoding"].detail
     assert any("images: 40" in note for note in found.notes)
     assert found.fed == stages["assembly"].images_per_second
-    assert any(f"tpufeed cache warmup {colour_folder} CACHE --size 32" in action.do for action in found.actions)
+    assert any(
+        f"tpufeed cache warmup {colour_folder} {colour_folder}-32 --size 32" in action.do for action in found.actions
+    )
     assert not [note for note in found.notes if "could not be tried" in note]
 
 
@@ -255,6 +257,21 @@ def test_images_of_one_size_need_no_ops(
     (raw,) = (action for action in found.actions if action.do.startswith("warm a raw cache"))
     assert "--op 'Resize" in raw.do
     assert "--op 'HorizontalFlip" in raw.do
+
+
+def test_only_what_is_large_enough_is_resharded_by_a_whole_command(
+    colour_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "small shards")
+    tpufeed.shard(colour_folder, url, shard_bytes="3KB", seed=2, workers=1)
+    assert len(tpufeed.open_dataset(url).split("train").variants[0].shards) > 5
+    fast = SHORT | {"tpu": "v6e-8"}
+    assert not [action for action in examine(url, **fast).actions if "reshard" in action.do]
+    monkeypatch.setattr(doctor, "GOOD_BYTES", 10_000)
+    (hint,) = (action.do for action in examine(url, **fast).actions if "reshard" in action.do)
+    command = f"(tpufeed shard {colour_folder} '{url}-resharded' --shard-size 10000 --seed 2)"
+    assert hint.startswith("reshard: split train has ")
+    assert hint.endswith(command)
 
 
 def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None:

@@ -59,3 +59,17 @@ def test_needs_are_those_of_the_model(tmp_path: Path) -> None:
     other = write(tmp_path, replace(diagnosis, tpu="v9-1", needed=(2_050.0, 3_750.0)), []).text
     assert "2.05k to 3.75k" in other
     assert "1.5k to 2.74k" in other  # v2-8's own rate, for ResNet-50
+
+
+def test_actions_are_labelled_by_whole_words_of_what_they_do(tmp_path: Path) -> None:
+    raw, *others = make_diagnosis().actions
+    long = replace(
+        raw, do="read a cache of whole images with device_ops=[RandomResizedCrop(224), HorizontalFlip()]: tpufeed"
+    )
+    write(tmp_path, replace(make_diagnosis(), actions=(raw, long, *others)), [])
+    labels = re.findall(r">(action \d: [^<]*)<", (tmp_path / "out.html").read_text())
+    assert labels == [
+        "action 1: Warm a raw cache (predicted)",
+        "action 2: read a cache of whole images… (predicted)",
+        "action 3: Use 96 threads in 4 processes (predicted)",
+    ]

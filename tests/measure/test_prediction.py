@@ -89,6 +89,30 @@ def test_jpegs_bind_at_decoding() -> None:
     assert found.stages[-1].why_not == "there is no TPU on this host"
 
 
+def test_a_rate_that_varied_gives_ranges() -> None:
+    varied = measurements(alternatives=(replace(other(4500), span=(4000.0, 5000.0)),))
+    stages = {**varied.stages, ASSEMBLY: replace(varied.stages[ASSEMBLY], span=(1230.0, 1640.0))}
+    found = diagnose(replace(varied, stages=stages))
+    assert (found.fed, found.fed_span) == (1500, (1230, 1640))
+    assert found.idle_percent == pytest.approx((100 * (1 - 1500 / 4100), 80))
+    assert " waits 60 to 84 % of its time" in found.verdict  # 1,640 of 4,100, and 1,230 of 7,500
+    (action,) = found.actions
+    assert action.effect == "3.0x, 4,000 to 5,000 images a second, idle 0 to 47 %"
+    limited = diagnose(replace(varied, stages=stages, storage=replace(BUCKET, bytes_per_second=135e6)))
+    assert (limited.fed, limited.fed_span) == (1500, (1230, 1500))
+    slow = diagnose(replace(varied, stages=stages, storage=BUCKET))
+    assert (slow.fed, slow.fed_span) == (1000, None)  # storage limits it to that in all parts
+
+
+def test_a_host_that_is_fast_enough_but_for_moments_says_so() -> None:
+    fast = measurements(loader=8000)
+    stages = {**fast.stages, ASSEMBLY: replace(fast.stages[ASSEMBLY], span=(6000.0, 9000.0))}
+    found = diagnose(replace(fast, stages=stages))
+    assert found.binding == "accelerator"
+    assert "At the lowest rate that was measured it waits up to 20 % of its time" in found.verdict
+    assert "lowest" not in diagnose(fast).verdict
+
+
 def test_the_cores_that_would_feed_it_follow_from_the_loader_s_rate() -> None:
     assert diagnose(measurements(loader=1500)).cores_needed == (6, 10)  # 2 cores x 4100 / 1500, and x 7500 / 1500
     assert diagnose(measurements(loader=None, why_not="no record can be read")).cores_needed is None

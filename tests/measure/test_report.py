@@ -66,7 +66,9 @@ def test_the_headline_names_what_improved_among_runs_that_have_a_verdict() -> No
     assert f"with {cache.label}: " in improved
     assert headline([naive, cache, shards]) == improved  # it is not the last one that is named
     doubted = make_run(cache.label, 0.4, 40, problems=("it drops samples",))
-    assert doubted.label not in headline([naive, shards, doubted])
+    assert (
+        headline([naive, shards, doubted]) == f"EMULATED: no verdict for the best run, {cache.label}: it drops samples"
+    )
     unsure = make_run(naive.label, 88.0, 40, problems=("3 steps were measured",))
     said = headline([unsure, cache])
     assert said.endswith(f"with {cache.label}. {naive.label} has no verdict to compare it with.")
@@ -74,6 +76,26 @@ def test_the_headline_names_what_improved_among_runs_that_have_a_verdict() -> No
     assert headline([unsure, doubted]) == "No verdict for any run: 3 steps were measured"
     assert headline([cache, naive]).endswith(f"with {cache.label}; no other run improves on that.")
     assert headline([make_run("a, numpy", 30.0, 40, device="none", idle_percent=None)]).startswith("a, numpy: ")
+
+
+def test_the_naive_loader_is_no_result_beside_a_loader_as_good() -> None:
+    raw, naive = make_run("photos, naive", 88.0, 40), make_run("flowers-224, naive", 0.5, 40)
+    ours = make_run("flowers-224, numpy", 1.2, 40)
+    assert naive.idle_percent < ours.idle_percent < naive.idle_percent + 1
+    assert f" to {ours.idle_percent:.1f} % with {ours.label}" in headline([raw, naive, ours])
+    doubted = replace(ours, problems=("it drops samples",))
+    assert headline([raw, naive, doubted]).endswith(f"the best run, {ours.label}: it drops samples")
+    shards = make_run("flowers, numpy", 1.3, 40)  # as good, and with a verdict
+    assert headline([raw, naive, doubted, shards]).count(shards.label) == 1
+
+
+def test_the_colour_is_that_of_the_headline_s_run(tmp_path: Path) -> None:
+    raw, naive = make_run("photos, naive", 88.0, 40), make_run("flowers-224, naive", 14.0, 40)
+    ours = make_run("flowers-224, numpy", 0.4, 40)
+    for runs, level in (([raw, ours], "good"), ([raw, naive], "fair"), ([raw], "bad")):
+        assert f"card verdict {level}" in write(tmp_path, None, runs).values("class")
+    doubted = replace(ours, problems=("it drops samples",))
+    assert "card verdict " in write(tmp_path, None, [raw, naive, doubted]).values("class")
 
 
 def test_texts_stay_texts(tmp_path: Path) -> None:

@@ -54,3 +54,20 @@ def test_a_transfer_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert found.images_per_second > 0
     monkeypatch.setattr(stages.importlib.util, "find_spec", lambda _: None)
     assert "neither torch_xla nor jax" in stages.measure_transfer((8, 8, 3), 4, 0.01).why_not
+
+
+def test_rates_that_differ_between_parts_have_a_span() -> None:
+    parts = ((100.0, 1000.0, 200.0), (109.0, 1000.0, 250.0), (105.0, 1200.0, 220.0))
+    rates = stages.LoaderRates(105.0, 1060.0, 222.0, 8, "2 threads", parts)
+    assert rates.spans == [None, (1000.0, 1200.0), (200.0, 250.0)]
+    found = stages.tell_stages_apart(rates, [], [HorizontalFlip()], 0.01)
+    assert (found["assembly"].span, found["reading"].span) == (None, (1000.0, 1200.0))
+    assert stages.LoaderRates(1.0, 1.0, 1.0, 8, "1 thread").spans == [None] * 3
+
+
+def test_a_measurement_has_parts_that_make_it_up(dataset_url: str) -> None:
+    rates = stages.measure_loader(tpufeed.open_dataset(dataset_url), "train", 4, 0.6, ops=OPS)
+    assert len(rates.parts) >= 3
+    for place, whole in enumerate((rates.whole, rates.reading, rates.decoding)):
+        each = [part[place] for part in rates.parts]
+        assert 0.5 * min(each) < whole < 2 * max(each)

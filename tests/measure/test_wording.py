@@ -1,4 +1,6 @@
-from tpufeed.measure.wording import between, number_of
+import pytest
+
+from tpufeed.measure.wording import between, number_of, say_rate
 
 
 def test_one_thing_and_several() -> None:
@@ -10,3 +12,22 @@ def test_one_thing_and_several() -> None:
 def test_a_range_of_one_value_is_that_value() -> None:
     assert between(11.1, 11.12, 1) == "11.1"
     assert between(1200, 1900.4) == "1,200 to 1,900"
+
+
+@pytest.mark.parametrize(
+    ("rate", "span", "said"),
+    [
+        (13_133.3, None, "13,100"),
+        (1_444.4, None, "1,440"),
+        (87.6, None, "88"),
+        (1_444.4, (1_234.0, 1_512.0), "1,200 to 1,500"),
+        (104_000.0, (98_700.0, 131_000.0), "99,000 to 130,000"),
+        (1_000.0, (996.0, 1_004.0), "1,000"),
+        (None, None, "n/a"),
+        (float("inf"), None, "n/a"),
+    ],
+)
+def test_a_rate_has_the_digits_that_it_is_worth(
+    rate: float | None, span: tuple[float, float] | None, said: str
+) -> None:
+    assert say_rate(rate, span) == said

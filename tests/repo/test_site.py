@@ -142,6 +142,42 @@ def test_pictures_are_on_the_site(site: Path) -> None:
         assert (site / picture).is_file()
 
 
+def test_no_line_of_code_is_cut(site: Path) -> None:
+    sheet = (site / "site.css").read_text()
+    (rule,) = re.findall(r"^\.md-typeset pre > code \{(.*)\}$", sheet, re.MULTILINE)
+    assert "white-space: pre-wrap" in rule
+    for page in site.rglob("*.html"):
+        assert re.search(r'<link rel="stylesheet" href="[^"]*\bsite\.css"', page.read_text()), page
+
+
+COLUMN_PX, LEAST_PX = 368, 9.0  # the column of text on a phone of 400 pixels
+
+
+@pytest.mark.parametrize(
+    "picture", [*DOCS.glob("*.svg"), *DOCS.glob("pictures/*.svg"), *(ROOT / "benchmarks/plots").glob("*.svg")], ids=str
+)
+def test_a_picture_can_be_read_on_a_phone_and_on_a_dark_page(picture: Path) -> None:
+    text = picture.read_text()
+    width, unit = re.findall(r'<svg [^>]*\bwidth="([\d.]+)(pt)?"', text)[0]
+    view = float(re.findall(r'viewBox="0 0 ([\d.]+)', text)[0])
+    wide = min(COLUMN_PX, float(width) * (4 / 3 if unit else 1))
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: (?:\d+ )?([\d.]+)px", text)]
+    assert sizes
+    assert min(sizes) * wide / view > LEAST_PX
+    dark = text.partition("@media (prefers-color-scheme: dark)")[2]
+    assert dark
+    # All text that has a colour of its own has another one by night, but for white on a bar.
+    own = {found[1] for found in re.finditer(r'<text [^>]*style="[^"]*?fill: (#\w+)', text)}
+    assert all(colour == "#ffffff" or colour in dark for colour in own)
+
+
+def test_pictures_follow_the_button_of_the_page() -> None:
+    """Browsers take the colours of a picture from `color-scheme` around it, which the theme's sheets set."""
+    theme = Path(importlib.util.find_spec("material").origin).parent  # type: ignore[union-attr, arg-type]
+    sheets = "".join(path.read_text() for path in theme.rglob("palette*.css"))
+    assert re.search(r"slate\]?[^{}]*\{[^}]*color-scheme:dark", sheets)
+
+
 def lead(hooks: ModuleType, page: str, markdown: str) -> str:
     given = SimpleNamespace(file=SimpleNamespace(src_uri=page))
     led: str = hooks.on_page_markdown(markdown, page=given, config={"extra": {"repository": REPOSITORY}})

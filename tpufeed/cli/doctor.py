@@ -10,8 +10,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, find_own_modules, print_json, print_table, reports_errors
 from tpufeed.cli.progress import status
-from tpufeed.measure.wording import between
-from tpufeed.measure.wording import say as figure
+from tpufeed.measure.wording import between, say_rate
 
 if TYPE_CHECKING:
     from tpufeed.measure.results import Diagnosis
@@ -107,21 +106,23 @@ def doctor_command(
 
 def _print(diagnosis: "Diagnosis") -> None:
     """Print the stages as a table, the prediction, and what to do next."""
-    low, high = diagnosis.needed
+    from tpufeed.measure.prediction import predict_band
+
     rows = []
     for stage in diagnosis.stages:
         rate = stage.images_per_second
-        share = "n/a" if rate is None else f"{rate / high:,.2f}"
-        rows.append((stage.name, figure(rate), share, stage.why_not if rate is None else stage.detail))
+        share = "n/a" if rate is None else f"{rate / diagnosis.needed[1]:,.2f}"
+        rows.append((stage.name, say_rate(rate, stage.span), share, stage.why_not if rate is None else stage.detail))
     title = f"{diagnosis.url}, split {diagnosis.split}"
     print_table(title, ("stage", "img/s", "x of need", "what"), rows, prose=True)
-    echo(f"needed: {diagnosis.tpu} with {diagnosis.model} takes {low:,.0f} to {high:,.0f} images a second")
-    echo(f"fed: {figure(diagnosis.fed)} images a second")
+    echo(f"needed: {diagnosis.tpu} with {diagnosis.model} takes {diagnosis.need} images a second")
+    echo(f"fed: {say_rate(diagnosis.fed, diagnosis.fed_span)} images a second")
     if diagnosis.cores_needed is not None:
         cores, needed = diagnosis.machine["cores"], between(*diagnosis.cores_needed)
         echo(f"cores: {cores} here; the loader needs {needed} such cores, if its rate grows with cores")
     if diagnosis.idle_percent is not None:
-        least, most = (f"{percent:.0f} %" for percent in diagnosis.idle_percent)
+        bands = [predict_band(end, diagnosis.needed) for end in (diagnosis.fed_span or (diagnosis.fed or 0.0,))]
+        least, most = (f"{between(min(band), max(band))} %" for band in zip(*bands, strict=True))
         same = f"{least} at either rate"
         echo(f"predicted idle: {same if least == most else f'{least} at its low rate, {most} at its high rate'}")
         echo(f"binds: {diagnosis.binding}")

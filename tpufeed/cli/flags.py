@@ -233,8 +233,8 @@ ImageColumns = Annotated[
     in_source(
         "--image-column",
         metavar="NAME=COLUMN:KIND",
-        help="Further image of each sample, e.g. mask=mask_path:mask: the column of a table, or the suffix of files in "
-        "a tar (mask.png); the kind is image, mask or depth. Repeatable.",
+        help="Further image of each sample, e.g. mask=mask_path:mask, by the column of a table, or the suffix of files "
+        "in a tar (mask.png); the kind is image, mask or depth. Repeatable.",
     ),
 ]
 Duplicates = Annotated[

@@ -18,7 +18,7 @@ from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
 FORMAT = "tpufeed-dataset"
 FORMAT_VERSION = 1
-_SMALL_BYTES, _GOOD_BYTES, _LARGE_BYTES = 10 * 10**6, 128 * 10**6, 10**9  # of a shard
+_SMALL_BYTES, GOOD_BYTES, _LARGE_BYTES = 10 * 10**6, 128 * 10**6, 10**9  # of a shard
 _IMAGE_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _FILE_BYTES = 1 << 53  # files end there, and so do whole numbers of JSON in most other programs
 
@@ -408,7 +408,7 @@ def iter_warnings(split: str, shards: int, size_bytes: float, hosts: int) -> Ite
         return
     if shards < hosts:
         yield f"split {split} has fewer shards ({shards}) than hosts ({hosts}): some hosts read nothing; add images"
-    mean, fewest = size_bytes / shards, hosts * max(1, round(size_bytes / _GOOD_BYTES / hosts))
+    mean, fewest = size_bytes / shards, hosts * max(1, round(size_bytes / GOOD_BYTES / hosts))
     if mean > _LARGE_BYTES:
         yield f"split {split} has shards of {mean / 1e9:.1f} GB; smaller ones stream better: --shard-size 128MB"
     elif mean < _SMALL_BYTES and fewest < shards:

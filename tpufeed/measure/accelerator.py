@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.measure.clock import StepTimes, first_shape, idle_band, length_of, wait_percentiles
+from tpufeed.measure.clock import MODERATE_PERCENT, StepTimes, first_shape, idle_band, length_of, wait_percentiles
 from tpufeed.measure.results import BenchRun
 from tpufeed.measure.tpu import AcceleratorProfile, mfu_percent
 from tpufeed.options import Count, above, checked
@@ -133,7 +133,8 @@ class EmulatedAccelerator:
             wait, computed = float(waits[1:].sum()), (len(images) - 1) * self.step_seconds
             wall = wait + computed
             idle, au, late = (100 * part / wall for part in (wait, computed, oversleep))
-            if late > _MOST_OVERSLEEP_PERCENT:
+            # A late wake can only add idle time, so a device that is fed all the same is fed.
+            if late > _MOST_OVERSLEEP_PERCENT and idle >= MODERATE_PERCENT:
                 problems.append(
                     f"this host woke the emulator late: {late:.1f} % of the time, more than "
                     f"{_MOST_OVERSLEEP_PERCENT:g} %. Leave it a free core (fewer threads or processes for the loader, "

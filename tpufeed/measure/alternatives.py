@@ -34,6 +34,7 @@ from tpufeed.images.protocols import Op
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.loaders.device_ops import DeviceOps
 from tpufeed.loaders.loader import Loader
+from tpufeed.measure.commands import make_again, name_beside
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
 from tpufeed.measure.wording import reason_of
@@ -169,6 +170,7 @@ class _Way:
         change: makes what is stored of the image with this number.
         size: size of raw pixels; None if images stay encoded.
         gain: what it gives beside its rate.
+        shrinks: it is only worth a build if it makes images smaller.
     """
 
     name: str
@@ -179,6 +181,7 @@ class _Way:
     size: _Size | None = None
     variants: int = 1
     gain: str = ""
+    shrinks: bool = False
 
 
 def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editors show
@@ -192,7 +195,7 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
     batch_size: int,
     device_ops: Sequence[Op] = (),
     are_files: bool = False,
-    image_size: tuple[int, int] | None = None,
+    manifest: Manifest | None = None,
 ) -> tuple[tuple[Alternative, ...], list[str]]:
     """Measure other ways to store encoded images. Return them, and notes on those that could not be tried.
 
@@ -206,13 +209,49 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
         batch_size: batch size of the loader.
         device_ops: ops that a device runs after them already.
         are_files: the images are files; there is no dataset yet.
-        image_size: (height, width) of all images, if they are known to have one size.
+        manifest: the manifest of the dataset, for the command that makes it again.
     """
-    url, ops, device_ops = quote(url), tuple(ops), tuple(device_ops)
-    if image_size is not None and Pipeline(ops, seed=0).output_size(None) is None:
-        ops = (Resize(image_size), *ops)  # it changes no pixel, and says the size to `warmup`
+    ops = tuple(ops)
+    if manifest is not None and manifest.image_size is not None and Pipeline(ops, seed=0).output_size(None) is None:
+        ops = (Resize(manifest.image_size), *ops)  # it changes no pixel, and says the size to `warmup`
     size = Pipeline(ops, seed=0).output_size(None)
     assert size is not None, "the loader only takes ops that bring images to one size"
+    ways = _list_ways(url, images, ops, tuple(device_ops), size, are_files, manifest)
+    found, notes = list[Alternative](), list[str]()
+    for number, way in enumerate(ways):
+        try:
+            start = time.perf_counter()
+            made = _change(way.change, len(images), seconds)
+            took = time.perf_counter() - start
+            if not made:
+                continue  # a build would reject all of them
+            mean_bytes = float(np.mean([len(image) for image in made]))
+            if way.shrinks and mean_bytes > _SMALLER * float(np.mean([len(image) for image in images])):
+                continue
+            small = write_sample(folder / f"alternative-{number}", made, way.size and (*way.size, 3))
+            options = {"ops": way.ops, "device_ops": way.device_ops}
+            rates = measure_loader(small, _SPLIT, batch_size, seconds, **options)
+        except (TpufeedError, OSError, MemoryError) as error:
+            notes.append(f"{way.name}: could not be tried: {reason_of(error)}")
+            continue
+        record_bytes, stored = mean_bytes + _FEATURES_BYTES, records * way.variants
+        cost = _cost(stored * record_bytes, stored * took / len(made), way)
+        sent = _size_ratio(way.ops, way.size, size)
+        do = f"{way.name}: {way.command}"
+        found.append(Alternative(do, rates.whole, record_bytes, stored * record_bytes, cost, sent, span=rates.spans[0]))
+    return tuple(found), notes
+
+
+def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
+    url: str,
+    images: Sequence[bytes],
+    ops: _Ops,
+    device_ops: _Ops,
+    size: _Size,
+    are_files: bool,
+    manifest: Manifest | None,
+) -> list[_Way]:
+    """Return the other ways to store images that loaders bring to `size`."""
     side = _margin(size)
 
     def store(number: int) -> bytes:
@@ -228,57 +267,43 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
             memoryview(images[number]), None, [op[number] for op in draws]
         ).tobytes()
 
-    command = f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
-    if are_files:
-        command = f"tpufeed shard {url} DATASET-{side} --presize {side}"
+    presized, given = f"presized-{side}", quote(url)
     same: dict[str, Any] = {"ops": ops, "device_ops": device_ops}
-    ways = [_Way(name=f"presize to {side}", command=command, change=presize, **same)]
+    ways, command = list[_Way](), f"tpufeed shard {given} {name_beside(url, presized)} --presize {side}"
     if are_files:
-        ways.insert(
-            0, _Way(name="make shards of the files", command=f"tpufeed shard {url} DATASET", change=store, **same)
+        shards = f"tpufeed shard {given} {name_beside(url, 'shards')}"
+        ways.append(_Way(name="make shards of the files", command=shards, change=store, **same))
+    else:
+        command = (manifest and make_again(manifest, f"{url.rstrip('/')}-{presized}", presize=side)) or (
+            f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
         )
+    if manifest is None or manifest.options.get("command") != "adopt":  # which no command presizes
+        ways.append(_Way(name=f"presize to {side}", command=command, change=presize, shrinks=True, **same))
     flags = _flags(ops)
     if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # the default of warmup
         flags = f" --size {size[0]}"
     variants = _VARIANTS if any(op.draws for op in ops) else 1
-    command = f"tpufeed cache warmup {url} CACHE{flags}" + (f" --variants {variants}" if variants > 1 else "")
+    place = name_beside(url, "x".join(map(str, dict.fromkeys(size))))
+    command = f"tpufeed cache warmup {given} {place}{flags}" + (f" --variants {variants}" if variants > 1 else "")
     raw: dict[str, Any] = {"size": size, "ops": (), "device_ops": device_ops, "variants": variants}
     ways.append(_Way(name="warm a raw cache", command=command, change=warm_by(ops), **raw))
     plan = plan_device_ops((*ops, *device_ops))
     if plan is not None and plan.cached != ops:  # otherwise it is the raw cache
+        whole = Pipeline(plan.cached, seed=0).output_size(None)
+        assert whole is not None, "a plan has a size"
+        place = name_beside(url, "whole-" + "x".join(map(str, dict.fromkeys(whole))))
         ways.append(
             _Way(
                 name=f"read a cache of whole images with {_arguments(plan)}",
-                command=f"tpufeed cache warmup {url} CACHE{_flags(plan.cached)}",
+                command=f"tpufeed cache warmup {given} {place}{_flags(plan.cached)}",
                 change=warm_by(plan.cached),
                 ops=plan.host,
                 device_ops=plan.device,
-                size=Pipeline(plan.cached, seed=0).output_size(None),
+                size=whole,
                 gain=_DRAWS_ANEW,
             )
         )
-    found, notes = list[Alternative](), list[str]()
-    for number, way in enumerate(ways):
-        try:
-            start = time.perf_counter()
-            made = _change(way.change, len(images), seconds)
-            took = time.perf_counter() - start
-            if not made:
-                continue  # a build would reject all of them
-            mean_bytes = float(np.mean([len(image) for image in made]))
-            if way.change is presize and mean_bytes > _SMALLER * float(np.mean([len(image) for image in images])):
-                continue
-            small = write_sample(folder / f"alternative-{number}", made, way.size and (*way.size, 3))
-            given = {"ops": way.ops, "device_ops": way.device_ops}
-            rate = measure_loader(small, _SPLIT, batch_size, seconds, **given).whole
-        except (TpufeedError, OSError, MemoryError) as error:
-            notes.append(f"{way.name}: could not be tried: {reason_of(error)}")
-            continue
-        record_bytes, stored = mean_bytes + _FEATURES_BYTES, records * way.variants
-        cost = _cost(stored * record_bytes, stored * took / len(made), way)
-        sent = _size_ratio(way.ops, way.size, size)
-        found.append(Alternative(f"{way.name}: {way.command}", rate, record_bytes, stored * record_bytes, cost, sent))
-    return tuple(found), notes
+    return ways
 
 
 def _cost(total_bytes: float, seconds: float, way: _Way) -> str:
@@ -326,14 +351,14 @@ def try_device_ops(  # noqa: PLR0913  # each option is a parameter that editors 
         return (), []
     do = f"run ops on the device: give Loader {_arguments(plan, always=True)}"
     try:
-        rate = measure_loader(near, split, batch_size, seconds, max_bad_records=max_bad_records, **given).whole
+        rates = measure_loader(near, split, batch_size, seconds, max_bad_records=max_bad_records, **given)
     except (TpufeedError, OSError, MemoryError) as error:
         return (), [f"{do}: could not be tried: {reason_of(error)}"]
     now = Pipeline(ops, seed=0).output_size(stored)
     assert now is not None, "the loader only takes ops that bring images to one size"
     mean = entry.total_bytes / (entry.records * len(entry.variants))
     sent = _size_ratio(plan.host, stored, now)
-    return (Alternative(do, rate, mean, entry.total_bytes, _DRAWS_ANEW, sent),), []
+    return (Alternative(do, rates.whole, mean, entry.total_bytes, _DRAWS_ANEW, sent, span=rates.spans[0]),), []
 
 
 def _margin(size: _Size | None) -> int:

@@ -1,11 +1,14 @@
 """Draw a labelled contact sheet of a dataset: thumbnails of its records in a nearly square grid.
 
-A line of text is above the grid, and two lines are below each image. Variants of a sample are side by side.
+A line of text is above the grid, and two lines are below each image. Variants of a sample are side by side. Boxes with
+labels have the colours of their classes, and a legend below the grid names those.
 """
 
+import colorsys
 import contextlib
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +16,12 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from crc32c import crc32c
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
-from tpufeed.dataset.schema import FILENAME
+from tpufeed.dataset.schema import FILENAME, LABEL, FeatureSpec
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
@@ -49,17 +52,23 @@ _PAPER, _INK, _FAINT = "white", "black", (110, 110, 110)
 # Font files that systems have; Pillow's own font covers little more than ASCII.
 _WIDE_FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "msgothic.ttc")
 _MASK_OPACITY = 0.5
-_BOXES = ("red", "lime", "cyan", "yellow", "magenta", "orange")
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_MARK = (255, 0, 0)  # of keypoints, and of boxes without labels
+_LEGEND_PX, _MOST_NAMED = 150, 60  # width of an entry of the legend; classes that it names
 _FAULT, _FAULT_INK = (150, 20, 20), (255, 235, 235)
 
 
 @dataclass(frozen=True, slots=True)
 class ContactSheet:
-    """A sheet: its picture, the (left, top) of each image's square, and messages about images that are not shown."""
+    """A sheet: its picture, the (left, top) of each image's square, and messages about images that are not shown.
+
+    `legend` has the colour of each class of the boxes that are shown, the most frequent class first.
+    """
 
     image: Image.Image
     corners: tuple[tuple[int, int], ...]
     problems: tuple[str, ...]
+    legend: Mapping[str, tuple[int, int, int]]
 
 
 @checked()
@@ -100,9 +109,8 @@ def make_contact_sheet(
         what = "" if class_name is None else f" of class {class_name!r}"
         raise OptionError(f"split {split!r} of {dataset.label} holds no samples{what}")
 
-    # Choose the number of columns that makes the sheet nearly square, wider rather than higher.
     sample_px, row_px = len(variants) * (size_px + _GAP_PX) + _GAP_PX, size_px + _LABEL_PX + _NAME_PX + _GAP_PX
-    columns = min(len(places), max(1, math.ceil(math.sqrt(len(places) * row_px / sample_px) - 0.25)))
+    columns = _choose_columns(len(places), row_px / sample_px)
     width = max(_LEAST_WIDTH_PX, columns * sample_px + _GAP_PX)
     height = _TITLE_PX + math.ceil(len(places) / columns) * row_px + _GAP_PX
     if width * height > _MOST_PIXELS:
@@ -117,7 +125,7 @@ def make_contact_sheet(
     title = f"{dataset.label}   {split}: {len(places)} of {number}   {stored}"
     _write(draw, (_GAP_PX, 5), title, _TITLE_FONT_PX, width - 2 * _GAP_PX, _INK)
 
-    corners = []
+    corners, shown = [], Counter[int | str]()
     starts = np.cumsum([0, *(shard.records for shard in variants[0].shards)])
     readers = [dataset.reader(split, variant) for variant in range(len(variants))]
     for sample, place in enumerate(places):
@@ -126,7 +134,7 @@ def make_contact_sheet(
             left = _GAP_PX + column * sample_px + variant * (size_px + _GAP_PX)
             top = _TITLE_PX + row * row_px
             corners.append((left, top))
-            label_text, name, image = _read_tile(dataset, reader, place, size_px)
+            label_text, name, image = _read_tile(dataset, reader, place, size_px, shown)
             if isinstance(image, str):
                 problems.append(image)
                 right, bottom = left + size_px - 1, top + size_px - 1
@@ -141,7 +149,20 @@ def make_contact_sheet(
                 under += _LABEL_PX
             name = (f"v{variant} " if len(readers) > 1 else "") + (name or f"#{int(starts[place[0]]) + place[1]}")
             _write(draw, (left, under), name, _NAME_FONT_PX, size_px, _FAINT)
-    return ContactSheet(sheet, tuple(corners), tuple(dict.fromkeys(problems)))
+    legend = {_name_of(dataset, label): _colour_of(label) for label, _ in shown.most_common()}
+    return ContactSheet(_add_legend(sheet, legend), tuple(corners), tuple(dict.fromkeys(problems)), legend)
+
+
+def _choose_columns(count: int, height_ratio: float) -> int:
+    """Return the number of columns that makes the sheet nearly square and its last row nearly full."""
+    square = math.sqrt(count * height_ratio)
+    near = range(max(1, int(square / 2)), min(count, math.ceil(2 * square)) + 1)
+
+    def cost(columns: int) -> float:
+        lonely = columns > 2 and count % columns == 1
+        return abs(math.log(columns / square)) + -count % columns / columns + lonely
+
+    return min(near, key=cost)
 
 
 def check_sheet_path(path: Path) -> None:
@@ -165,15 +186,19 @@ def write_sheet(image: Image.Image, path: Path) -> None:
     write_file(path, partial(image.save, format=name, quality=90))
 
 
-def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> tuple[str, str, Image.Image | str]:
-    """Return a record's label, file name and thumbnail, or a message instead of the thumbnail if it is damaged."""
+def _read_tile(
+    dataset: Dataset, reader: Reader, place: Place, size_px: int, shown: Counter[int | str]
+) -> tuple[str, str, Image.Image | str]:
+    """Return a record's label, file name and thumbnail, or a message instead of the thumbnail if it is damaged.
+
+    `shown` counts the labels of the boxes that are drawn.
+    """
     name, manifest = "", dataset.manifest
     (payload,) = iter_payloads(reader, [place])
     if isinstance(payload, RecordError):
         return "", "", str(payload)
-    names: dict[int | str, str] = dict(enumerate(dataset.class_names))
-    found = (names.get(label, label) for label in read_labels(dataset, payload))
-    label = ", ".join(map(str, dict.fromkeys(found)))
+    labels = read_labels(dataset, payload)
+    label = ", ".join(dict.fromkeys(_name_of(dataset, label) for label in labels))
     try:
         features = decode_arrays(payload)
         key = next((spec.key for spec in manifest.features if spec.name == FILENAME), None)
@@ -190,20 +215,26 @@ def _read_tile(dataset: Dataset, reader: Reader, place: Place, size_px: int) -> 
         if scale >= 2:  # show a tiny image with visible pixels
             image = image.resize((image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST)
         image.thumbnail((size_px, size_px), Image.Resampling.LANCZOS)
-        image = _draw_over(image, manifest, features, reader.place(*place), stored)
+        image = _draw_over(image, dataset, features, reader.place(*place), stored, shown)
     except (ImageError, RecordError) as error:
         return label, name, f"{reader.place(*place)}: {error}"
     return label, name, image
 
 
 def _draw_over(
-    image: Image.Image, manifest: Manifest, features: Mapping[str, Feature], where: str, stored: tuple[int, int]
+    image: Image.Image,
+    dataset: Dataset,
+    features: Mapping[str, Feature],
+    where: str,
+    stored: tuple[int, int],
+    shown_labels: Counter[int | str],
 ) -> Image.Image:
-    """Return a thumbnail with its sample's masks, boxes and keypoints drawn over it.
+    """Return a thumbnail with its sample's masks, boxes and keypoints drawn over it; count the labels of its boxes.
 
     Raises:
         ImageError, RecordError: one of them is damaged.
     """
+    manifest = dataset.manifest
     specs = {spec.name: spec for spec in manifest.features}
     shown = Window(0, 0, *stored, image.height, image.width)
     sample = Sample(
@@ -225,13 +256,58 @@ def _draw_over(
     draw = ImageDraw.Draw(image)
     for spec in specs.values():
         if spec.kind == "boxes":
-            for number, box in enumerate(sample.boxes(spec).tolist()):
-                draw.rectangle(box, outline=_BOXES[number % len(_BOXES)], width=2)
+            boxes, labels = sample.boxes(spec).tolist(), _labels_of_boxes(dataset, sample, spec)
+            shown_labels.update(labels)
+            for box, colour in zip(boxes, map(_colour_of, labels) if labels else [_MARK] * len(boxes), strict=True):
+                draw.rectangle(box, outline=colour, width=2)
         elif spec.kind == "keypoints":
             points, visible = sample.points(spec)
             for x, y in points[visible][:, :2].tolist():
-                draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=_BOXES[0])
+                draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=_MARK)
     return image
+
+
+def _labels_of_boxes(dataset: Dataset, sample: Sample, boxes: FeatureSpec) -> list[int | str]:
+    """Return the label of each box that is kept, as a view numbers them; none if labels are not those of boxes."""
+    spec = next((spec for spec in sample.specs.values() if spec.name == LABEL and spec.of == boxes.name), None)
+    if spec is None:
+        return []
+    if spec.dtype in ("bytes", "string"):
+        return [str(text, "utf-8", "replace") for text in sample.texts(spec)]
+    return [dataset.label_of(label) for label in sample.items(spec).tolist()]
+
+
+def _name_of(dataset: Dataset, label: int | str) -> str:
+    names = dataset.class_names
+    return names[label] if isinstance(label, int) and 0 <= label < len(names) else str(label)
+
+
+def _colour_of(label: int | str) -> tuple[int, int, int]:
+    """Return the colour of a class, the same on each sheet; hues of neighbouring ids lie far apart."""
+    number = label if isinstance(label, int) else crc32c(label.encode())
+    strong, bright = ((1.0, 1.0), (0.5, 1.0), (1.0, 0.65))[number // 8 % 3]
+    red, green, blue = colorsys.hsv_to_rgb((number + 1) * _GOLDEN % 1, strong, bright)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _add_legend(sheet: Image.Image, legend: Mapping[str, tuple[int, int, int]]) -> Image.Image:
+    """Return the sheet with rows of colours and names below it, if there are any."""
+    if not legend:
+        return sheet
+    entries: list[tuple[str, tuple[int, int, int] | None]] = list(legend.items())
+    if len(entries) > _MOST_NAMED:
+        entries[_MOST_NAMED:] = [(f"and {number_of(len(entries) - _MOST_NAMED, 'class', 'classes')} more", None)]
+    columns = max(1, (sheet.width - _GAP_PX) // _LEGEND_PX)
+    top, rows = sheet.height, math.ceil(len(entries) / columns)
+    sheet = ImageOps.expand(sheet, (0, 0, 0, rows * _LABEL_PX + _GAP_PX), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, (name, colour) in enumerate(entries):
+        row, column = divmod(number, columns)
+        left, upper = _GAP_PX + column * _LEGEND_PX, top + row * _LABEL_PX
+        if colour is not None:
+            draw.rectangle((left, upper + 2, left + 10, upper + 12), colour)
+        _write(draw, (left + 15, upper), name, _LABEL_FONT_PX, _LEGEND_PX - 15 - _GAP_PX, _INK)
+    return sheet
 
 
 def _write(

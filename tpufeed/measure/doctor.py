@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 import tpufeed
-from tpufeed.dataset.manifest import iter_warnings
+from tpufeed.dataset.manifest import GOOD_BYTES, iter_warnings
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.images import HorizontalFlip
@@ -24,6 +24,7 @@ from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.measure.alternatives import try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps
+from tpufeed.measure.commands import make_again
 from tpufeed.measure.machine import busy_notes, machine
 from tpufeed.measure.naive import measure_files
 from tpufeed.measure.prediction import (
@@ -165,12 +166,14 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
 
 
 def _advise_on_shards(dataset: Dataset, split: str) -> tuple[str, ...]:
-    """Return advice about the sizes of shards, unless another tool wrote them."""
+    """Return advice about the sizes of shards, unless another tool wrote them, or one shard would hold them all."""
     options, shards = dataset.manifest.options, dataset.split(split).variants[0].shards
-    if options.get("command") == "adopt":
+    size = sum(shard.bytes for shard in shards)
+    if options.get("command") == "adopt" or size <= GOOD_BYTES:
         return ()
-    sentences = iter_warnings(split, len(shards), sum(shard.bytes for shard in shards), int(options.get("hosts", 1)))
-    return tuple(f"reshard: {sentence}" for sentence in sentences)
+    again = make_again(dataset.manifest, f"{dataset.url.rstrip('/')}-resharded", shard_bytes=GOOD_BYTES)
+    sentences = iter_warnings(split, len(shards), size, int(options.get("hosts", 1)))
+    return tuple(f"reshard: {sentence}" + (f" ({again})" if again else "") for sentence in sentences)
 
 
 def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
@@ -280,7 +283,7 @@ def _measure_loading(
         if alone and encoded and manifest.cache is None:
             asked.tell("other ways to store the images")
             records = dataset.split(split).records
-            same |= {"records": records, "image_size": manifest.image_size}
+            same |= {"records": records, "manifest": manifest}
             alternatives, untried = try_alternatives(dataset.url, images, folder, seconds, **same)
         elif isinstance(near, Dataset) and manifest.cache is not None and ops:
             asked.tell("ops on the device")

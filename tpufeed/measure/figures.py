@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from html import escape
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from tpufeed.errors import MissingExtraError
 from tpufeed.measure.results import BenchRun, Diagnosis
 from tpufeed.measure.tpu import TPUS
-from tpufeed.measure.wording import between, clean, number_of, say
+from tpufeed.measure.wording import between, clean, number_of, say, say_rate
 
 try:
     import matplotlib
@@ -32,6 +33,7 @@ _VARIABLES = ("ink", "faint", "grid", "band", "wait", "sync", "compute", "chosen
 _INK, _FAINT, _GRID, _BAND, _WAIT, _SYNC, _COMPUTE, _CHOSEN = (f"#00f00{number}" for number in range(8))
 _PREDICTED = " (predicted)"
 _WIDTH_PX, _LETTERS = 380, 52  # a line holds a label of _LETTERS
+_NAME_LETTERS = _LETTERS - len(f"action 1: {_PREDICTED}")  # of what an action does, at most
 _SETTINGS: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": _FAINT,
@@ -87,7 +89,8 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]]
     if diagnosis is not None:
         predicted = [(f"now, on {diagnosis.tpu}", diagnosis.idle_percent)]
         for number, action in enumerate(diagnosis.actions, 1):
-            predicted.append((f"after action {number}: {action.do}", action.idle_percent))
+            name = shorten(action.do.partition(": ")[0], _NAME_LETTERS, placeholder="…")
+            predicted.append((f"action {number}: {name}", action.idle_percent))
         rows += [(label, _PREDICTED, pair) for label, pair in predicted if pair is not None]
     if not any(percents for *_, percents in rows):
         return None
@@ -164,8 +167,8 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]
         said = f"The fastest run is {best}, with {say(known[best])} images a second. TPU rates are for ResNet-50."
     else:
         said = (
-            f"This host feeds {say(diagnosis.fed)} images a second; {diagnosis.tpu} needs "
-            f"{between(*diagnosis.needed)} for {diagnosis.model}. The stage that binds is {diagnosis.binding}."
+            f"This host feeds {say_rate(diagnosis.fed, diagnosis.fed_span)} images a second; {diagnosis.tpu} needs "
+            f"{diagnosis.need} for {diagnosis.model}. The stage that binds is {diagnosis.binding}."
         )
         said += f" {PREDICTED}" * any(not colour for *_, colour in rows)
     said += f" A run is no faster than its device. {EMULATED}" * any(run.emulated for _, run in runs)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tpufeed.measure.clock import Blame
-from tpufeed.measure.results import Action, Diagnosis, Stage
+from tpufeed.measure.results import Action, Diagnosis, Span, Stage
 from tpufeed.measure.tpu import TPUS, Flops, Tpu, find_model, find_tpu, training_flops
-from tpufeed.measure.wording import between
+from tpufeed.measure.wording import between, say_rate
 from tpufeed.options import checked
 
 ACCELERATOR = "accelerator"
@@ -77,6 +77,7 @@ class Alternative:
         record_bytes: mean size of a record.
         total_bytes: size of all records.
         sent: bytes that an image sends to the device, divided by what it sends now.
+        span: as in `Stage`.
     """
 
     do: str
@@ -85,6 +86,7 @@ class Alternative:
     total_bytes: float
     cost: str = ""
     sent: float = 1.0
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,7 @@ def predict(
     limit = storage.limit(size, measured.total_bytes)
     at_storage = storage.bytes_per_second / size if storage.bytes_per_second and size else None
     fed = None if loader is None else compose(loader, limit, transfer)
+    span = _limit_span(stages[ASSEMBLY].span, limit, transfer)
     # The share of each stage in an image's time on the cores, as if all threads did only that. The loader has the rest.
     seconds = {name: 1 / rate for name in (READING, DECODING, OPS) if (rate := stages[name].images_per_second)}
     if loader:
@@ -141,15 +144,18 @@ def predict(
         overlapping = {name: rate for name, rate in ((STORAGE, limit), (TRANSFER, transfer)) if rate is not None}
         slowest = min(overlapping, key=overlapping.__getitem__, default="")
         idle, who = predict_band(fed, goal.needed), f"predicted: {goal.tpu} with {goal.model}"
+        waited = idle_span(fed, span, goal.needed)
         if fed >= goal.needed[1]:
             binding = ACCELERATOR
             verdict = f"{who} does not wait for data on this host; only the accelerator binds"
+            lowest = f". At the lowest rate that was measured it waits up to {waited[1]:.0f} % of its time"
+            verdict += lowest if round(waited[1]) else ""
         else:
             if slowest and overlapping[slowest] <= (loader or 0) * _AS_SLOW:
                 binding = slowest
             else:
                 binding = max(shares, key=shares.__getitem__)
-            waits = between(*idle) if idle[0] else f"up to {idle[1]:.0f}"
+            waits = between(*waited) if waited[0] else f"up to {waited[1]:.0f}"
             verdict = f"{who} waits {waits} % of its time for data; the stage that binds is {binding}"
             if binding in shares:
                 verdict += f", which takes {100 * shares[binding]:.0f} % of an image's time"
@@ -157,7 +163,9 @@ def predict(
             verdict += "; the transfer to the device is not counted (n/a)"
         if at_storage is not None and at_storage < min(fed, goal.needed[1]):
             then = between(*predict_band(at_storage, goal.needed))
-            notes += (f"the first epoch waits for storage: {at_storage:,.0f} images a second, predicted idle {then} %",)
+            notes += (
+                f"the first epoch waits for storage: {say_rate(at_storage)} images a second, predicted idle {then} %",
+            )
     described = [Stage(STORAGE, at_storage, storage.detail, storage.why_not)]
     for name, stage in stages.items():
         said = [stage.detail] if stage.detail else []
@@ -180,6 +188,7 @@ def predict(
         verdict=verdict,
         actions=_advise(measured, goal, fed, transfer, evidence),
         notes=(*notes, *(one.says for one in evidence)),
+        fed_span=span,
     )
 
 
@@ -197,10 +206,11 @@ def _advise(
         cost = one.cost
         if rate < one.images_per_second / LEAST_FACTOR:
             holder = "the transfer" if rate == sending else "storage"
-            cost += f"; {holder} limits it to that rate, from memory it is {one.images_per_second:,.0f}"
+            cost += f"; {holder} limits it to that rate, from memory it is {say_rate(one.images_per_second, one.span)}"
         gain = rate / fed if fed else None
-        idle = predict_band(rate, goal.needed)
-        gains.append(Action(do=one.do, factor=gain, images_per_second=rate, idle_percent=idle, cost=cost))
+        span = _limit_span(one.span, limit, sending)
+        idle = idle_span(rate, span, goal.needed)
+        gains.append(Action(do=one.do, factor=gain, images_per_second=rate, idle_percent=idle, cost=cost, span=span))
     gains.sort(key=lambda action: (-(action.images_per_second or 0.0), action.do))
     tracing = (
         "your step waits for tracing, not for data: keep shapes fixed (remainder='drop' or 'pad'), compile or trace it "
@@ -227,6 +237,20 @@ def _advise(
 def compose(*rates: float | None) -> float | None:
     """Return the rate of stages that overlap: the lowest known rate, or None."""
     return min((rate for rate in rates if rate is not None), default=None)
+
+
+def _limit_span(span: Span | None, *limits: float | None) -> Span | None:
+    """Return the span of a loader's rate below these limits."""
+    if span is None:
+        return None
+    low, high = (compose(end, *limits) or 0.0 for end in span)
+    return (low, high) if low < high else None
+
+
+def idle_span(fed: float, span: Span | None, needed: Span) -> Span:
+    """Return the least and the most percentage that a device waits: over its own rates, and over those of the host."""
+    rates = (fed, *(span or ()))
+    return predict_band(max(rates), needed)[0], predict_band(min(rates), needed)[1]
 
 
 def predict_band(fed: float, needed: tuple[float, float]) -> tuple[float, float]:

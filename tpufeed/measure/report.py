@@ -11,7 +11,7 @@ from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.measure.clock import HIGH_PERCENT, MODERATE_PERCENT
 from tpufeed.measure.files import check_output, write_file
 from tpufeed.measure.results import BenchRun, Diagnosis
-from tpufeed.measure.wording import between, clean, say
+from tpufeed.measure.wording import between, clean, say, say_rate
 
 # "default-src 'none'": nothing may be loaded, whatever texts the page contains.
 _PAGE = Template("""<!doctype html>
@@ -58,6 +58,8 @@ $body
 """)
 
 
+_NO_GAIN_PERCENT = 1.0  # runs whose idle time differs by less are equally good
+
 # Rows in the table of runs: (name, field of `BenchRun`, unit, digits).
 _FIGURES = (
     ("idle", "idle_percent", "%", 1), ("AU", "au_percent", "%", 1), ("step", "step_ms", "ms", 2),
@@ -103,28 +105,39 @@ def check_report_path(path: Path | str) -> None:
 
 
 def headline(runs: Sequence[BenchRun]) -> str:
-    """Say in a sentence what improved from the first run to the run that idles least.
-
-    Only runs that have a verdict and the first run's device are compared.
-    """
-    trusted = [run for run in runs if run.device == runs[0].device and has_verdict(run)]
-    if not trusted:
+    """Say in a sentence what improved from the first run to the best, or why the best has no verdict."""
+    best = _find_best(runs)
+    if best is None:
         doubted = next((run for run in runs if run.problems), None)
         if doubted is not None:
             return f"No verdict for any run: {doubted.problems[0]}"
         fastest = max(runs, key=lambda run: run.images_per_second or 0)
         return f"{fastest.label}: {say(fastest.images_per_second)} images a second; how long a device waits is n/a."
-    best = min(trusted, key=lambda run: run.idle_percent or 0)
     mark = "EMULATED: " if best.emulated else ""
     idle = say(best.idle_percent, "%", 1)
+    if best.problems:
+        return f"{mark}no verdict for the best run, {best.label}: {best.problems[0]}"
     if not has_verdict(runs[0]):
         return f"{mark}idle {idle} with {best.label}. {runs[0].label} has no verdict to compare it with."
     first, before = runs[0], say(runs[0].idle_percent, "%", 1)
-    if (first.idle_percent or 0) - (best.idle_percent or 0) < 1:
+    if (first.idle_percent or 0) - (best.idle_percent or 0) < _NO_GAIN_PERCENT:
         return f"{mark}idle {before} with {first.label}" + "; no other run improves on that." * (len(runs) > 1)
     ratio = (best.images_per_second or 0) / (first.images_per_second or float("inf"))
     times = f": {ratio:.1f} times as many images a second" if ratio else ""
     return f"{mark}idle falls from {before} with {first.label} to {idle} with {best.label}{times}."
+
+
+def _find_best(runs: Sequence[BenchRun]) -> BenchRun | None:
+    """Return the run on the first run's device that idles least; None if no such run has a verdict.
+
+    Of runs that are equally good, the naive loader, which is the baseline, comes last, and a run with a verdict first.
+    """
+    measured = [run for run in runs if run.device == runs[0].device and run.idle_percent is not None]
+    if not any(map(has_verdict, measured)):
+        return None
+    most = min(run.idle_percent or 0 for run in measured) + _NO_GAIN_PERCENT
+    good = [run for run in measured if (run.idle_percent or 0) < most]
+    return min(good, key=lambda run: (run.loader == "naive", bool(run.problems), run.idle_percent))
 
 
 def has_verdict(run: BenchRun) -> bool:
@@ -140,7 +153,8 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
         idle = max(diagnosis.idle_percent) if diagnosis.idle_percent else None
     else:
         subject, verdict = ", ".join(dict.fromkeys(run.url for run in runs)), headline(runs)
-        idle = min((run.idle_percent or 0.0 for run in runs if has_verdict(run)), default=None)
+        best = _find_best(runs)
+        idle = None if best is None or best.problems else best.idle_percent
     level = "" if idle is None else "good" if idle < MODERATE_PERCENT else "fair" if idle < HIGH_PERCENT else "bad"
     body = [f'<section class="card verdict {level}">{_text(verdict)}</section>']
     if diagnosis is not None:
@@ -177,14 +191,15 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
         facts = {
             "split": diagnosis.split,
             "TPU to feed": diagnosis.tpu,
-            "it needs": f"{between(*diagnosis.needed)} images a second ({diagnosis.model})",
-            "this host feeds": f"{say(diagnosis.fed)} images a second",
+            "it needs": f"{diagnosis.need} images a second ({diagnosis.model})",
+            "this host feeds": f"{say_rate(diagnosis.fed, diagnosis.fed_span)} images a second",
             "idle (predicted)": f"{between(*diagnosis.idle_percent, 1)} %" if diagnosis.idle_percent else say(None),
             "binds": diagnosis.binding,
         }
         body.append(_table("Diagnosis", ["what", "figure"], list(facts.items())))
         stages = [
-            (s.name, say(s.images_per_second), "; ".join(filter(None, (s.detail, s.why_not)))) for s in diagnosis.stages
+            (s.name, say_rate(s.images_per_second, s.span), "; ".join(filter(None, (s.detail, s.why_not))))
+            for s in diagnosis.stages
         ]
         body.append(_table("Stages", ["stage", "images a second", "how"], stages))
         machine = diagnosis.machine

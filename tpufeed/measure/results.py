@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpufeed.measure.clock import StepTimes
-from tpufeed.measure.wording import between
+from tpufeed.measure.wording import between, say_rate
+
+Span = tuple[float, float]  # lowest and highest rate of the parts of a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class BenchRun:
         idle_percent: waits / wall.
         au_percent: MLPerf Storage's accelerator utilisation: steps / wall, from nominal step times.
         oversleep_percent: time by which an emulator woke late while its queue was full / wall. It may have delayed the
-            loader by that time; above 2 % there is no verdict.
+            loader by that time; above 2 % only a run that idles under 5 % has a verdict.
         wall_seconds: waits + steps.
         problems: reasons not to trust the figures, as sentences.
         verdict: a sentence; always empty if there are problems.
@@ -97,12 +99,14 @@ class Stage:
         images_per_second: None if it could not be measured, or if this dataset does not need the stage.
         detail: how it was measured: "1.9 GB/s from the page cache, 2 threads".
         why_not: why `images_per_second` is None.
+        span: its lowest and highest value in parts of the measurement, if they differ by more than a tenth.
     """
 
     name: str
     images_per_second: float | None = None
     detail: str = ""
     why_not: str = ""
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +119,7 @@ class Action:
         images_per_second: the predicted rate.
         idle_percent: predicted idle time, (at the TPU's low rate, at its high rate).
         cost: the cost: "9.2 GB, about 12 minutes".
+        span: as in `Stage`.
     """
 
     do: str
@@ -122,13 +127,14 @@ class Action:
     images_per_second: float | None = None
     idle_percent: tuple[float, float] | None = None
     cost: str = ""
+    span: Span | None = None
 
     @property
     def effect(self) -> str:
         """The prediction in words; empty if nothing is known."""
-        parts = [] if self.factor is None else [f"{self.factor:,.1f}x"]
+        parts = [] if self.factor is None else [f"{self.factor:,.{0 if self.factor >= 10 else 1}f}x"]
         if self.images_per_second is not None:
-            parts.append(f"{self.images_per_second:,.0f} images a second")
+            parts.append(f"{say_rate(self.images_per_second, self.span)} images a second")
         if self.idle_percent is not None:
             parts.append(f"idle {between(*self.idle_percent)} %" if self.idle_percent[1] else "no idle")
         return ", ".join(parts)
@@ -149,6 +155,7 @@ class Diagnosis:
         needed: images per second that it takes, (low, high).
         idle_percent: predicted idle time, (at the low rate, at the high rate).
         binding: name of the stage that binds, or "accelerator" if no stage does.
+        fed_span: `fed` in parts of the measurement, as in `Stage`.
         verdict: a sentence.
         actions: advice, the best first.
         notes: remarks, as sentences.
@@ -167,6 +174,12 @@ class Diagnosis:
     verdict: str
     actions: tuple[Action, ...] = ()
     notes: tuple[str, ...] = ()
+    fed_span: Span | None = None
+
+    @property
+    def need(self) -> str:
+        """The rates that the TPU takes, in words."""
+        return " to ".join(map(say_rate, self.needed))
 
     @property
     def cores_needed(self) -> tuple[int, int] | None:

@@ -17,10 +17,11 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ImageError, OpError, TpufeedError
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
+from tpufeed.loaders.loader import LoaderStats
 from tpufeed.loaders.mixture import Mixture
 from tpufeed.measure.machine import memory_bytes
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Storage
-from tpufeed.measure.results import Stage
+from tpufeed.measure.results import Span, Stage
 from tpufeed.measure.wording import number_of
 from tpufeed.storage.copies_folder import find_folder, free_bytes
 
@@ -30,6 +31,8 @@ _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 256 << 10, 8 << 20
 
 _BATCHES_TIMED = 16  # with fewer, a single batch has too much weight
 _LONGEST = 3  # times the requested seconds
+_PARTS = 3  # of a measurement; their rates show how much it varies
+_STEADY = 0.1  # rates of parts on a quiet host differ by less
 _TICK = 1e-9  # resolution of the clock, in seconds
 
 _DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
@@ -88,6 +91,7 @@ class LoaderRates:
         decoding: rate of all threads if they only decoded and applied ops.
         batch_size: images per measured batch: fewer than requested if the loader is very slow.
         workers: the processes and threads, in words.
+        parts: these rates, (whole, reading, decoding), in each part of the measurement.
     """
 
     whole: float
@@ -95,6 +99,13 @@ class LoaderRates:
     decoding: float
     batch_size: int
     workers: str
+    parts: tuple[tuple[float, float, float], ...] = ()
+
+    @property
+    def spans(self) -> list[Span | None]:
+        """The lowest and the highest rate of the parts, for whole, reading and decoding; None if it is steady."""
+        found = [(min(rates), max(rates)) for rates in zip(*self.parts, strict=True)] or [(0.0, 0.0)] * 3
+        return [span if span[1] - span[0] > _STEADY * span[1] else None for span in found]
 
 
 def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
@@ -116,42 +127,59 @@ def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds
             next(batches)
             if time.perf_counter() - begun > _LONGEST * seconds:
                 break
-        before, start, elapsed, taken = loader.stats(), time.perf_counter(), 0.0, 0
+        start, elapsed, taken = time.perf_counter(), 0.0, 0
+        marks = [(elapsed, taken, loader.stats())]
         while not slow and elapsed < _LONGEST * seconds and (elapsed < seconds or taken < _BATCHES_TIMED):
             next(batches)
             taken += 1
             elapsed = time.perf_counter() - start
+            if elapsed >= len(marks) * seconds / _PARTS and taken >= len(marks) * _BATCHES_TIMED // _PARTS:
+                marks.append((elapsed, taken, loader.stats()))
         after = loader.stats()
     if slow:
         smaller = max(1, min(batch // 2, int(batch * seconds / _BATCHES_TIMED / each)))
         return measure_loader(data, split, smaller, seconds, **options)
-    # Each thread counts its seconds of reading and of decoding. All threads together do `threads` times as much.
-    work = taken * batch * after.threads
-    reading, decoding = after.read_seconds - before.read_seconds, after.decode_seconds - before.decode_seconds
+
+    def rates(begin: tuple[float, int, LoaderStats], end: tuple[float, int, LoaderStats]) -> tuple[float, float, float]:
+        # Each thread counts its seconds of reading and of decoding. All threads together do `threads` times as much.
+        images = (end[1] - begin[1]) * batch
+        reading = end[2].read_seconds - begin[2].read_seconds
+        decoding = end[2].decode_seconds - begin[2].decode_seconds
+        work = images * after.threads
+        return images / (end[0] - begin[0]), work / max(reading, _TICK), work / max(decoding, _TICK)
+
     workers = number_of(after.threads // max(1, after.processes), "thread")
     if after.processes:
         placed = " and ".join(f"{count} on NUMA node {node}" for node, count in after.nodes)
         workers = f"{number_of(after.processes, 'process', 'processes')} x {workers}{placed and f', {placed}'}"
-    return LoaderRates(taken * batch / elapsed, work / max(reading, _TICK), work / max(decoding, _TICK), batch, workers)
+    parts = tuple(itertools.starmap(rates, itertools.pairwise(marks)))
+    return LoaderRates(*rates(marks[0], (elapsed, taken, after)), batch, workers, parts)
 
 
 def tell_stages_apart(
     rates: LoaderRates, images: Sequence[bytes], ops: Sequence[Op], seconds: float
 ) -> dict[str, Stage]:
     """Return reading, decoding, ops and assembly of a loader; `images` are encoded, or empty for raw pixels."""
+    whole_span, reading_span, decoding_span = rates.spans
+
+    def part(name: str, share: float, detail: str = "") -> Stage:
+        """Return a stage that takes this share of the time of decoding and ops."""
+        span = None if decoding_span is None else (decoding_span[0] / share, decoding_span[1] / share)
+        return Stage(name, rates.decoding / share, detail, span=span)
+
     share = time_decoding(images, ops, seconds) if images else 0.0
-    live = Stage(OPS, rates.decoding / (1 - share)) if ops and share < 1 else Stage(OPS, why_not="there are none")
+    live = part(OPS, 1 - share) if ops and share < 1 else Stage(OPS, why_not="there are none")
     if not images:
         decoding = Stage(DECODING, why_not="raw pixels need no decoding")
     elif ops and share >= 1:
         # With a crop, a JPEG can be decoded at a smaller size, so both together are faster than decoding in full.
-        decoding = Stage(DECODING, rates.decoding, "together with the ops, which allow a smaller size")
+        decoding = part(DECODING, 1, "together with the ops, which allow a smaller size")
         live = Stage(OPS, why_not="not measurable apart from decoding, which they make cheaper")
     else:
-        decoding = Stage(DECODING, rates.decoding / share, "at full size")
+        decoding = part(DECODING, share, "at full size")
     copied = ", pixels copied" if not images and not ops else ""
-    reading = Stage(READING, rates.reading, f"CRCs verified{copied}")
-    whole = Stage(ASSEMBLY, rates.whole, f"the loader from end to end, {rates.workers}")
+    reading = Stage(READING, rates.reading, f"CRCs verified{copied}", span=reading_span)
+    whole = Stage(ASSEMBLY, rates.whole, f"the loader from end to end, {rates.workers}", span=whole_span)
     return {stage.name: stage for stage in (reading, decoding, live, whole)}
 
 

@@ -24,6 +24,15 @@ def say(value: float | None, unit: str = "", digits: int = 0) -> str:
     return f"{value:,.{digits}f}{' ' if unit else ''}{unit}"
 
 
+def say_rate(rate: float | None, span: tuple[float, float] | None = None) -> str:
+    """Return a measured rate with the digits that it is worth: `1,440`, or `1,200 to 1,500` if its parts differ."""
+    if rate is None or not math.isfinite(rate):
+        return "n/a"
+    if span is not None:
+        return between(float(f"{span[0]:.2g}"), float(f"{span[1]:.2g}"))
+    return f"{float(f'{rate:.3g}'):,.0f}"
+
+
 def reason_of(error: Exception) -> str:
     """Return an error's text, or what kind of error it is if it has none."""
     return "there is not enough memory" if isinstance(error, MemoryError) else str(error) or type(error).__name__

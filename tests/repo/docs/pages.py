@@ -48,16 +48,19 @@ def blocks(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
 
 
+def lines_of(block: str) -> list[str]:
+    """The commands of a block; one that goes on in the next line is one line here."""
+    return [line for line in block.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+
+
 def commands(page: str) -> list[str]:
-    """The commands of a page; one that continues on the next line is one line here."""
-    lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+    return [line for block in blocks(page, "bash") for line in lines_of(block)]
 
 
 def parts(page: str) -> list[str]:
     """The programs and commands of a page. A script is one of them."""
     scripts = [block for block in blocks(page, "bash") if block.startswith("#!")]
-    inside = [line for script in scripts for line in script.splitlines()]
+    inside = [line for script in scripts for line in lines_of(script)]
     return [*blocks(page), *scripts, *(line for line in commands(page) if line not in inside)]
 
 
@@ -117,7 +120,7 @@ def run_here(lines: list[str], folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for line in lines:
-            program, *words = shlex.split(line, comments=True)
+            program, *words = shlex.split(line.replace("\\\n", " "), comments=True)
             assert program == "tpufeed", line
             done = CliRunner().invoke(app, [*words, *SHORT.get(words[0], [])], prog_name=program)
             assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"

@@ -106,3 +106,19 @@ def test_the_script_of_each_shell(shell, monkeypatch):
     done = CliRunner().invoke(app, [], prog_name="tpufeed", env={"_TPUFEED_COMPLETE": f"source_{shell}"})
     assert done.exit_code == 0
     assert f"_TPUFEED_COMPLETE=complete_{shell}" in done.stdout
+
+
+def test_sections_that_variables_link_to_name_them() -> None:
+    rows = re.findall(r"^\| (`[A-Z].*?) \| (.*) \|$", PAGE.read_text().partition("## Environment")[2], re.MULTILINE)
+    checked = 0
+    for names, about in rows:
+        for page, heading in re.findall(r"\]\(([\w-]+\.md)#([\w-]+)\)", about):
+            sections = re.split(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
+            (section,) = (
+                text
+                for title, text in zip(sections[1::2], sections[2::2], strict=True)
+                if re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") == heading
+            )
+            assert [name for name in re.findall(r"`([A-Z_]+)`", names) if name not in section] == [], page
+            checked += 1
+    assert checked > 4

@@ -13,7 +13,7 @@ from PIL import Image
 import tpufeed
 from tests.repo.docs import layouts
 from tests.repo.docs.layouts import CLASSES, SCENES, SYNSETS, photo
-from tests.repo.docs.pages import ran, run, run_here, text_of
+from tests.repo.docs.pages import lines_of, ran, run, run_here, text_of
 from tests.repo.docs.stand_ins import install
 from tpufeed.dataset.reader import Dataset
 from tpufeed.images import RandomResizedCrop
@@ -88,7 +88,7 @@ def sections() -> dict[str, str]:
 
 def run_section(name: str, folder: Path) -> None:
     for block in re.findall(r"```bash\n(.*?)```", sections()[name], re.DOTALL):
-        for line in block.splitlines():
+        for line in lines_of(block):
             if line.startswith("tpufeed "):
                 run_here([line], folder)
             elif not line.startswith("pip "):
