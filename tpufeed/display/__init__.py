@@ -1,0 +1,1 @@
+"""What a person sees of tpufeed's objects and work: progress, short descriptions, and tables in notebooks."""
