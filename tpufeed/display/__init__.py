@@ -1,1 +1,1 @@
-"""What a person sees of tpufeed's objects and work: progress, short descriptions, and tables in notebooks."""
+"""Progress bars, short descriptions of objects, and their tables in notebooks."""
