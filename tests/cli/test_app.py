@@ -62,3 +62,20 @@ def test_groups_and_version(run):
 def test_each_flag_is_a_parameter_of_what_the_command_calls(name, function, own):
     flags = {option.name for option in COMMANDS[name].command.params}
     assert flags - set(inspect.signature(function).parameters) == own | {"as_json"}
+
+
+@pytest.mark.parametrize("name", ["shard", "cache warmup", "verify"])
+def test_flags_show_no_type_and_limits_show_their_defaults(name, run):
+    text = run(*name.split(), "--help").stdout
+    flags = [line for line in text.splitlines() if re.search(r"--(help|json|fsync|dry-run)\b", line)]
+    assert flags
+    assert not re.search("bool", text, re.IGNORECASE)
+    assert name == "verify" or "178,956,970" in text
+
+
+@pytest.mark.parametrize("words", [["warmup"], ["warmup", "a", "b", "--size", "64"], ["warmpu", "--help"]])
+def test_a_command_of_a_group_is_named_with_its_group(words, run):
+    done = run(*words)
+    assert done.returncode == 2
+    assert "tpufeed cache warmup" in " ".join(done.stderr.replace("│", " ").split())
+    assert "cache" not in run("polish").stderr

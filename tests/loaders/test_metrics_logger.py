@@ -1,5 +1,6 @@
 """MetricsLogger: figures of the window, each target, callbacks of trainers, counters for Prometheus."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -53,7 +54,9 @@ def test_figures_are_of_the_steps_since_the_last_report(cache_url, clock):
     assert 0 <= slow["tpufeed/idle_percent"] <= 100
     bytes_read = loader.stats().read_bytes / 5 * 2
     assert slow["tpufeed/read_mb_per_second"] == pytest.approx(bytes_read / 1e6 / 0.4, rel=0.01)
-    assert logger.report() == {}
+    assert logger.report() == fast  # no step since then: the last report, which is logged once
+    assert len(seen) == 2
+    assert tpufeed.MetricsLogger(loader, print).report() == {}
 
 
 def test_each_tracker_is_called_as_it_is_used_to(cache_url, tmp_path, monkeypatch):
@@ -186,7 +189,7 @@ def test_prometheus_reads_counters_and_the_dashboard_has_their_names(cache_url):
     dashboard = (DOCS / "grafana.json").read_text()
     assert json.loads(dashboard)["panels"]
     assert set(re.findall(r"tpufeed_\w+", dashboard)) == set(values)
-    assert logger.report() == {}
+    assert logger.report()["tpufeed/images_per_second"] > 0
 
 
 def test_a_registry_has_one_loader_at_a_time_and_does_not_keep_it(cache_url):
@@ -253,5 +256,6 @@ def test_the_page_runs(cache_url, tmp_path, monkeypatch, capsys):
     exec(compile(program, "metrics.md", "exec"), scope)
     ran(*programs)
     scope["loader"].close()
-    assert "tpufeed/images_per_second" in capsys.readouterr().out
-    assert list(Path("runs/flowers").iterdir())
+    *steps, last = capsys.readouterr().out.splitlines()
+    assert [int(line.partition(" ")[0]) for line in steps] == [3, 5, 7, 8]  # of 70 // 8; the last by report()
+    assert ast.literal_eval(last)["tpufeed/images_per_second"] > 0

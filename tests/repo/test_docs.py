@@ -96,6 +96,8 @@ def test_the_commands_for_sharding_run_as_they_stand(sources: Path) -> None:
     assert set(tpufeed.open_dataset(sources / "out/hub").manifest.splits) == {"train", "validation"}
     assert not (sources / "out/never").exists()
     assert (sources / "sheet.png").stat().st_size > 1000
+    assert run_program("\n".join(blocks("shard.md")), sources).startswith("BuildResult(url=")
+    assert set(tpufeed.open_dataset(sources / "out/python").manifest.splits) == {"train", "val"}
 
 
 def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path, tmp_path: Path) -> None:

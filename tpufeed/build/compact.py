@@ -26,6 +26,7 @@ from tpufeed.build.worker import Output, TaskContext
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset
+from tpufeed.display.summary import Summary
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import DatasetNotFoundError, ManifestError, OptionError
 from tpufeed.options import checked
@@ -36,8 +37,8 @@ _MOST_HOSTS = 1 << 20
 _SMALL = 2  # a shard smaller than the usual size divided by this is small
 
 
-@dataclass(frozen=True, slots=True)
-class CompactResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class CompactResult(Summary):
     """Result of a compaction.
 
     Attributes:
@@ -82,7 +83,7 @@ class CompactContext(TaskContext):
 
 
 @checked()
-def compact(
+def compact(  # noqa: PLR0913  # the public face
     url: str | Path,
     *,
     overwrite: bool = False,
@@ -90,6 +91,7 @@ def compact(
     workers: int | None = None,
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
+    progress: bool | None = None,
 ) -> CompactResult:
     """Join the small shards of a dataset or a cache that has grown, as its next version.
 
@@ -104,6 +106,7 @@ def compact(
         workers: number of processes. Default: one per core, fewer with little memory.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
+        progress: show a progress bar, as in `tpufeed.shard`.
 
     Raises:
         DatasetNotFoundError: there is no dataset.
@@ -114,7 +117,15 @@ def compact(
     """
     start, recipe = time.monotonic(), Compaction()
     result = run_recipe(
-        recipe, url, max_rejects=0, overwrite=overwrite, fsync=fsync, workers=workers, engine=engine, listener=listener
+        recipe,
+        url,
+        max_rejects=0,
+        overwrite=overwrite,
+        fsync=fsync,
+        workers=workers,
+        engine=engine,
+        listener=listener,
+        progress=progress,
     )
     return CompactResult(
         url=result.url,
@@ -130,6 +141,7 @@ class Compaction(Recipe):
     """The recipe of `compact`; its dataset is found by `look`."""
 
     kind = grows_by = COMPACT
+    verb = "compacting"
     worker = "tpufeed.build.worker"
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:

@@ -9,6 +9,7 @@ from tpufeed.build.commit import find_finished
 from tpufeed.dataset.manifest import Manifest, decode_manifest
 from tpufeed.dataset.naming import MANIFEST, VERSIONS, index_name, is_data_name, is_part_folder, version_name
 from tpufeed.dataset.reader import find_versions, open_dataset
+from tpufeed.display.summary import Summary
 from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, ObjectNotFoundError
 from tpufeed.options import Count, checked
 from tpufeed.storage.store import Store, open_store
@@ -16,8 +17,8 @@ from tpufeed.storage.store import Store, open_store
 _PRUNED = ".pruned.json"  # the manifest of a version that is being removed: no reader opens it
 
 
-@dataclass(frozen=True, slots=True)
-class PruneResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class PruneResult(Summary):
     """Result of pruning.
 
     Attributes:

@@ -78,6 +78,7 @@ class Recipe(Protocol):
 
     Attributes:
         kind: the command, as plan and manifest name it.
+        verb: what progress says of it ("sharding").
         worker: the module with `run` and `reach` of a task, see `engines.engine.Job`.
         source: URL of the input.
         stores: the stores that workers read from.
@@ -92,6 +93,7 @@ class Recipe(Protocol):
     """
 
     kind: str
+    verb: str
     worker: str
     source: str
     identity: dict[str, Any]

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -57,6 +58,8 @@ from tpufeed.dataset.naming import DIGESTS, MANIFEST, REJECTS, counted, index_na
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, several_labels
 from tpufeed.dataset.writer import IndexWriter
+from tpufeed.display.progress import Figures, show_progress
+from tpufeed.display.summary import Summary
 from tpufeed.engines.choice import choose_engine, default_workers
 from tpufeed.engines.engine import Done, Engine, Job, Progress
 from tpufeed.errors import (
@@ -94,12 +97,25 @@ class BuildProgress:
     rejects: int = 0
     earlier_images: int = 0
 
+    def figures(self, seconds: float) -> Figures:
+        """Return what a progress bar says after so many seconds."""
+        done = self.images + self.rejects
+        rate = (self.images - self.earlier_images) / seconds
+        parts = [
+            f"{done:,}/{self.total_images:,} images",
+            f"{rate:,.0f} img/s",
+            f"{self.bytes / seconds / 1e6:,.0f} MB/s",
+        ]
+        if self.rejects:
+            parts.append(f"{self.rejects:,} rejected")
+        return Figures(done, self.total_images, parts, self.earlier_images)
+
 
 ProgressListener = Callable[[BuildProgress], None]
 
 
-@dataclass(frozen=True, slots=True)
-class BuildResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class BuildResult(Summary):
     """A finished build.
 
     Attributes:
@@ -143,6 +159,15 @@ class BuildResult:
         """Number of inputs that this build has rejected; rejects.jsonl names each."""
         return sum(self.rejected.values())
 
+    def _facts(self) -> dict[str, Any]:
+        names = ("url", "images", "earlier_images", "added", "skipped", "rejects", "bytes", "seconds")
+        facts = {name: getattr(self, name) for name in names} | {"warnings": len(self.warnings)}
+        return {name: value for name, value in facts.items() if value}
+
+    def _details(self) -> dict[str, Any]:
+        rejects = {"rejects": self.rejected, "ignored_files": self.ignored_files}
+        return self.manifest._details() | rejects | {"warnings": self.warnings}
+
 
 def run(  # noqa: PLR0913  # the options of all builds
     recipe: Recipe,
@@ -154,6 +179,7 @@ def run(  # noqa: PLR0913  # the options of all builds
     workers: int | None,
     engine: Engine | str | None,
     listener: ProgressListener | None,
+    progress: bool | None,
 ) -> BuildResult:
     """Build a recipe's dataset: check, plan or join a plan, run the tasks that are left, publish.
 
@@ -169,6 +195,7 @@ def run(  # noqa: PLR0913  # the options of all builds
         workers: number of processes; None: one per core, fewer with little memory.
         engine: runs the tasks.
         listener: called with the progress.
+        progress: shows the progress, see `show_progress`.
 
     Raises:
         TpufeedError: from the checks and the plan, with nothing changed.
@@ -179,13 +206,15 @@ def run(  # noqa: PLR0913  # the options of all builds
     destination, chosen = _open(recipe, dst, max_rejects, workers, engine)
     for _ in range(_TRIES):
         try:
-            finished = recipe.look(destination, overwrite)
-            if finished is not None:
-                dataset, duplicates = recipe.finish(finished)
-                said = () if duplicates is None else duplicates.warnings
-                return replace(_finished_result(dataset.url, dataset.manifest), duplicates=duplicates, warnings=said)
-            with chosen.prepare(f"{recipe.worker}:run"):
-                return _build(recipe, destination, chosen, max_rejects, overwrite, fsync, listener or (lambda _: None))
+            with show_progress(recipe.verb, progress, listener) as listen:
+                finished = recipe.look(destination, overwrite)
+                if finished is not None:
+                    dataset, duplicates = recipe.finish(finished)
+                    said = () if duplicates is None else duplicates.warnings
+                    result = _finished_result(dataset.url, dataset.manifest)
+                    return replace(result, duplicates=duplicates, warnings=said)
+                with chosen.prepare(f"{recipe.worker}:run"):
+                    return _build(recipe, destination, chosen, max_rejects, overwrite, fsync, listen)
         except (DuplicateWriterError, BuildError):
             # Another build may have published the next version meanwhile: then begin again after that version.
             now = None if recipe.base is None else find_finished(destination)

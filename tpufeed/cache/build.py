@@ -66,6 +66,7 @@ def warmup(  # noqa: PLR0913  # the public face
     workers: Count | None = None,
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
+    progress: bool | None = None,
 ) -> BuildResult:
     """Precompute the expensive part of an augmentation: make a dataset whose images are ready for the step.
 
@@ -105,6 +106,7 @@ def warmup(  # noqa: PLR0913  # the public face
         workers: number of processes. Default: one per core, fewer with little memory.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times per second.
+        progress: show a progress bar, as in `tpufeed.shard`.
 
     Raises:
         OptionError, SourceError, NoInputsError, DatasetNotFoundError, DatasetExistsError, DuplicateWriterError: nothing
@@ -124,4 +126,5 @@ def warmup(  # noqa: PLR0913  # the public face
         workers=workers,
         engine=engine,
         listener=listener,
+        progress=progress,
     )

@@ -79,7 +79,7 @@ class CacheRecipe(Recipe):
         OptionError: the images would differ in size; or as `open_source` does.
     """
 
-    kind, worker, grows_by = KIND, "tpufeed.cache.worker", "warmup"
+    kind, worker, grows_by, verb = KIND, "tpufeed.cache.worker", "warmup", "warming"
 
     def __init__(
         self,

@@ -9,12 +9,10 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import given, say_left_out, split_facts
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.cli.progress import ProgressLine
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.dataset.adopt import AdoptResult
-    from tpufeed.dataset.walk import WalkProgress
 
 _KEY = "its key in the records"
 _in_features = partial(typer.Option, rich_help_panel="Features")
@@ -82,14 +80,7 @@ def adopt_command(
     values = locals()
     from tpufeed.dataset.adopt import adopt
 
-    with ProgressLine("adopting") as line:
-
-        def listen(progress: "WalkProgress") -> None:
-            rate = f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"
-            read = f"{progress.bytes / 1e6:,.0f}/{progress.total_bytes / 1e6:,.0f} MB"
-            line.update(progress.bytes, progress.total_bytes, [f"{progress.records:,} images", rate, read])
-
-        result = adopt(listener=listen, **given(adopt, values))
+    result = adopt(progress=True, **given(adopt, values))
     print_json(_facts(result)) if as_json else _print_result(result)
 
 

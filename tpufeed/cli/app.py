@@ -1,10 +1,12 @@
 """The commands, put together. Help, usage errors and shell completion are typer's."""
 
 import inspect
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from tpufeed import __version__
 from tpufeed.cli import adopt, bench, cache, compact, doctor, info, shard, show, verify
@@ -12,10 +14,48 @@ from tpufeed.cli.console import echo
 
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
 
+
+class _Command(TyperCommand):
+    """A command whose help shows no type behind a flag (newer releases of typer show `<bool>`)."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """A group with the same help, which knows the commands of its groups: `warmup` is `cache warmup`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            paths = {inner: f"{outer} {inner}" for outer, group in self.commands.items() for inner in _names(group)}
+            near = get_close_matches(args[0], paths, 1)
+            if near:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean '{ctx.command_path} {paths[near[0]]}'?")
+        return super().resolve_command(ctx, args)
+
+
+def _names(group: Any) -> Iterable[str]:
+    return getattr(group, "commands", ())
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", context_settings=_SETTINGS
+    cls=_Group,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings=_SETTINGS,
 )
-caches = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_settings=_SETTINGS)
+caches = typer.Typer(cls=_Group, no_args_is_help=True, rich_markup_mode="rich", context_settings=_SETTINGS)
 
 
 def _help_of(command: Callable[..., None]) -> str:
@@ -38,7 +78,7 @@ for _typer, _name, _command in (
     (app, "bench", bench.bench_command),
     (caches, "warmup", cache.warmup_command),
 ):
-    _typer.command(_name, help=_help_of(_command), context_settings=_SETTINGS)(_command)
+    _typer.command(_name, cls=_Command, help=_help_of(_command), context_settings=_SETTINGS)(_command)
 app.add_typer(caches, name="cache", help="Precompute the expensive part of an augmentation.")
 
 

@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tpufeed.cli.console import echo, log_event, print_json, print_table, warn
-from tpufeed.cli.progress import ProgressLine
+from tpufeed.display.progress import ProgressLine
 from tpufeed.errors import OptionError
 from tpufeed.measure.wording import between, number_of
 
 if TYPE_CHECKING:  # a command only imports its code when it runs
     from tpufeed.build.recipe import Preview
-    from tpufeed.build.run import BuildProgress, BuildResult, ProgressListener
+    from tpufeed.build.run import BuildProgress, BuildResult
     from tpufeed.dataset.manifest import Split
     from tpufeed.engines.engine import Engine
 
@@ -49,30 +49,28 @@ def engine_of_flags(
 
 
 def run_build(
-    verb: str, build: "Callable[[ProgressListener], BuildResult]", as_json: bool = False, log_json: bool = False
+    build: "Callable[..., BuildResult]", options: Mapping[str, Any], as_json: bool = False, log_json: bool = False
 ) -> None:
     """Run a build, show its progress, and print its summary. `log_json` writes progress as JSON lines to stderr."""
     import msgspec
 
-    due = 0.0
-    with ProgressLine(verb, quiet=log_json) as line:
+    shown: dict[str, Any] = {"progress": True}
+    if log_json:
+        line, due = ProgressLine("", False), 0.0  # shows nothing, and estimates the time left
 
         def listen(progress: "BuildProgress") -> None:
             nonlocal due
             seconds = line.seconds
-            images, size = (progress.images - progress.earlier_images) / seconds, progress.bytes / seconds / 1e6
-            done = progress.images + progress.rejects
-            parts = [f"{done:,}/{progress.total_images:,} images", f"{images:,.0f} img/s", f"{size:,.0f} MB/s"]
-            if progress.rejects:
-                parts.append(f"{progress.rejects:,} rejected")
-            line.update(done, progress.total_images, parts, progress.earlier_images)
-            if log_json and time.monotonic() >= due:
+            line.update(*progress.figures(seconds))
+            if time.monotonic() >= due:
                 due = time.monotonic() + _LOG_SECONDS
-                rates = {"images_per_second": round(images, 1), "mb_per_second": round(size, 2)}
+                images = round((progress.images - progress.earlier_images) / seconds, 1)
+                rates = {"images_per_second": images, "mb_per_second": round(progress.bytes / seconds / 1e6, 2)}
                 facts = msgspec.to_builtins(progress) | rates | {"eta_seconds": line.left}
                 log_event({"event": "progress", **facts})
 
-        result = build(listen)
+        shown = {"progress": False, "listener": listen}
+    result = build(**options, **shown)
     if log_json:
         log_event({"event": "done", **build_report(result)})
     else:

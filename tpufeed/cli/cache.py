@@ -142,4 +142,4 @@ def warmup_command(
         columns = ("split", "samples", "variants", "shards")
         print_preview(foretold, values["engine"], as_json, columns, rows, say_details)
         return
-    run_build("warming", lambda listen: warmup(listener=listen, **given(warmup, values)), as_json, log_json)
+    run_build(warmup, given(warmup, values), as_json, log_json)

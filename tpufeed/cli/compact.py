@@ -1,17 +1,13 @@
 """`tpufeed compact` and `tpufeed prune`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, print_json, reports_build_errors, reports_errors
-from tpufeed.cli.progress import ProgressLine
 from tpufeed.measure.wording import number_of
-
-if TYPE_CHECKING:
-    from tpufeed.build.run import BuildProgress
 
 
 @reports_build_errors
@@ -36,13 +32,7 @@ def compact_command(
     values = locals()
     from tpufeed.build.compact import compact
 
-    with ProgressLine("compacting") as line:
-
-        def listen(progress: "BuildProgress") -> None:
-            parts = [f"{progress.images:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]
-            line.update(progress.images, progress.total_images, parts, progress.earlier_images)
-
-        result = compact(listener=listen, **given(compact, values))
+    result = compact(progress=True, **given(compact, values))
     if as_json:
         print_json(result)
         return

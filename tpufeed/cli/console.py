@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from tpufeed import errors
+from tpufeed.display.progress import is_live, is_terminal
 from tpufeed.errors import StoreError, TpufeedError
 from tpufeed.processes.limits import limit_reached
 
@@ -172,12 +173,17 @@ def warn(message: str) -> None:
     echo_error(f"warning: {message}")
 
 
-def is_terminal(stream: Any) -> bool:
-    """Return True if the stream is a terminal. rich would also check FORCE_COLOR, which only concerns colours."""
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # it is None or closed
-        return False
+@contextmanager
+def status(verb: str) -> Iterator[Callable[[str], None]]:
+    """Show a status line, for work without progress; it only appears on a terminal."""
+    if not is_live():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True, highlight=False).status(verb) as live:
+        yield lambda what: live.update(Text(f"{verb}: {printable(what)}"))
 
 
 def print_table(

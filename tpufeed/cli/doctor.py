@@ -8,8 +8,7 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
-from tpufeed.cli.console import echo, find_own_modules, print_json, print_table, reports_errors
-from tpufeed.cli.progress import status
+from tpufeed.cli.console import echo, find_own_modules, print_json, print_table, reports_errors, status
 from tpufeed.measure.wording import between, say_rate
 
 if TYPE_CHECKING:

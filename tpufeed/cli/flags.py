@@ -17,6 +17,7 @@ in_source, in_shards, in_images, in_run, in_output, in_data, in_device, in_measu
 )
 # The modules that implement these names import numpy and more. They repeat the names, and a test compares them.
 ENGINES = ("local", "ray", "beam")
+MAX_PIXELS = 178_956_970
 LOADERS = ("numpy", "torch", "tf", "tf-direct", "xla", "jax", "naive")
 REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")
 POLICIES = {
@@ -161,8 +162,15 @@ MaxRejects = Annotated[
         show_default="1%, but at least 10",
     ),
 ]
-MaxPixels = Annotated[int | None, in_images(metavar="PIXELS", help="Reject images with more pixels, by their header.")]
-MinSide = Annotated[int | None, in_images(metavar="PIXELS", help="Reject images with a shorter side.")]
+MaxPixels = Annotated[
+    int | None,
+    in_images(
+        metavar="PIXELS", help="Reject images with more pixels, by their header.", show_default=f"{MAX_PIXELS:,}"
+    ),
+]
+MinSide = Annotated[
+    int | None, in_images(metavar="PIXELS", help="Reject images with a shorter side.", show_default="1")
+]
 Policy = Annotated[
     list[str] | None,
     in_images(

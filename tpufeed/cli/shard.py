@@ -129,7 +129,7 @@ def shard_command(
         recipe = shard_recipe(src, ShardOptions(**given(ShardOptions, values)), append, allow_different)
         _print_preview(preview(recipe, **given(preview, values)), values["engine"], as_json)
         return
-    run_build("sharding", lambda listen: shard(listener=listen, **given(shard, values)), as_json, log_json)
+    run_build(shard, given(shard, values), as_json, log_json)
 
 
 @reports_build_errors
@@ -180,7 +180,7 @@ def append_command(  # each option is a flag
         recipe = AppendRecipe(src, given=own, unset=unset or ())
         _print_preview(preview(recipe, **given(preview, values)), values["engine"], as_json)
         return
-    run_build("appending", lambda listen: append(listener=listen, **given(append, values)), as_json, log_json)
+    run_build(append, given(append, values), as_json, log_json)
 
 
 def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """`tpufeed verify`."""
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,12 +9,10 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.console import echo, echo_error, print_json, reports_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.cli.progress import ProgressLine
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
     from tpufeed.dataset.verify import Verified
-    from tpufeed.dataset.walk import WalkProgress
     from tpufeed.errors import Damage, Unreadable
 
 _LINES_SHOWN = 100
@@ -47,26 +46,19 @@ def verify_command(
     from tpufeed.dataset.verify import verify
     from tpufeed.errors import DatasetDamagedError, DatasetUnreadableError
 
-    line = ProgressLine("verifying")
-
-    def listen(progress: "WalkProgress") -> None:
-        parts = [f"{progress.records:,} records", f"{progress.bytes / line.seconds / 1e6:,.0f} MB/s"]
-        if progress.damages:
-            parts.append(f"{progress.damages:,} damaged")
-        line.update(progress.bytes, progress.total_bytes, parts)
-
+    start = time.monotonic()
     try:
-        with line:
-            found = verify(url, decode, listen, version=version)
+        found = verify(url, decode, version=version, progress=True)
     except (DatasetDamagedError, DatasetUnreadableError) as error:
         damages = error.damages if isinstance(error, DatasetDamagedError) else ()
         _print_problems(url, damages, error.unreadable, as_json)
         raise typer.Exit(error.exit_code) from None
+    seconds = time.monotonic() - start
     if as_json:
         _print_json(url, found, (), ())
         return
     decoded = f", {number_of(found.decoded, 'image')} decoded" if found.decoded else ""
-    size = f"{found.bytes / 1e6:,.1f} MB at {found.bytes / line.seconds / 1e9:.2f} GB/s"
+    size = f"{found.bytes / 1e6:,.1f} MB at {found.bytes / seconds / 1e9:.2f} GB/s"
     echo(f"sound: {number_of(found.records, 'record')} in {number_of(found.shards, 'shard')}, {size}{decoded}")
 
 

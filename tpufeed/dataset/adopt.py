@@ -28,6 +28,8 @@ from tpufeed.dataset.schema import OBJECT_XMIN, UNMOVED
 from tpufeed.dataset.tfrecord_files import ForeignFiles, sort_files
 from tpufeed.dataset.walk import Walker, WalkProgress, map_shards
 from tpufeed.dataset.writer import check_writable
+from tpufeed.display.progress import show_progress
+from tpufeed.display.summary import Summary
 from tpufeed.errors import (
     DatasetExistsError,
     ManifestError,
@@ -50,8 +52,8 @@ _PEEKED_BYTES = 256 << 10
 _MOST_CLASSES = 1_000_000  # a larger label is not that of a class
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class AdoptResult(Summary):
     """An adopted dataset.
 
     Attributes:
@@ -68,6 +70,12 @@ class AdoptResult:
     ignored_files: dict[str, int]
     left_out: tuple[str, ...]
 
+    def _facts(self) -> dict[str, Any]:
+        return {"url": self.url, "splits": self.manifest.records, "seconds": self.seconds}
+
+    def _details(self) -> dict[str, Any]:
+        return self.manifest._details() | {"ignored_files": self.ignored_files, "left_out": self.left_out}
+
 
 @checked()
 def adopt(  # noqa: PLR0913  # the public face: flat keywords
@@ -83,6 +91,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     exif: Literal["apply", "ignore"] = "ignore",
     boxes_of: BoxesOf = "sizes",
     listener: Callable[[WalkProgress], None] | None = None,
+    progress: bool | None = None,
 ) -> AdoptResult:
     """Make a dataset from TFRecord files that another tool has written, without rewriting them.
 
@@ -106,6 +115,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
             whose "sizes" are in the record. If these do not tell, it is the upright image if all other records say so,
             else the stored one, which TensorFlow decodes.
         listener: called with a `WalkProgress` after each file.
+        progress: show a progress bar, as in `tpufeed.shard`.
 
     Raises:
         NoInputsError, OptionError, DatasetExistsError: nothing was written.
@@ -149,25 +159,25 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     if boxes_of != "sizes" and not any(OBJECT_XMIN in record.glimpses for record in first):
         raise OptionError(f"--boxes-of {boxes_of}: no record has boxes ({OBJECT_XMIN}); leave boxes_of out")
 
-    total, progress = Totals(), WalkProgress(sum(info.size_bytes for info in infos))
+    total, walked = Totals(), WalkProgress(sum(info.size_bytes for info in infos))
     by_split = {split: list[ShardScan]() for split in files.splits}
-    listener = listener or (lambda _: None)
-    listener(progress)
     scan_one = partial(
         scan_shard, source, keys, _MOST_CLASSES if names is None else len(names), upright=exif == "apply"
     )
-    with closing(map_shards(source, scan_one, infos)) as scans:
+    with (
+        show_progress("adopting", progress, listener) as listen,
+        closing(map_shards(source, scan_one, infos)) as scans,
+    ):
+        listen(walked)
         for split in (split for split, members in files.splits.items() for _ in members):
             scan = next(scans)
             by_split[split].append(scan)
             total.merge(scan.totals)
-            progress = replace(
-                progress, bytes=progress.bytes + scan.info.size_bytes, records=progress.records + scan.records
-            )
-            listener(progress)
+            walked = replace(walked, bytes=walked.bytes + scan.info.size_bytes, records=walked.records + scan.records)
+            listen(walked)
     _warn(by_split, total, exif)
     all_boxes_of = _decide_boxes(total.told) if boxes_of == "sizes" else boxes_of
-    features, left_out = make_features(keys, total.tallies, progress.records, all_boxes_of)
+    features, left_out = make_features(keys, total.tallies, walked.records, all_boxes_of)
     class_names = _name_classes(keys, total) if names is None else names
     options |= {"keys": {role: getattr(keys, role) for role in told}, "splits": list(by_split), "left_out": left_out}
     shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for found in by_split.values() for scan in found]
@@ -182,7 +192,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         rejects={},
         images=dict(sorted(total.formats.items())),
         odd=+Counter({"exif": total.turned, "exif, of another size": total.told["another"]}),
-        sizes=Sizes.of(total.heights, total.widths) if total.heights.total() == progress.records else msgspec.UNSET,
+        sizes=Sizes.of(total.heights, total.widths) if total.heights.total() == walked.records else msgspec.UNSET,
         data_url=None if target.url == source.url else source.url,
         exif="apply" if exif == "apply" else msgspec.UNSET,
     )

@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 import msgspec
 
 from tpufeed.dataset.schema import LABEL, FeatureSpec, flip_problem, several_labels
+from tpufeed.display.summary import Summary
 from tpufeed.errors import ManifestError, ManifestVersionError
 from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
@@ -187,7 +188,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     follows: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of manifest.json.
 
     Attributes:
@@ -250,7 +251,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             source=str(self.options.get("source", "")),
             run_id=self.run_id,
             input_digest=self.input_digest,
-            records={name: split.records for name, split in self.splits.items()},
+            records=self.records,
         )
         return (first,)
 
@@ -319,6 +320,28 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def labelled(self) -> bool:
         """True if samples have a label."""
         return any(feature.name == LABEL for feature in self.features)
+
+    @property
+    def records(self) -> dict[str, int]:
+        """Samples by split."""
+        return {name: split.records for name, split in self.splits.items()}
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "made_by": self.options.get("command"),
+            "source": self.options.get("source"),
+            "splits": self.records,
+            "classes": len(self.class_names) or None,
+            "version": self.number if self.number > 1 else None,
+        }
+
+    def _details(self) -> dict[str, Any]:
+        sizes = {
+            name: f"{split.records:,} samples, {split.total_bytes / 1e6:,.1f} MB" for name, split in self.splits.items()
+        }
+        columns = {feature.name: feature.type_text for feature in self.features}
+        stored = {"stored": self.images, "odd_images": self.odd, "rejects": self.rejects}
+        return {"splits": sizes, "classes": self.class_names, "features": columns, **stored}
 
 
 _MANIFEST = msgspec.json.Decoder(Manifest)

@@ -19,6 +19,7 @@ from tpufeed.dataset.records import Reader
 from tpufeed.dataset.scan import Labels, read_labels
 from tpufeed.dataset.selection import Chosen, Samples, Selection, Where, select
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
+from tpufeed.display.summary import Summary
 from tpufeed.errors import (
     DatasetNotFoundError,
     ManifestError,
@@ -39,8 +40,8 @@ _LISTED = 1000  # names to look at for the advice in an error
 _TRIES = 5  # to read a manifest while builds publish others
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset(Summary):
     """A dataset that exists.
 
     Attributes:
@@ -56,10 +57,10 @@ class Dataset:
     version: str = ""
     grown: bool = False
     selection: Selection | None = None
-    _labels: dict[str, Labels] = field(default_factory=dict, repr=False)  # read so far, by split; views share them
-    _whole: "Dataset | None" = field(default=None, repr=False)  # which the view was selected from
+    _labels: dict[str, Labels] = field(default_factory=dict)  # read so far, by split; views share them
+    _whole: "Dataset | None" = field(default=None)  # which the view was selected from
     # Other versions of the file that hold this same manifest.
-    _same: set[str] = field(default_factory=set, init=False, repr=False)
+    _same: set[str] = field(default_factory=set, init=False)
 
     @cached_property
     def shards(self) -> Store:
@@ -293,6 +294,16 @@ class Dataset:
             raise OptionError(f"split {split!r} of {self.url} has no samples, so no classes to weigh")
         balanced = sum(counts) / sum(count > 0 for count in counts)
         return {label: balanced / count if count else 1.0 for label, count in enumerate(counts)}
+
+    def _facts(self) -> dict[str, Any]:
+        view = {} if self.selection is None else {"view": self.selection.text}
+        splits = {name: self.split(name).records for name in self.manifest.splits}
+        facts = self.manifest._facts() | {"splits": splits, "classes": len(self.class_names) or None}
+        return {"url": self.url, **view, **{name: facts[name] for name in ("splits", "classes", "version")}}
+
+    def _details(self) -> dict[str, Any]:
+        details, selection = self.manifest._details(), self.selection
+        return details if selection is None else {"classes": self.class_names, "features": details["features"]}
 
     def reader(
         self,

@@ -21,6 +21,8 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.record_check import Picks, RecordCheck, parse_picks
 from tpufeed.dataset.schema import several_labels
 from tpufeed.dataset.walk import Ints, Walker, WalkProgress, map_shards, stored_crc32c
+from tpufeed.display.progress import show_progress
+from tpufeed.display.summary import Summary
 from tpufeed.errors import (
     Damage,
     DatasetDamagedError,
@@ -45,8 +47,8 @@ _REMOVED = "was removed while it was read"
 _ANOTHER = "Its records are sound: it is the file of another build, or was edited"
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+@dataclass(frozen=True, slots=True, repr=False)
+class Verified(Summary):
     """Result of a verification that found nothing wrong.
 
     Attributes:
@@ -71,6 +73,7 @@ def verify(
     listener: Callable[[WalkProgress], None] | None = None,
     *,
     version: int | None = None,
+    progress: bool | None = None,
 ) -> Verified:
     """Read every byte of a dataset and compare it with the manifest.
 
@@ -83,6 +86,7 @@ def verify(
         decode: "all" also decodes every image, "5%" about one in twenty, the same ones each time.
         listener: called in this thread with the progress, at the start and after each shard.
         version: number of a version of a dataset that has grown. Default: the newest.
+        progress: show a progress bar, as in `tpufeed.shard`.
 
     Raises:
         DatasetDamagedError: `damages` lists all damage with shard, record and byte, `unreadable` the files that could
@@ -111,10 +115,12 @@ def verify(
         for variant in split.variants
     ]
     check = _ShardCheck(dataset, picks)
-    progress, decoded = WalkProgress(sum(shard.entry.bytes for shard in shards)), 0
-    listener = listener or (lambda _: None)
-    listener(progress)
-    with closing(map_shards(dataset.shards, check, shards)) as results:  # an error here stops the threads as well
+    walked, decoded = WalkProgress(sum(shard.entry.bytes for shard in shards)), 0
+    with (
+        show_progress("verifying", progress, listener) as listen,
+        closing(map_shards(dataset.shards, check, shards)) as results,  # an error here stops the threads as well
+    ):
+        listen(walked)
         for name, split in manifest.splits.items():
             counts = _ClassCounts(manifest, name)
             for _ in split.variants[0].shards:
@@ -122,13 +128,13 @@ def verify(
                 for found in itertools.islice(results, len(split.variants)):
                     same.append(found)
                     decoded += found.decoded
-                    progress = replace(
-                        progress,
-                        bytes=progress.bytes + found.entry.bytes,
-                        records=progress.records + found.records,
-                        damages=progress.damages + len(found.damages),
+                    walked = replace(
+                        walked,
+                        bytes=walked.bytes + found.entry.bytes,
+                        records=walked.records + found.records,
+                        damages=walked.damages + len(found.damages),
                     )
-                    listener(progress)
+                    listen(walked)
                 unreadable += [found.unreadable for found in same if found.unreadable is not None]
                 damages += _compare_variants(same)
                 counts.add(same)
@@ -145,7 +151,7 @@ def verify(
     if unreadable:
         message = f"{dataset.url}: {cannot}, the others are not damaged: {_name_some(unreadable)}"
         raise DatasetUnreadableError(message, tuple(unreadable))
-    return Verified(dataset.url, len(shards), progress.records, progress.total_bytes, decoded)
+    return Verified(dataset.url, len(shards), walked.records, walked.total_bytes, decoded)
 
 
 def _name_some(found: Sequence[Damage] | Sequence[Unreadable]) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from tpufeed.display.progress import Figures
 from tpufeed.errors import RecordError, ShardError, StoreError
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.reading import open_object, settle
@@ -58,6 +59,14 @@ class WalkProgress:
     bytes: int = 0
     records: int = 0
     damages: int = 0
+
+    def figures(self, seconds: float) -> Figures:
+        """Return what a progress bar says after so many seconds."""
+        read = f"{self.bytes / 1e6:,.0f}/{self.total_bytes / 1e6:,.0f} MB"
+        parts = [f"{self.records:,} records", read, f"{self.bytes / seconds / 1e6:,.0f} MB/s"]
+        if self.damages:
+            parts.append(f"{self.damages:,} damaged")
+        return Figures(self.bytes, self.total_bytes, parts)
 
 
 class WalkStopped(Exception):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from tpufeed.display.summary import Summary
 from tpufeed.errors import LoaderError
 from tpufeed.loaders.feed import StatelessFeed, loader_of
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
@@ -27,8 +28,8 @@ _CLOSE_SECONDS = 10.0  # to wait for a loader when closing; a user's own loader 
 Exchange = Callable[[EpochSpec], Sequence[EpochSpec]]
 
 
-@dataclass(slots=True)
-class DeviceStats:
+@dataclass(slots=True, repr=False)
+class DeviceStats(Summary):
     """Metrics of a feed since it was made. Subtract two of them for a part of a run.
 
     Attributes:

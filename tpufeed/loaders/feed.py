@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from tpufeed.dataset.reader import Dataset
+from tpufeed.display.summary import Summary
 from tpufeed.loaders.mixture import Mixture
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SUPERSEDED = (
 )
 
 
-class StatelessFeed:
+class StatelessFeed(Summary):
     """Epochs of batches from a loader, without states: a user's own loader may keep none.
 
     Pickles and copies have their own loader, at the same place and without prefetched batches.
@@ -75,6 +76,9 @@ class StatelessFeed:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _facts(self) -> Mapping[str, Any]:
+        return self.loader._facts() if isinstance(self.loader, Summary) else {"loader": repr(self.loader)}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loader!r})"

@@ -16,6 +16,7 @@ import numpy as np
 
 from tpufeed.dataset.order import Remainder, World
 from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.display.summary import Summary
 from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
 from tpufeed.images.protocols import Op
 from tpufeed.loaders.batch import BatchDecoder, DecodedBatch, warn_of_flips
@@ -62,8 +63,8 @@ _IN_USE = 2  # batches beside those ahead: the one that the training loop has, a
 _FIRST_AHEAD = 4  # batches at the start of an epoch, whose shards may not have been copied yet
 
 
-@dataclass(slots=True, kw_only=True)
-class LoaderStats:
+@dataclass(slots=True, kw_only=True, repr=False)
+class LoaderStats(Summary):
     """Metrics of a loader since it was made. Subtract two of them for a part of a run.
 
     Attributes:
@@ -644,6 +645,20 @@ class Loader(Feed, Iterated):
         for opened in tuple(self._opened):  # with device ops, an iteration may still have workers of its own
             if not opened.executor.closed:
                 opened.executor.close()
+
+    def _facts(self) -> dict[str, Any]:
+        epoch, samples = self._place
+        columns = {name: self._columns[name] for name in self.form.names}
+        return {
+            "dataset": self.label,
+            "split": self.split,
+            "batch_size": self.batch_size,
+            "columns": {name: f"{each.dtype} {(self.batch_size, *each.shape)}" for name, each in columns.items()},
+            "ops": list(map(repr, self.options.ops or ())),
+            "device_ops": list(map(repr, self.options.device_ops or ())),
+            "classes": self.class_names,
+            "place": f"epoch {epoch}, {samples:,} samples",
+        }
 
     def __repr__(self) -> str:
         epoch, samples = self._place

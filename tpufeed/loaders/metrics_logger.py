@@ -97,6 +97,7 @@ class MetricsLogger:
         self._failed = set[int]()
         self._step = self._reported = 0
         self._last: _Point | None = None
+        self._figures = dict[str, float]()  # of the last report
 
     def step(self, number: int | None = None) -> None:
         """Count a training step, and report if it is time to.
@@ -114,13 +115,17 @@ class MetricsLogger:
             self.report()
 
     def report(self) -> dict[str, float]:
-        """Report now, and return the metrics by name; empty before the second step."""
+        """Report now, and return the metrics by name; empty before the second step.
+
+        Without a step since the last report nothing is logged, and the metrics are those of that report.
+        """
         last, steps = self._last, self._step - self._reported
         if last is None or steps < 1:
-            return {}
+            return dict(self._figures)
         now = self._last = self._read()
         self._reported = self._step
-        figures = {self._prefix + name: value for name, value in self._compare(last, now, steps).items()}
+        found = self._compare(last, now, steps)
+        figures = self._figures = {self._prefix + name: value for name, value in found.items()}
         if self._all_ranks or self._rank == 0:
             for number, send in enumerate(self._targets):
                 try:
@@ -129,7 +134,7 @@ class MetricsLogger:
                     if number not in self._failed:
                         self._failed.add(number)
                         _logger.warning("the loader's metrics could not be logged; this is said once: %r", error)
-        return figures
+        return dict(figures)
 
     def keras(self) -> Any:
         """Return a callback for `fit` of Keras 3. Raises MissingExtraError."""

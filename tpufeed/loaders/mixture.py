@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.selection import views_by_class
+from tpufeed.display.summary import Summary, rounded
 from tpufeed.errors import OptionError, RecordError, mask_secrets
 from tpufeed.options import Whole, checked, is_number, shown
 
@@ -21,6 +23,7 @@ JoinBy = Literal["by_name", "offset", "as_is"]
 Stop = Literal["shortest", "longest", "total", "never"]
 
 OPENED_AT_ONCE = 16  # datasets
+_DATASETS_NAMED = 4  # in a description
 _LEAST_WEIGHT = 2.0**-26  # share of all: a block would have more than 67 million numbers
 _WEIGHTED = re.compile(r"(.+?)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)(?:,|$)", re.DOTALL)
 
@@ -71,7 +74,7 @@ class ClassIds:
         return found if self.ids is None else self.ids[found]
 
 
-class Mixture:
+class Mixture(Summary):
     """Several datasets that a loader takes instead of one URL, mixed sample by sample in exact shares.
 
     `tpufeed.Loader(tpufeed.Mixture({"gs://b/a": 0.7, "gs://b/b": 0.3}), ops=...)`
@@ -180,8 +183,17 @@ class Mixture:
         return datasets
 
     def __repr__(self) -> str:
-        weights = {_label_of(dataset): weight for dataset, weight in self.weights.items()}
-        return f"Mixture({weights!r}, stop={self.stop!r})"
+        weights = [f"{label!r}: {weight!r}" for label, weight in islice(self._shares.items(), _DATASETS_NAMED)]
+        more = len(self.weights) - len(weights)
+        named = ", ".join([*weights, *([f"... {more:,} more"] if more else [])])
+        return f"Mixture({{{named}}}, stop={self.stop!r})"
+
+    @property
+    def _shares(self) -> dict[str, float]:
+        return {_label_of(dataset): rounded(weight) for dataset, weight in self.weights.items()}
+
+    def _facts(self) -> dict[str, Any]:
+        return {"weights": self._shares, "stop": self.stop, "seed": self.seed, "classes": self.classes}
 
 
 def parse_mixture(text: str) -> "str | Mixture":

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 import numpy as np
 
+from tpufeed.display.summary import Summary
 from tpufeed.errors import OptionError
 from tpufeed.measure.compiling import CompileWatch, WaitSplitter, compile_advice, split_waits, xla_counts
 from tpufeed.measure.wording import say
@@ -43,8 +44,8 @@ class StepTimes:
     ready: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepReport(Summary):
     """Figures of a `StepClock`. None means unknown: with fewer than two steps there is no steady state.
 
     The steady state is every step but the first, which waits for the pipeline to fill and computes while it compiles.
@@ -118,6 +119,9 @@ class StepReport:
                 f"not on data ({idle})"
             )
         return f"{idle_band(self.idle_percent)}: {idle} of the time the step waits for its batch"
+
+    def _details(self) -> dict[str, Any]:
+        return {"verdict": self.verdict}
 
     def summary(self) -> str:
         """Return lines for people; n/a means unknown."""

@@ -43,6 +43,7 @@ def append(  # noqa: PLR0913  # the public face
     workers: int | None = None,
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
+    progress: bool | None = None,
 ) -> BuildResult:
     """Add new images to a dataset, as its next version. Existing files are neither moved nor rewritten.
 
@@ -72,6 +73,7 @@ def append(  # noqa: PLR0913  # the public face
         workers: number of processes. Default: one per core, fewer with little memory.
         engine: what runs the tasks, see `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times a second.
+        progress: show a progress bar, as in `tpufeed.shard`.
 
     Raises:
         DatasetNotFoundError: there is no dataset to append to.
@@ -89,6 +91,7 @@ def append(  # noqa: PLR0913  # the public face
         workers=workers,
         engine=engine,
         listener=listener,
+        progress=progress,
     )
 
 
@@ -99,7 +102,7 @@ class AppendRecipe(ShardRecipe):
     `options`, which may be different in what decides bytes only if `allow_different`.
     """
 
-    grows_by = "append"
+    grows_by, verb = "append", "appending"
     standing: StandingDataset
 
     def __init__(

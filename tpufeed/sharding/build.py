@@ -61,6 +61,7 @@ def shard(  # noqa: PLR0913  # the public face
     workers: Count | None = None,
     engine: Engine | str | None = None,
     listener: ProgressListener | None = None,
+    progress: bool | None = None,
 ) -> BuildResult:
     """Turn raw images into a dataset of TFRecord shards.
 
@@ -150,6 +151,8 @@ def shard(  # noqa: PLR0913  # the public face
         engine: what runs the tasks: "ray" or "beam" on several hosts, or an `Engine`, see docs/scaleout.md. Default:
             `workers` processes on this host.
         listener: called with a `BuildProgress` a few times a second.
+        progress: show a progress bar. Default: where a person watches, in a terminal or a notebook, unless there is a
+            `listener`. False: never. True: in a log as well, as a line every 30 seconds.
 
     Raises:
         OptionError, NoInputsError, SourceError, DatasetExistsError, DuplicateWriterError: nothing was changed.
@@ -167,6 +170,7 @@ def shard(  # noqa: PLR0913  # the public face
         workers=workers,
         engine=engine,
         listener=listener,
+        progress=progress,
     )
 
 

@@ -99,7 +99,7 @@ def fit_sizes(probed: Sequence[tuple[Item, Probed | ImageError]]) -> SizeEstimat
 class ShardRecipe(Recipe):
     """Makes a dataset of the raw images at `src`, a path or URL."""
 
-    kind, worker = KIND, "tpufeed.sharding.worker"
+    kind, worker, verb = KIND, "tpufeed.sharding.worker", "sharding"
     standing: StandingDataset | None = None  # the dataset that grows
 
     def __init__(self, src: str | Path, options: ShardOptions) -> None:

@@ -1,0 +1,1 @@
+"""Progress bars, short descriptions of objects, and their tables in notebooks."""
