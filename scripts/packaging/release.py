@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 # alone where it asks for a clone or a wheel now. Errors know by themselves what works (`errors.install_command`).
 PUBLISHED = False
 
-# A line of a command; as code in a paragraph it may go on in the next one.
-_INSTALL = r"pip install(?:\n *|(?=\s))(?:[^\n`#]|\n {0,3}(?=['\"]))*?(?<=[\s'\"])"
+# A line of a command; as code in a paragraph it may go on in the next one. `--find-links` is where the wheel is.
+_INSTALL = r"pip install(?! --find-links)(?:\n *|(?=\s))(?:[^\n`#]|\n {0,3}(?=['\"]))*?(?<=[\s'\"])"
 _BY_NAME = re.compile(_INSTALL + r"tpufeed(?:\[[\w,]+\])?(?:==[\w.]+)?['\"\\]*(?=[\s`\"\\)]|$)(?! @)", re.MULTILINE)
 _BY_PATH = re.compile(_INSTALL + r"(?:\./tpufeed|\.\[|tpufeed @)|not on the package index|clone\]? ?\(install.md")
 _PAGES = ("README.md", "docs", "examples")

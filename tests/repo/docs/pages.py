@@ -30,7 +30,7 @@ UNRUN = (
     ("README.md|index.md", r"^\./scripts/demo", "takes minutes: test_demo.py runs it on fewer photographs"),
     ("README.md", r"^\./scripts/test", "runs these tests"),
     ("install.md", r"uv venv|-m venv|conda create|^git clone", "makes environments, as root or with conda"),
-    ("tpu-vm.md", "", "test_tpu_vm.py looks at each command"),
+    ("tpu-vm.md", "", "test_tpu_vm.py types it, with a stand-in for gcloud"),
     ("scaleout.md", "", "needs several hosts or Google's: tests/engines has Ray and Beam"),
     ("which-tpu.md", "scripts/check-tpu", "needs a TPU: test_check_tpu.py runs it with --cpu"),
     ("containers.md", "TorchTrainer", "only with scripts/test --long: test_containers.py"),

@@ -56,7 +56,7 @@ def test_every_entry_is_needed() -> None:
     assert {page for _, page, _ in runs()} <= {*PAGES}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "kaggle.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_programs_ask_for_the_number_of_classes(page: str) -> None:
     for program in blocks(page):
         assert not re.search(r"Dense\(\d+\)|Linear\(\d+, \d+\)|zeros\(\(\d+, \d+\)\)|classes=\d", program)
