@@ -252,7 +252,7 @@ def find_duplicates(dataset: Dataset) -> Duplicates | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _logger.warning("%s/%s cannot be read: %s", mask_secrets(dataset.url), DUPLICATES, error)
         return None
-    return tally.sum_up(dataset.store, {name: split.records for name, split in dataset.manifest.splits.items()})
+    return tally.sum_up(dataset.store, dataset.manifest.records)
 
 
 def _find_images(

@@ -402,7 +402,7 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
     )
     if base is None:
         return result
-    records = {name: split.records for name, split in result.manifest.splits.items()}
+    records = result.manifest.records
     about = Part(
         folder=part_folder(base.number + 1),
         kind=recipe.grows_by,
@@ -587,8 +587,7 @@ class _Totals:
     def sizes(self) -> Sizes | msgspec.UnsetType:
         """The sizes of the images, if every task has reported them."""
         records = sum(shard.records for found in self.variants.values() for shard in found[0][2])
-        is_known = records > 0 and self.heights.total() == self.widths.total() == records
-        return Sizes.of(self.heights, self.widths) if is_known else msgspec.UNSET
+        return Sizes.of_all(self.heights, self.widths, records)
 
     def put(self, store: Store, owner: Owner) -> dict[str, Split]:
         """Put the digests, if every task has reported them, and the indexes."""

@@ -190,7 +190,7 @@ def join_manifests(
         markers = base.markers + part.markers
     sizes: Sizes | msgspec.UnsetType = msgspec.UNSET
     if isinstance(base.sizes, Sizes) and isinstance(part.sizes, Sizes):
-        before, added = (sum(split.records for split in each.splits.values()) for each in (base, part))
+        before, added = (sum(each.records.values()) for each in (base, part))
         sizes = base.sizes.joined(part.sizes, before >= added)
     digest = hashlib.blake2b(f"{base.input_digest}\n{part.input_digest}".encode(), digest_size=16).hexdigest()
     options = {name: value for name, value in part.options.items() if name not in PART_OPTIONS}

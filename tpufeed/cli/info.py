@@ -102,7 +102,7 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
     totals = [sum(counts) for counts in zip(*(split["class_counts"] for split in splits.values()), strict=False)]
     view = dataset.selection and {
         "selected": dataset.selection.text,
-        "selected_from": {name: split.records for name, split in manifest.splits.items()},
+        "selected_from": manifest.records,
         "dataset_digest": manifest.content_digest,
     }
     return {

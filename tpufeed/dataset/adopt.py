@@ -192,7 +192,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         rejects={},
         images=dict(sorted(total.formats.items())),
         odd=+Counter({"exif": total.turned, "exif, of another size": total.told["another"]}),
-        sizes=Sizes.of(total.heights, total.widths) if total.heights.total() == walked.records else msgspec.UNSET,
+        sizes=Sizes.of_all(total.heights, total.widths, walked.records),
         data_url=None if target.url == source.url else source.url,
         exif="apply" if exif == "apply" else msgspec.UNSET,
     )

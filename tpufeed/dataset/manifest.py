@@ -145,6 +145,12 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             found.append((sides[0], sides[bisect_right(before, (total - 1) // 2)], sides[-1]))
         return cls(*zip(*found, strict=True))
 
+    @classmethod
+    def of_all(cls, heights: Counter[int], widths: Counter[int], records: int) -> "Sizes | msgspec.UnsetType":
+        """Return the sizes of so many images; UNSET if there are none, or not all sizes are known."""
+        is_known = records > 0 and heights.total() == widths.total() == records
+        return cls.of(heights, widths) if is_known else msgspec.UNSET
+
     def joined(self, other: "Sizes", is_larger: bool) -> "Sizes":
         """Return the sizes of two parts of a dataset. `is_larger` is True if this one has more images."""
         least = min(self.least[0], other.least[0]), min(self.least[1], other.least[1])
@@ -507,9 +513,7 @@ def _iter_version_problems(manifest: Manifest) -> Iterator[str]:
     added = Counter[str]()
     for part in parts or ():
         added.update(part.records)
-    if parts is not msgspec.UNSET and +added != +Counter(
-        {name: split.records for name, split in manifest.splits.items()}
-    ):
+    if parts is not msgspec.UNSET and +added != +Counter(manifest.records):
         yield "its parts have not added the numbers of samples in its splits"
 
 

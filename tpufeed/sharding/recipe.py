@@ -53,7 +53,7 @@ class SizeEstimate:
 
 
 class Probed(NamedTuple):
-    """What a sample becomes: the bytes of its images, and the size of its image."""
+    """Says what a sample becomes: the bytes of its images, and the size of its image."""
 
     bytes: int
     height: int

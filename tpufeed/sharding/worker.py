@@ -58,6 +58,7 @@ class SampleMaker:
     Attributes:
         labelled: samples have labels.
         several_labels: samples have lists of labels.
+        names: names of the classes, in UTF-8.
         depends_on_more: an image may be rejected not only for its own bytes, but for its name, boxes or masks.
     """
 
@@ -71,7 +72,7 @@ class SampleMaker:
     ) -> None:
         label = next((spec for spec in features if spec.name == LABEL), None)
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
-        self._names = [name.encode() for name in class_names]
+        self.names = [name.encode() for name in class_names]
         outlines = options.get("outlines")
         self._pictures = [spec for spec in features if spec.is_picture and (outlines is None or spec.name != MASKS)]
         self._columns = [spec for spec in features if spec.name not in OWN_NAMES and not spec.is_picture]
@@ -87,9 +88,9 @@ class SampleMaker:
         rest = {FILENAME: Feature("bytes", (item.path.encode(),))}
         if self.several_labels:
             rest[LABEL] = Feature("int64", item.labels)
-            rest[TEXT] = Feature("bytes", [self._names[label] for label in item.labels])
+            rest[TEXT] = Feature("bytes", [self.names[label] for label in item.labels])
         elif self.labelled:
-            rest[TEXT] = Feature("bytes", (self._names[item.label],))
+            rest[TEXT] = Feature("bytes", (self.names[item.label],))
         return rest | decode_values(item.columns, self._columns) if self._columns else rest
 
     def __call__(self, item: Item, data: Sequence[bytes]) -> StoredSample:
@@ -173,7 +174,6 @@ class ShardContext(TaskContext):
         box_format = header.box_format or header.options.get("box_format")
         make = SampleMaker(header.features, header.class_names, self.policy, box_format, header.options)
         keys = {spec.name: spec.key for spec in header.features}
-        names = [name.encode() for name in header.class_names]
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
             for item, data, sample in inputs:
@@ -207,7 +207,7 @@ class ShardContext(TaskContext):
                     labels, ints = (item.label,), (item.label, *ints)
                 rest = sample.rest
                 if header.are_counted:
-                    rest |= kaggle_values(names, labels if make.labelled else None, image.height, image.width)
+                    rest |= kaggle_values(make.names, labels if make.labelled else None, image.height, image.width)
                 entries = encode_entries({keys[name]: value for name, value in rest.items()})
                 writer.add(image.data, ints, entries)
                 output.add(images=1, size=sum(file.bytes for file in files_of(item)), labels=set(labels))
