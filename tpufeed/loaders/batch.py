@@ -526,7 +526,7 @@ class Decoder:
     def _copier(self, start: int, rows: Rows, at: Sequence[int]) -> Callable[[int, memoryview], None] | None:
         """Return a function that copies pixels from byte `start` of a payload to a row; None if rows are lists.
 
-        The reader calls it before it verifies the payload's CRC, so that the CRC finds the bytes in the CPU's cache.
+        The reader calls it before it verifies the payload's CRC: see `decode_records`.
         """
         images, size = rows[self.columns.images[0].name], self._tensor_bytes
         if isinstance(images, list):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -47,7 +48,7 @@ def test_tasks_of_slurm_find_their_ranks_by_jax(folder: Path, tmp_path: Path) ->
     (command,) = (line for line in commands("containers.md") if line.startswith("srun --"))
     given = {"PATH": install(tmp_path, "srun"), "JAX_PLATFORMS": "cpu", "TPUFEED_PROCESSES": "0"}
     said = run(command, folder, **given)
-    assert sorted(said.splitlines()) == [f"rank {rank} of 4" for rank in range(4)]
+    assert sorted(re.findall("rank . of 4", said)) == [f"rank {rank} of 4" for rank in range(4)]  # they may share lines
     ran(SLURM)
 
 
