@@ -84,7 +84,7 @@ def test_a_job_that_is_queued_again_continues_with_the_next_sample(folder: Path,
         said = job.communicate(timeout=120)[0]
         assert job.returncode == 0
     assert not (folder / "requeued").exists()
-    assert all(f"rank {rank} is done\n" in said for rank in (0, 1))
+    assert all(f"rank {rank} is done" in said for rank in (0, 1))
     ranks = [taken(folder, rank) for rank in (0, 1)]
     assert [step for step, *_ in ranks[0]] == [step for step, *_ in ranks[1]] == list(range(1, steps + 1))
     for first in range(0, steps, 2):
