@@ -74,7 +74,7 @@ def make(folder: Path, count: int) -> None:
 
 def run(folder: str, count: int, seconds: float) -> dict[str, float]:
     command = command_of("mixture", "--seconds", seconds, "--child", folder, count)
-    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return found
 
 
@@ -101,10 +101,9 @@ def measure(folder: Path, count: int, seconds: float) -> dict[str, float]:
         rollup = Path(f"/proc/{worker}/smaps_rollup").read_text().splitlines()
         private = sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
         status = Path(f"/proc/{worker}/status").read_text()
-        cursor = loader._sampler.cursor(loader.world, 0)
         begun, planned = time.perf_counter(), 0
         while planned < 50:
-            planned += sum(1 for _ in cursor.requests(planned))
+            planned += sum(1 for _ in loader._sampler.cursor(loader.world, 0).requests())
         planning = (time.perf_counter() - begun) * 1e3 * 1024 / (planned * BATCH)
         return {
             "images_per_second": round(rate, 1),

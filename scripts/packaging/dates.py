@@ -1,4 +1,7 @@
-"""Which benchmarks' results are older than the code that they measure, as git's history says."""
+"""Which benchmarks' results are older than the code that they measure, as git's history says.
+
+Those that `run.py figures` measures: others are of a machine that is not at hand, or of a decision, and tell their day.
+"""
 
 import ast
 import datetime
@@ -8,6 +11,8 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+
+from benchmarks import figures
 
 LOADING = ("dataset", "images", "loaders", "processes", "storage", "tfrecord")
 BUILDING = ("build", "dataset", "engines", "images", "processes", "sharding", "storage", "tfrecord")
@@ -22,9 +27,6 @@ MEASURED = {  # rooms and files of tpufeed by the script that measures them; a s
     "order": ("dataset/order.py", "loaders/sampler.py"),
     "staging": ("storage",),
 }
-# What runs, by `platforms` and by pages of its own, and the sizes of other packages: no figures of this code.
-NO_FIGURES = ("by-hand", "packages", "platforms")
-
 _DOCSTRING = re.compile(r"""body=\[Expr\(value=Constant\(value=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\)\)(?:, )?""")
 
 
@@ -38,7 +40,8 @@ def find_older(root: Path) -> tuple[int, dict[str, list[str]]]:
     A result is older if it was measured on an earlier day than the last change of its code, or committed before it.
     Only a result that was measured before a change of the same day, and committed after it, is missed.
     """
-    results = [path for path in sorted((root / "benchmarks/results").glob("*.json")) if path.stem not in NO_FIGURES]
+    others = {*figures.ELSEWHERE, *figures.DECIDED}
+    results = [path for path in sorted((root / "benchmarks/results").glob("*.json")) if path.stem not in others]
     older: dict[str, list[str]] = {}
     for path in results:
         result = json.loads(path.read_text())
