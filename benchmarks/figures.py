@@ -38,7 +38,7 @@ FIGURES = (
     Figure("shard", 3.5, "--repeats 3 --photos 10000"),
     Figure("dlio", 10, "--repeats 2 --photos 3200"),
     Figure("imread", 3, "--runs 3 --images 1000"),
-    Figure("spdl", 8, "--repeats 3"),
+    Figure("spdl", 6.5, "--repeats 2"),
     Figure("grain", 1, "--repeats 5"),
     Figure("gil", 8, "--repeats 3 --photos 2000"),
     Figure("stages", 1.5, "--repeats 2 --seconds 12"),
