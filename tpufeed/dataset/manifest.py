@@ -147,7 +147,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of_all(cls, heights: Counter[int], widths: Counter[int], records: int) -> "Sizes | msgspec.UnsetType":
-        """Return the sizes of so many images; UNSET if there are none, or not all sizes are known."""
+        """Return the sizes, or UNSET without records or if the sizes of some records are unknown."""
         is_known = records > 0 and heights.total() == widths.total() == records
         return cls.of(heights, widths) if is_known else msgspec.UNSET
 

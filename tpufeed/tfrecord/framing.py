@@ -47,8 +47,8 @@ def decode_records(
     Args:
         records: each exactly one record, from the first byte of the header to the last of the footer.
         where: names the place of record number i in an error, as "shard, record, byte".
-        use: called with number and payload before they are known to be sound; it must only copy them. The CRC then
-            finds the bytes in the CPU's cache: 1.13 times the images of a raw cache that CRC first gives.
+        use: called with number and payload before they are known to be sound; it must only copy them. It comes before
+            the CRC, which then reads the bytes from the CPU's cache: a raw cache feeds 1.13 times as fast.
 
     Raises:
         RecordError: a length or a CRC is wrong.
