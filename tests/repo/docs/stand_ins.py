@@ -11,6 +11,8 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import yaml
@@ -70,9 +72,17 @@ def srun(*words: str) -> int:
     size = nodes * int(options.ntasks_per_node or 1)
     step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": "0"} | os.environ
     step |= {"SLURM_NTASKS": str(size), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_NUM_NODES": str(nodes)}
-    tasks = [subprocess.Popen(options.command, env=step | {"SLURM_PROCID": str(rank)}) for rank in range(size)]
+    piped = {"stdout": subprocess.PIPE, "text": True}
+    tasks = [subprocess.Popen(options.command, env=step | {"SLURM_PROCID": str(rank)}, **piped) for rank in range(size)]
     Path("srun.pids").write_text(" ".join(str(task.pid) for task in tasks))
+    with ThreadPoolExecutor(size) as pool:  # whole lines of each task, as Slurm's has it without --unbuffered
+        list(pool.map(print_lines, [task.stdout for task in tasks]))
     return max(task.wait() for task in tasks)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        os.write(1, line.encode())
 
 
 def sbatch(*words: str) -> int:
