@@ -1,6 +1,6 @@
 """Decode records into the rows of a batch, in any number of threads.
 
-A thread holds the GIL for about 20 us per JPEG and 10 us per raw image; the rest of the work runs in parallel.
+A thread holds the GIL for a few lines per image; decoding and copying run in parallel.
 """
 
 import hashlib

@@ -12,7 +12,7 @@ def test_the_page_shows_what_the_results_come_to():
 
 
 def test_the_least_of_all_limits_feeds_the_device():
-    measured = scaling.Measured(2, dict.fromkeys(scaling.KINDS, 100.0), dict.fromkeys(scaling.KINDS, 1e-3), 1e-4)
+    measured = scaling.Measured(2, dict.fromkeys(scaling.KINDS, 100.0), 1e-4)
     lines = list(scaling.iter_lines(measured))
     row = next(line for line in lines if line.startswith("| JPEG 500x375 | 5,800 to 9,600"))  # 96 vCPUs
     assert row.endswith("| 5,800 to 9,600 | 0 % to 23 % |")
