@@ -18,7 +18,9 @@ import pytest
 from tests.gcs_server import GcsServer
 from tests.repo.docs.environments import build_wheel, make_image
 from tests.repo.docs.gcloud import FLAGS
-from tests.repo.docs.pages import ROOT, SHORT, blocks, commands, make_photos, text_of
+from tests.repo.docs.pages import ROOT, SHORT, blocks, commands, make_photos, run_program, text_of
+
+RUNS = {"scaleout.md": "RayEngine"}
 
 PAGE = text_of("tpu-vm.md")
 LOOK = 'gcloud compute tpus tpu-vm ssh $TPU_NAME --zone=$ZONE --command="tail -n 3 train.log"'
@@ -33,11 +35,20 @@ HERE = {
     " --batch 1024": "",
     **{f"tpufeed {name} ": f"tpufeed {name} {' '.join(short)} " for name, short in SHORT.items()},
 }
+# `ray stop` ends every Ray of a machine: this one ends what runs below the test's folder.
+RAY = """#!{python}
+import psutil
+from ray.scripts import scripts
+
+every = psutil.process_iter
+psutil.process_iter = lambda *given: (each for each in every(*given) if "{folder}" in str(each.info["cmdline"]))
+scripts.main()
+"""
 
 
-def lines(skipped: str) -> Iterator[str]:
+def lines(skipped: str, page: str = PAGE) -> Iterator[str]:
     """Yield what the page has one type and save, but for the lines of commands in which the pattern occurs."""
-    for before, language, block in re.findall(r"([^`]*(?:`[^`]+`[^`]*)*)```(\w+)\n(.*?)```", PAGE, re.DOTALL):
+    for before, language, block in re.findall(r"([^`]*(?:`[^`]+`[^`]*)*)```(\w+)\n(.*?)```", page, re.DOTALL):
         if language == "python":
             (name,) = re.findall(r"Save this \w+ as `(\S+)`", before)
             yield f"cat > {name} <<'END'\n{block}END\n"
@@ -124,13 +135,42 @@ def test_no_verb_is_known_that_the_page_does_not_use() -> None:
     assert [verb for verb in FLAGS if not any(line.startswith(verb) for line in (*used, *inline))] == []
 
 
+def pod_lines() -> str:
+    """The lines for a pod of the page on many hosts."""
+    (block,) = (block for block in blocks("scaleout.md", "bash") if "tpu-vm ssh" in block)
+    return block
+
+
 def test_the_page_on_many_hosts_uses_the_same_environment() -> None:
-    """Its lines for a pod need a Ray of several hosts, so they are read only."""
-    (block,) = (block for block in blocks("scaleout.md", "text") if "tpu-vm ssh" in block)
-    programs = re.findall(r'^(?:all|first) "(\S+) ', block, re.MULTILINE)
+    programs = re.findall(r'^(?:all|first) ".*?(~\S+) ', pod_lines(), re.MULTILINE)
     assert {Path(program).name for program in programs} == {"pip", "ray", "tpufeed"}
     assert {Path(program).parent for program in programs} == {Path("~/env/bin")}
-    assert set(re.findall(r"\$([A-Z_]+)", block)) <= set(re.findall(r"^export (\w+)=", PAGE, re.MULTILINE))
+    assert set(re.findall(r"\$([A-Z_]+)", pod_lines())) <= set(re.findall(r"^export (\w+)=", PAGE, re.MULTILINE))
+
+
+def test_the_program_of_the_page_on_many_hosts_runs(tmp_path: Path) -> None:
+    run_program("".join(blocks("scaleout.md")), tmp_path)
+
+
+@pytest.mark.long
+def test_a_pod_builds_a_cache_with_ray(machine: Machine) -> None:
+    """The pod has one host here; Ray itself is real."""
+    wheel = build_wheel(machine.home.parent / "wheel")
+    wheel.rename(machine.home / wheel.name)
+    make_photos(machine.home, 20, "160x120")
+    built, _, rest = PAGE.partition("## 7. ")
+    program = machine.state / "vms/my-tpu/env/bin/ray"  # pip finds Ray installed, and writes none
+    printed = machine.type(
+        "".join(lines(rf"{QUEUE}|cache warmup|verify", built))
+        + f"cat > {program} <<'END'\n{RAY.format(folder=machine.home.parent, python=program.parent / 'python')}END\n"
+        + f"chmod +x {program}\n"
+        + pod_lines().replace("HOST0", "127.0.0.1")
+        + "".join(lines(QUEUE, rest[rest.index("## 9. ") :]))
+    )
+    assert "Ray runtime started" in printed
+    assert "stored: 20 raw, augmented" in printed
+    assert re.search(r"Stopped all \d+ Ray processes", printed)
+    assert not machine.left()
 
 
 def test_names_agree() -> None:
