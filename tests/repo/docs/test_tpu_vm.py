@@ -31,7 +31,7 @@ QUEUE = r"queued-resources (create|describe|delete)"
 HERE = {
     LOOK: LOOK_UNTIL,
     "JAX_PLATFORMS=tpu": "JAX_PLATFORMS=cpu",
-    "flowers-224 1024": "flowers-224 16",
+    "gs://$BUCKET 1024": "gs://$BUCKET 16",
     " --batch 1024": "",
     **{f"tpufeed {name} ": f"tpufeed {name} {' '.join(short)} " for name, short in SHORT.items()},
 }
