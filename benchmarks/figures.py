@@ -70,7 +70,7 @@ PAGES = (
 
 def main(arguments: Sequence[str]) -> int:
     parser = make_parser("figures", __doc__, save=False)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="some, and the pictures and pages; soak, an hour, only so")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="some, and the pictures and pages; soak, an hour")
     parser.add_argument("--list", action="store_true", help="print the commands with their minutes, and run nothing")
     options = parser.parse_args(arguments)
     names = [figure.name for figure in (*FIGURES, *NAMED)]
