@@ -76,8 +76,8 @@ def read_results(folder: Path) -> Measured:
     """The figures of `shard.json`, `feed.json` and `scale-plan.json`."""
     shard, feed, plan = (read_result(name, folder) for name in ("shard", "feed", "scale-plan"))
     ways = nest(shard["rows"], "way", value="median")
-    photo = ways["tpufeed shard (full check, restart markers)"] / shard["machine"]["cores"]
-    of_decoding = ways["tpufeed shard (full check, restart markers)"] / ways["decoding alone, a process a core"]
+    built = ways["tpufeed shard (full check, restart markers)"]
+    photo, of_decoding = built / shard["machine"]["cores"], built / ways["decoding alone, a process a core"]
     decoding = nest(feed["rows"], "work", value="median", loader="decoding alone")["presized"]
     small = decoding / feed["machine"]["cores"] * of_decoding
     sizes = nest(plan["rows"], "images")

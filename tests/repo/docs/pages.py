@@ -31,7 +31,7 @@ UNRUN = (
     ("README.md", r"^\./scripts/test", "runs these tests"),
     ("install.md", r"uv venv|-m venv|conda create|^git clone", "makes environments, as root or with conda"),
     ("tpu-vm.md", "", "test_tpu_vm.py types it, with a stand-in for gcloud"),
-    ("scaleout.md", r"tpu-vm ssh|^all ", "only with scripts/test --long: test_tpu_vm.py"),
+    ("scaleout.md", r"tpu-vm ssh|^(all|first) ", "only with scripts/test --long: test_tpu_vm.py"),
     ("scaleout.md", "ray start|ray job|--engine|^FROM", "needs several hosts: tests/engines has Ray and Beam"),
     ("which-tpu.md", "scripts/check-tpu", "needs a TPU: test_check_tpu.py runs it with --cpu"),
     ("containers.md", "TorchTrainer", "only with scripts/test --long: test_containers.py"),
