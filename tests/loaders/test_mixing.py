@@ -1,16 +1,19 @@
 """Pairs of rows are mixed as a plain loop mixes them, in every framework."""
 
-import jax
 import numpy as np
 import pytest
-import tensorflow as tf
-import torch
 
+from tests.frameworks import lazy
 from tpufeed.images import CutMix, MixUp
-from tpufeed.loaders.jax.arrays import ARRAYS as JAX
 from tpufeed.loaders.mixing import Mixing, mix_on_host
-from tpufeed.loaders.tf.arrays import ARRAYS as TF
-from tpufeed.loaders.torch.arrays import ARRAYS as TORCH
+
+JAX = lazy("tpufeed.loaders.jax.arrays:ARRAYS")
+TF = lazy("tpufeed.loaders.tf.arrays:ARRAYS")
+TORCH = lazy("tpufeed.loaders.torch.arrays:ARRAYS")
+
+jax = lazy("jax")
+tf = lazy("tensorflow")
+torch = lazy("torch")
 
 ROWS, SIZE, CLASSES = 10, (6, 8), 4
 
@@ -43,6 +46,8 @@ def mixed_one_by_one(images, labels, numbers):
     return images, hot
 
 
+@pytest.mark.all
+@pytest.mark.uses("jax", "tensorflow", "torch")
 def test_every_framework_mixes_as_a_plain_loop_does(batch):
     images, labels, draws = batch
     mixing = Mixing([MixUp(), CutMix()], SIZE, CLASSES)

@@ -11,21 +11,13 @@ if TYPE_CHECKING:
     from tpufeed.images.mixing import CutMix as CutMix
     from tpufeed.images.mixing import MixUp as MixUp
     from tpufeed.images.ops import *  # noqa: F403  # its `__all__`, so that there is only one list
-    from tpufeed.loaders.pixels import cutmix as cutmix
-    from tpufeed.loaders.pixels import mixup as mixup
 
-# Of several images. The functions run on a device, by the batch's framework, so they are not in this folder.
-_OF_BATCHES = {
-    "CutMix": "tpufeed.images.mixing",
-    "MixUp": "tpufeed.images.mixing",
-    "cutmix": "tpufeed.loaders.pixels",
-    "mixup": "tpufeed.loaders.pixels",
-}
+_OF_BATCHES = ("CutMix", "MixUp")  # of several images
 
 
 def __getattr__(name: str) -> Any:
     if name in _OF_BATCHES:
-        return getattr(importlib.import_module(_OF_BATCHES[name]), name)
+        return getattr(importlib.import_module("tpufeed.images.mixing"), name)
     ops = importlib.import_module("tpufeed.images.ops")
     if name == "__all__" or name in ops.__all__:
         return getattr(ops, name)

@@ -385,8 +385,8 @@ class Decoder:
         classes = label.shape[0] if label.shape else self._class_count
         if not classes:
             raise OptionError(
-                f"{name} needs the number of classes, and {self._url} does not name its classes: mix in the training "
-                "step, by tpufeed.images.mixup or cutmix"
+                f"{name} needs the number of classes, and {self._url} does not name its classes: give --classes as you "
+                "shard or adopt it"
             )
         return Mixing([op for op in ops if isinstance(op, MixingOp)], size, classes)
 

@@ -10,7 +10,7 @@ between ops; `p` is float32 (batch, numbers of the op).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ class Arrays:
 
     floats: Callable[[Any], Any]  # to float32
     levels: Callable[[Any], Any]  # whole numbers from 0 to 255 to uint8
+    cast: Callable[[Any, Any], Any]  # to a dtype of the framework, or for None to its bfloat16
     count: Callable[[int, Any], Any]  # float32 0, 1 ... below a number, on the device of an array
     row: Callable[[Sequence[float], Any], Any]  # numbers as float32 (n,), on the device of an array
     where: Callable[[Any, Any, Any], Any]  # of a condition, and two arrays or an array and a number
@@ -45,10 +46,12 @@ class Arrays:
     einsum: Callable[[str, Any, Any], Any]
     flip: Callable[[Any, int], Any]  # along an axis
     reshape: Callable[[Any, tuple[int, ...]], Any]
+    transpose: Callable[[Any, tuple[int, ...]], Any]  # axes in this order
     stack: Callable[[Sequence[Any]], Any]  # along a new last axis
     sum: Callable[[Any, int], Any]  # over an axis, which goes
     least: Callable[[Any, tuple[int, ...]], Any]  # the minimum over axes, which go
     most: Callable[[Any, tuple[int, ...]], Any]
+    layout: Literal["NCHW", "NHWC"]  # that models of the framework expect
 
 
 class DeviceOps:

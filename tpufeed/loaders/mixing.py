@@ -133,6 +133,7 @@ def _neighbours(values: Any, arrays: Arrays) -> Any:
 _NUMPY = Arrays(
     floats=lambda x: np.asarray(x, np.float32),
     levels=lambda x: x.astype(np.uint8),
+    cast=lambda x, dtype: x.astype(dtype or np.float32),
     count=lambda stop, _x: np.arange(stop, dtype=np.float32),
     row=lambda numbers, _x: np.array(numbers, np.float32),
     where=np.where,
@@ -144,10 +145,12 @@ _NUMPY = Arrays(
     einsum=np.einsum,
     flip=np.flip,
     reshape=np.reshape,
+    transpose=np.transpose,
     stack=partial(np.stack, axis=-1),
     sum=np.sum,
     least=np.min,
     most=np.max,
+    layout="NHWC",
 )
 _ROWS_AT_ONCE = 8  # so that floats stay in the CPU's cache
 

@@ -1,14 +1,18 @@
 """to_device_float in JAX's own ways: arrays over 8 CPU devices, jitted steps, donated images."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
+from tests.frameworks import lazy
 from tpufeed.errors import OptionError
 from tpufeed.loaders.pixels import to_device_float
+
+jax = lazy("jax")
+jnp = lazy("jax.numpy")
+AxisType = lazy("jax.sharding:AxisType")
+Mesh = lazy("jax.sharding:Mesh")
+NamedSharding = lazy("jax.sharding:NamedSharding")
+P = lazy("jax.sharding:PartitionSpec")
 
 
 @pytest.fixture(scope="module")
@@ -16,13 +20,14 @@ def images():
     return np.random.default_rng(0).integers(0, 256, (16, 5, 7, 3), np.uint8)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize(("axis_type", "layout"), [(AxisType.Auto, "NHWC"), (AxisType.Explicit, "NCHW")])
+@pytest.mark.parametrize(("axis_type", "layout"), [("Auto", "NHWC"), ("Explicit", "NCHW")])
 def test_split_arrays_stay_split(images, layout, jit, axis_type):
     def convert(images):
         return to_device_float(images, layout=layout)
 
-    rows = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(axis_type,)), P("data"))
+    rows = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType[axis_type],)), P("data"))
     made = (jax.jit(convert) if jit else convert)(jax.device_put(images, rows))
     assert made.sharding.is_equivalent_to(rows, 4)
     assert [shard.index[0] for shard in made.addressable_shards] == [slice(n, n + 2) for n in range(0, 16, 2)]

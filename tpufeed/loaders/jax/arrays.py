@@ -9,6 +9,7 @@ from tpufeed.loaders.device_ops import Arrays
 ARRAYS = Arrays(
     floats=lambda x: x.astype(jnp.float32),
     levels=lambda x: x.astype(jnp.uint8),
+    cast=lambda x, dtype: x.astype(dtype or jnp.bfloat16),
     count=lambda stop, _x: jnp.arange(stop, dtype=jnp.float32),
     row=lambda numbers, _x: jnp.array(numbers, jnp.float32),
     where=jnp.where,
@@ -21,8 +22,10 @@ ARRAYS = Arrays(
     einsum=partial(jnp.einsum, precision="high"),
     flip=jnp.flip,
     reshape=jnp.reshape,
+    transpose=jnp.transpose,
     stack=partial(jnp.stack, axis=-1),
     sum=jnp.sum,
     least=jnp.min,
     most=jnp.max,
+    layout="NHWC",
 )

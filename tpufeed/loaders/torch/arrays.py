@@ -18,6 +18,7 @@ def _einsum(form: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 ARRAYS = Arrays(
     floats=lambda x: x.to(torch.float32),
     levels=lambda x: x.to(torch.uint8),
+    cast=lambda x, dtype: x.to(dtype or torch.bfloat16),
     count=lambda stop, x: torch.arange(stop, dtype=torch.float32, device=x.device),
     row=lambda numbers, x: torch.tensor(numbers, dtype=torch.float32, device=x.device),
     where=torch.where,
@@ -29,8 +30,10 @@ ARRAYS = Arrays(
     einsum=_einsum,
     flip=lambda x, axis: x.flip(axis),
     reshape=torch.reshape,
+    transpose=torch.permute,
     stack=partial(torch.stack, dim=-1),
     sum=torch.sum,
     least=torch.amin,
     most=torch.amax,
+    layout="NCHW",
 )
