@@ -1,6 +1,7 @@
-"""Which benchmarks' results are older than the code that they measure, as git's history says.
+"""Which results of benchmarks and of scripts/platforms are older than what they measure, as git's history says.
 
-Those that `run.py figures` measures: others are of a machine that is not at hand, or of a decision, and tell their day.
+Of the benchmarks those that `run.py figures` measures: others are of a machine that is not at hand, or of a decision,
+and tell their day.
 """
 
 import ast
@@ -9,10 +10,14 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks import figures
+from run import PROXIES
+
+from benchmarks import figures, ran_page
 
 LOADING = ("dataset", "images", "loaders", "processes", "storage", "tfrecord")
 BUILDING = ("build", "dataset", "engines", "images", "processes", "sharding", "storage", "tfrecord")
@@ -27,6 +32,10 @@ MEASURED = {  # rooms and files of tpufeed by the script that measures them; a s
     "order": ("dataset/order.py", "loaders/sampler.py"),
     "staging": ("storage",),
 }
+# What each of scripts/platforms runs beside its own program, and those that run the tests, too.
+PLATFORM = ("tpufeed", "pyproject.toml", "scripts/packaging/matrix.py", "scripts/packaging/smoke.py")
+COMMON = tuple(f"scripts/proxies/{name}" for name in ("chroot.py", "platform_run.py", "programs", "vm.py"))
+TESTED = ("arm64", "pythons")
 _DOCSTRING = re.compile(r"""body=\[Expr\(value=Constant\(value=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\)\)(?:, )?""")
 
 
@@ -34,25 +43,50 @@ class GitError(Exception):
     """Git is missing, or there is no history."""
 
 
+class Result(NamedTuple):
+    """A result's name, the day on which it was measured, the file it stands in, and the paths that it measures."""
+
+    name: str
+    day: str
+    file: Path
+    measures: tuple[str, ...]
+
+
 def find_older(root: Path) -> tuple[int, dict[str, list[str]]]:
     """How many results there are, and the older ones, by the change that they lack.
 
-    A result is older if it was measured on an earlier day than the last change of its code, or committed before it.
-    Only a result that was measured before a change of the same day, and committed after it, is missed.
+    A result is older if it was measured on an earlier day than the last change of what it measures, or committed before
+    it. Only a result that was measured before a change of the same day, and committed after it, is missed.
     """
-    others = {*figures.ELSEWHERE, *figures.DECIDED}
-    results = [path for path in sorted((root / "benchmarks/results").glob("*.json")) if path.stem not in others]
+    results = [*iter_benchmarks(root), *iter_platforms(root)]
     older: dict[str, list[str]] = {}
-    for path in results:
-        result = json.loads(path.read_text())
-        day = (result.get("machine") or result.get("host") or {}).get("date", "")
-        script = re.search(r"run\.py ([\w-]+)", result.get("command", ""))
-        rooms = MEASURED.get(script[1], ()) if script else ()
-        seconds, changed, subject = last_change(root, tuple(f"tpufeed/{room}" for room in rooms) or ("tpufeed",))
-        committed = git(root, "log", "-1", "--first-parent", "--format=%ct", "--", str(path.relative_to(root))).strip()
-        if day < changed or int(committed or 0) < seconds:
-            older.setdefault(f"{changed}, {subject}", []).append(f"{path.stem} ({day or 'no date'})")
+    for result in results:
+        seconds, changed, subject = last_change(root, result.measures)
+        file = str(result.file.relative_to(root))
+        committed = git(root, "log", "-1", "--first-parent", "--format=%ct", "--", file).strip()
+        if result.day < changed or int(committed or 0) < seconds:
+            older.setdefault(f"{changed}, {subject}", []).append(f"{result.name} ({result.day or 'no date'})")
     return len(results), older
+
+
+def iter_benchmarks(root: Path) -> Iterator[Result]:
+    others = {*figures.ELSEWHERE, *figures.DECIDED}
+    for path in sorted((root / "benchmarks/results").glob("*.json")):
+        if path.stem not in others:
+            result = json.loads(path.read_text())
+            script = re.search(r"run\.py ([\w-]+)", result.get("command", ""))
+            rooms = MEASURED.get(script[1], ()) if script else ()
+            day = (result.get("machine") or result.get("host") or {}).get("date", "")
+            yield Result(path.stem, day, path, tuple(f"tpufeed/{room}" for room in rooms) or ("tpufeed",))
+
+
+def iter_platforms(root: Path) -> Iterator[Result]:
+    path = root / "benchmarks/results/platforms.json"
+    for row in json.loads(path.read_text())["rows"] if path.exists() else ():
+        if row["check"] == ran_page.WHOLE and row["platform"] in PROXIES:
+            module = PROXIES[row["platform"]].module
+            measures = (*PLATFORM, *COMMON, f"scripts/proxies/{module}.py", *(["tests"] if module in TESTED else []))
+            yield Result(f"scripts/platforms {row['platform']}", row["date"], path, measures)
 
 
 @cache

@@ -210,8 +210,34 @@ def test_code_counts_from_the_day_of_its_merge(release, tree):
     assert release.find_older(tree.root)[1]
 
 
-def test_each_script_whose_rooms_are_listed_is_there(release):
+@pytest.mark.parametrize(
+    ("name", "older"),
+    [
+        ("tests/loaders/test_a.py", ["python3.14"]),
+        ("scripts/proxies/pythons.py", ["python3.14"]),
+        ("scripts/proxies/slurm.py", ["slurm"]),
+        ("scripts/packaging/smoke.py", ["python3.14", "slurm"]),
+        ("tpufeed/loaders/a.py", ["python3.14", "slurm"]),
+        ("docs/a.md", []),
+    ],
+)
+def test_a_platform_is_older_than_the_tests_and_scripts_that_it_runs(release, tree, name, older):
+    tree.commit({"tpufeed/loaders/a.py": CODE}, "2026-01-02")
+    row = {"check": "all of it", "date": "2026-01-03"}
+    rows = [row | {"platform": platform} for platform in ("python3.14", "slurm")]
+    put(tree, "platforms", {"rows": [*rows, row | {"platform": "slurm", "check": "another"}]}, "2026-01-03")
+    assert release.find_older(tree.root) == (2, {})
+    release.find_older.__globals__["last_change"].cache_clear()
+    tree.commit({name: "changed = 1\n"}, "2026-01-04")
+    said = [name for names in release.find_older(tree.root)[1].values() for name in names]
+    assert said == [f"scripts/platforms {platform} (2026-01-03)" for platform in older]
+
+
+def test_what_results_measure_is_there(release):
     dates = sys.modules["dates"]
+    programs = [f"scripts/proxies/{proxy.module}.py" for proxy in release.PROXIES.values()]
+    assert all((ROOT / path).exists() for path in (*dates.PLATFORM, *dates.COMMON, *programs))
+    assert {proxy.module for proxy in release.PROXIES.values()}.issuperset(dates.TESTED)
     for script, rooms in dates.MEASURED.items():
         assert (ROOT / f"benchmarks/{script.replace('-', '_')}.py").is_file(), script
         assert all((ROOT / "tpufeed" / room).exists() for room in rooms), script
