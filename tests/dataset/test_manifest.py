@@ -214,6 +214,7 @@ CONTRADICTIONS = {
     "an image of four channels": lambda data: data["features"][0].update(shape=[8, 8, 4]),
     "a cache of no image": lambda data: data["cache"].update(shape=[8, 8]),
     "an op without a name": lambda data: data["cache"].update(ops=[{"op": None}]),
+    "a live op without a name": lambda data: data["cache"].update(live=[{"op": None}]),
     "shards that lie nowhere": lambda data: data.update(data_url=""),
     "an unknown type": lambda data: data["features"][0].update(dtype="float8"),
     "a size that is a text": set_shard(0, bytes="1000"),

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import sys
 import time
 import weakref
 from pathlib import Path
@@ -60,6 +62,14 @@ def die_once(context: str, task: int, report_progress: ReportProgress) -> None:
     note(context, task, report_progress)
 
 
+def die_once_and_wait(context: str, task: int, report_progress: ReportProgress) -> None:
+    """The same; from then on tasks report progress until there is a file `go`."""
+    die_once(context, task, report_progress)
+    while Path(context, "died").exists() and not Path(context, "go").exists():
+        time.sleep(0.01)
+        report_progress(Progress(0, 0, 0))
+
+
 def die_always(context: str, task: int, report_progress: ReportProgress) -> None:
     with Path(context, "deaths").open("a") as file:
         file.write("x")
@@ -77,6 +87,13 @@ def stop_always(context: str, task: int, report_progress: ReportProgress) -> Non
         file.write("x")
     os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)  # this thread may run for another moment
+
+
+def hang_up_and_stay(context: str, task: int, report_progress: ReportProgress) -> None:
+    """Say nothing any more, and live on though told to end: as what waits for a dead drive."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    socket.socket(fileno=os.dup(int(sys.argv[1]))).shutdown(socket.SHUT_RDWR)
+    time.sleep(600)
 
 
 def work_slowly(context: str, task: int, report_progress: ReportProgress) -> None:

@@ -24,6 +24,7 @@ from tests.engines.contract import (
 from tpufeed.engines.engine import Done, Progress
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import TaskError
+from tpufeed.processes.child import Child
 
 HERE = Path(__file__).parent
 
@@ -84,15 +85,18 @@ def test_a_killed_worker_is_replaced_and_its_progress_taken_back(tmp_path):
     assert total(events) == (3 * 5, 15 * 10, 5)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("out_of_memory", [True, False])
 def test_a_killed_worker_is_said_and_without_memory_fewer_continue(out_of_memory, tmp_path, monkeypatch, caplog):
     kills = iter(range(1, 100) if out_of_memory else [0] * 100)
     for module in ("tpufeed.engines.processes", "tpufeed.processes.limits"):
         monkeypatch.setattr(f"{module}.oom_kills", lambda *_: next(kills))
-    most = 0
-    for event in ProcessEngine(2).run(job("die_once", tmp_path), range(8)):
-        if caplog.messages and isinstance(event, Done):
-            most = max(most, len(workers()))
+    most = events = 0
+    for _ in ProcessEngine(2).run(job("die_once_and_wait", tmp_path), range(8)):
+        if caplog.messages:
+            most, events = max(most, len(workers())), events + 1
+        if most == 2 or (out_of_memory and events == 50):
+            (tmp_path / "go").touch()
     assert most == (1 if out_of_memory else 2)
     (warning,) = caplog.messages
     assert warning.startswith("2: a worker process was killed by SIGKILL; ")
@@ -114,6 +118,15 @@ def test_a_task_at_which_workers_always_fall_silent_fails_in_the_end(tmp_path, c
     assert (tmp_path / "stops").read_text() == "x" * 3
     assert caplog.messages[0].startswith("0: ")
     assert workers() == []
+
+
+def test_a_worker_that_hangs_up_and_lives_on_is_not_said_to_lack_memory(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Child.ending, "__defaults__", (0.3,))
+    with pytest.raises(TaskError, match="socket closed") as caught:
+        list(ProcessEngine(1).run(job("hang_up_and_stay", tmp_path), [0]))
+    for said in (str(caught.value), *caplog.messages):
+        assert "may be hanging" in said
+        assert "Out of memory" not in said
 
 
 def test_a_worker_that_is_slow_but_says_so_is_left_alone_by_launchers_that_listen_and_that_do_not(tmp_path, caplog):
@@ -259,6 +272,7 @@ def test_a_worker_whose_launcher_died_before_it_began_leaves(tmp_path):
             worker.kill()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("function", ["note", "run_for_ever", "refuse_third"])
 def test_no_run_waits_for_the_garbage_collector(function, tmp_path):
     """Run to its end, left open, and failed."""

@@ -66,6 +66,15 @@ def test_a_random_resized_crop_has_the_pixels_of_the_whole_image(sampling, heigh
     check_equal(photograph(height, width, sampling, interval), ops, [data.draw(draws_of(22)), (0.1,)], fast)
 
 
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_window_between_mcus_has_the_pixels_of_the_whole_image(sampling, fast):
+    """Its outermost pixels are those of colour samples beyond it."""
+    height, width = SAMPLINGS[sampling][1:]
+    size = (height * 2, width * 2)
+    check_equal(photograph(height * 6, width * 6, sampling), [CenterCrop(size)], [()], fast)
+
+
 @given(st.sampled_from(sorted(SAMPLINGS)), st.integers(1, 100), st.integers(1, 100), st.booleans(), st.data())
 def test_a_padded_crop_has_the_pixels_of_the_whole_image(sampling, height, width, fast, data):
     ops = [RandomCrop(data.draw(st.integers(1, 80)), padding=data.draw(st.integers(0, 30)), fill=7)]
@@ -200,6 +209,7 @@ def test_a_file_that_lies_about_its_segments_is_decoded_whole(lie):
     assert found is None or found.cut(Box(40, 40, 60, 60)) is None
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("count", [3_000, pytest.param(60_000, marks=pytest.mark.long)])
 def test_the_window_of_a_mutant_is_that_of_the_whole_image_or_an_error(count, monkeypatch):
     """Where the whole mutant decodes, so does its window, to the same pixels."""

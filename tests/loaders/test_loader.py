@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,6 +58,14 @@ def test_batches_take_half_of_the_memory_and_too_large_ones_are_refused(cache_ur
     assert len(list(tpufeed.Loader(cache_url, batch_size=5, prefetch=7))) == len(loader)
 
 
+def test_the_ranks_of_a_host_share_its_memory(cache_url, monkeypatch):
+    loader = tpufeed.Loader(cache_url)
+    monkeypatch.setattr("tpufeed.loaders.loader.memory_left", lambda: 8 << 30)
+    alone = loader._most_ahead(1 << 20)
+    loader._workers = replace(loader._workers, ranks=4)
+    assert alone / 4.1 < loader._most_ahead(1 << 20) < alone / 3.9
+
+
 @pytest.mark.parametrize("lanes", [None, 12])
 def test_the_global_sequence_is_the_same_for_every_world_that_divides_the_lanes(cache_url, lanes):
     def sequence(size):
@@ -73,6 +82,7 @@ def test_the_global_sequence_is_the_same_for_every_world_that_divides_the_lanes(
         assert sequence(size) == alone
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     "how",
     [{"threads": 1}, {"threads": 5}, {"batch_size": 1}, {"batch_size": 35}, {"prefetch": 1}, {"prefetch": 9}],

@@ -10,6 +10,7 @@ import pytest
 import tpufeed
 from tpufeed.errors import LoaderError, RecordError
 from tpufeed.images import CenterCrop, Custom
+from tpufeed.loaders.loader import EpochPrefetch
 
 
 def make(url, **options):
@@ -72,6 +73,7 @@ def test_moving_in_the_middle_of_an_epoch_is_an_error_of_its_iteration(cache_url
         assert len(list(loader)) == 7
 
 
+@pytest.mark.first_cases(6)
 @pytest.mark.parametrize("begun", [[], [0], [1], [0, 1], [1, 0]], ids=str)
 @pytest.mark.parametrize("move", ["set_epoch", "load_state_dict"])
 @pytest.mark.parametrize("repeat", [False, True])
@@ -153,6 +155,29 @@ def test_closing_from_another_thread_ends_the_wait_for_a_batch_of_many_chunks(da
         with pytest.raises(LoaderError, match="closed"):
             next(iter(loader))
         assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("options", [{}, {"repeat": True}], ids=str)
+def test_closing_from_another_thread_starts_no_worker_for_the_next_epoch(cache_url, options, monkeypatch):
+    """At the one moment between the checks of `next` and the opening of the epoch that follows."""
+    closed = []
+
+    def submit_and_close(prefetch, batches, submit=EpochPrefetch.submit):
+        room = submit(prefetch, batches)
+        if room > 0 and not closed:
+            closed.append(room)
+            loader.close()
+        return room
+
+    with make(cache_url, prefetch=2, **options) as loader:
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        monkeypatch.setattr(EpochPrefetch, "submit", submit_and_close)
+        with pytest.raises(LoaderError, match="closed"):
+            list(iterator)
+        assert closed
+        assert loader._executor is None
 
 
 def take_a_moment(image, _):

@@ -102,6 +102,7 @@ def test_forks_have_what_was_prepared_and_random_numbers_of_their_own(serve):
     assert len({drawn for *_, drawn in found}) == 3
 
 
+@pytest.mark.all
 def test_descriptors_cross_as_python_3_14_sends_them(serve, monkeypatch):
     """Its `send_handle` waits for a byte, and finds the news of the fork before."""
     monkeypatch.setattr(reduction, "ACKNOWLEDGE", True, raising=False)
@@ -136,6 +137,7 @@ def test_a_fork_needs_no_descriptors_but_those_of_its_socket(serve):
     assert child.receive()[0] == child.process.pid
 
 
+@pytest.mark.all
 def test_a_fork_ends_alone(serve):
     _, fork = serve("leave")
     first, second = fork("say_what_is_left"), fork("say_what_is_left")
@@ -158,6 +160,7 @@ def test_a_fork_that_dies_is_named_with_how_it_ended(serve, number, said, capfd)
     child.kill()  # is no error
 
 
+@pytest.mark.all
 def test_a_fork_that_does_not_leave_is_killed(serve):
     _, fork = serve("leave")
     child = fork("stop_itself")
@@ -167,6 +170,25 @@ def test_a_fork_that_does_not_leave_is_killed(serve):
     assert child.ending() == (-9, "by SIGKILL")
 
 
+def test_a_fork_that_does_not_leave_is_killed_though_ctrl_c_comes_meanwhile(serve):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    _, fork = serve("leave")
+    child = fork("stop_itself")
+    process = child.receive()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            stop_all([child], 30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert child.wait(5) == -signal.SIGKILL
+    assert not is_running(process)
+
+
+@pytest.mark.all
 def test_a_worker_is_killed_before_its_launcher_when_memory_runs_out(serve):
     server, fork = serve("leave")
     scores = [
@@ -193,6 +215,7 @@ def test_a_system_without_room_for_a_thread_is_said(serve):
     assert child.wait(20) == 0
 
 
+@pytest.mark.all
 def test_what_a_fork_cannot_import_is_said(serve):
     _, fork = serve("leave")
     with pytest.raises(LoaderError, match="nothing_of_that_name"):
@@ -220,6 +243,7 @@ def test_a_server_that_cannot_begin_shows_in_each_of_its_forks(serve):
         assert child.ending() == (1, "with exit code 1")
 
 
+@pytest.mark.all
 def test_a_child_of_the_interpreter_itself_is_no_fork(serve):
     server, fork = serve("start_a_stranger")
     child = fork("say_what_is_left")
@@ -246,11 +270,13 @@ def leave_slowly(context, connection):
     Path(folder, str(number)).touch()
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
 def test_forks_and_their_server_survive_signals_that_mean_the_launcher(serve, number):
     server, fork = serve("leave")
     os.kill(server.process.pid, number)  # as soon as it can be sent
     child = fork("say_what_is_left")
+    assert child.process.pid > 0  # or else the signal is this process's
     os.kill(child.process.pid, number)
     assert child.receive()[0] == child.process.pid
 

@@ -6,17 +6,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import distributed
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader, DistributedSampler, Subset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
 from tpufeed.dataset.order import EpochOrder
 from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import OptionError
 from tpufeed.storage.store import open_store
+
+distributed = lazy("torch:distributed")
+FakeStore = lazy("torch.testing._internal.distributed.fake_pg:FakeStore")
+DataLoader = lazy("torch.utils.data:DataLoader")
+DistributedSampler = lazy("torch.utils.data:DistributedSampler")
+Subset = lazy("torch.utils.data:Subset")
+StatefulDataLoader = lazy("torchdata.stateful_dataloader:StatefulDataLoader")
 
 _numbers = itertools.count()
 
@@ -47,6 +51,7 @@ def world_of(dataset, size, **options):
 # Order
 
 
+@pytest.mark.all
 @settings(max_examples=40)
 @given(st.data())
 def test_worlds_that_divide_the_lanes_read_one_sequence(data):
@@ -109,6 +114,7 @@ def test_a_rank_reads_its_share_of_the_shards():
 # In DataLoader
 
 
+@pytest.mark.all
 def test_set_epoch_moves_samples_that_workers_read(cache_url, stored):
     """The training loop knows the sampler only."""
     dataset = tpufeed.TFRecordImages(cache_url, columns=["image", "sample"])
@@ -131,6 +137,15 @@ def stateful(url, rank=0, size=1, workers=0):
     return StatefulDataLoader(dataset, 7, sampler=sampler, num_workers=workers)
 
 
+def test_a_state_before_the_first_sample_begins_no_epoch(cache_url):
+    loader, plain = stateful(cache_url), tpufeed.LaneSampler(tpufeed.TFRecordImages(cache_url), 1, 0)
+    loader.state_dict()
+    for sampler in (loader.sampler, plain):
+        sampler.set_epoch(3)
+    assert [sample for _, samples in loader for sample in samples.tolist()] == list(plain)
+
+
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("drop_last", "workers"),
     [

@@ -1,6 +1,8 @@
 """Tables with a row for each box, as Open Images, Kaggle and TensorFlow's tutorials have them."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
 from tpufeed.cli.app import app
 from tpufeed.errors import OptionError, SourceError
+from tpufeed.sharding.sources.grouped import open_groups
 
 SIDES = "xmin,ymin,xmax,ymax"
 TUTORIAL = [
@@ -267,3 +270,19 @@ def test_a_name_that_is_not_utf8(table, tmp_path):
     source = table(['{"path": "\\ud800.png", "bbox": [1, 2, 3, 4]}'], "boxes.jsonl")
     with pytest.raises(SourceError, match="UTF-8"):
         shard(source, tmp_path / "d", group_by="path", boxes="bbox")
+
+
+def test_rows_that_cannot_be_read_leave_no_file_open():
+    def rows():
+        yield {"filename": "a.png"}
+        raise SourceError("no more")
+
+    def is_open(number):
+        try:
+            return Path(f"/proc/self/fd/{number}").readlink().name.startswith("rows")
+        except OSError:  # that of the list itself
+            return False
+
+    with pytest.raises(SourceError), open_groups(rows(), "filename", "boxes.csv"):
+        pass
+    assert not any(map(is_open, os.listdir("/proc/self/fd")))
