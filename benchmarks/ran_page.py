@@ -203,7 +203,7 @@ SUBJECTS = (
     Subject(
         "an Arm host",
         "qemu (`scripts/platforms arm64`)",
-        "`./scripts/test`",
+        "`./scripts/test --all`",
         _on_machine(lambda machine: machine.get("architecture") in ("aarch64", "arm64")),
     ),
     Subject("Google Cloud Storage itself", "a server of our own, which real clients talk to", "[gcs.md](gcs.md)"),

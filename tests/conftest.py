@@ -1,16 +1,28 @@
 """What many tests share: real photographs, and settings of hypothesis and TensorFlow."""
 
+import fcntl
 import gc
+import hashlib
 import importlib.util
 import os
+import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import frameworks
+from tests.frameworks import (  # noqa: F401  # hooks
+    pytest_addoption,
+    pytest_make_collect_report,
+    pytest_runtest_call,
+    pytest_runtest_setup,
+)
 from tests.quick_xla import QUICK
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -24,17 +36,12 @@ for _name, _examples in (("tpufeed", 30), ("long", 300)):  # scripts/test --long
     settings.register_profile(_name, deadline=None, max_examples=_examples, suppress_health_check=_CHECKS)
 settings.load_profile("tpufeed")
 
-# Files with few tests that take long each. If they came last, one worker would be busy while the others have nothing.
-_LONG_FILES = (
-    "repo/examples/",
-    "repo/",
-    "engines/",
-    "loaders/tf/",
-    "loaders/keras/",
-    "faults/",
-    "oracle/",
-    "test_facade",
-)
+# What the first tier leaves out: other frameworks than torch and JAX, and engines of clusters.
+# CONTRIBUTING says what is in which tier, and why.
+_LATER = ("engines/test_ray", "engines/test_beam")
+_LATER_FRAMEWORKS = {"tensorflow", "keras", "torch_xla", "grain", "ray", "apache_beam", "xprof"}
+# Groups that take long. If they came last, one worker would be busy while the others have nothing.
+_LONG = ("tensorflow", "frameworks", "repo/examples/", "repo/", "engines/", "loaders/", "faults/", "oracle/")
 
 _SKIMAGE = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "rocket.jpg")  # camera is grey
 _SKLEARN = ("china.jpg", "flower.jpg")
@@ -42,7 +49,7 @@ _SKLEARN = ("china.jpg", "flower.jpg")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Import without the garbage collector and freeze what is imported: it need not look through all frameworks."""
+    """Import without the garbage collector, and freeze what is imported: collections need not look through it."""
     gc.disable()
     try:
         return (yield)
@@ -52,20 +59,43 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_finish() -> None:
-    """Have TensorFlow run its functions as they are: most run once, and to optimise them takes longer than that."""
-    if "tensorflow" in sys.modules:
-        sys.modules["tensorflow"].config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a case by the beginning of a long text: some have megabytes, which every process would escape and send."""
+    return f"{val[:30]!a}..." if isinstance(val, str | bytes) and len(val) > 100 else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by marks, and before xdist reads groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests into tiers and groups, and long groups first."""
     here = Path(__file__).parent
-
-    def rank(item: pytest.Item) -> int:
+    ranks, cases = {}, Counter[str]()
+    for item in items:
         place = item.path.relative_to(here).as_posix()
-        return next((number for number, start in enumerate(_LONG_FILES) if place.startswith(start)), len(_LONG_FILES))
+        few = item.get_closest_marker("first_cases")
+        function = item.nodeid.partition("[")[0]
+        cases[function] += 1
+        later = place.startswith(_LATER) or _LATER_FRAMEWORKS.intersection(frameworks.used(item))
+        if later or (few and cases[function] > few.args[0]):
+            item.add_marker(pytest.mark.all)
+        mark = item.get_closest_marker("xdist_group")
+        group = mark.args[0] if mark else frameworks.group(item) or place
+        item.add_marker(pytest.mark.xdist_group(group.replace("/", ".")))
+        ranks[item] = next((number for number, start in enumerate(_LONG) if group.startswith(start)), len(_LONG)), group
+    # Stable: within a file the order stays.
+    order = {group: number for number, (_, group) in enumerate(dict.fromkeys(ranks.values()))}
+    items.sort(key=lambda item: (ranks[item][0], order[ranks[item][1]]))
 
-    items.sort(key=rank)  # stable: within a file the order stays
+
+_partly_run: set[Path] = set()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    _partly_run.update(item.path for item in items)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped:
+        _partly_run.add(Path(__file__).parents[1] / report.location[0])
 
 
 def _folder(package: str, *below: str) -> Path:
@@ -94,15 +124,43 @@ def _no_worker_processes() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _whole_pages(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail if a file of tests has not run all that its RUNS says of pages, unless only some of its tests were asked."""
+    """Fail if a file of tests has not run all that its RUNS says of pages, unless only some of its tests have run."""
     yield
     config = request.config
     some = config.option.keyword or any("::" in argument for argument in config.args) or request.session.testsfailed
-    if hasattr(request.module, "RUNS") and not some:
+    if hasattr(request.module, "RUNS") and not some and request.path not in _partly_run:
         from tests.repo.docs.pages import unrun
 
         left = {page: unrun(page, pattern) for page, pattern in request.module.RUNS.items()}
         assert not any(left.values()), f"no test has run these: {left}"
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`once(make, *given)`: the folder that `make(folder, *given)` filled, for all workers; not to be changed."""
+    root = tmp_path_factory.getbasetemp()
+    shared = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "once"
+
+    def made(make: Callable[..., object], *given: object) -> Path:
+        key = hashlib.sha256(f"{make.__module__}.{make.__qualname__}{given}".encode()).hexdigest()[:12]
+        folder = shared / key / make.__name__
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder.parent / "made").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                make(folder, *given)
+                (folder.parent / "made").touch()
+        return folder
+
+    return made
+
+
+def make_photos(folder: Path, count: int, size: str = "160x120", classes: int = 3) -> None:
+    """Photographs in folders of their classes."""
+    command = [sys.executable, Path(__file__).parents[1] / "scripts/make_photos.py", folder]
+    options = ["--count", count, "--size", size, "--classes", classes]
+    subprocess.run(list(map(str, [*command, *options])), check=True, capture_output=True)
 
 
 @pytest.fixture(scope="session")

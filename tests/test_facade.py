@@ -25,6 +25,7 @@ def run_fresh(program):
     return json.loads(done.stdout)
 
 
+@pytest.mark.all
 def test_what_is_loaded_follows_what_is_asked_for():
     """Importing tpufeed loads no other package, nor does listing its names; most names load no framework."""
     program = """
@@ -46,6 +47,7 @@ print(json.dumps([sorted(names) for names in (before, imported, asked, sys.modul
     assert not {name.partition(".")[0] for name in at_last} & frameworks
 
 
+@pytest.mark.all
 def test_each_name_is_there_and_stays_the_same_whatever_is_imported():
     """A lazy name that equals a submodule's would become the module as soon as something imports that.
 
@@ -132,6 +134,7 @@ EXTRAS = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("blocked", "names"),
     [(["tensorflow", "torch", "torch_xla", "jax", "grain"], list(EXTRAS)), (["torch_xla"], ["to_xla"])],

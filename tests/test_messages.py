@@ -546,6 +546,7 @@ def golden():
     return read_golden()
 
 
+@pytest.mark.first_cases(17)
 @pytest.mark.parametrize("heading", MISTAKES)
 def test_a_mistake_is_told_in_the_words_of_the_file(heading, said, golden):
     found = said(heading)

@@ -280,6 +280,7 @@ def test_printable_text_keeps_all_that_is_harmless():
     assert str(StoreError(f"x{ESCAPES}")) == "x\\x1b[2J\\x1b]0;owned\\x07"
 
 
+@pytest.mark.all
 def test_the_program_of_the_page_runs_and_its_limits_are_those_of_the_code(capsys):
     page = (Path(__file__).parents[1] / "docs/security.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

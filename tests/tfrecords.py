@@ -1,6 +1,8 @@
 """Read and write whole TFRecord files in tests, in a few lines of their own."""
 
+import gzip
 import struct
+import zlib
 
 from crc32c import crc32c
 
@@ -24,3 +26,41 @@ def records_of(data):
         records.append((offset, payload))
         offset += 16 + length
     return records
+
+
+def encode_example(features):
+    """A `tf.train.Example`; a value is bytes, a float, an int, or a list of one of them, which may be empty."""
+    return _field(
+        1, b"".join(_field(1, _field(1, key.encode()) + _field(2, _feature(value))) for key, value in features.items())
+    )
+
+
+def _feature(value):
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        return b""
+    if isinstance(values[0], bytes):
+        return _field(1, b"".join(_field(1, each) for each in values))
+    if isinstance(values[0], float):
+        return _field(2, _field(1, struct.pack(f"<{len(values)}f", *values)))
+    return _field(3, _field(1, b"".join(_varint(each % 2**64) for each in values)))
+
+
+def _field(number, content):
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value):
+    parts = []
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def write_file(path, payloads, compression=""):
+    """Write a TFRecord file; compressed ("GZIP", "ZLIB") as TensorFlow does it, as a whole."""
+    data = b"".join(map(encode_record, payloads))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes({"": bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}[compression](data))
+    return path

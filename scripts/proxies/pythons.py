@@ -31,7 +31,6 @@ TESTS = (
     *("images", "tfrecord", "dataset", "engines", "cli", "storage"),
     *("sharding", "build", "cache", "processes", "loaders"),
 )
-ELSEWHERE = ("loaders/jax", "loaders/keras", "loaders/tf", "loaders/torch", "loaders/xla")
 IMPOSSIBLE = ("images/test_restart.py::test_no_mutant_reaches_beyond_its_memory",)  # compiles what is in tpufeed/
 TESTED_WITH = "gcs,rapid,report,parquet,annotations"  # none is a framework, and web servers and gs:// want them
 TESTS_SECONDS, FEWEST_PASSED = 1500, 4500
@@ -187,12 +186,11 @@ class Tries:
     def tests(self) -> str:
         """The sdist's tests against the installed wheel."""
         self.venv("tests", f"{self.asked}[{TESTED_WITH}]", *TEST_TOOLS, "pytest-xdist", "huggingface_hub")
-        pytest = [f"{self.folder}/tests/bin/python", "-m", "pytest", "-p", "frameworkless", "-q", "-m", "not long"]
-        pytest += ["-n", 2, "--dist", "loadfile", "-o", "filterwarnings=" + "\n".join(FILTERS)]
-        pytest += [f"--ignore=tests/{name}" for name in ELSEWHERE] + [f"--deselect=tests/{name}" for name in IMPOSSIBLE]
+        pytest = [f"{self.folder}/tests/bin/python", "-m", "pytest", "-q", "-m", "not long"]
+        pytest += ["-n", 2, "--dist", "loadgroup", "-o", "filterwarnings=" + "\n".join(FILTERS)]
+        pytest += [f"--deselect=tests/{name}" for name in IMPOSSIBLE]
         line = f"cd {self.tree} && exec {shlex.join(map(str, pytest))} {' '.join(f'tests/{name}' for name in TESTS)}"
-        plugin = {"PYTHONPATH": f"{self.tree}/scripts/packaging"}
-        said = self.place.call(line, TESTS_SECONDS, self.path("tests") | plugin)
+        said = self.place.call(line, TESTS_SECONDS, self.path("tests"))
         counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped)", said.splitlines()[-1])}
         expect(counts.get("passed", 0) > FEWEST_PASSED, f"fewer than {FEWEST_PASSED:,} passed: {said[-300:]}")
         return f"{counts['passed']:,} passed, {counts.get('skipped', 0):,} skipped"

@@ -1,8 +1,6 @@
 """A dataset of photographs to warm caches of, one with an image that does not decode, and the files of a build."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,35 +8,38 @@ import pytest
 from PIL import Image
 
 import tpufeed
+from tests.conftest import make_photos
 
-ROOT = Path(__file__).parents[2]
 PHOTOS = 60
 
 
 @pytest.fixture(scope="session")
-def photo_folder(tmp_path_factory):
+def photo_folder(once):
     """60 photographs in three class folders, two of them PNGs."""
-    folder = tmp_path_factory.mktemp("cache") / "photos"
-    command = [sys.executable, ROOT / "scripts/make_photos.py", folder, "--count", PHOTOS, "--size", "160x120"]
-    subprocess.run([*map(str, command), "--classes", "3"], check=True, capture_output=True)
+    return once(_make_photos)
+
+
+def _make_photos(folder):
+    make_photos(folder, PHOTOS)
     for path in sorted(folder.glob("*/*.jpg"))[20:22]:
         Image.open(path).save(path.with_suffix(".png"))
         path.unlink()
-    return folder
 
 
 @pytest.fixture(scope="session")
-def source(photo_folder):
+def source(once, photo_folder):
     """Its dataset, in two splits."""
-    url = photo_folder.parent / "dataset"
-    tpufeed.shard(photo_folder, url, shard_bytes="150KB", splits="train=0.8,val=0.2", workers=1)
-    return str(url)
+    return str(once(_make_dataset, photo_folder))
+
+
+def _make_dataset(folder, photos):
+    tpufeed.shard(photos, folder, shard_bytes="150KB", splits="train=0.8,val=0.2", workers=1)
 
 
 @pytest.fixture(scope="session")
-def damaged_source(photo_folder):
+def damaged_source(photo_folder, tmp_path_factory):
     """The path of a photograph whose scan is broken, and a dataset that took it for sound."""
-    folder = photo_folder.parent / "damaged"
+    folder = tmp_path_factory.mktemp("cache") / "damaged"
     shutil.copytree(photo_folder, folder)
     path = sorted(folder.glob("*/*.jpg"))[7]
     data = bytearray(path.read_bytes())
@@ -50,9 +51,9 @@ def damaged_source(photo_folder):
 
 
 @pytest.fixture(scope="session")
-def flat_source(photo_folder):
+def flat_source(photo_folder, tmp_path_factory):
     """A dataset without labels."""
-    folder = photo_folder.parent / "flat"
+    folder = tmp_path_factory.mktemp("cache") / "flat"
     folder.mkdir()
     for path in sorted(photo_folder.glob("*/*.jpg"))[:9]:
         shutil.copy(path, folder)

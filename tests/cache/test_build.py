@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.cache import warmup
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import RawSource, SourceSample
@@ -20,24 +20,24 @@ from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.storage.memory import MemoryStore
 
+tf = lazy("tensorflow")
+
 SIDE = 32
-FEATURES = {
-    "image/height": tf.io.FixedLenFeature([], tf.int64),
-    "image/width": tf.io.FixedLenFeature([], tf.int64),
-    "image/channels": tf.io.FixedLenFeature([], tf.int64),
-    "image/format": tf.io.FixedLenFeature([], tf.string),
-    "image/filename": tf.io.FixedLenFeature([], tf.string),
+FEATURES = {  # types by their names
+    "image/height": "int64",
+    "image/width": "int64",
+    "image/channels": "int64",
+    "image/format": "string",
+    "image/filename": "string",
 }
-LABELS = {
-    "image/class/label": tf.io.FixedLenFeature([], tf.int64),
-    "image/class/text": tf.io.FixedLenFeature([], tf.string),
-}
+LABELS = {"image/class/label": "int64", "image/class/text": "string"}
 
 
 def by_tensorflow(folder, split="train", variant=0, image="image/tensor", labels=LABELS):
     """What TensorFlow finds in one variant of a split, in order, pixels decoded."""
     shards = sorted(map(str, Path(folder).glob(f"{split}-v{variant}-*.tfrecord")))
-    wanted = {image: tf.io.FixedLenFeature([], tf.string), **FEATURES, **labels}
+    wanted = {image: "string", **FEATURES, **labels}
+    wanted = {name: tf.io.FixedLenFeature([], kind) for name, kind in wanted.items()}
     samples = []
     for record in tf.data.TFRecordDataset(shards):
         sample = {key: value.numpy() for key, value in tf.io.parse_single_example(record, wanted).items()}
@@ -82,6 +82,8 @@ def jpeg(source, tmp_path_factory):
     return warmup(source, url, size=SIDE, variants=2, encode="jpeg", shard_bytes="15KB", workers=1)
 
 
+@pytest.mark.all
+@pytest.mark.uses("tensorflow")
 @every_encoding
 def test_sample_i_is_record_i_in_every_variant(source, built):
     encode = built.manifest.cache.encode
@@ -121,6 +123,8 @@ def test_the_manifest_says_what_it_is_a_cache_of(source, raw, jpeg):
         assert tpufeed.verify(built.url).records == variants * 60
 
 
+@pytest.mark.first_cases(2)
+@pytest.mark.uses("tensorflow")
 @pytest.mark.parametrize("built", ["jpeg", "png", "webp"], indirect=True)
 def test_encoded_pixels_are_the_raw_ones(built, raw):
     """PNG to the pixel; the others within what their quality loses."""
@@ -130,6 +134,7 @@ def test_encoded_pixels_are_the_raw_ones(built, raw):
     assert off.mean() < (2 if built.manifest.cache.encode == "png" else 8), off
 
 
+@pytest.mark.uses("tensorflow")
 def test_raw_pixels_stand_at_one_offset_in_every_record(raw):
     """Loaders copy from there without parsing; that TensorFlow finds the same bytes makes it a sound record."""
     offsets = set()
@@ -151,6 +156,7 @@ def test_raw_pixels_stand_at_one_offset_in_every_record(raw):
     assert len(offsets) == 1
 
 
+@pytest.mark.uses("tensorflow")
 def test_pixels_are_those_of_the_photographs(source, photo_folder, tmp_path):
     """The middle of an image is cut to the pixel, whatever its format."""
     built = warmup(source, tmp_path / "c", ops=[CenterCrop((40, 50))], workers=1)
@@ -162,6 +168,7 @@ def test_pixels_are_those_of_the_photographs(source, photo_folder, tmp_path):
         assert np.array_equal(sample["pixels"], whole[top : top + 40, left : left + 50])
 
 
+@pytest.mark.uses("tensorflow")
 def test_each_sample_has_the_draws_of_its_own_number(source, tmp_path):
     ops = [CenterCrop(SIDE), HorizontalFlip(0.5)]
     built = warmup(source, tmp_path / "c", ops=ops, variants=2, seed=4, shard_bytes="30KB", workers=1)
@@ -192,6 +199,8 @@ def test_draws_that_come_in_blocks_are_those_of_each_sample(source):
             assert np.array_equal(pixels, alone[variant]), draws
 
 
+@pytest.mark.all
+@pytest.mark.uses("tensorflow")
 @pytest.mark.parametrize("encode", ["raw", "jpeg"])
 def test_any_number_of_workers_and_any_cuts_make_the_same_samples(encode, source, raw, jpeg, bytes_of, tmp_path):
     built, size = (raw, "40KB") if encode == "raw" else (jpeg, "15KB")
@@ -214,6 +223,7 @@ def test_another_seed_makes_other_pixels(source, raw, tmp_path):
     assert other.manifest.cache.fingerprint != raw.manifest.cache.fingerprint
 
 
+@pytest.mark.uses("tensorflow")
 def test_an_image_that_does_not_decode_is_rejected_in_all_variants(damaged_source, tmp_path):
     name, url = damaged_source
     seen = []
@@ -233,6 +243,7 @@ def test_an_image_that_does_not_decode_is_rejected_in_all_variants(damaged_sourc
     assert (seen[-1].images, seen[-1].rejects, seen[-1].total_images) == (2 * 59, 2, 2 * 60)
 
 
+@pytest.mark.uses("tensorflow")
 def test_a_cache_of_a_cache(raw, jpeg, tmp_path):
     ops = [Resize((16, 16)), HorizontalFlip(0.0)]
     for number, built in enumerate((raw, jpeg)):
@@ -248,6 +259,7 @@ def test_a_cache_of_a_cache(raw, jpeg, tmp_path):
         assert again.manifest.cache.source_digest == built.manifest.content_digest
 
 
+@pytest.mark.uses("tensorflow")
 def test_an_unlabelled_source(flat_source, tmp_path):
     built = warmup(flat_source, tmp_path / "c", size=SIDE, variants=2, workers=1)
     assert (built.manifest.labelled, built.manifest.splits["train"].class_counts) == (False, ())

@@ -31,6 +31,7 @@ def undisturbed(source, tmp_path_factory):
     return warmup(source, tmp_path_factory.mktemp("command") / "cache", workers=1, **OPTIONS)
 
 
+@pytest.mark.all
 def test_the_command_does_what_the_function_does(source, undisturbed, bytes_of, tmp_path):
     done = run(source, tmp_path / "c", *FLAGS)
     assert done.returncode == 0, done.stderr
@@ -135,6 +136,7 @@ def state_of(folder):
     return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("kind", "encode"), [("dataset", "raw"), ("dataset", "webp"), ("raw images", "jpeg")])
 def test_a_preview_changes_nothing_and_comes_near(kind, encode, source, photo_folder, tmp_path):
     url = source if kind == "dataset" else photo_folder

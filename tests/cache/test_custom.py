@@ -57,6 +57,7 @@ def run(command, folder, *arguments):
     return done
 
 
+@pytest.mark.all
 def test_workers_import_it_from_the_current_folder(source, importable, monkeypatch, bytes_of):
     flags = ("--op", CROP, "--op", "my_ops:heavy@2", "--variants", 2, "--shard-size", "40KB")
     for command in COMMANDS:
@@ -89,6 +90,7 @@ BAD = {
 }
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("target", BAD)
 def test_what_is_wrong_is_said_at_the_probe(target, source, importable, monkeypatch):
     """In this process, as nothing gets as far as a worker; it names the op, the sample and the way out."""
@@ -126,6 +128,7 @@ def test_one_of_main_is_refused(source, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.all
 def test_one_that_fails_late_is_an_error_that_names_op_and_sample(source, importable):
     images = [image for split in ("train", "val") for image in middles(source, split)]
     probed, others = images[:16], images[16:]

@@ -42,6 +42,7 @@ def test_fingerprints_are_those_of_the_first_release(name):
     assert fingerprint_of(**keywords) == expected
 
 
+@pytest.mark.all
 def test_a_fingerprint_is_the_same_in_every_process():
     program = (
         "import importlib.util, sys\n"

@@ -66,6 +66,7 @@ def kill(process, folder, files, whole_group):
     return process.wait() == -signal.SIGKILL and not (folder / "manifest.json").exists()
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_at_random_moments_it_goes_on_with_any_number_of_workers(rounds, undisturbed, bytes_of, tmp_path):
@@ -110,6 +111,7 @@ def names_in(folder):
     return {str(path.relative_to(folder)) for path in Path(folder).rglob("*")}
 
 
+@pytest.mark.all
 def test_twice_at_once(undisturbed, bytes_of, tmp_path):
     source, whole = undisturbed["raw images"]
     processes = [start(source, tmp_path / "c", OPTIONS["raw images"], workers) for workers in (1, 2)]

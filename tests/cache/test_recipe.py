@@ -170,6 +170,7 @@ def test_overwrite_that_cannot_be_planned_costs_nothing(source, place, tmp_path)
     assert state_of_files(place) == before
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("damage", ["gone", "cut", "flipped", "index"])
 def test_a_complete_cache_that_is_damaged_is_not_taken_for_sound(damage, source, cached, place, bytes_of, changes_in):
     variant = cached.manifest.splits["val"].variants[1]

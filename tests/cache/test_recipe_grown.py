@@ -58,6 +58,7 @@ def files_of(folder):
     return {path.relative_to(folder): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
+@pytest.mark.all
 def test_records_are_those_of_a_cache_that_was_warmed_at_once(source, photos, cache, tmp_path):
     before, old = files_of(cache), records_of(cache)
     for version, folder in enumerate(photos[1:], 2):
@@ -86,6 +87,7 @@ def test_a_cache_that_is_up_to_date_is_finished(source, photos, cache):
     assert files_of(cache) == before
 
 
+@pytest.mark.all
 def test_several_appends_are_warmed_at_once_and_new_classes_are_there(source, photos, cache, tmp_path):
     classes = open_dataset(source).manifest.class_names
     (photos[2] / classes[0]).rename(photos[2] / "Aardvark")
@@ -146,6 +148,7 @@ def test_an_interrupted_warmup_is_finished_by_its_command(source, interrupted, t
     assert records_of(interrupted) == records_of(warmup(source, tmp_path / "whole", **OPTIONS).url)
 
 
+@pytest.mark.all
 def test_what_was_begun_for_a_version_that_grew_again_gives_way(source, photos, interrupted, tmp_path):
     tpufeed.append(photos[2], source, workers=1)
     assert preview_warmup(source, interrupted, **OPTIONS).splits

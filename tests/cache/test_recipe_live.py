@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.loaders.torch.host import TFRecordImages
+
+TFRecordImages = lazy("tpufeed.loaders.torch.host:TFRecordImages")
 
 SIDE, LARGE = 24, 32
 LIVE = [RandomCrop(SIDE), HorizontalFlip()]
@@ -58,6 +60,8 @@ def test_the_manifest_records_them(cached, source):
     assert [op["op"] for op in open_dataset(cached.url).manifest.options["live"]] == ["RandomCrop", "HorizontalFlip"]
 
 
+@pytest.mark.all
+@pytest.mark.uses("tensorflow", "torch")
 @pytest.mark.parametrize("loader", LOADERS)
 def test_loaders_apply_them_afresh_in_every_epoch(loader, cached):
     stored = [pixels_of(cached.url, variant) for variant in range(2)]

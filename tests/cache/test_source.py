@@ -92,6 +92,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_it_is_the_cache_of_the_dataset(kind, photo_folder, bytes_of, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "photos")
@@ -119,6 +120,7 @@ def test_it_is_the_cache_of_the_dataset(kind, photo_folder, bytes_of, tmp_path):
     assert at_once.manifest.options["command"] == "cache warmup"
 
 
+@pytest.mark.all
 def test_any_number_of_workers_and_any_cuts_make_the_same_samples(photo_folder, bytes_of, tmp_path):
     options = {"ops": OPS, "variants": 2, "splits": "train=0.8,val=0.2"}
     one = warmup(photo_folder, tmp_path / "1", workers=1, shard_bytes="40KB", **options)
@@ -160,6 +162,7 @@ LOSSLESS = {
 }
 
 
+@pytest.mark.all
 def test_odd_images_have_the_pixels_that_sharding_gives_them(corpus, tmp_path):
     folder, expectations = corpus
     options = {"max_pixels": 10**6}

@@ -66,6 +66,7 @@ def check_cache(url, view, whole):
     }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("by", ["classes", "kept ids", "fold", "samples of a split"])
 def test_samples_are_those_of_the_view(by, workers, source, whole, names, tmp_path):
@@ -109,6 +110,7 @@ def test_records_that_a_view_leaves_out_are_not_read(source, tmp_path):
     assert done.images == 2 * sum(len(view.samples(split)) for split in view.manifest.splits) > 0
 
 
+@pytest.mark.all
 def test_a_split_without_samples_is_left_out_with_a_warning(source, whole, names, tmp_path):
     dataset = open_dataset(source)
     view = dataset.select(where=lambda c: c["sample"] >= len(dataset.samples("val")), columns=["sample"])
@@ -176,6 +178,7 @@ def test_a_preview_counts_the_samples_of_the_view(source, tmp_path):
     }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("by", ["classes", "fold"])
 def test_the_cache_of_a_view_grows_with_the_dataset(by, photo_folder, tmp_path):
     paths = sorted(photo_folder.glob("*/*"))
@@ -227,6 +230,7 @@ def test_lists_of_labels_keep_their_ids(tmp_path):
     assert features_of(cache, "train", 1) == [features_of(whole, "train", 1)[sample] for sample in samples]
 
 
+@pytest.mark.all
 def test_the_command_warms_what_it_selects(source, names, bytes_of, tmp_path):
     flags = ["--select", f"classes={names[1]},{names[0]}", "--select", "fold=0/2"]
     words = ["--size", "32", "--variants", "2", "--shard-size", "20KB", "--workers", "1"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.conftest import make_photos
 from tpufeed.cli.app import app
 
-ROOT = Path(__file__).parents[2]
 TPUFEED = str(Path(sys.executable).with_name("tpufeed"))
 
 
@@ -37,36 +37,35 @@ def run():
     return lambda *words, **environment: run_command(*words, **environment) if environment else run_here(*words)
 
 
-def make_photos(folder, count):
-    command = [sys.executable, ROOT / "scripts/make_photos.py", folder, "--count", count, "--size", "160x120"]
-    subprocess.run([*map(str, command), "--classes", "3"], check=True, capture_output=True)
-    return folder
-
-
 @pytest.fixture(scope="session")
-def photo_folder(tmp_path_factory):
+def photo_folder(once):
     """30 photographs of 12 kB in three class folders."""
-    return make_photos(tmp_path_factory.mktemp("cli") / "photos", 30)
+    return once(make_photos, 30)
 
 
 @pytest.fixture(scope="session")
-def large_folder(tmp_path_factory):
+def large_folder(once):
     """300 photographs: enough to be interrupted."""
-    return make_photos(tmp_path_factory.mktemp("cli") / "many", 300)
+    return once(make_photos, 300)
 
 
 @pytest.fixture(scope="session")
-def dataset_url(photo_folder):
+def dataset_url(once, photo_folder):
     """Not to be changed."""
-    url = str(photo_folder.parent / "dataset")
-    done = run_here("shard", photo_folder, url, "--shard-size", "60KB", "--splits", "train=0.7,val=0.3")
+    return str(once(_make_dataset, photo_folder))
+
+
+def _make_dataset(folder, photos):
+    done = run_here("shard", photos, folder, "--shard-size", "60KB", "--splits", "train=0.7,val=0.3")
     assert done.returncode == 0, done.stderr
-    return url
 
 
 @pytest.fixture(scope="session")
-def cache_url(dataset_url):
+def cache_url(once, dataset_url):
     """Not to be changed."""
-    done = run_here("cache", "warmup", dataset_url, f"{dataset_url}-cache", "--size", "32", "--variants", "2")
+    return str(once(_make_cache, dataset_url))
+
+
+def _make_cache(folder, url):
+    done = run_here("cache", "warmup", url, folder, "--size", "32", "--variants", "2")
     assert done.returncode == 0, done.stderr
-    return f"{dataset_url}-cache"

@@ -22,6 +22,7 @@ def done(run, cache_url, tmp_path_factory):
     return done, json.loads(path.read_text())
 
 
+@pytest.mark.all
 def test_every_line_says_that_the_device_is_emulated(done, cache_url):
     lines = [line for line in done[0].stdout.splitlines() if re.search(r"\w", line)]
     assert len(lines) >= 6
@@ -62,6 +63,7 @@ def test_what_all_rows_have_in_common_is_said_once() -> None:
     assert list(_iter_verdicts(runs[:1])) == ["a: no verdict: few batches"]
 
 
+@pytest.mark.all
 def test_rows_with_device_ops_say_so(run, cache_url):
     done = run("bench", cache_url, *DEVICE, "--device-op", "HorizontalFlip", "--device-op", "Grayscale")
     assert done.returncode == 0, done.stderr
@@ -69,8 +71,9 @@ def test_rows_with_device_ops_say_so(run, cache_url):
     assert f"EMULATED {cache_url}, numpy, device ops: " in done.stdout
 
 
+@pytest.mark.all
+@pytest.mark.uses("matplotlib")
 def test_json_and_a_report(run, cache_url, tmp_path):
-    pytest.importorskip("matplotlib")
     page = tmp_path / "out.html"
     done = run("bench", cache_url, "--device", "none", *DEVICE[2:], "--json", "--report", page)
     assert done.returncode == 0, done.stderr

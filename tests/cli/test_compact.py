@@ -23,6 +23,7 @@ def grown(run, photo_folder, tmp_path):
     return url
 
 
+@pytest.mark.all
 def test_compact_and_prune_say_what_they_did(run, grown):
     done = run("compact", grown)
     assert done.returncode == 0, done.stderr
@@ -66,6 +67,7 @@ def test_what_cannot_be_is_refused_with_exit_code_2(words, message, run, dataset
     assert message in done.stderr
 
 
+@pytest.mark.all
 def test_a_cache_says_which_version_of_its_source_it_covers(run, grown, tmp_path):
     cache = tmp_path / "c"
     assert run("cache", "warmup", grown, cache, "--size", "32").returncode == 0
@@ -78,6 +80,7 @@ def test_a_cache_says_which_version_of_its_source_it_covers(run, grown, tmp_path
     assert open_dataset(cache).number == 2
 
 
+@pytest.mark.all
 def test_an_append_tells_its_own_rejects_and_those_of_all_versions(run, grown, photo_folder, tmp_path):
     for number, folder in enumerate(("first", "second")):
         target = tmp_path / folder / "cat"
@@ -97,6 +100,7 @@ def test_an_append_tells_its_own_rejects_and_those_of_all_versions(run, grown, p
     assert (again["added"], again["rejects"], again["rejects_of_all_versions"]) == (0, {}, {"not_an_image": 3})
 
 
+@pytest.mark.all
 def test_what_is_refused_is_refused_by_a_dry_run(run, grown, photo_folder):
     for words in (
         ("append", photo_folder, grown, "--unset", "colour"),

@@ -78,6 +78,7 @@ def redirected(photo_folder, dataset_url, tmp_path):
     )
 
 
+@pytest.mark.all
 @redirections
 def test_a_reader_that_has_enough(redirected, words, variables):
     """It closes the pipe before the command writes."""
@@ -85,11 +86,13 @@ def test_a_reader_that_has_enough(redirected, words, variables):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.all
 def test_a_reader_that_has_enough_of_the_first_line(dataset_url):
     done = shell('"$TPUFEED" info "$1" | head -1 > /dev/null', dataset_url)
     assert done.stderr == ""
 
 
+@pytest.mark.all
 @redirections
 def test_a_stdout_that_takes_nothing(redirected, words, variables):
     done = redirected(words, "> /dev/full", variables)
@@ -97,6 +100,7 @@ def test_a_stdout_that_takes_nothing(redirected, words, variables):
     assert done.stderr == f"error: stdout cannot be written to: {os.strerror(28)}\n"
 
 
+@pytest.mark.all
 def test_a_stdout_that_takes_nothing_is_an_event_of_a_log(photo_folder, tmp_path):
     done = shell('"$TPUFEED" shard "$1" "$2" --log-json --workers 1 > /dev/full', photo_folder, tmp_path / "d")
     assert done.returncode == 1
@@ -104,15 +108,18 @@ def test_a_stdout_that_takes_nothing_is_an_event_of_a_log(photo_folder, tmp_path
     assert (last["event"], last["type"]) == ("error", "StoreError")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("words", "code"), [(["info", "D"], 0), (["info", "D2"], 2), (["info", "--nonsense"], 2)])
 def test_a_stderr_that_takes_nothing_leaves_the_exit_code(redirected, words, code):
     assert redirected(words, "2> /dev/full", {}).returncode == code
 
 
+@pytest.mark.all
 def test_streams_that_are_not_there(dataset_url):
     assert shell('"$TPUFEED" verify "$1" 2>&- >&-', dataset_url).returncode == 0
 
 
+@pytest.mark.all
 def test_streams_that_are_closed(run, photo_folder, tmp_path):
     """No file or socket takes their numbers, into which libraries would print."""
     assert run("shard", photo_folder, tmp_path / "open", "--shard-size", "60KB").returncode == 0
@@ -123,6 +130,7 @@ def test_streams_that_are_closed(run, photo_folder, tmp_path):
     assert files[0] == files[1]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("variables", [{"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
 def test_the_c_locale(variables, run, photo_folder, tmp_path):
     (tmp_path / "größe 猫").symlink_to(photo_folder)
@@ -139,6 +147,7 @@ def test_the_c_locale(variables, run, photo_folder, tmp_path):
     assert re.search(r"^\r?error: .*gr(\\udc\w\w)+e .* holds no dataset.*\r\n", seen, re.MULTILINE)
 
 
+@pytest.mark.all
 def test_colours_are_for_terminals(dataset_url):
     bold = re.compile(r"\x1b\[[0-9;]*m")
     code, seen = run_at_terminal("info", dataset_url, escapes=True)
@@ -155,6 +164,7 @@ def test_colours_are_for_terminals(dataset_url):
     assert done.stderr == ""  # no live line in a log for all that
 
 
+@pytest.mark.all
 def test_a_narrow_terminal(photo_folder, tmp_path):
     words = ("shard", photo_folder, tmp_path / "d", "--shard-size", "60KB", "--workers", 1)
     code, seen = run_at_terminal(*words, COLUMNS="20")
@@ -167,6 +177,7 @@ def test_a_narrow_terminal(photo_folder, tmp_path):
     assert re.search(r"^1: class cat, train 10, all 10", seen, re.MULTILINE)
 
 
+@pytest.mark.all
 def test_modules_that_are_commands(dataset_url):
     done = shell('"$1" -m tpufeed --version && "$1" -m tpufeed cache warmup --help', sys.executable)
     assert done.returncode == 0
@@ -175,6 +186,7 @@ def test_modules_that_are_commands(dataset_url):
     assert Path(dataset_url).exists()
 
 
+@pytest.mark.all
 def test_a_class_name_beyond_the_terminals_encoding(run, photo_folder, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "photos")
     (tmp_path / "photos/cat").rename(tmp_path / "photos/größe")

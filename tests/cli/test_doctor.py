@@ -37,6 +37,7 @@ def test_the_page_has_commands():
     assert all(command.startswith("tpufeed doctor ") for command in COMMANDS)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, command):
     monkeypatch.chdir(place)
@@ -57,8 +58,8 @@ def test_the_commands_of_the_page_run_as_they_stand(run, place, monkeypatch, com
         assert "redicted" in (place / "doctor.html").read_text()
 
 
+@pytest.mark.uses("xprof")
 def test_a_profile_s_figures_and_verdict_are_shown(run, cache_url, tmp_path):
-    pytest.importorskip("xprof")
     core = tensor_core(0, [step(40, 0.3)] * 12)
     logs = write_profile(tmp_path, "2026_11_22_03_00_00", vm=encode_xspace(core, host_plane(31.0)))
     done = run("doctor", cache_url, "--seconds", 1, "--profile", logs, "--flops-per-sample", 1e15)
@@ -69,6 +70,7 @@ def test_a_profile_s_figures_and_verdict_are_shown(run, cache_url, tmp_path):
     assert "look at the run rather than at the data" in done.stdout  # 1e15 FLOPs a sample need no fast host
 
 
+@pytest.mark.all
 def test_damaged_records_are_one_note(run, dataset_url, tmp_path):
     damaged = shutil.copytree(dataset_url, tmp_path / "damaged")
     shard = min(damaged.glob("train-*.tfrecord"))

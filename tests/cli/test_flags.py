@@ -61,6 +61,7 @@ def test_offers(words, offered):
     assert complete(*words) == offered
 
 
+@pytest.mark.all
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes(tmp_path):
     cases = {
@@ -89,6 +90,7 @@ def test_bash_completes(tmp_path):
         assert offer in offered, words
 
 
+@pytest.mark.all
 def test_nothing_heavy_is_imported_to_complete():
     program = (
         "import sys; from tpufeed.cli import main\n"

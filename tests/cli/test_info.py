@@ -76,6 +76,7 @@ def test_odd_cases_rejects_and_options(run, edited):
     assert facts["data_url"] is None
 
 
+@pytest.mark.all
 def test_shards_that_lie_elsewhere(run, edited, dataset_url):
     copy = edited(lambda manifest: manifest.update(data_url=dataset_url))
     for shard in copy.glob("*.tfrecord"):
@@ -135,6 +136,7 @@ def test_info_counts_classes_beside_an_empty_split(run, photo_folder, tmp_path):
     assert counted(run("info", tmp_path / "d").stdout) == {"astronaut": 10, "cat": 10, "coffee": 10}
 
 
+@pytest.mark.all
 def test_names_that_a_terminal_might_take_amiss(run, dataset_url, tmp_path):
     """As mark-up, as characters that it does not have, and as bytes that are no character."""
     place = tmp_path / "x[/red][bold]x größe 猫 b\udcffd"
@@ -176,6 +178,7 @@ def labels_of(view, split):
     return [features["image/class/label"].values[0] for features in view.iter_examples(split)]
 
 
+@pytest.mark.first_cases(6)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -51,6 +51,7 @@ def processes_of(session):
     return found
 
 
+@pytest.mark.all
 def test_progress_with_rate_and_time_left_on_a_terminal(large_folder, tmp_path):
     code, seen = run_at_terminal("shard", large_folder, tmp_path / "d", "--shard-size", "100KB", "--workers", 2)
     assert code == 0, seen
@@ -64,6 +65,7 @@ def test_progress_with_rate_and_time_left_on_a_terminal(large_folder, tmp_path):
     assert "dataset: " in seen
 
 
+@pytest.mark.all
 def test_progress_counts_what_an_earlier_run_has_done(large_folder, tmp_path):
     (tmp_path / "photos").symlink_to(large_folder)
     tpufeed.shard(tmp_path / "photos", tmp_path / "d", shard_bytes="100KB", workers=1)
@@ -80,6 +82,7 @@ def test_progress_counts_what_an_earlier_run_has_done(large_folder, tmp_path):
     assert f"wrote {missing} images" in seen
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_ends_with_one_line_or_event_and_the_same_command_goes_on(workers, run, large_folder, tmp_path):
     """SIGINT goes to the whole group, as a terminal sends it."""

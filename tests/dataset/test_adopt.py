@@ -171,6 +171,8 @@ def test_the_loader_reads_it(adopted, layout, photos):
     assert all(images.shape == (7, 48, 48, 3) and images.std() > 20 for images, _, _ in batches)
 
 
+@pytest.mark.uses("tensorflow", "torch")
+@pytest.mark.first_cases(2)
 def test_tensorflow_and_torch_read_it(adopted):
     dataset = tpufeed.Loader(adopted.url, batch_size=7, ops=OPS, shuffle=False, columns=["image", "label"]).to_tf()
     images, labels = next(iter(dataset))
@@ -180,6 +182,7 @@ def test_tensorflow_and_torch_read_it(adopted):
     assert len(samples) == 14
 
 
+@pytest.mark.all
 def test_a_cache_of_it(sources, tmp_path):
     """Made by other processes of shards that lie elsewhere."""
     adopted = tpufeed.adopt(sources["imagenet"], tmp_path / "adopted")
@@ -210,6 +213,7 @@ def test_an_unlabelled_split_is_adopted_apart(sources, tmp_path):
     assert sorted(names) == [f"test0{number:02d}" for number in range(7)]
 
 
+@pytest.mark.all
 def test_own_records_without_their_manifest_keep_their_content(dataset_url, tmp_path):
     original = tpufeed.open_dataset(dataset_url)
     copy = shutil.copytree(dataset_url, tmp_path / "copy")

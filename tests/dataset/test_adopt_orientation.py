@@ -56,8 +56,8 @@ def records(files, tmp_path_factory, write_tfrecords):
 
 
 @pytest.fixture(scope="module")
-def turned(records):
-    return tpufeed.adopt(records, records.parent / "turned-dataset", exif="apply")
+def turned(records, tmp_path_factory):
+    return tpufeed.adopt(records, tmp_path_factory.mktemp("turned") / "dataset", exif="apply")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,7 @@ def seen(files):
     return [np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")) for data in files]
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize(("ops", "processes"), [*((ops, 0) for ops in WINDOWS), ("a window", 1)])
 def test_loaders_show_what_pillow_shows(turned, seen, ops, processes):
     options = {"shuffle": False, "columns": ["image", "sample"], "batch_size": 8, "seed": 3, "processes": processes}
@@ -82,6 +83,7 @@ def test_loaders_show_what_pillow_shows(turned, seen, ops, processes):
     assert count == len(seen)
 
 
+@pytest.mark.uses("tensorflow", "torch")
 def test_torch_tensorflow_and_the_map_style_dataset_turn_too(turned, seen):
     ops = [CenterCrop((96, 160))]
     for sample, item in enumerate(tpufeed.TFRecordImages(turned.url, "train", ops=ops)):
@@ -96,6 +98,7 @@ def test_torch_tensorflow_and_the_map_style_dataset_turn_too(turned, seen):
         tpufeed.Loader(turned.url, **options).to_tf(direct=True)
 
 
+@pytest.mark.all
 def test_reduced_decoding_begins_at_the_same_corner(photos, tmp_path, write_tfrecords):
     """321 pixels are 160 pairs and a single one, which must not come first in the image that is turned."""
     upright = Image.open(io.BytesIO(photos["china.jpg"])).convert("RGB").resize((640, 321))
@@ -167,8 +170,9 @@ def test_boxes_of_is_of_boxes(records, tmp_path):
 
 def test_avif_is_turned_by_loaders_and_heic_and_jpeg_xl_are_decoded(photos, tmp_path, write_tfrecords):
     pytest.importorskip("PIL._avif")
-    pillow_heif = pytest.importorskip("pillow_heif")
-    pytest.importorskip("pillow_jxl")
+    import pillow_heif
+    import pillow_jxl  # noqa: F401  # for Pillow to save them
+
     upright = Image.open(io.BytesIO(photos["china.jpg"])).convert("RGB").resize((160, 96))
     heic, jxl = io.BytesIO(), io.BytesIO()
     pillow_heif.from_pillow(upright).save(heic, quality=90)

@@ -64,6 +64,7 @@ def test_splits_without_labels(refused, photo, tmp_path, write_tfrecords):
     refused(OptionError, "has no split 'dev'; the names of its files give test, train", only=["dev"])
 
 
+@pytest.mark.uses("tensorflow")
 def test_tensors_instead_of_images(refused):
     import tensorflow as tf
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import tpufeed
+from tests.tfrecords import write_file
 from tpufeed.errors import (
     OptionError,
     RecordError,
@@ -78,10 +79,7 @@ def test_damage(refused, photo, tmp_path, write_tfrecords):
 
 
 def test_records_that_are_no_examples(refused, tmp_path):
-    import tensorflow as tf
-
-    with tf.io.TFRecordWriter(str(tmp_path / "x.tfrecord")) as writer:
-        writer.write(b"\xff\xff not a message")
+    write_file(tmp_path / "x.tfrecord", [b"\xff\xff not a message"])
     refused(RecordError, r"x\.tfrecord, record 0, byte 0: not a tf\.train\.Example")
 
 

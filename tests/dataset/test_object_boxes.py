@@ -90,6 +90,7 @@ def check_boxes(url, records, ops, most=2.5, **options):
 ORIENTATIONS = range(1, 9)
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("exif", ["apply", "ignore"])
 @pytest.mark.parametrize(("sizes", "of"), [("stored", "stored"), ("upright", "upright"), (None, "stored")])
 def test_boxes_lie_on_what_they_are_of(exif, sizes, of, tmp_path, write_tfrecords):
@@ -163,6 +164,7 @@ def test_records_without_boxes_say_nothing_of_them(tmp_path, write_tfrecords, ca
     assert counts.tolist() == [1] + [0] * 8
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("exif", ["apply", "ignore"])
 @pytest.mark.parametrize("of", ["stored", "upright"])
 def test_caches_sheets_and_single_samples_have_the_boxes_there(exif, of, tmp_path, write_tfrecords):

@@ -253,6 +253,7 @@ def samples_of_ranks(make_order, size, batch, start=0, remainder="pad"):
     return found
 
 
+@pytest.mark.all
 @given(st.lists(st.integers(0, 60), max_size=8), seeds, st.sampled_from([4, 12, 18, 30]), st.integers(1, 5), st.data())
 def test_a_run_that_changes_its_world_again_and_again_sees_each_sample_once(sizes, seed, lanes, batch, data):
     """Stop after some batches, and continue with another world and batch size, again and again."""
@@ -271,6 +272,7 @@ def test_a_run_that_changes_its_world_again_and_again_sees_each_sample_once(size
     assert sequence == whole.places_at(np.arange(whole.records)).sample.tolist()
 
 
+@pytest.mark.all
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8), seeds, worlds, st.integers(1, 9))
 def test_remainders_differ_in_the_last_batch_alone(sizes, seed, size, batch):
     def make():

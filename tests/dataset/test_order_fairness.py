@@ -57,6 +57,7 @@ def errors(values, expected, deviation):
     return off / (np.maximum(deviation, 1e-9) / np.sqrt(len(values)))  # it is the same in all epochs, sometimes
 
 
+@pytest.mark.all
 def test_each_record_is_dropped_as_often_as_any_other(epochs):
     share = epochs.dropped[0].mean()
     assert errors(epochs.dropped, share, np.sqrt(share * (1 - share))).max() < MOST_ERRORS

@@ -68,6 +68,7 @@ def uneven(shards, mean=40, seed=0):
     return np.random.default_rng(seed).integers(int(mean * 0.93), int(mean * 1.07) + 1, shards).tolist()
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("size", WORLDS)
 def test_a_host_downloads_the_shards_of_its_lanes_alone(size):
     records = uneven(SHARDS_A_RANK * size)

@@ -6,9 +6,9 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
-from sklearn.utils.class_weight import compute_class_weight
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.dataset import reader as reader_module
 from tpufeed.dataset.manifest import encode_manifest
 from tpufeed.dataset.reader import open_dataset
@@ -18,6 +18,8 @@ from tpufeed.errors import (
     OptionError,
 )
 from tpufeed.storage.local import LocalStore
+
+compute_class_weight = lazy("sklearn.utils.class_weight:compute_class_weight")
 
 
 @pytest.mark.parametrize("variant", [2, -1])
@@ -88,6 +90,7 @@ def labels_of(dataset, split, key="image/class/label"):
     return np.array([example[key].values[0] for example in dataset.iter_examples(split)])
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_class_weights_are_scikit_learn_s_balanced(split, dataset_url):
     dataset = open_dataset(dataset_url)

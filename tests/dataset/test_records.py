@@ -6,17 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 import tpufeed
 from tests.dataset.damaging import flip
+from tests.frameworks import lazy
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import (
     RecordError,
     ShardError,
 )
+
+tf = lazy("tensorflow")
 
 
 @pytest.fixture(params=["local", "memory", "fsspec"])
@@ -34,6 +36,7 @@ def read_all(reader, shards):
     ]
 
 
+@pytest.mark.uses("tensorflow")
 def test_records_are_those_that_tensorflow_reads(dataset, dataset_url):
     for split in ("train", "val"):
         shards = dataset.split(split).variants[0].shards
@@ -114,6 +117,7 @@ def test_a_shard_that_goes_while_it_is_mapped_stays_readable(change, copy):
     assert bytes(view) == expected[0]
 
 
+@pytest.mark.all
 def test_many_shards_are_open_without_a_descriptor_each(tmp_path):
     (tmp_path / "images").mkdir()
     for number in range(150):

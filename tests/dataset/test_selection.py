@@ -78,6 +78,7 @@ def subsets(draw):
     return kept
 
 
+@pytest.mark.all
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(subsets())
 def test_the_chosen_are_those_of_a_plain_list(kept):

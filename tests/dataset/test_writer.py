@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.tfrecords import records_of
 from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.reader import open_dataset
@@ -22,6 +22,8 @@ from tpufeed.dataset.writer import IndexWriter, ShardWriter
 from tpufeed.errors import DatasetNotFoundError, StoreError
 from tpufeed.tfrecord.example import Feature, encode_entries
 from tpufeed.tfrecord.layout import FixedLayout
+
+tf = lazy("tensorflow")
 
 LAYOUT = FixedLayout("image/encoded", ("image/class/label", "image/height"))
 TPUFEED = Path(sys.executable).with_name("tpufeed")
@@ -50,6 +52,7 @@ def test_what_is_written_is_read_back(images):
     assert found == [(image, ints) for image, ints, _ in images]
 
 
+@pytest.mark.uses("tensorflow")
 def test_tensorflow_reads_every_record(tmp_path):
     images = [(bytes([n]) * n, (n - 3, 1 << n), f"größe {n}") for n in range(7)]
     write(tmp_path / "shard", images)
@@ -113,6 +116,7 @@ main()
 """
 
 
+@pytest.mark.all
 def test_a_shard_that_cannot_grow_is_an_error_and_with_room_the_same_command_goes_on(photo_folder, tmp_path):
     """The last record is written in part, which is no error of the write itself."""
     tpufeed.shard(photo_folder, tmp_path / "whole", workers=1)

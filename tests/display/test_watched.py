@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
+
+from tests.frameworks import lazy
+
+nbformat, NotebookClient = lazy("nbformat"), lazy("nbclient:NotebookClient")
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import tpufeed; tpufeed.shard('photos', 'd', shard_bytes='100KB', workers=1{more})"
@@ -50,6 +52,7 @@ def at_terminal(program, folder, **variables):
     return seen.decode()
 
 
+@pytest.mark.all
 def test_a_terminal_sees_one_bar_for_each_call(folder):
     seen = at_terminal(f"{BUILD.format(more='')}; {VERIFY.format(more='')}", folder)
     lines = [line.rpartition("\r")[2] for line in seen.replace("\r\n", "\n").strip().split("\n")]
@@ -58,6 +61,7 @@ def test_a_terminal_sees_one_bar_for_each_call(folder):
     assert "━" in seen
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("more", [", progress=False", ", listener=print"])
 def test_a_terminal_sees_no_bar_that_is_not_wanted(more, folder):
     seen = at_terminal(BUILD.format(more=more), folder)
@@ -66,6 +70,7 @@ def test_a_terminal_sees_no_bar_that_is_not_wanted(more, folder):
     assert "━" not in seen
 
 
+@pytest.mark.all
 def test_a_child_process_shows_no_bar_beside_its_parents(folder):
     program = (
         f"import multiprocessing as mp, tpufeed; {BUILD.format(more=', progress=False')}\n"
@@ -76,6 +81,7 @@ def test_a_child_process_shows_no_bar_beside_its_parents(folder):
     assert "verifying" not in seen
 
 
+@pytest.mark.all
 def test_a_pipe_gets_nothing(folder):
     done = subprocess.run(
         [sys.executable, "-c", BUILD.format(more="")], cwd=folder, env=environment(), capture_output=True, check=True
@@ -83,6 +89,7 @@ def test_a_pipe_gets_nothing(folder):
     assert (done.stdout, done.stderr) == (b"", b"")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("command", ["tpufeed shard photos d --workers 1", None])
 def test_the_terminal_of_a_kernel_gets_no_redraws(command, folder):
     program = (
@@ -94,6 +101,7 @@ def test_the_terminal_of_a_kernel_gets_no_redraws(command, folder):
     assert ("dataset: " in seen) == (command is not None)
 
 
+@pytest.mark.all
 def test_a_notebook_keeps_one_bar_and_a_table(folder, monkeypatch):
     for name in ("FORCE_COLOR", "NO_COLOR", "JPY_PARENT_PID", "MPLBACKEND"):
         monkeypatch.delenv(name, raising=False)

@@ -61,7 +61,8 @@ def cluster(server, gates):
 @pytest.fixture(scope="module")
 def connected(cluster):
     """This process, already connected to the cluster by the user."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     yield cluster
     ray.shutdown()

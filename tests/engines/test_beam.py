@@ -29,7 +29,7 @@ from tpufeed.engines.engine import Job
 from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError
 from tpufeed.storage.gcs import GcsStore
 
-pytest.importorskip("apache_beam")
+pytestmark = pytest.mark.uses("apache_beam")
 
 IN_MEMORY = ("--runner=DirectRunner",)
 PARALLEL = (*IN_MEMORY, "--direct_running_mode=multi_threading", "--direct_num_workers=2")

@@ -7,11 +7,16 @@ import re
 import pytest
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.build.plan import TaskRef
 from tpufeed.errors import OptionError
 
-pytest.importorskip("apache_beam")
-from tpufeed.engines.beampipeline import check_arguments, explain, pack, unpack
+pytestmark = pytest.mark.uses("apache_beam")
+
+check_arguments = lazy("tpufeed.engines.beampipeline:check_arguments")
+explain = lazy("tpufeed.engines.beampipeline:explain")
+pack = lazy("tpufeed.engines.beampipeline:pack")
+unpack = lazy("tpufeed.engines.beampipeline:unpack")
 
 
 def test_a_worker_without_tpufeed_is_told_what_to_install():

@@ -25,6 +25,7 @@ from tests.engines.contract import (
     total,
     wait_until,
 )
+from tests.frameworks import lazy
 from tests.gcs_server import GcsServer
 from tpufeed import cache
 from tpufeed.engines.choice import SerialEngine
@@ -32,7 +33,9 @@ from tpufeed.engines.ray import RayEngine
 from tpufeed.errors import BuildError, TaskError, install_command
 from tpufeed.images import CenterCrop, Custom
 
-ray = pytest.importorskip("ray")
+ray = lazy("ray")
+
+pytestmark = pytest.mark.uses("ray")
 
 
 class TestContract(EngineContract):

@@ -12,7 +12,7 @@ from tpufeed.cli.app import app
 from tpufeed.engines.ray import RayEngine
 from tpufeed.errors import OptionError, install_command
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.uses("ray")
 
 
 def refusal(address, tmp_path):

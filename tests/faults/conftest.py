@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.conftest import make_photos
 from tests.faults import remote
 from tests.gcs_server import GcsServer
 from tpufeed import cache
@@ -27,27 +28,29 @@ PHOTOS = 40
 
 
 @pytest.fixture(scope="session")
-def photo_folder(tmp_path_factory):
+def photo_folder(once):
     """40 photographs of 5 kB in two class folders; not to be changed."""
-    folder = tmp_path_factory.mktemp("faults") / "photos"
-    command = [sys.executable, ROOT / "scripts/make_photos.py", folder, "--count", PHOTOS, "--size", "96x72"]
-    subprocess.run([*map(str, command), "--classes", "2"], check=True, capture_output=True)
-    return folder
+    return once(make_photos, PHOTOS, "96x72", 2)
 
 
 @pytest.fixture(scope="session")
-def dataset_url(photo_folder):
+def dataset_url(once, photo_folder):
     """One split in several shards; not to be changed."""
-    url = str(photo_folder.parent / "dataset")
-    tpufeed.shard(photo_folder, url, shard_bytes="30KB", workers=1)
-    return url
+    return str(once(_make_dataset, photo_folder))
+
+
+def _make_dataset(folder, photos):
+    tpufeed.shard(photos, folder, shard_bytes="30KB", workers=1)
 
 
 @pytest.fixture(scope="session")
-def cache_url(dataset_url):
+def cache_url(once, dataset_url):
     """Raw pixels of 32x32 in two variants; not to be changed."""
-    cache.warmup(dataset_url, f"{dataset_url}-cache", size=32, variants=2, shard_bytes="40KB", workers=1)
-    return f"{dataset_url}-cache"
+    return str(once(_make_cache, dataset_url))
+
+
+def _make_cache(folder, url):
+    cache.warmup(url, folder, size=32, variants=2, shard_bytes="40KB", workers=1)
 
 
 @pytest.fixture

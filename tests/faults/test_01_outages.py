@@ -48,11 +48,13 @@ def are_all_met(server, places):
     return True
 
 
+@pytest.mark.all
 def test_what_is_kept_is_what_a_local_build_makes(server, kept, dataset_url, cache_url, bytes_of):
     assert objects(server, "kept/dataset") == bytes_of(dataset_url)
     assert objects(server, "kept/cache") == bytes_of(cache_url)
 
 
+@pytest.mark.first_cases(1)
 @few_rules
 def test_shard_ends_with_the_same_bytes(rule, server, kept, patience):
     patience(QUICK)
@@ -77,6 +79,7 @@ def test_warmup_ends_with_the_same_bytes(server, kept, patience):
     assert names_of(server, "c") == names_of(server, "kept/cache")
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("copied", "rule"),
     [(True, RULES[name]) for name in ("503", "reset in mid-body", "stall")] + [(False, RULES["reset in mid-body"])],
@@ -93,6 +96,7 @@ def test_a_loader_gives_the_same_samples(copied, rule, server, kept, cache_url, 
     assert are_all_met(server, places)
 
 
+@pytest.mark.all
 def test_the_command_with_two_workers_ends_with_the_same_bytes(server, kept, real_command):
     """In processes of its own, each of which has a connection that is reset and a server that is too busy."""
     server.fault("status", operation="write", name="d/*", status=429, retry_after=0.1, calls=(1, 3, 5, 7))
@@ -112,6 +116,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("moment", BEYOND)
 def test_beyond_the_deadline_shard_names_the_object_and_goes_on_later(moment, server, kept, command, patience):
     operation, name, url, left = BEYOND[moment]
@@ -136,6 +141,7 @@ def test_beyond_the_deadline_shard_names_the_object_and_goes_on_later(moment, se
     assert names_of(server, "d") == whole
 
 
+@pytest.mark.all
 def test_beyond_the_deadline_warmup_names_the_object_and_goes_on_later(server, kept, command, patience):
     words = ["cache", "warmup", f"{kept}/dataset", "gs://bucket/c", "--size", 32, "--variants", 2]
     words += ["--shard-size", "40KB", "--workers", 1]

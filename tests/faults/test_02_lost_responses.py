@@ -49,6 +49,7 @@ def test_the_end_of_a_shard_in_chunks_is_lost(server, kept, monkeypatch):
     assert names_of(server, "c") == names_of(server, "calm")
 
 
+@pytest.mark.all
 def test_a_plan_of_another_build_is_not_taken_for_our_own(server, kept):
     """It came just before: the put that lost its response had not been stored."""
     tpufeed.shard(f"{kept}/photos", "gs://bucket/other", seed=1, **SHARD)

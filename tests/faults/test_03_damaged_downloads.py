@@ -98,6 +98,7 @@ def test_a_part_of_the_index_that_is_damaged_each_time_is_no_other_sample(server
     assert found == expected[: len(found)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("name", "damage"),
     [(VICTIM, DAMAGES["cut to nothing"]), (VICTIM, DAMAGES["corrupt"]), ("train-v0.index.npy", DAMAGES["corrupt"])],
@@ -134,6 +135,7 @@ def test_a_cache_is_made_of_what_was_sent(server, kept):
     assert objects(server, "c") == objects(server, "kept/cache")
 
 
+@pytest.mark.all
 def test_photographs_are_taken_as_they_were_sent(server, kept):
     """A bit of a JPEG's pixels is another picture to every decoder, and no error."""
     server.fault("corrupt", operation="read", name="*/photos/*.jpg", calls=(1, 17))
@@ -151,6 +153,7 @@ def begun(server, kept):
     return "gs://bucket/d"
 
 
+@pytest.mark.all
 def test_a_task_is_fetched_again(server, kept):
     """One digit of a label is another label, and no error to any parser."""
     header, line, *_ = server.get("bucket", "kept/dataset/_tpufeed/plan.jsonl").splitlines()
@@ -172,6 +175,7 @@ def test_a_task_that_is_damaged_each_time_is_named(server, kept, command):
     assert not [name for name in names_of(server, "d") if name.endswith((".tfrecord", "manifest.json"))]
 
 
+@pytest.mark.all
 def test_a_plan_is_fetched_again(server, kept, begun, monkeypatch):
     """It is read by ranges, none of which is the whole object, and each task once more before any is run."""
     monkeypatch.setattr(reading, "_BLOCK_BYTES", 2000)
@@ -336,6 +340,7 @@ def damage_list(server, member, within, times=1):
     server.fault("corrupt", operation="read", name="*/a.tar", after_bytes=place - start, calls=calls)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("member", "within"), [("0004.cls", 0), ("0011.jpg", 30)], ids=str)
 def test_a_list_of_a_tar_that_arrives_damaged_is_made_again(member, within, server, source, small_blocks, caplog):
     """A label, and pixels that the list does not look at, but that tell that it was damaged."""
@@ -363,6 +368,7 @@ def table(request, server, kept):
     return f"gs://bucket/tables/t.{request.param}", data.rindex(b"class1") + 5
 
 
+@pytest.mark.all
 def test_a_table_that_arrives_damaged_is_fetched_again(server, table):
     url, place = table
     tpufeed.shard(url, "gs://bucket/e", workers=1)
@@ -398,6 +404,7 @@ def test_damage_that_a_shard_arrives_with_each_time_is_its_own_to_verify(server,
     assert (done.exit_code, "is damaged" in done.stderr, VICTIM in done.stdout) == (1, True, True)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("place", "call"), [(4, 1), (1000, 2)], ids=["length", "payload"])
 def test_adopt_fetches_a_damaged_range_again(place, call, server, kept, command):
     """The first request looks at the first record only; the others read it all."""

@@ -24,13 +24,13 @@ A_BATCH_BYTES = 4 * 3_300  # four records of 32 x 32 x 3 bytes, see remote.WARM
 FLAGS = ["--size", 32, "--variants", 2, "--shard-size", "40KB", "--workers", 2]
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
 def test_a_cache_that_is_killed_at_any_event_ends_with_the_same_bytes(
-    rounds, cache_url, struck, run, bytes_of, tmp_path
+    rounds, dataset_url, cache_url, struck, run, bytes_of, tmp_path
 ):
     """At an event drawn from all that the files of a cache cause, in the launcher and in its workers."""
-    dataset_url = cache_url.removesuffix("-cache")
     match = rf"{tmp_path}/c"
     calm = struck(match)
     done = calm.run("cache", "warmup", dataset_url, tmp_path / "calm", *FLAGS)
@@ -57,6 +57,7 @@ def test_a_cache_that_is_killed_at_any_event_ends_with_the_same_bytes(
     assert with_shards
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", ["train.index.npy", "manifest.json"])
 def test_an_adoption_that_is_killed_leaves_no_dataset_and_is_repeated(name, dataset_url, struck, run, tmp_path):
     folder = tmp_path / "foreign"
@@ -116,6 +117,7 @@ def grown_files(folder):
     }
 
 
+@pytest.mark.all
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("work", ["append", "compact", "warmup"])
@@ -159,6 +161,7 @@ def test_a_dataset_that_is_killed_as_it_grows_is_always_one_whole_version(work, 
     assert unpublished
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "event",
     [
@@ -185,6 +188,7 @@ def test_killed_as_a_version_is_published_the_one_before_stands(work, event, gro
     assert tpufeed.verify(folder).records == samples
 
 
+@pytest.mark.all
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_a_prune_that_is_killed_leaves_no_version_that_is_not_whole(rounds, growing, struck, run, tmp_path):
@@ -215,12 +219,11 @@ def test_a_prune_that_is_killed_leaves_no_version_that_is_not_whole(rounds, grow
         assert tpufeed.verify(folder).records == samples
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("work", ["append", "compact"])
-def test_a_dataset_in_a_bucket_is_one_whole_version_too(  # noqa: PLR0917
-    work, rounds, growing, server, upload, spawn, run
-):
+def test_a_dataset_in_a_bucket_is_one_whole_version_too(work, rounds, growing, server, upload, spawn, run):
     """Killed at a request that is drawn; one worker, in the process that is killed."""
 
     def stored(folder):
@@ -308,6 +311,7 @@ def large(running_server, kept):
 rounds_of_kills = pytest.mark.parametrize("rounds", [3, pytest.param(50, marks=pytest.mark.long)])
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1800)
 @rounds_of_kills
 def test_killed_within_an_upload_there_is_no_object(rounds, server, kept, large, spawn):
@@ -336,6 +340,7 @@ def test_killed_within_an_upload_there_is_no_object(rounds, server, kept, large,
         assert server.unfinished_uploads() == before + 1
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1800)
 @rounds_of_kills
 def test_killed_at_a_random_request_shard_leaves_whole_objects_and_goes_on(rounds, server, kept, spawn, real_command):
@@ -375,6 +380,7 @@ def kill_group(command, until):
     assert command.returncode == -signal.SIGKILL
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1800)
 @rounds_of_kills
 def test_killed_while_shards_are_copied_the_next_process_takes_over(rounds, server, kept, cache_url, spawn, tmp_path):

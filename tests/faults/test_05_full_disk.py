@@ -43,10 +43,9 @@ def fails_and_leaves_nothing(build, arm, folder, name):
 
 @pytest.mark.parametrize(("moment", "error"), [(m, ERRORS[n % 4]) for n, m in enumerate(MOMENTS)])
 def test_a_cache_that_cannot_be_written_is_an_error_and_goes_on_later(
-    moment, error, cache_url, fault, bytes_of, tmp_path
+    moment, error, dataset_url, cache_url, fault, bytes_of, tmp_path
 ):
     folder = tmp_path / "c"
-    dataset_url = cache_url.removesuffix("-cache")
     event, match, nth = MOMENTS[moment]
     arm = fault(event, rf"^{re.escape(str(folder))}.*{match}", getattr(os_errno, error), nth)
     fails_and_leaves_nothing(lambda: warmup(dataset_url, folder, **BUILD), arm, folder, error)

@@ -47,6 +47,7 @@ def with_token(server, monkeypatch):
     return use
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("operation", "name"), [("list", ""), ("read", "*/photos/*.jpg")])
 def test_a_build_whose_token_expires_goes_on_with_another(operation, name, server, kept, with_token):
     token = with_token()
@@ -70,6 +71,7 @@ def test_a_loader_whose_token_expires_goes_on_with_another(copied, server, kept,
     assert token.refreshed == 1
 
 
+@pytest.mark.all
 def test_a_token_that_cannot_be_renewed_is_an_error_that_says_how_to_log_in(server, kept, with_token, command):
     with_token(RefreshError("expired"))
     server.fault("status", operation="write", name="d/*.tfrecord", status=401, calls=None)

@@ -46,6 +46,7 @@ def warm(src, dst, **options):
     return cache.warmup(src, dst, size=32, variants=2, **options)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("build", [tpufeed.shard, warm], ids=["shard", "warmup"])
 def test_a_budget_is_kept_to_the_image(build, corrupt, tmp_path):
     folder, reasons = corrupt
@@ -106,6 +107,7 @@ def test_a_policy_rejects_damage_of_every_kind(build, mendable, tmp_path):
     assert result.manifest.odd == {}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("processes", [0, 1])
 def test_records_of_others_with_such_damage_stop_no_run(mendable, photo_folder, tmp_path, processes):
     """The bytes are another tool's, who copied the files; so they stay, and each reader mends what it reads."""

@@ -68,6 +68,7 @@ READERS = {
 }
 
 
+@pytest.mark.first_cases(12)
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "by ranges"])
 @pytest.mark.parametrize("reader", READERS)
 def test_no_reader_takes_damage_for_the_end(reader, remote, damaged, in_memory, tmp_path):

@@ -33,6 +33,7 @@ def test_another_build_that_is_quicker_by_a_moment_keeps_the_place(photo_folder,
     assert tpufeed.verify(folder).records == 40
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("looked", [("", 2), ("/_tpufeed", 1), ("/_tpufeed", 2)])
 @pytest.mark.parametrize("rival_shards", ["30KB", "20KB"])
 def test_what_a_run_with_overwrite_puts_while_another_looks_is_no_foreign_file(
@@ -56,6 +57,7 @@ def test_what_a_run_with_overwrite_puts_while_another_looks_is_no_foreign_file(
     assert tpufeed.verify(folder).records == 40
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("struck", [("os.scandir", 2), ("os.scandir", 3), ("os.link", 1)])
 @pytest.mark.parametrize("kept", [1, 2])
 def test_a_prune_goes_on_while_another_is_quicker(struck, kept, photo_folder, fault, tmp_path):

@@ -75,6 +75,7 @@ VICTIM = "train-v0-00001-of-00003.tfrecord"
 BATCHES = {"columns": ["sample", "image"], "batch_size": 4, "shuffle": False, "lanes": 1, "prefetch": 1, "threads": 1}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("change", ["the same bytes", "gone"])
 def test_a_photograph_in_a_bucket_that_changes_after_the_plan_is_a_reject(change, server, kept, patience):
     """The plan has its generation. An outage stops the build between plan and photographs."""
@@ -138,6 +139,7 @@ def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(server, bucket_ca
         epochs_of(url, local_bytes=0)
 
 
+@pytest.mark.all
 def test_a_shard_that_is_replaced_when_it_is_copied_stays_what_it_was(server, bucket_cache, tmp_path):
     """Its copy has the CRC-32C of the manifest, also to the next loader."""
     url, expected = bucket_cache
@@ -153,6 +155,7 @@ def test_a_shard_that_is_replaced_when_it_is_copied_stays_what_it_was(server, bu
         epochs_of(url, local_dir=tmp_path / "other", **BATCHES)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("copied", [True, False], ids=["copies", "ranges"])
 def test_a_dataset_that_is_copied_to_another_place_is_the_same(copied, server, bucket_cache, upload, tmp_path):
     """As gsutil cp does it: the bytes are the manifest's, the generations are not."""

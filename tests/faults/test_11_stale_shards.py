@@ -53,6 +53,7 @@ def littered_bucket(server, kept, upload, littered):
     return upload(folder, "d"), litter
 
 
+@pytest.mark.all
 def test_stale_objects_are_no_part_of_the_dataset(littered_bucket, server, dataset_url):
     url, litter = littered_bucket
     server.clear_log()
@@ -66,6 +67,7 @@ def test_stale_objects_are_no_part_of_the_dataset(littered_bucket, server, datas
     assert not server.requests(operation="list")
 
 
+@pytest.mark.all
 def test_what_is_listed_is_what_is_there(server, kept):
     """Right after objects were put and deleted, by us and by others."""
     for name in sorted(names_of(server, "kept/photos"))[:12]:

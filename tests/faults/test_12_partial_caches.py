@@ -27,6 +27,7 @@ def read_both_variants(url):
         return sum(len(labels) for _ in range(2) for _, labels in loader)
 
 
+@pytest.mark.all
 def test_a_copy_that_lacks_any_file_is_an_error_to_every_reader(cache_url, dataset_url, tmp_path):
     """As a copy is that was cut off after its manifest. Each file is missing in turn, then cut in its middle."""
     assert read_both_variants(cache_url) == 80

@@ -40,6 +40,7 @@ def peak_of(work):
         tracemalloc.stop()
 
 
+@pytest.mark.all
 def test_a_build_needs_no_more_memory_for_more_images(photo_folder, tmp_path):
     (tmp_path / "many").mkdir()
     for number in range(10):
@@ -53,6 +54,7 @@ def test_a_build_needs_no_more_memory_for_more_images(photo_folder, tmp_path):
     assert many < few + (2 << 20)
 
 
+@pytest.mark.all
 def test_verify_needs_memory_for_a_chunk_and_no_shard(monkeypatch, tmp_path):
     """A shard of 24 MB, read by ranges, in chunks of 1 MB."""
     rng = np.random.default_rng(1)

@@ -61,6 +61,7 @@ def bombs():
     }
 
 
+@pytest.mark.all
 def test_bombs_cost_no_memory(bombs, photo_folder, tmp_path):
     (tmp_path / "p/a").mkdir(parents=True)
     photo = min(photo_folder.glob("*/*.jpg"))

@@ -21,6 +21,7 @@ CALLS = {"eval", "exec", "compile", "__import__"}
 TO_WORKERS = {f"{name}.py" for name in ("beam", "beampipeline", "channel", "preflight", "ray")}
 
 
+@pytest.mark.all
 def test_no_source_file_unpickles_or_evaluates():
     assert len(SOURCES) > 100
     for path in SOURCES:
@@ -58,6 +59,7 @@ class Touch:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.all
 def test_a_pickle_in_the_place_of_any_file_is_damage(cache_copy, dataset_url, tmp_path):
     marker = tmp_path / "ran"
     pickle.loads(pickle.dumps(Touch(marker)))

@@ -17,6 +17,7 @@ ORDER_OF_USE = "storage/copies_folder.py"  # which copy was used last; a step ma
 CENTURY_NS = 100 * 365 * 86400 * 10**9
 
 
+@pytest.mark.all
 def test_no_source_file_asks_for_the_time_of_day():
     assert len(SOURCES) > 100
     asked = 0

@@ -26,6 +26,7 @@ def commands(photo_folder, dataset_url, tmp_path):
     }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("command", "number"), [("shard", signal.SIGTERM), ("warmup", signal.SIGINT)], ids=["shard", "warmup"]
 )
@@ -44,6 +45,7 @@ def test_the_same_command_goes_on(command, number, commands, struck, run, tmp_pa
     assert not (folder / "_tpufeed/tmp").exists()
 
 
+@pytest.mark.all
 def test_a_stop_leaves_nothing_temporary(commands, struck, tmp_path):
     """Workers are in the middle of a shard; the launcher has none of its own."""
     stopped = struck(r"^open .*/c/_tpufeed/tmp/.*/shard-0$", 3, signal.SIGINT)
@@ -52,6 +54,7 @@ def test_a_stop_leaves_nothing_temporary(commands, struck, tmp_path):
     assert not (tmp_path / "c/_tpufeed/tmp").exists()
 
 
+@pytest.mark.all
 def test_the_first_process_of_a_container_can_be_stopped(commands, struck):
     """To it the kernel delivers no signal that it does not handle."""
     container = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
@@ -66,6 +69,7 @@ def test_the_first_process_of_a_container_can_be_stopped(commands, struck):
     assert (done.returncode, done.stdout, done.stderr) == (143, "", GOES_ON)
 
 
+@pytest.mark.all
 def test_two_signals_in_a_row_are_one(commands, struck):
     """As `timeout` sends them: to the process, then to its group."""
     stopped = struck(REPORT, 3, signal.SIGTERM)
@@ -75,6 +79,7 @@ def test_two_signals_in_a_row_are_one(commands, struck):
     assert (done.returncode, done.stdout, done.stderr) == (143, "", GOES_ON)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("words", "event"),
     [

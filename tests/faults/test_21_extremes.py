@@ -38,6 +38,7 @@ def test_no_input_is_an_error_and_leaves_nothing(tmp_path):
         assert not (tmp_path / "d").exists()
 
 
+@pytest.mark.all
 def test_one_input_goes_all_the_way(photo_folder, tmp_path):
     (tmp_path / "photos/a").mkdir(parents=True)
     shutil.copy(min(photo_folder.glob("*/*.jpg")), tmp_path / "photos/a")
@@ -77,6 +78,7 @@ def longest(name):
     return text
 
 
+@pytest.mark.all
 def test_names_come_back_as_they_are(photo_folder, monkeypatch, tmp_path):
     """The longest that a file can have, below folders up to the 4,096 bytes of a path, in any script."""
     photos = sorted(photo_folder.glob("*/*.jpg"))
@@ -100,6 +102,7 @@ def test_names_come_back_as_they_are(photo_folder, monkeypatch, tmp_path):
     assert tpufeed.verify(tmp_path / "d").records == len(taken)
 
 
+@pytest.mark.all
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rows", [2_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_as_many_inputs_as_one_likes(rows, photo_folder, tmp_path):

@@ -205,6 +205,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.all
 @counts(300)
 def test_framing(examples):
     framed = b"".join(map(encode_record, EXAMPLES))
@@ -223,6 +224,7 @@ def test_framing(examples):
     assert checks[0].results
 
 
+@pytest.mark.all
 @counts(300)
 def test_examples(examples):
     scalar = ScalarEntry("n", "int64")
@@ -253,6 +255,7 @@ def test_sound_records_of_damaged_payloads_in_shards_to_adopt(examples):
     assert check.errors
 
 
+@pytest.mark.all
 @counts(150)
 def test_manifests(examples, cache_url, dataset_url):
     texts = [Path(url, "manifest.json").read_bytes() for url in (cache_url, dataset_url)]
@@ -273,6 +276,7 @@ def test_manifests(examples, cache_url, dataset_url):
     assert check.errors
 
 
+@pytest.mark.all
 @counts(40)
 def test_datasets_of_odd_manifests_and_indexes(examples, cache_url, tmp_path):
     """All the way to batches, in place and by ranges."""
@@ -314,6 +318,7 @@ def test_datasets_of_odd_manifests_and_indexes(examples, cache_url, tmp_path):
     assert check.errors
 
 
+@pytest.mark.all
 @counts(150)
 def test_plans(examples, dataset_url, cache_url, tmp_path):
     plans = [Path(url, "_tpufeed/plan.jsonl").read_bytes() for url in (dataset_url, cache_url)]
@@ -336,6 +341,7 @@ def test_plans(examples, dataset_url, cache_url, tmp_path):
     assert check.errors
 
 
+@pytest.mark.all
 @counts(150)
 def test_reports(examples, dataset_url):
     """One that cannot be read is as good as none: its task runs again."""
@@ -415,6 +421,7 @@ def images():
     return found
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("kind", images())
 @counts(100)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's of what it makes of a TIFF
@@ -457,6 +464,7 @@ def items_of(kind, name):
     return lambda store: list(kind(Place(store, [store.stat(name)]), ShardOptions()).iter_items(Found()))
 
 
+@pytest.mark.all
 @counts(150)
 def test_tars(examples):
     fuzz_source(examples, a_tar(), "x.tar", items_of(TarSource, "x.tar"))
@@ -469,6 +477,7 @@ TABLES = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", TABLES)
 @counts(100)
 def test_tables(examples, name):
@@ -477,7 +486,7 @@ def test_tables(examples, name):
 
 @counts(10)
 def test_parquet(examples):
-    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow
     from pyarrow import parquet
 
     buffer = io.BytesIO()

@@ -11,6 +11,7 @@ from benchmarks import soak
 from benchmarks.entry import command_of
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("seconds", [10, pytest.param(3600, marks=[pytest.mark.long, pytest.mark.timeout(4500)])])
 def test_batches_are_those_of_a_quiet_run_and_nothing_grows(seconds):
     command = command_of("soak", "--seconds", seconds, *(["--fault-seconds", 2] if seconds < 60 else []))
@@ -34,6 +35,7 @@ def test_growth_is_found():
     assert [name for name, *_ in soak.find_growth(leaking)] == ["descriptors"]
 
 
+@pytest.mark.all
 def test_a_batch_that_is_another_is_found(cache_url, monkeypatch):
     monkeypatch.setitem(soak.OPTIONS, "batch_size", 4)
     with tpufeed.Loader(cache_url, "train", processes=1, **soak.OPTIONS) as loader:

@@ -41,6 +41,7 @@ def test_this_machine_sees_what_is_read(bases):
     (bases.outside / "new").unlink()
 
 
+@pytest.mark.all
 def test_links_in_any_place_lead_nowhere(bases):
     for step in random.Random(SEED).sample(link_steps(bases), LINK_STEPS):
         try:
@@ -50,6 +51,7 @@ def test_links_in_any_place_lead_nowhere(bases):
             raise
 
 
+@pytest.mark.all
 def test_forged_files_end_in_an_error_or_do_no_harm(bases):
     draw = random.Random(SEED)
     for _ in range(FORGED_STEPS):

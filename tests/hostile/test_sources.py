@@ -11,6 +11,7 @@ SEED, STEPS = 43, 40
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.all
 def test_forged_annotations_end_in_an_error_or_do_no_harm(tmp_path):
     draw = random.Random(SEED)
     for _ in range(STEPS):

@@ -44,6 +44,7 @@ def test_photographs_decode_as_pillow_decodes_them(photo_files):
         assert difference(pixels, by_pillow(data)) < (0.6 if path.suffix == ".jpg" else 1e-9)
 
 
+@pytest.mark.all
 def test_every_kind_decodes_to_rgb(kinds):
     for kind, data in kinds.items():
         pixels = decode(data)
@@ -63,6 +64,7 @@ def test_a_jpeg_comes_out_smaller_by_reduce_rounded_up(photos, kinds, reduce):
         assert difference(pixels, np.asarray(averaged)) < 4
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("reduce", [1, 2, 8])
 def test_a_buffer_is_what_pixels_lie_in(photos, reduce):
     memory = []
@@ -77,6 +79,7 @@ def test_a_buffer_is_what_pixels_lie_in(photos, reduce):
     assert pixels.tolist() == decode(photos["china.jpg"], reduce).tolist()
 
 
+@pytest.mark.first_cases(8)
 @pytest.mark.parametrize(
     ("image_format", "orientation"),
     [*(("JPEG", number) for number in range(1, 9)), ("PNG", 3), ("TIFF", 5), ("WEBP", 6)],
@@ -191,6 +194,7 @@ def test_a_bomb_of_another_format_is_refused(encoded):
     assert caught.value.reason == "too_large"
 
 
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns of EXIF that it cannot parse
 def test_damaged_files_of_every_kind_are_images_or_image_errors(kinds):
     rng = random.Random(0)

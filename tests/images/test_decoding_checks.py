@@ -61,6 +61,7 @@ def refusal(read):
     return None
 
 
+@pytest.mark.all
 def test_the_check_refuses_what_full_decoding_refuses_and_nothing_else(jpegs):
     rng = random.Random(5)
     refused = taken = 0
@@ -90,6 +91,7 @@ policies = st.builds(
 )
 
 
+@pytest.mark.all
 @settings(max_examples=150)
 @given(st.data())
 def test_damaged_files_are_images_that_decode_or_image_errors(kinds, data):

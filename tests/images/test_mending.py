@@ -7,11 +7,11 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
+from tests.frameworks import lazy
 from tpufeed.errors import ImageError
 from tpufeed.images import RandomResizedCrop
 from tpufeed.images.decoding import check_pixels, decode
@@ -19,6 +19,8 @@ from tpufeed.images.header import read_header
 from tpufeed.images.mending import mend
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import ImagePolicy, load_image, store_image
+
+tf = lazy("tensorflow")
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's of EXIF
 KINDS = {
@@ -117,6 +119,7 @@ def test_bytes_behind_a_table_may_be_its_end_and_cost_the_image(jpegs, damage):
         assert mended(BEHIND_A_TABLE[damage](sound)) is None
 
 
+@pytest.mark.uses("tensorflow")
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_beside_the_pixels_is_mended_and_strict_readers_take_it(jpegs, damage, capfd):
     for name, sound in jpegs.items():
@@ -229,6 +232,7 @@ def test_mending_a_sound_file_changes_no_pixel(jpegs, data):
         assert refusal(copy) is None
 
 
+@pytest.mark.all
 def test_a_damaged_scan_is_never_mended(jpegs):
     """Half of what strict decoding refuses ends early: its last bytes are left over, as if they were stray."""
     rng, refused, left_over = random.Random(7), 0, 0
@@ -285,6 +289,7 @@ def test_presizing_encoding_and_ops_take_what_is_mended(jpegs, damage):
     assert odd in ((), ("damaged",))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("behind", [b"", b"\0", b"\xff\xd9"], ids=["to the end", "then a zero", "then an end marker"])
 def test_a_run_of_0xff_takes_as_long_as_its_bytes(jpegs, behind):
     """A photograph whose rest is erased flash: 32 KB took 4 s, 1 MB hours."""
@@ -338,6 +343,8 @@ WARNINGS = {
 }
 
 
+@pytest.mark.first_cases(6)
+@pytest.mark.uses("tensorflow")
 @pytest.mark.parametrize("warning", WARNINGS)
 def test_what_decoders_only_warn_of_in_a_header_is_repaired(jpegs, warning):
     """All pixels are there, and every tolerant decoder shows them."""

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import tpufeed
+from tests.frameworks import lazy, load
 from tests.images.conftest import exif_of
 from tpufeed.errors import ImageError
 from tpufeed.images import CenterCrop
@@ -23,8 +24,9 @@ from tpufeed.images.mending import orientation_of
 from tpufeed.images.policy import ImagePolicy, load_image, store_image
 
 pytest.importorskip("PIL._avif")
-pillow_heif = pytest.importorskip("pillow_heif")
-pillow_jxl = pytest.importorskip("pillow_jxl")
+pytestmark = pytest.mark.uses("pillow_heif", "pillow_jxl")
+
+pillow_heif = lazy("pillow_heif")
 
 # A JPEG of 32x16 pixels, red, green, blue and white by its quarters, of EXIF orientation 6, which libjxl packed: all of
 # it, and the codestream alone. Bits 11 to 13 after the codestream's signature are its orientation.
@@ -62,6 +64,11 @@ def heic_of_ten_bits(mode, samples):
     return buffer.getvalue()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plug_in():
+    load("pillow_jxl")  # for Pillow to save JPEG XL
+
+
 @pytest.fixture(scope="module")
 def files(cat, encoded):
     """A file of each kind by its name; the odd cases come after the comma."""
@@ -94,6 +101,7 @@ def reason_of(call):
     return caught.value.reason
 
 
+@pytest.mark.all
 def test_each_kind_is_read_and_becomes_a_jpeg_with_the_pixels_of_its_decoder(files, cat):
     for kind, data in files.items():
         image_format, _, odd = kind.partition(", ")
@@ -145,6 +153,7 @@ def test_the_depth_of_an_avif_is_that_of_its_av1_configuration():
     assert np.abs(pixels_of(image)[..., 0] - np.linspace(0, 255, 64).reshape(8, 8)).max() < 6
 
 
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_image_is_turned_once(cat, encoded, orientation):
     """EXIF of a HEIC and a JPEG XL says it a second time, and does not count."""
@@ -180,6 +189,7 @@ def test_files_that_end_early_are_refused_wherever_they_end(files):
                 assert found in ("truncated", "unreadable", "not_an_image", "zero_bytes"), (kind, size)
 
 
+@pytest.mark.all
 def test_damaged_files_are_refused_or_have_their_size(files):
     draws = np.random.default_rng(0)
     refused = 0

@@ -6,6 +6,8 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from tests.images.odd_images import iter_odd_images
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +19,7 @@ def try_images(*options):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.all
 def test_some_hundred_odd_images_hold_what_is_promised():
     done = try_images("--files", 60, "--seed", 39)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -141,6 +141,7 @@ def erased(op, draws, shape=(100, 150, 3)):
     return top, left, height, width
 
 
+@pytest.mark.all
 def test_erased_rectangles_keep_to_scale_and_ratio():
     op = RandomErasing(1, scale=(0.05, 0.2), ratio=(0.5, 2.0))
     draws = uniforms(0, 0, np.arange(1500), 0, op.draws).tolist()

@@ -107,6 +107,7 @@ def test_out_holds_what_comes_without_it_and_inputs_stay(photos, ops):
     assert np.array_equal(pixels, before)
 
 
+@pytest.mark.first_cases(8)
 @pipelines
 def test_output_size_is_the_size_that_comes_out(photos, ops):
     pipeline = Pipeline(ops, 0)

@@ -7,14 +7,16 @@ import re
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
+from tests.frameworks import lazy
 from tests.images.reading import decode_upright, segments_of
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import decode
 from tpufeed.images.header import read_jpeg_header
 from tpufeed.images.policy import ImagePolicy, store_image
+
+tf = lazy("tensorflow")
 
 FULL, HEADER, EXACT = ImagePolicy(), ImagePolicy(check="header"), ImagePolicy(encode="exact")
 JPEG = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey"}
@@ -69,6 +71,7 @@ def test_every_kind_is_stored_upright_in_eight_bits(kinds, policy):
         assert difference(decode(image.data), upright) <= tolerance + 0.01, kind
 
 
+@pytest.mark.uses("tensorflow")
 def test_tensorflow_sees_what_we_see(kinds):
     for kind, data in kinds.items():
         image = store_image(data, FULL)
@@ -109,6 +112,7 @@ def test_what_is_encoded_anew_is_decoded_strictly_under_either_check(kinds):
     assert reason_of(damaged_scan(kinds["jpeg"]), ImagePolicy(check="header", presize_px=32)) == "unreadable"
 
 
+@pytest.mark.uses("tensorflow")
 def test_what_passes_the_full_check_stops_no_training_in_tensorflow(kinds):
     """Random damage: whatever is still taken, TensorFlow decodes as well."""
     rng = random.Random(3)

@@ -37,6 +37,7 @@ def outcome(folder, path, policy):
     return "kept" if image.kept else "changed"
 
 
+@pytest.mark.all
 def test_every_file_is_kept_changed_or_rejected_as_it_says(corpus):
     folder, expectations = corpus
     assert {path: outcome(folder, path, ImagePolicy()) for path in expectations} == expectations
@@ -49,6 +50,7 @@ def test_the_header_check_takes_broken_scans_and_nothing_else(corpus):
         assert outcome(folder, path, ImagePolicy(check="header")) == expected, path
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("mode", "encode"), [("short", "keep"), ("fit", "jpeg"), ("short", "png"), ("long", "webp")])
 def test_what_is_taken_is_taken_at_every_size_and_in_every_format(corpus, mode, encode):
     folder, expectations = corpus
@@ -75,6 +77,7 @@ def test_header_bombs_are_refused_without_decoding(corpus, monkeypatch):
         assert outcome(folder, path, ImagePolicy()) == "too_large", path
 
 
+@pytest.mark.all
 def test_the_command_counts(tmp_path, capsys, corpus):
     assert load_script().main([str(tmp_path / "corpus")]) == 0
     said = capsys.readouterr().out

@@ -50,6 +50,7 @@ def test_a_case_is_counted_and_rejected_if_the_policy_says_so(kinds, case):
         assert caught.value.reason == "unsupported"
 
 
+@pytest.mark.first_cases(18)
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_every_orientation_comes_out_as_the_upright_image(cat, encoded, orientation, image_format):

@@ -80,6 +80,7 @@ def test_fit_cuts_what_is_smaller_and_keeps_what_is_square(kinds, encoded, cat):
     assert store_image(square, policy).data is square
 
 
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize(
     ("mode", "size"),
     [

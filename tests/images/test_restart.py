@@ -98,8 +98,10 @@ def test_a_progressive_file_becomes_baseline_with_the_same_coefficients(sampling
     check_same_picture(original, baseline)
 
 
+@pytest.mark.uses("tensorflow")
 def test_tensorflow_sees_the_same_pixels():
-    tf = pytest.importorskip("tensorflow")
+    import tensorflow as tf
+
     image = picture(120, 200)
     for original, rewritten in (
         (plain := jpeg(image), add_markers(plain, 13)),
@@ -259,6 +261,7 @@ def sound_by(data, decide):
         return None
 
 
+@pytest.mark.all
 def test_what_is_sound_by_its_first_row_decodes_strictly():
     originals = [
         jpeg(picture(150, 200, seed), sampling, quality=quality, optimize=bool(seed % 2))
@@ -278,6 +281,7 @@ def test_what_is_sound_by_its_first_row_decodes_strictly():
     assert counts["neither"] > 300
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("progressive", [False, True])
 def test_damage_is_found_as_without_rewriting(progressive):
     """store_image refuses the same mutants, for the same reason, whether it rewrites or not."""
@@ -328,6 +332,7 @@ def test_the_gil_is_released():
 FUZZER = Path(__file__).with_name("restart_fuzz.c")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("count", [1_500, pytest.param(600_000, marks=pytest.mark.long)])
 def test_no_mutant_reaches_beyond_its_memory(count, tmp_path):
     """Both rewriters under AddressSanitizer and UndefinedBehaviorSanitizer."""

@@ -179,6 +179,7 @@ def test_a_gif_with_an_end_code_in_its_middle(control):
     assert refused(gif([clear, *range(1, 129), end], control)) == "truncated"
 
 
+@pytest.mark.first_cases(23)
 @pytest.mark.parametrize("compression", ["group4", "group3", "tiff_ccitt"])
 @pytest.mark.parametrize("rows", [7, 64, 1000])
 @pytest.mark.parametrize("width", [1, 63, 64, 200, 2600])
@@ -218,6 +219,7 @@ def damaged_tiffs(folder):
     yield path
 
 
+@pytest.mark.all
 def test_damaged_tiffs_are_stored_alike_in_all_processes_or_refused(tmp_path):
     paths = list(damaged_tiffs(tmp_path))
     found = []

@@ -238,6 +238,7 @@ def test_what_is_no_op_is_refused_by_name(value):
         Pipeline([Resize(3), value], 0)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("op", "height", "width"),
     [
@@ -256,6 +257,7 @@ def test_windows_of_a_batch_are_those_of_each_image(op, height, width):
     np.testing.assert_array_equal(op.windows(height, width, draws), expected)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("op", [RandomErasing(0.8), RandomErasing(1.0, scale=(0.5, 1.0)), RandomErasing(0.0)])
 def test_rectangles_of_a_batch_are_those_of_each_image(op):
     draws = uniforms(1, 2, np.arange(10_000), 3, op.draws)

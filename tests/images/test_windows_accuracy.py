@@ -59,6 +59,7 @@ def loaded(dataset, ops, epoch):
     return {int(sample): (image.copy(), drawn) for image, sample, drawn in zip(images, samples, draws, strict=True)}
 
 
+@pytest.mark.uses("torch")
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_the_references_are_torch_s(photos, window):
     """In float64, so that nothing but the arithmetic is compared."""
@@ -83,6 +84,7 @@ def test_resizing_rounds_and_does_no_more(photos, window):
         assert error(found, bilinear(image, window)) < 0.3  # rounding alone is 0.25 off
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("epoch", range(4))
 def test_training_images_are_less_than_a_level_off(dataset, by_sample, epoch):
     op = RandomResizedCrop(224)
@@ -99,6 +101,7 @@ def test_training_images_are_less_than_a_level_off(dataset, by_sample, epoch):
     assert min(others) > 2 * max(errors)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("size", [50, 64, 100])
 def test_images_from_reduced_decodings_are_less_than_a_level_off(jpegs, size):
     """The reference averages 2, 4 or 8 pixels per side as the decoder does, and takes the window of that."""

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.conftest import make_photos
 from tpufeed import cache
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop
@@ -25,41 +26,43 @@ SIDE = 64
 
 
 @pytest.fixture(scope="session")
-def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photo_folder(once: Callable[..., Path]) -> Path:
     """Upright and wide photographs in three class folders."""
-    folder = tmp_path_factory.mktemp("loaders") / "photos"
-    command = [sys.executable, ROOT / "scripts/make_photos.py", folder, "--count", PHOTOS, "--size", "160x120"]
-    subprocess.run([*map(str, command), "--classes", "3"], check=True, capture_output=True)
-    return folder
+    return once(make_photos, PHOTOS)
 
 
 @pytest.fixture(scope="session")
-def dataset_url(photo_folder: Path) -> str:
+def dataset_url(once: Callable[..., Path], photo_folder: Path) -> str:
     """JPEGs that differ in size; splits train and val, several shards each."""
-    url = str(photo_folder.parent / "dataset")
-    tpufeed.shard(photo_folder, url, shard_bytes="80KB", splits="train=0.7,val=0.3", workers=1)
-    return url
+    return str(once(_make_dataset, photo_folder))
+
+
+def _make_dataset(folder: Path, photos: Path) -> None:
+    tpufeed.shard(photos, folder, shard_bytes="80KB", splits="train=0.7,val=0.3", workers=1)
 
 
 @pytest.fixture(scope="session")
-def cache_url(dataset_url: str) -> str:
+def cache_url(once: Callable[..., Path], dataset_url: str) -> str:
     """Raw pixels in two variants of random crops."""
-    url = f"{dataset_url}-cache"
-    cache.warmup(dataset_url, url, size=SIDE, variants=2, shard_bytes="150KB", workers=1)
-    return url
+    return str(once(_make_cache, dataset_url))
+
+
+def _make_cache(folder: Path, url: str) -> None:
+    cache.warmup(url, folder, size=SIDE, variants=2, shard_bytes="150KB", workers=1)
 
 
 @pytest.fixture(scope="session")
-def flat_url(photo_folder: Path) -> str:
+def flat_url(once: Callable[..., Path], photo_folder: Path) -> str:
     """A cache of unlabelled photographs."""
-    folder = photo_folder.parent / "flat"
-    folder.mkdir()
-    for photo in sorted(photo_folder.glob("*/*.jpg"))[:20]:
-        shutil.copy(photo, folder)
-    url = str(folder.parent / "flat-dataset")
-    tpufeed.shard(folder, url, shard_bytes="50KB", workers=1)
-    cache.warmup(url, f"{url}-cache", ops=[CenterCrop(SIDE)], workers=1)
-    return f"{url}-cache"
+    return str(once(_make_flat, photo_folder) / "cache")
+
+
+def _make_flat(folder: Path, photos: Path) -> None:
+    (folder / "photos").mkdir(parents=True)
+    for photo in sorted(photos.glob("*/*.jpg"))[:20]:
+        shutil.copy(photo, folder / "photos")
+    tpufeed.shard(folder / "photos", folder / "dataset", shard_bytes="50KB", workers=1)
+    cache.warmup(folder / "dataset", folder / "cache", ops=[CenterCrop(SIDE)], workers=1)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ import tpufeed
 from tpufeed.errors import OptionError
 from tpufeed.images import Custom
 
-SECONDS = 60  # only keep a failing test from hanging
+SECONDS = 20  # only keep a failing test from hanging
 OPTIONS = {"batch_size": 8, "seed": 3, "remainder": "pad", "columns": ["image", "label", "sample"]}
 
 Make = Callable[..., "Feed"]

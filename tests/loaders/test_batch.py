@@ -187,6 +187,7 @@ def test_the_slot_repeats_the_sample_before_it_masked_and_counted(damaged, cache
     assert any("bad record skipped, 1 of at most 1" in message and "record" in message for message in caplog.messages)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("error", [ValueError, KeyError])
 def test_a_bug_of_ours_is_no_bad_record(cache_url, dataset_url, ops, monkeypatch, error):
     """Pixels of a cache, and JPEGs; in a loader, and sample by sample."""

@@ -5,6 +5,7 @@ import os
 import resource
 
 import numpy as np
+import pytest
 
 import tpufeed
 from tpufeed.loaders.buffers import BufferLayout, BufferPool, MappedBuffers, Memory
@@ -68,6 +69,7 @@ def test_the_pages_of_a_shared_buffer_are_there_before_a_worker_stores_to_them()
         pool.close()
 
 
+@pytest.mark.all
 def test_the_loaders_process_makes_pages_while_workers_start(dataset_url, ops, monkeypatch):
     made, make_pages = [], Memory.make_pages
 

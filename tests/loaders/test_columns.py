@@ -36,6 +36,7 @@ def test_columns_are_asked_for_by_short_names_and_by_their_own(dataset_url, stor
     assert batch["image"].shape == (13, 64, 64, 3)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("processes", [0, 2])
 def test_without_images_none_is_decoded_and_no_op_is_needed(processes, dataset_url, cache_url, stored, monkeypatch):
     for url in (dataset_url, cache_url):

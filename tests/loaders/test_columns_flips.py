@@ -109,6 +109,7 @@ def batch_of(url, columns, **options):
         return dict(zip(loader.form.names, next(iter(loader)), strict=True))
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("ops", "mirrored"),
     [
@@ -167,6 +168,7 @@ def warnings_of(caplog):
     return [record.getMessage() for record in caplog.records if "flip-pairs" in record.getMessage()]
 
 
+@pytest.mark.all
 def test_a_column_without_pairs_is_warned_of_once_a_loader(pictures, of_images, tmp_path, caplog):
     url = shard(pictures, tmp_path / "d", keypoints="points", flip_pairs=None).url
     said = []

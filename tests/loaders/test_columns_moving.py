@@ -7,16 +7,18 @@ from inspect import signature
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.cache import warmup
 from tpufeed.dataset.record_check import RecordCheck
 from tpufeed.errors import OpError, OptionError, RecordError
 from tpufeed.images import CenterCrop, Custom, HorizontalFlip, RandomResizedCrop, Resize, Rotate
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.tfrecord.example import Feature, decode_example, encode_example
+
+tf = lazy("tensorflow")
 
 COUNT, COLOURS = 12, ((250, 20, 20), (20, 250, 20), (20, 20, 250))
 RANDOM_OPS = [RandomResizedCrop(64, scale=(0.4, 1.0)), HorizontalFlip(), Rotate(15)]
@@ -96,6 +98,7 @@ def check_agreement(batch, tolerance=1.6):
     return seen
 
 
+@pytest.mark.uses("torch")
 def test_all_of_a_sample_moves_with_an_image_that_a_device_crops(scenes):
     options = {"ops": [Resize((80, 96))], "device_ops": [RandomResizedCrop(64, scale=(0.4, 1.0)), HorizontalFlip()]}
     expected = batches(scenes, **options)
@@ -108,6 +111,7 @@ def test_all_of_a_sample_moves_with_an_image_that_a_device_crops(scenes):
     assert check_agreement(found) >= 6
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("processes", [0, 1])
 @pytest.mark.parametrize("ops", [WHOLE, RANDOM_OPS, [Resize(70), CenterCrop(60)]])
 def test_all_of_a_sample_moves_together(scenes, ops, processes):
@@ -194,6 +198,7 @@ def test_the_window_is_the_part_of_the_stored_image(scenes):
     assert (batch["window"][:, 2:] == 40).all()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("encode", ["raw", "png"])
 def test_a_cache_holds_what_its_variants_moved(scenes, encode, tmp_path):
     cache = warmup(scenes, tmp_path / "cache", ops=RANDOM_OPS, variants=2, encode=encode, workers=1, seed=5).url
@@ -207,6 +212,8 @@ def test_a_cache_holds_what_its_variants_moved(scenes, encode, tmp_path):
     assert check_agreement(flipped) >= 6
 
 
+@pytest.mark.all
+@pytest.mark.uses("tensorflow")
 def test_every_loader_gives_the_same(scenes):
     options = {"columns": COLUMNS, "ops": RANDOM_OPS, "batch_size": 8, "seed": 9}
     with tpufeed.Loader(scenes, **options) as loader:
@@ -224,6 +231,8 @@ def test_every_loader_gives_the_same(scenes):
         np.testing.assert_array_equal(np.asarray(one), other[2], err_msg=name)
 
 
+@pytest.mark.all
+@pytest.mark.uses("torch")
 def test_the_samples_of_a_torch_loader_are_read_with_all_of_its_options(scenes, tmp_path):
     """`dataset`, which trainers read; one by one, as some options exclude others."""
     given = {
@@ -257,6 +266,7 @@ def test_the_samples_of_a_torch_loader_are_read_with_all_of_its_options(scenes, 
 # Views
 
 
+@pytest.mark.all
 def test_views_of_one_size_are_an_axis(scenes):  # of which some are of one colour
     crop = [RandomResizedCrop(32), HorizontalFlip()]
     batch = batches(scenes, columns=["image", "sample"], views=[(crop, 3)])
@@ -268,6 +278,7 @@ def test_views_of_one_size_are_an_axis(scenes):  # of which some are of one colo
     np.testing.assert_array_equal(batch["image"], again["image"])
 
 
+@pytest.mark.uses("torch")
 def test_views_of_several_sizes_are_columns(scenes):
     large, small = [RandomResizedCrop(48)], [RandomResizedCrop((16, 24), scale=(0.05, 0.3)), HorizontalFlip()]
     options = {"views": [(large, 2), (small, 4)], "batch_size": 4}
@@ -424,6 +435,7 @@ def test_a_cache_takes_no_function_over_whole_samples(scenes, tmp_path):
         warmup(scenes, tmp_path / "cache", ops=[Resize((8, 8)), Custom(whole, sample=True)], workers=1)
 
 
+@pytest.mark.uses("tensorflow")
 def test_records_of_the_object_detection_api_are_adopted(tmp_path):
     """As `create_coco_tf_record.py` writes them: four lists of shares, classes that count from 1, and their names."""
     image = np.full((40, 50, 3), 90, np.uint8)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 import tpufeed
+from tests.frameworks import lazy, need
 from tests.loaders import contract
 from tests.loaders.contract import FEEDS, OPTIONS
 from tpufeed import Mixture, cache
@@ -23,9 +23,14 @@ from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.loaders.batch import Decoder
-from tpufeed.loaders.keras.dataset import KerasFeed
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.sampler import source_of
+
+KerasFeed = lazy("tpufeed.loaders.keras.dataset:KerasFeed")
+
+DataLoader = lazy("torch.utils.data:DataLoader")
+
+pytestmark = pytest.mark.xdist_group("frameworks")
 
 SAMPLES, EPOCHS, BATCH, SEED = 70, 2, OPTIONS["batch_size"], OPTIONS["seed"]
 SAVERS = [name for name, feed in FEEDS.items() if feed.saves]
@@ -50,6 +55,7 @@ class Loader:
 
 @pytest.fixture(scope="module")
 def xla_process():
+    need("torch_xla")
     with multiprocessing.get_context("spawn").Pool(1, contract.start_on_cpu) as pool:
         yield pool
 
@@ -150,6 +156,7 @@ def same_share(images, others):
 # Samples, order, pixels
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("source", ["dataset", "cache", "final"])
 def test_samples_pixels_and_order(reader, source, stored, pixels, ops, request):
     url, ops = request.getfixturevalue(f"{source}_url"), ops if source == "dataset" else None
@@ -168,6 +175,7 @@ def test_samples_pixels_and_order(reader, source, stored, pixels, ops, request):
                 assert differ.max() == 0, f"sample {samples[differ.argmax()]} of epoch {epoch}"
 
 
+@pytest.mark.first_cases(1)
 def test_every_loader_names_its_classes(reader, cache_url):
     mixture = cache_url if reader.name == "tf-direct" else Mixture({cache_url: 1}, classes="offset")
     assert reader.run(contract.class_names, cache_url, mixture) == [("astronaut", "cat", "coffee")] * 2
@@ -185,6 +193,7 @@ def test_a_function_of_main_runs_in_this_process(numpy, dataset_url, pixels, ops
     np.testing.assert_array_equal(images, pixels("dataset", 0)[samples] // 2)
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(("remainder", "size"), [("drop", 3), ("pad", 2), ("repeat", 3)])
 def test_ranks_share_an_epoch(reader, cache_url, remainder, size):
     ranks = reader.run(contract.of_ranks, cache_url, size, columns=["sample"], remainder=remainder)
@@ -203,6 +212,7 @@ def test_ranks_share_an_epoch(reader, cache_url, remainder, size):
         assert len(shares) == (size * len(ranks[0]) * BATCH if remainder == "drop" else SAMPLES)
 
 
+@pytest.mark.first_cases(1)
 def test_epochs_and_seeds_differ_and_a_seed_repeats(reader, final_url):
     """The windows of samples; and the order, if there is one."""
     given = {"split": "val", "columns": ["image", "sample"]}
@@ -217,12 +227,14 @@ def test_epochs_and_seeds_differ_and_a_seed_repeats(reader, final_url):
     assert order == orders[0] or not reader.kind.exact
 
 
+@pytest.mark.first_cases(1)
 def test_without_shuffle_a_split_is_read_in_its_order(reader, cache_url):
     (batches,) = reader.run(contract.epochs, cache_url, split="val", shuffle=False, columns=["sample"])
     assert real(batches) == list(range(26))
     assert [mask.sum() for _, mask in batches] == [8, 8, 8, 2]
 
 
+@pytest.mark.first_cases(1)
 def test_repeat_carries_epochs_inside_one_iteration(reader, cache_url):
     batches = reader.run(contract.first, cache_url, 20, columns=["sample"], repeat=True)
     due = [batch for epoch in range(3) for batch in places(cache_url, epoch)][:20]
@@ -233,6 +245,7 @@ def test_repeat_carries_epochs_inside_one_iteration(reader, cache_url):
     assert lists(batches[:9]) != lists(batches[9:18])
 
 
+@pytest.mark.first_cases(5)
 def test_repeat_cut_into_loops_continues_with_the_epoch_after_the_last_batch(loader, cache_url, stored):
     """What is taken ahead of a loop, of whichever epoch, counts for nothing. An epoch is 9 batches."""
     counts = [9, 9, 4, 20, 1]
@@ -251,6 +264,7 @@ def test_repeat_cut_into_loops_continues_with_the_epoch_after_the_last_batch(loa
         assert (state["epoch"], state["samples"]) == (epoch - 1, min(SAMPLES, len(rest) * BATCH))
 
 
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize("name", LOADERS)
 def test_repeat_goes_on_within_an_epoch_and_with_whole_ones_after_it(loaders, name, states, cache_url):
     given = {"columns": ["sample"], "repeat": True, "state": states["numpy"]}
@@ -298,6 +312,7 @@ def of_grain(url, ops, expected):
         yield [(int(each["sample"]), int(each["label"]), each["image"].tobytes()) for each in found]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("source", ["dataset", "cache"])
 def test_every_loader_has_the_same_samples(request, loaders, ops, source):
     """The same seeds give two epochs of the same ids, pixels and labels."""
@@ -318,6 +333,7 @@ def test_every_loader_has_the_same_samples(request, loaders, ops, source):
 # Columns
 
 
+@pytest.mark.first_cases(7)
 def test_columns_of_strings_and_numbers(loader, cache_url, stored):
     held = stored(cache_url)
     names, files = held.texts("image/class/text"), held.texts("image/filename")
@@ -329,6 +345,7 @@ def test_columns_of_strings_and_numbers(loader, cache_url, stored):
         assert set(heights.tolist()) == {64}
 
 
+@pytest.mark.first_cases(5)
 def test_forms_of_a_batch(loader, cache_url, flat_url, stored):
     (as_dict,) = loader.run(contract.first, cache_url, 1, columns=None, shuffle=False)
     assert list(as_dict) == ["image", "label", "sample", "mask"]
@@ -353,6 +370,7 @@ def states(loaders, cache_url):
     return {name: json.loads(text) for name, text in texts.items()}
 
 
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize("name", LOADERS)
 def test_states_go_on_in_every_loader(states, loaders, name, cache_url):
     """All loaders save the same state, as the next test says."""
@@ -384,6 +402,7 @@ def test_copies_and_pickles_go_on_where_their_original_is(loaders, name, cache_u
 # Damage, leaving, options
 
 
+@pytest.mark.first_cases(7)
 def test_a_damaged_record_is_named(loader, damage, cache_url):
     damaged = damage(cache_url, 33)
     batches, text, following = loader.run(contract.until_error, damaged.url, columns=["sample"], shuffle=False)
@@ -394,6 +413,7 @@ def test_a_damaged_record_is_named(loader, damage, cache_url):
     assert following == 9  # the second variant is sound
 
 
+@pytest.mark.first_cases(7)
 def test_after_a_break_the_next_epoch_comes(loader, cache_url, stored):
     batches = loader.run(contract.after_break, cache_url)
     if loader.kind.exact:
@@ -404,6 +424,7 @@ def test_after_a_break_the_next_epoch_comes(loader, cache_url, stored):
     assert all(np.array_equal(image, held[sample]) for sample, image in images.items())
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("name", "processes"), [*((name, 0) for name in FEEDS), ("numpy", 1)])
 def test_nothing_waits_for_the_garbage_collector(loaders, name, processes, cache_url, damage):
     options = {} if name == "tf-direct" else {"processes": processes}
@@ -412,6 +433,7 @@ def test_nothing_waits_for_the_garbage_collector(loaders, name, processes, cache
     assert loaders(name).run(contract.left_uncollected, cache_url, *given, **options) == {}
 
 
+@pytest.mark.first_cases(11)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

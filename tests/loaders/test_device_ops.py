@@ -8,17 +8,12 @@ from itertools import product
 from pathlib import Path
 
 import cv2
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-import tensorflow as tf
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
+from tests.frameworks import lazy
 from tpufeed.errors import OptionError
 from tpufeed.images import (
     CenterCrop,
@@ -41,9 +36,18 @@ from tpufeed.images.protocols import Window
 from tpufeed.images.rng import uniforms
 from tpufeed.loaders import device_ops
 from tpufeed.loaders.device_ops import DeviceOps
-from tpufeed.loaders.jax.arrays import ARRAYS as JAX
-from tpufeed.loaders.tf.arrays import ARRAYS as TF
-from tpufeed.loaders.torch.arrays import ARRAYS as TORCH
+
+JAX = lazy("tpufeed.loaders.jax.arrays:ARRAYS")
+TF = lazy("tpufeed.loaders.tf.arrays:ARRAYS")
+TORCH = lazy("tpufeed.loaders.torch.arrays:ARRAYS")
+
+jax = lazy("jax")
+jnp = lazy("jax.numpy")
+tf = lazy("tensorflow")
+torch = lazy("torch")
+AxisType = lazy("jax.sharding:AxisType")
+NamedSharding = lazy("jax.sharding:NamedSharding")
+P = lazy("jax.sharding:PartitionSpec")
 
 SIZE = (90, 100)
 
@@ -94,6 +98,17 @@ def by_torch(ops, images, parameters, arrays=TORCH):
 
 def by_tf(ops, images, parameters):
     return tf.function(lambda *given: ops.apply(*given, TF), jit_compile=True)(images, parameters).numpy()
+
+
+COMPILERS = [
+    pytest.param(by_jax, marks=pytest.mark.uses("jax")),
+    pytest.param(by_tf, marks=pytest.mark.uses("tensorflow")),
+]
+FRAMEWORKS = {
+    "jax": (JAX, lazy("jax.numpy:asarray")),
+    "torch": (TORCH, lazy("torch:from_numpy")),
+    "tensorflow": (TF, lazy("tensorflow:constant")),
+}
 
 
 def most_apart(ops, images, run, epoch=0):
@@ -147,6 +162,8 @@ COMPILED = [case for case, (ops, _) in CASES.items() if not isinstance(ops[0], R
 RANDAUGMENT = tuple(dict.fromkeys(name for name, *_ in TRANSFORMS))
 
 
+@pytest.mark.first_cases(18)
+@pytest.mark.uses("torch")
 @pytest.mark.parametrize("noise", [6, None])
 @pytest.mark.parametrize("case", CASES)
 def test_the_device_gives_the_host_s_pixels(case, noise):
@@ -154,18 +171,21 @@ def test_the_device_gives_the_host_s_pixels(case, noise):
     assert most_apart(ops, make_images(SIZE, noise=noise), by_torch) <= levels
 
 
-@pytest.mark.parametrize("run", [by_jax, by_tf])
+@pytest.mark.all
+@pytest.mark.parametrize("run", COMPILERS)
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_ops_give_the_host_s_pixels(case, run):
     ops, levels = CASES[case]
     assert most_apart(ops, make_images(SIZE), run) <= levels
 
 
-@pytest.mark.parametrize("run", [by_jax, by_tf])
+@pytest.mark.all
+@pytest.mark.parametrize("run", COMPILERS)
 def test_compiled_transforms_give_the_host_s_pixels(run):
     assert most_apart([RandAugment(1, 9, 9, RANDAUGMENT)], make_images(SIZE, 32), run) <= 1
 
 
+@pytest.mark.uses("torch")
 def test_a_chain_with_hue_is_equal_but_for_a_few_pixels():
     ops = [RandomResizedCrop(64), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur()]
     images, made = make_images(SIZE, 32), DeviceOps(ops, SIZE)
@@ -187,12 +207,14 @@ windows = st.one_of(
 )
 
 
+@pytest.mark.uses("torch")
 @given(windows, sizes, st.integers(0, 9))
 def test_windows_of_any_size_are_at_most_a_level_off(op, size, epoch):
     apart = most_apart([op], make_images(size, 5, None), by_torch, epoch)
     assert apart <= (0 if isinstance(op, RandomCrop) else 1)
 
 
+@pytest.mark.uses("torch")
 @given(sizes, st.floats(0.1, 3), st.floats(0, 3), st.integers(0, 9))
 def test_blurs_of_any_size_are_at_most_three_levels_off_or_refused(size, low, more, epoch):
     op = GaussianBlur((low, low + more), p=0.8)
@@ -203,17 +225,19 @@ def test_blurs_of_any_size_are_at_most_three_levels_off_or_refused(size, low, mo
         assert most_apart([op], make_images(size, 5, None), by_torch, epoch) <= 3
 
 
-@pytest.mark.parametrize("arrays", [JAX, TORCH, TF])
-def test_every_color_has_the_host_s_hue(arrays):
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.uses(name)) for name in FRAMEWORKS])
+def test_every_color_has_the_host_s_hue(name):
+    arrays, make = FRAMEWORKS[name]
     levels = np.array([*range(0, 256, 7), 1, 2, 127, 128, 254, 255], np.uint8)
     colors = np.array(list(product(levels, repeat=3)), np.uint8).reshape(1, 43, -1, 3)
-    make = {JAX: jnp.asarray, TORCH: torch.from_numpy, TF: tf.constant}[arrays]
     for steps in (0, 1, 42, 43, 100, 128, 213, 255):
         amount = make(np.full((1, 1, 1, 1), steps, np.float32))
         found = np.asarray(device_ops._shift_hue(make(colors.astype(np.float32)), amount, arrays))
         np.testing.assert_array_equal(found[0], shift_hue(colors[0], steps, None))
 
 
+@pytest.mark.uses("torch")
 @pytest.mark.parametrize("op", [RandomResizedCrop(70), RandomResizedCrop(30), Zoom(), Resize(64), RandomCrop(80, 9, 9)])
 def test_windows_by_products_of_bfloat16_are_at_most_two_levels_off(op):
     """As a TPU multiplies unless it is told otherwise: both factors rounded, sums in float32."""
@@ -221,17 +245,21 @@ def test_windows_by_products_of_bfloat16_are_at_most_two_levels_off(op):
     def einsum(equation, *factors):
         return torch.einsum(equation, *(factor.bfloat16().float() for factor in factors))
 
-    rounded = replace(TORCH, einsum=einsum)
+    from tpufeed.loaders.torch.arrays import ARRAYS
+
+    rounded = replace(ARRAYS, einsum=einsum)
     apart = most_apart([op], make_images(SIZE, noise=None), lambda *given: by_torch(*given, rounded))
     assert apart <= (0 if isinstance(op, RandomCrop) else 2)
 
 
-@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.all
+@pytest.mark.uses("jax")
+@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
 def test_rows_stay_on_their_devices(axes):
     ops = [RandomResizedCrop(30), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(), RandomErasing()]
     images, made = make_images(SIZE, 16), DeviceOps(ops, SIZE)
     parameters = made.parameters(draw(ops, 16))
-    rows = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(axes,)), P("data"))
+    rows = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType[axes],)), P("data"))
     apply = jax.jit(lambda *given: made.apply(*given, JAX))
     given = [jax.device_put(value, rows) for value in (images, parameters)]
     found = apply(*given)
@@ -241,6 +269,7 @@ def test_rows_stay_on_their_devices(axes):
     np.testing.assert_array_equal(np.asarray(found), by_jax(made, images, parameters))
 
 
+@pytest.mark.all
 def test_one_program_serves_every_batch_under_torch_xla():
     script = Path(__file__).with_name("xla") / "xla_device_ops.py"
     done = subprocess.run(
@@ -256,6 +285,8 @@ def test_one_program_serves_every_batch_under_torch_xla():
 
 
 # A level before it is solarized or posterized may be many after it.
+@pytest.mark.all
+@pytest.mark.uses("torch")
 def test_a_chain_of_random_transforms_is_equal_but_for_a_few_pixels():
     ops = [RandAugment(3, 12, (1, 2, 3), tuple(sorted({name for name, _, _ in TRANSFORMS})))]
     images, made = make_images(SIZE, 64), DeviceOps(ops, SIZE)

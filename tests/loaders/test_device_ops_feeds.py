@@ -6,14 +6,11 @@ import multiprocessing
 import pickle
 from functools import partial
 
-import jax
 import numpy as np
 import pytest
-import tensorflow as tf
-import torch
-from jax.sharding import NamedSharding, PartitionSpec
 
 import tpufeed
+from tests.frameworks import lazy, need
 from tests.loaders import contract
 from tests.loaders.contract import FEEDS
 from tpufeed import cache
@@ -32,7 +29,16 @@ from tpufeed.images import (
     Resize,
     Rotate,
 )
-from tpufeed.loaders.torch.arrays import ARRAYS
+
+ARRAYS = lazy("tpufeed.loaders.torch.arrays:ARRAYS")
+
+jax = lazy("jax")
+tf = lazy("tensorflow")
+torch = lazy("torch")
+NamedSharding = lazy("jax.sharding:NamedSharding")
+PartitionSpec = lazy("jax.sharding:PartitionSpec")
+
+pytestmark = pytest.mark.xdist_group("frameworks")
 
 EPOCHS = 2
 CROPS = [RandomResizedCrop((40, 48)), HorizontalFlip()]
@@ -50,6 +56,7 @@ def whole_url(dataset_url):
 
 @pytest.fixture(scope="module")
 def xla_process():
+    need("torch_xla")
     with multiprocessing.get_context("spawn").Pool(1, contract.start_on_cpu) as pool:
         yield pool
 
@@ -79,6 +86,7 @@ def check_equal(found, expected, most_levels, mean_levels):
     assert far / values <= mean_levels
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("ops", "most", "mean"),
     [(CROPS, 1, 0.3), (EVERY, 12, 0.6), ([CenterCrop((40, 48))], 0, 0)],
@@ -120,12 +128,14 @@ def test_autocast_of_a_training_loop_changes_no_pixel(whole_url):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.all
 def test_ops_on_the_host_come_first(dataset_url):
     """From JPEGs of several sizes, in worker processes."""
     options = {"ops": [Resize(72), CenterCrop((64, 72))], "device_ops": CROPS, "processes": 1}
     check_equal(epochs("jax", dataset_url, **options), epochs("numpy", dataset_url, **options), 1, 0.3)
 
 
+@pytest.mark.all
 def test_a_cache_leaves_its_live_ops_to_the_host_and_the_others_to_the_device(dataset_url, tmp_path):
     cache.warmup(dataset_url, tmp_path / "c", ops=[Resize((72, 72))], live=[RandomCrop(64)], workers=1)
     options = {"device_ops": [HorizontalFlip(), ColorJitter(brightness=0.5)]}
@@ -155,6 +165,7 @@ def test_in_mid_epoch_the_draws_are_the_same_in_another_world(whole_url):
         assert np.abs(found[sample].astype(int) - image).max() <= 1
 
 
+@pytest.mark.all
 def test_host_and_device_take_turns_on_one_loader(whole_url):
     """Each continues where the other stopped; `iter` alone disturbs no iteration."""
     with tpufeed.Loader(whole_url, device_ops=CROPS, **OPTIONS) as loader:
@@ -173,6 +184,7 @@ def test_host_and_device_take_turns_on_one_loader(whole_url):
     assert not np.array_equal(third[0], again[0])
 
 
+@pytest.mark.all
 def test_one_program_serves_all_steps_and_epochs(whole_url, monkeypatch):
     traced = []
     with tpufeed.Loader(whole_url, device_ops=EVERY, **OPTIONS) as loader:
@@ -184,6 +196,7 @@ def test_one_program_serves_all_steps_and_epochs(whole_url, monkeypatch):
     assert len(traced) == 1
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("repeat", [False, True])
 @pytest.mark.parametrize("columns", [["image", "label", "sample"], None])
 def test_a_compiled_step_of_tensorflow_finishes_batches(whole_url, repeat, columns):
@@ -275,6 +288,7 @@ def test_a_sharding_that_splits_images_is_refused(whole_url):
 LABELLED = {"columns": ["image", "label", "sample"], "remainder": "drop", "batch_size": 16}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("mixing", [[MixUp(0.4)], [CutMix(p=0.7)], [MixUp(), CutMix(p=0.5)]], ids=str)
 def test_images_and_labels_are_mixed_in_every_feed(whole_url, xla_process, mixing):
     options = LABELLED | {"device_ops": [*CROPS, *mixing]}
@@ -348,6 +362,7 @@ def test_tensorflow_that_reads_by_itself_mixes_nothing(whole_url):
         loader.to_tf(direct=True)
 
 
+@pytest.mark.all
 def test_devices_with_one_row_have_no_pairs(whole_url):
     loader = tpufeed.Loader(whole_url, **LABELLED | {"batch_size": 8, "device_ops": [MixUp()]})
     with loader, pytest.raises(OptionError, match="batch_size that 16 divides"):

@@ -102,6 +102,7 @@ def test_an_iterator_that_is_dropped_gives_up_what_it_was_preparing(dataset_url,
         assert all(future.done() or future.running() for future in pending)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("how", ["break", "exception", "not finished", "damaged record"])
 def test_loaders_that_are_forgotten_take_their_threads_along(cache_url, damage, how):
     """Without the help of the garbage collector, which training loops like to switch off."""
@@ -153,6 +154,7 @@ def forget(url, how, started):
                 break
 
 
+@pytest.mark.all
 def test_a_process_ends_though_an_iteration_is_open(dataset_url):
     code = (
         "import sys, tpufeed; ops = [tpufeed.images.RandomResizedCrop(64)]; "
@@ -186,6 +188,7 @@ def few_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("lanes", [200, 120, 7])
 def test_each_part_of_a_shard_is_opened_once_however_many_lanes_there_are(
     lanes, many_shards, few_descriptors, monkeypatch

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.gcs_server import GcsServer
 from tests.local_copies import wait_copied
 from tpufeed.dataset.reader import open_dataset
@@ -16,6 +16,8 @@ from tpufeed.errors import RecordError
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard, copy_key
 from tpufeed.storage.store import open_store
+
+DataLoader = lazy("torch.utils.data:DataLoader")
 
 OPS = [tpufeed.images.Resize(40), tpufeed.images.CenterCrop(32)]
 FOLDERS = {"raw": "cache", "encoded": "dataset"}
@@ -100,6 +102,7 @@ def complaints(text):
     return re.findall(r"(\S+\.shard): this copy of (\S+) was damaged", text)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("damage", "options"),
     [("zeros", {}), ("cut off", {}), ("flipped bits", {"processes": 2, "threads": 1})],
@@ -118,6 +121,7 @@ def test_damaged_copies_cost_no_sample_and_are_fetched_again(site, damage, optio
     assert copied.is_sound()
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("change", [zero, lambda data: data.__setitem__(slice(136, 144), bytes([9] * 2 + [0] * 6))])
 def test_a_damaged_index_costs_no_sample_and_is_fetched_again(site, change, caplog):
     """Offsets that cannot be, and one that could, so that the record there is not one."""
@@ -129,6 +133,7 @@ def test_a_damaged_index_costs_no_sample_and_is_fetched_again(site, change, capl
     assert copied.is_sound()
 
 
+@pytest.mark.all
 def test_another_process_reads_the_damaged_copy_at_the_same_time(site):
     """What it has mapped stays what it is; it finds the copy that was fetched since when it opens the shard again."""
     copied, local = site
@@ -145,6 +150,7 @@ def test_another_process_reads_the_damaged_copy_at_the_same_time(site):
         assert bytes(other.open(shard)) == copied.store.read(name)
 
 
+@pytest.mark.first_cases(1)
 def test_the_error_names_the_object_where_its_own_bytes_are_damaged(site, server):
     """It reads by ranges: no damaged download becomes a local copy."""
     copied, _ = site
@@ -158,6 +164,8 @@ def test_the_error_names_the_object_where_its_own_bytes_are_damaged(site, server
         server.clear_faults()
 
 
+@pytest.mark.all
+@pytest.mark.uses("torch")
 def test_torch_samples_survive_damaged_copies(site):
     copied, local = site
     damaged = copied.damage(flip)

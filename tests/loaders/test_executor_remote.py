@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.gcs_server import GcsServer
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.loaders.executor import ThreadExecutor
+
+DataLoader = lazy("torch.utils.data:DataLoader")
 
 READER = Path(__file__).with_name("remote_reader.py")
 URL = "gs://bucket/cache"
@@ -74,8 +76,18 @@ def files_of(url, split="train"):
     return [file for variant in open_dataset(url).split(split).variants for file in variant.files]
 
 
+STRANGERS = set()  # threads of loaders that tests of other files have left to the garbage collector
+
+
+@pytest.fixture(autouse=True)
+def strangers():
+    STRANGERS.clear()
+    STRANGERS.update(threading.enumerate())
+
+
 def loader_threads():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tpufeed-")]
+    found = set(threading.enumerate()) - STRANGERS
+    return [thread.name for thread in found if thread.name.startswith("tpufeed-")]
 
 
 # Samples
@@ -90,6 +102,7 @@ def test_samples_are_those_of_the_local_cache(server, cache_url, copied, shuffle
     assert loader_threads() == []
 
 
+@pytest.mark.all
 def test_worker_processes_share_what_one_more_process_copies(server, cache_url, tmp_path):
     shards = {f"cache/{file.name}" for file in files_of(cache_url) if file.name.endswith(".tfrecord")}
     with make(URL, seed=3, processes=2, threads=1, local_dir=tmp_path) as loader:
@@ -104,6 +117,7 @@ def test_worker_processes_share_what_one_more_process_copies(server, cache_url, 
     assert found == epochs_of(cache_url, 4, seed=3)
 
 
+@pytest.mark.all
 def test_samples_are_those_of_the_local_dataset(server, dataset_url, ops, tmp_path):
     """JPEGs, with ops, and every column."""
     options = {"ops": ops, "remainder": "pad", "columns": ["sample", "image", "label", "filename"]}
@@ -128,6 +142,7 @@ def test_two_ranks_are_those_of_the_local_cache_and_share_copies(server, cache_u
 # Requests
 
 
+@pytest.mark.all
 def test_two_variants_are_remote_for_two_epochs(server, cache_url, tmp_path):
     local = epochs_of(cache_url, 4)
     with make(URL, local_dir=tmp_path) as loader:
@@ -152,6 +167,7 @@ def copies(parent):
     return list(Path(parent).glob("*/*.shard"))
 
 
+@pytest.mark.all
 def test_the_next_process_finds_the_copies(server, cache_url, tmp_path):
     """All it asks for is the manifest."""
     with make(URL, local_dir=tmp_path) as loader:
@@ -174,6 +190,7 @@ def read_in_processes(count, url, copies, epochs):
     return list(map(json.loads, found))
 
 
+@pytest.mark.all
 def test_two_processes_share_copies(server, cache_url, tmp_path):
     """At the same time; each object is fetched whole once, by one of them."""
     server.configure(latency_ms=20)
@@ -207,6 +224,7 @@ def test_an_epoch_begins_with_few_batches_ahead_where_shards_have_to_come(server
 # Budgets
 
 
+@pytest.mark.all
 def test_without_copies_all_is_read_by_ranges(server, cache_url, tmp_path):
     assert epochs_of(URL, 2, local_dir=tmp_path, local_bytes=0) == epochs_of(cache_url, 2)
     first = len(server.log)
@@ -216,6 +234,7 @@ def test_without_copies_all_is_read_by_ranges(server, cache_url, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("budget", ["1KB", "400KB"])
 def test_a_budget_that_is_too_small_still_gives_every_sample(server, cache_url, budget, tmp_path):
     """For any shard, and for the six of a variant."""
@@ -226,6 +245,7 @@ def test_a_budget_that_is_too_small_still_gives_every_sample(server, cache_url, 
         assert max((path.stat().st_size for path in copies(tmp_path)), default=0) <= 1000
 
 
+@pytest.mark.all
 def test_copies_on_a_full_disk_give_every_sample(server, cache_url, tmp_path, monkeypatch, caplog):
     """There is room for three shards of twelve, whatever the budget says."""
     disk_bytes = 3 * 160_000
@@ -243,6 +263,7 @@ def test_copies_on_a_full_disk_give_every_sample(server, cache_url, tmp_path, mo
 # Ends
 
 
+@pytest.mark.all
 def test_close_leaves_no_thread_and_no_part_and_may_be_followed_by_an_epoch(server, cache_url, tmp_path):
     server.configure(latency_ms=30)
     try:
@@ -262,6 +283,8 @@ def test_close_leaves_no_thread_and_no_part_and_may_be_followed_by_an_epoch(serv
 # Other loaders
 
 
+@pytest.mark.all
+@pytest.mark.uses("torch")
 def test_torch_reads_a_bucket(server, cache_url, stored):
     """A forked worker reads over its own connections."""
     dataset = tpufeed.TFRecordImages(URL)

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.loaders.keras.dataset import KerasFeed
+
+KerasFeed = lazy("tpufeed.loaders.keras.dataset:KerasFeed")
+
+pytestmark = pytest.mark.xdist_group("frameworks")
 
 FEEDS = {
     "numpy": lambda loader: loader,

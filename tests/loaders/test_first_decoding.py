@@ -28,6 +28,7 @@ def calls_in(tree):
             yield node, ast.unparse(node.func), id(node) in within
 
 
+@pytest.mark.all
 def test_each_type_has_a_decoder_that_is_made_while_its_module_is_imported():
     made, wrong = Counter(), []
     for path in PACKAGE.rglob("*.py"):
@@ -41,6 +42,7 @@ def test_each_type_has_a_decoder_that_is_made_while_its_module_is_imported():
     assert wrong == []
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("rounds", [5, pytest.param(150, marks=pytest.mark.long)])
 def test_a_mixture_is_opened_as_the_first_thing_that_a_process_does(rounds, photo_folder, tmp_path):
     """Its manifests are decoded in threads. Every second process has ended so by SIGSEGV."""

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images import CenterCrop
+
+torch = lazy("torch")
 
 NAMES = ("ant", "bee", "cow")
 SAID = r"train-.*tfrecord, record \d+: its label is 2, and the dataset declares 2 classes, 0 to 1\."
@@ -65,6 +67,8 @@ FEEDS = {
 }
 
 
+@pytest.mark.first_cases(5)
+@pytest.mark.xdist_group("frameworks")
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.parametrize("name", ["jpegs", "raw"])
 def test_every_feed_names_the_record(wrong, sound, name, feed):
@@ -78,6 +82,7 @@ def test_every_feed_names_the_record(wrong, sound, name, feed):
     assert sum(1 for _ in given) == 3
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", ["jpegs", "raw", "lists"])
 def test_worker_processes_too(wrong, name):
     with make(wrong, name, processes=1) as loader, pytest.raises(RecordError, match=SAID):
@@ -91,6 +96,8 @@ def test_lists_of_labels(wrong, sound, form):
     assert len(list(make(sound, "lists", label_format=form))) == 3
 
 
+@pytest.mark.all
+@pytest.mark.uses("torch")
 def test_samples_by_number(wrong, sound):
     for open_samples in (tpufeed.TFRecordImages, tpufeed.grain_source):
         samples = open_samples(wrong / "raw")

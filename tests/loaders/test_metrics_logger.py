@@ -7,15 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from prometheus_client import CollectorRegistry, generate_latest
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.gcs_server import GcsServer
 from tests.repo.docs.pages import ran
 from tpufeed.errors import OptionError
 
+torch = lazy("torch")
+
 RUNS = {"metrics.md": ""}
+
+pytestmark = pytest.mark.xdist_group("frameworks")  # RUNS wants them in one process
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {"images_per_second", "wait_ms", "idle_percent", "read_mb_per_second", "bad_records"}
@@ -59,6 +63,8 @@ def test_figures_are_of_the_steps_since_the_last_report(cache_url, clock):
     assert tpufeed.MetricsLogger(loader, print).report() == {}
 
 
+@pytest.mark.all
+@pytest.mark.uses("tensorflow", "torch")
 def test_each_tracker_is_called_as_it_is_used_to(cache_url, tmp_path, monkeypatch):
     import mlflow  # here, as each worker of pytest-xdist imports all modules of tests, and these take long
     import tensorflow as tf
@@ -155,6 +161,7 @@ def test_loaders_for_devices_and_mixtures_are_taken(cache_url, dataset_url):
     assert all(figures["tpufeed/wait_ms"] >= 0 for figures in seen)
 
 
+@pytest.mark.all
 def test_local_percent_is_that_of_remote_datasets(cache_url, tmp_path, monkeypatch):
     found = []
     with GcsServer(process=True, md5=False) as server:
@@ -205,6 +212,7 @@ def test_a_registry_has_one_loader_at_a_time_and_does_not_keep_it(cache_url):
     assert "tpufeed_samples_total" not in generate_latest(registry).decode()
 
 
+@pytest.mark.uses("keras")
 def test_keras_counts_steps_that_are_executed_together(cache_url):
     import keras
 
@@ -233,6 +241,7 @@ def test_what_is_no_target_is_refused(cache_url, to):
         tpufeed.MetricsLogger(loader, to)
 
 
+@pytest.mark.uses("tensorflow", "torch")
 def test_what_has_no_stats_is_refused(cache_url):
     with pytest.raises(OptionError, match="stats"):
         tpufeed.MetricsLogger(torch.utils.data.DataLoader([1]), print)

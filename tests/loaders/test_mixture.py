@@ -77,6 +77,7 @@ def mixture(urls):
     return Mixture({urls[0]: 6, urls[1]: 3, urls[2]: 1})
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_every_world_sees_the_same_sequence(mixture, size):
     alone = epoch_of(mixture, epochs=2)
@@ -104,6 +105,7 @@ def test_no_sample_comes_twice_before_its_source_is_through(urls, stop):
     assert abs(counts[0] / len(rows) - 0.6) < 0.06
 
 
+@pytest.mark.all
 def test_an_epoch_is_as_long_as_stop_says(urls):
     lengths = {}
     for stop in ("shortest", "longest"):
@@ -140,6 +142,7 @@ def test_variants_of_a_cache_follow_its_own_epochs(urls):
     assert all(images[sample, 0] != images[sample, 1] for sample in range(24))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("processes", "stops", "hosts"), [(0, (0, 1, 7, -1), 4), (2, (7,), 2)])
 def test_a_run_continues_at_any_sample_on_another_number_of_hosts(mixture, processes, stops, hosts):
     for stopped in stops:
@@ -158,6 +161,7 @@ def test_a_run_continues_at_any_sample_on_another_number_of_hosts(mixture, proce
         assert interleaved(ranks) == [rest, after]
 
 
+@pytest.mark.all
 def test_other_weights_are_refused_and_reweight_goes_on_without_a_sample_lost(urls):
     before, after = {urls[0]: 0.7, urls[1]: 0.3}, {urls[0]: 0.2, urls[1]: 0.5, urls[2]: 0.3}
     with make(Mixture(before, stop="longest")) as loader:
@@ -305,6 +309,7 @@ def labels_of(mixture, state=None, **options):
         return found, loader.class_names, loader.state_dict()
 
 
+@pytest.mark.all
 def test_ids_of_classes_stay_while_a_training_continues(urls, caplog):
     never = {"stop": "never"}
     before, names, state = labels_of(Mixture({urls[0]: 1, urls[1]: 1}, **never))
@@ -367,6 +372,7 @@ def grown(tmp_path):
     return str(tmp_path / "grown")
 
 
+@pytest.mark.all
 def test_a_source_that_has_grown_continues_with_its_next_epoch(urls, grown):
     first = tpufeed.open_dataset(grown, version=1)
     before, names, state = labels_of(Mixture({first: 1, urls[0]: 1}, stop="never"))
@@ -409,6 +415,8 @@ def test_classes_are_joined_by_name(mixture, urls):
         make(Mixture({urls[0]: 1, urls[1]: 1}, classes="as_is"))
 
 
+@pytest.mark.all
+@pytest.mark.xdist_group("frameworks")
 def test_all_loaders_take_a_mixture(mixture):
     (rows,) = epoch_of(mixture)
     options = {"batch_size": 8, "ops": OPS, "columns": COLUMNS, "lanes": LANES, "processes": 0}
@@ -581,6 +589,7 @@ def server(urls):
         yield found
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("processes", [0, 1])
 def test_remote_datasets_share_one_folder_of_copies(server, urls, mixture, tmp_path, processes):
     remote = Mixture({f"gs://bucket/{number}": weight for number, weight in enumerate((6, 3, 1))})
@@ -615,6 +624,7 @@ def test_sources_that_are_rarely_due_are_read_by_ranges(server, urls, tmp_path):
     assert all(name.startswith("0/") for name in whole)
 
 
+@pytest.mark.all
 def test_a_rank_reads_its_share_of_the_shards_of_each_source(tmp_path):
     urls = []
     for number in range(2):

@@ -123,6 +123,7 @@ def test_an_epoch_is_a_number_from_0_on(cache_url, epoch):
         tpufeed.Loader(cache_url).set_epoch(epoch)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("face", "module", "extra"),
     [

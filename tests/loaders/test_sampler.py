@@ -34,6 +34,7 @@ def global_epoch(loaders, start=0):
     return sequence
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_state_at_every_boundary_gives_exactly_the_rest_to_any_world(cache_url, epoch, size):

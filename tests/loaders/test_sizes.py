@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
+
+tf = lazy("tensorflow")
 
 
 def make(folder, sides):
@@ -46,6 +48,8 @@ def test_the_size_is_known_behind_ops_and_in_views(alike, options, size):
     assert images.shape == (4, *size, 3)
 
 
+@pytest.mark.all
+@pytest.mark.uses("tensorflow")
 def test_caches_and_tensorflow_know_it_too(alike, tmp_path):
     cached = tpufeed.cache.warmup(alike, tmp_path / "cache", ops=[HorizontalFlip()], workers=1)
     assert cached.manifest.cache.shape == (20, 30, 3)

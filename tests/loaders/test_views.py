@@ -117,6 +117,7 @@ def test_each_sample_comes_once_per_epoch_with_its_own_pixels(dataset, whole, na
         assert [row[0] for row in rows_of(loader)] == view.samples("train").tolist()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("name", ["classes", "most"])
 def test_every_world_sees_the_same_sequence_and_continues_in_another(dataset, name):
     view = dataset.select(**VIEWS[name])
@@ -150,6 +151,7 @@ def test_the_last_batch_is_that_of_a_dataset_of_as_many_samples(dataset, remaind
         assert samples[27:] == samples[:5]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("processes", [0, 1])
 def test_worker_processes_pickles_and_copies_give_the_same(dataset, processes):
     view = dataset.select(classes=["bee", "ant"])
@@ -228,6 +230,7 @@ def put_folder(server, folder, name):
             server.put("bucket", f"{name}/{path.relative_to(folder)}", path.read_bytes())
 
 
+@pytest.mark.all
 def test_remote_records_that_are_left_out_are_not_read(urls, dataset, tmp_path):
     """A view of few records reads them by ranges; one of most copies whole shards."""
     with GcsServer() as server, pytest.MonkeyPatch.context() as patch:
@@ -280,6 +283,8 @@ def test_a_view_that_has_grown_continues_with_its_next_epoch(urls, dataset, ways
 # Feeds
 
 
+@pytest.mark.all
+@pytest.mark.uses("torch")
 def test_every_feed_gives_the_same_samples(dataset):
     from torch.utils.data import DataLoader
 
@@ -335,6 +340,7 @@ def of_mixture(mixture, epochs=1, **options):
         return [[(int(s), int(a), int(c), crc) for s, a, c, crc in epoch] for epoch in found]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("weights", ["equal", "sqrt", {"ant": 1, "dog": 2, "eel": 1}], ids=["equal", "sqrt", "dict"])
 def test_classes_come_in_exact_shares(dataset, weights):
     mixture = Mixture.by_class(dataset, weights)
@@ -365,6 +371,7 @@ def test_each_pass_of_a_rare_sample_has_its_own_crop(dataset):
     assert min(dogs.values()) > 0.5 * max(dogs.values())
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("lanes", [4, 16])
 def test_mixtures_of_classes_continue_exactly_in_another_world(dataset, lanes):
     mixture = Mixture.by_class(dataset, "sqrt")
@@ -393,6 +400,7 @@ def test_an_epoch_in_total_is_as_long_as_all_classes_together(dataset, lanes):
         assert len(loader) == lanes * round(Fraction(96, lanes))
 
 
+@pytest.mark.all
 def test_classes_of_a_view_and_of_a_cache(urls, dataset):
     view = dataset.select(classes=["dog", "bee"])
     rows = [row for epoch in of_mixture(Mixture.by_class(view), 2) for row in epoch]

@@ -83,6 +83,7 @@ def nothing_stays():
     assert open_files() <= before
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("kind", ["cache", "JPEG"])
 def test_the_batches_of_three_epochs_are_those_of_threads(cache_url, dataset_url, ops, kind):
     url, given = (cache_url, None) if kind == "cache" else (dataset_url, ops)
@@ -97,6 +98,7 @@ def test_the_batches_of_three_epochs_are_those_of_threads(cache_url, dataset_url
     assert (stats.processes, stats.threads, stats.batches) == (2, 2, 3 * 7)
 
 
+@pytest.mark.all
 def test_batches_that_are_kept_stay_what_they_are(cache_url):
     with make(cache_url, processes=1, prefetch=1, columns=["image", "sample"]) as loader:
         kept = [batch for _ in range(3) for batch in loader]
@@ -130,6 +132,7 @@ def test_a_dataset_that_was_built_anew_is_not_mixed_in(cache_url, flat_url, tmp_
         next(iter(loader))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("killed", ["worker", "fork server", "all"])
 def test_what_is_killed_is_an_error_and_the_next_iteration_has_new_ones(cache_url, killed):
     with make(cache_url, columns=["sample"], shuffle=False, prefetch=1, repeat=True) as loader:
@@ -148,6 +151,7 @@ def test_what_is_killed_is_an_error_and_the_next_iteration_has_new_ones(cache_ur
         assert np.concatenate(list(itertools.islice(loader, 7))).tolist() == list(range(70))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("number", "advice"),
     [(signal.SIGKILL, "Out of memory"), (signal.SIGSEGV, "Did native code of an op"), (signal.SIGALRM, "Did an op of")],
@@ -161,14 +165,16 @@ def test_advice_is_that_of_the_signal(cache_url, number, advice):
             list(iterator)
 
 
-def test_a_close_that_is_interrupted_leaves_no_process(cache_url):
+@pytest.mark.all
+def test_a_close_that_is_interrupted_leaves_no_process(cache_url, monkeypatch, tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
 
+    monkeypatch.setenv("HANGING", str(tmp_path))
     loader = make(cache_url, ops=[CenterCrop(32), Custom(f"{__name__}:hang")])
     loader.start_prefetch()
-    wait_until(lambda: len(children()) == 3)
-    time.sleep(0.5)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+    assert len(children()) == 3
 
     def close():
         signal.setitimer(signal.ITIMER_REAL, 0.2)  # in the 2 seconds that close waits for workers to leave
@@ -184,6 +190,7 @@ def test_a_close_that_is_interrupted_leaves_no_process(cache_url):
 
 
 def hang(image, rng):
+    Path(os.environ["HANGING"], str(os.getpid())).touch()
     time.sleep(1000)
 
 
@@ -199,6 +206,7 @@ def test_a_start_that_takes_longer_than_the_timeout_is_named(cache_url, monkeypa
     assert not children()
 
 
+@pytest.mark.all
 def test_a_server_that_fails_to_prepare_is_an_error_that_says_why(cache_url, monkeypatch):
     monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:divide_by_zero")
     with make(cache_url) as loader, pytest.raises(LoaderError, match="ZeroDivisionError"):
@@ -206,6 +214,7 @@ def test_a_server_that_fails_to_prepare_is_an_error_that_says_why(cache_url, mon
     assert not children()
 
 
+@pytest.mark.all
 def test_workers_that_send_half_a_message_are_an_error(cache_url, monkeypatch):
     monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:send_half_of_what_is_to_be_sent")
     monkeypatch.setattr("tpufeed.processes.channel.STALL_SECONDS", 1.0)  # between the parts of a message
@@ -225,6 +234,7 @@ def send_half_of_what_is_to_be_sent(manifests):
     prepare(manifests)
 
 
+@pytest.mark.all
 def test_a_worker_that_neither_answers_nor_ends_may_wait_for_its_disk(cache_url, monkeypatch):
     """As one that reads from an NFS mount whose server has gone."""
     monkeypatch.setattr("tpufeed.loaders.workers._PREPARE", f"{__name__}:close_the_socket_and_stay")
@@ -245,6 +255,7 @@ def close_the_socket_and_stay(manifests):
     prepare(manifests)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("processes", [0, 2])
 def test_a_default_timeout_of_sockets_is_not_that_of_workers(cache_url, processes):
     before = socket.getdefaulttimeout()
@@ -260,6 +271,7 @@ def divide_by_zero(_):
     return 1 / 0
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("which", ["workers", "all"])
 def test_processes_that_hang_are_given_up(cache_url, which, monkeypatch):
     monkeypatch.setattr("tpufeed.loaders.workers._LEAVE_SECONDS", 0.3)  # those that are stopped never leave
@@ -273,6 +285,7 @@ def test_processes_that_hang_are_given_up(cache_url, which, monkeypatch):
         assert not children()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("how", ["closed", "Ctrl-C"])
 def test_a_wait_for_workers_that_hang_can_be_ended(cache_url, how, monkeypatch):
     """By closing the loader in another thread, and by Ctrl-C, after which it continues with the next epoch."""
@@ -295,6 +308,7 @@ def test_a_wait_for_workers_that_hang_can_be_ended(cache_url, how, monkeypatch):
     assert not children()
 
 
+@pytest.mark.all
 def test_shards_that_vanish_under_their_mapping_are_named(cache_url, tmp_path):
     shutil.copytree(cache_url, tmp_path / "cache")
     with make(str(tmp_path / "cache"), processes=1, batch_size=2, prefetch=1, repeat=True) as loader:
@@ -309,18 +323,23 @@ def test_shards_that_vanish_under_their_mapping_are_named(cache_url, tmp_path):
             list(itertools.islice(batches, 200))
 
 
+GIVEN_UP = threading.Event()
+
+
 def test_an_op_that_hangs_in_a_thread_is_given_up_as_well(dataset_url, ops):
-    slow = Custom("tests.loaders.test_workers:take_a_second")
+    slow = Custom("tests.loaders.test_workers:wait_until_given_up")
     loader = make(dataset_url, ops=[*ops, slow], processes=0, batch_size=1, prefetch=1, timeout_seconds=0.3)
+    GIVEN_UP.clear()
     with pytest.raises(LoaderError, match=r"0\.3 s"):
         next(iter(loader))
+    GIVEN_UP.set()
     for thread in threading.enumerate():
         if thread.name.startswith("tpufeed-decode"):
             thread.join()
 
 
-def take_a_second(image, _):
-    time.sleep(1)
+def wait_until_given_up(image, _):
+    assert GIVEN_UP.wait(60)
     return image
 
 
@@ -354,6 +373,7 @@ def is_there(pid):
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("then", ["raise SystemExit(3)", "time.sleep(600)"], ids=["exit", "kill -9"])
 def test_processes_end_with_the_one_that_trains(cache_url, then):
     with training(then, cache_url) as (process, group):
@@ -364,6 +384,7 @@ def test_processes_end_with_the_one_that_trains(cache_url, then):
     wait_until(lambda: not any(map(is_there, group)))
 
 
+@pytest.mark.all
 def test_processes_end_with_the_one_that_trains_though_a_fork_lives(cache_url):
     """The fork holds the sockets of all workers open."""
     then = "import os; child = os.fork(); print(child, flush=True) if child else None; time.sleep(600)"
@@ -389,6 +410,7 @@ open(sys.argv[2], "w").write(f"{found}\\n{streams}")
 """
 
 
+@pytest.mark.all
 def test_standard_streams_that_are_closed(cache_url, tmp_path):
     """No socket and no batch's memory gets their numbers, to which libraries print."""
     command = ["bash", "-c", 'exec "$0" -c "$@" <&- >&- 2>&-', sys.executable, EPOCH, cache_url, tmp_path / "found"]
@@ -410,6 +432,7 @@ def children_of(parent):
     return found + [pid for child in found for pid in children_of(child)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("processes", [0, 2])
 def test_a_limit_of_threads_is_named(cache_url, monkeypatch, processes):
     with make(cache_url, processes=processes) as loader:
@@ -423,6 +446,7 @@ def test_a_limit_of_threads_is_named(cache_url, monkeypatch, processes):
         assert len(next(iter(loader))) == 2
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("left", range(5))
 def test_a_limit_of_files_is_named(cache_url, left):
     most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -439,6 +463,7 @@ def test_a_limit_of_files_is_named(cache_url, left):
         assert len(next(iter(loader))) == 2
 
 
+@pytest.mark.all
 def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cache_url):
     with make(cache_url) as loader:
         iterator = iter(loader)
@@ -452,6 +477,7 @@ def test_workers_serve_on_when_a_machine_that_shuts_down_tells_all_processes(cac
     assert not children()
 
 
+@pytest.mark.all
 def test_the_environment_says_how_many(cache_url, monkeypatch):
     monkeypatch.setenv("TPUFEED_PROCESSES", "three")
     with pytest.raises(OptionError, match="TPUFEED_PROCESSES"):
@@ -462,6 +488,7 @@ def test_the_environment_says_how_many(cache_url, monkeypatch):
         assert len(workers()) == 1
 
 
+@pytest.mark.all
 def test_a_fork_has_workers_of_its_own_and_leaves_its_parents_alone(cache_url):
     """Leaving a `with`, dropping kept batches and iterating again in the child must not reach the parent's workers."""
     with make(cache_url, columns=["image", "sample"]) as loader, make(cache_url, processes=0) as threads:
@@ -490,6 +517,7 @@ def test_a_fork_has_workers_of_its_own_and_leaves_its_parents_alone(cache_url):
         del images, kept, iterator
 
 
+@pytest.mark.all
 def test_who_keeps_many_batches_needs_few_descriptors(cache_url):
     with make(cache_url, processes=1, batch_size=1, prefetch=1, repeat=True) as loader:
         batches = iter(loader)
@@ -501,6 +529,7 @@ def test_who_keeps_many_batches_needs_few_descriptors(cache_url):
         del kept, batches
 
 
+@pytest.mark.all
 def test_iterators_may_be_given_up_in_any_thread_while_another_is_read(cache_url):
     with make(cache_url, prefetch=4, columns=["sample"]) as loader:
         for _ in range(5):
@@ -513,6 +542,7 @@ def test_iterators_may_be_given_up_in_any_thread_while_another_is_read(cache_url
             thread.join()
 
 
+@pytest.mark.all
 def test_a_worker_that_takes_no_orders_is_given_up(cache_url):
     """Orders for batches of 3000 samples fill the socket of a worker that does not read it."""
     with make(cache_url, batch_size=3000, remainder="repeat", prefetch=30, timeout_seconds=2, processes=1) as loader:

@@ -32,6 +32,7 @@ def allowed_cores(loader):
     return found
 
 
+@pytest.mark.all
 def test_worker_processes_and_their_threads_keep_to_a_node(two_nodes, cache_url):
     expected = [batch for batch, _ in tpufeed.Loader(cache_url, batch_size=10, processes=0)]
     with tpufeed.Loader(cache_url, batch_size=10, processes=2, threads=2) as loader:
@@ -48,6 +49,7 @@ def test_worker_processes_and_their_threads_keep_to_a_node(two_nodes, cache_url)
         assert {each for threads in allowed_cores(loader) for each in threads} == {ours}
 
 
+@pytest.mark.all
 def test_cores_that_are_gone_stop_no_worker(cache_url, monkeypatch):
     nodes = [Node(0, (100_000,), ()), Node(1, (100_001,), ())]
     monkeypatch.setattr("tpufeed.loaders.executor.find_nodes", lambda: nodes)

@@ -5,15 +5,20 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
-import tensorflow as tf
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.errors import OptionError
 from tpufeed.loaders.world import find_tf_world, find_world, to_world
+
+jax = lazy("jax")
+tf = lazy("tensorflow")
+Mesh = lazy("jax.sharding:Mesh")
+NamedSharding = lazy("jax.sharding:NamedSharding")
+PartitionSpec = lazy("jax.sharding:PartitionSpec")
+SingleDeviceSharding = lazy("jax.sharding:SingleDeviceSharding")
 
 TWO_RANKS = """
 import json, os, sys
@@ -60,6 +65,7 @@ def test_a_world_that_is_no_pair_of_numbers_is_refused(cache_url, world):
         tpufeed.Loader(cache_url, batch_size=5, world=world)
 
 
+@pytest.mark.all
 def test_torch_distributed_is_asked_when_the_first_batch_is(cache_url, tmp_path):
     command = [sys.executable, "-c", TWO_RANKS, cache_url, str(tmp_path / "meet")]
     subprocess.run(command, timeout=200, check=True)
@@ -129,6 +135,7 @@ def test_a_launched_process_that_torch_xla_does_not_know_yet(cache_url, monkeypa
     assert tpufeed.Loader(cache_url, world=(1, 2)).world == tpufeed.World(1, 2)
 
 
+@pytest.mark.uses("jax")
 def test_tasks_of_slurm_that_no_framework_knows_of_are_warned_of(monkeypatch, caplog):
     monkeypatch.setenv("SLURM_PROCID", "2")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
@@ -144,6 +151,7 @@ def test_tasks_of_slurm_that_no_framework_knows_of_are_warned_of(monkeypatch, ca
     assert not caplog.records
 
 
+@pytest.mark.uses("jax")
 def test_worlds_of_two_frameworks(monkeypatch):
     """Of one size they are the same ranks, though each may number them otherwise; a world of one says nothing."""
     jax = SimpleNamespace(global_state=SimpleNamespace(client=object(), process_id=3, num_processes=8))
@@ -158,16 +166,19 @@ def test_worlds_of_two_frameworks(monkeypatch):
         find_world()
 
 
+@pytest.mark.uses("tensorflow")
 def test_a_strategy_s_replicas_split_the_global_batch():
     assert tpufeed.count_cores(tf.distribute.OneDeviceStrategy("CPU:0")) == 1
     assert tpufeed.count_cores(tf.distribute.get_strategy()) == 1  # tf_four_devices.py has one of four replicas
 
 
+@pytest.mark.uses("tensorflow")
 def test_an_input_context_hands_batches_to_replicas_as_they_are():
     context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=16)
     assert 8 * tpufeed.count_cores(context) == context.get_per_replica_batch_size(8 * 16) == 8
 
 
+@pytest.mark.uses("jax")
 def test_meshes_and_shardings_count_different_rows():
     devices = np.array(jax.devices())
     assert len(devices) == 8

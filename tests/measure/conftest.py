@@ -28,29 +28,34 @@ def write_images(folder, each):
 
 
 @pytest.fixture(scope="session")
-def colour_folder(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("sheet") / "colours", 10)
+def colour_folder(once):
+    return once(write_images, 10)
 
 
 @pytest.fixture(scope="session")
-def dataset_url(colour_folder):
+def dataset_url(once, colour_folder):
     """40 samples in several shards; not to be changed."""
-    url = str(colour_folder.parent / "dataset")
-    tpufeed.shard(colour_folder, url, shard_bytes="3KB", splits="train=0.8,val=0.2", workers=1)
-    return url
+    return str(once(_make_dataset, colour_folder))
+
+
+def _make_dataset(folder, images):
+    tpufeed.shard(images, folder, shard_bytes="3KB", splits="train=0.8,val=0.2", workers=1)
 
 
 @pytest.fixture(scope="session")
-def cache_url(dataset_url):
+def cache_url(once, dataset_url):
     """Raw pixels in three variants."""
-    warmup(dataset_url, f"{dataset_url}-cache", size=32, variants=3, workers=1)
-    return f"{dataset_url}-cache"
+    return str(once(_make_cache, dataset_url))
+
+
+def _make_cache(folder, url):
+    warmup(url, folder, size=32, variants=3, workers=1)
 
 
 @pytest.fixture(scope="session")
-def flat_url(colour_folder):
+def flat_url(colour_folder, tmp_path_factory):
     """Without labels."""
-    folder = colour_folder.parent / "flat"
+    folder = tmp_path_factory.mktemp("sheet") / "flat"
     folder.mkdir()
     for path in sorted(colour_folder.glob("*/*-0[0-4].png")):
         shutil.copy(path, folder)

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import tpufeed
+from tests.frameworks import lazy, need
 from tpufeed.cache import warmup
 from tpufeed.errors import DatasetNotFoundError, LoaderError, MissingExtraError, OptionError
 from tpufeed.images import Resize
@@ -99,6 +100,7 @@ def test_drained_loaders_have_no_figures_of_a_step(place: str, loader: str, requ
     assert (len(run.timeline.wait_seconds), run.timeline.compute_seconds) == (40, ())
 
 
+@pytest.mark.all
 def test_device_ops_are_left_to_a_device_that_takes_no_time(whole: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[Any] = []
 
@@ -112,7 +114,7 @@ def test_device_ops_are_left_to_a_device_that_takes_no_time(whole: str, monkeypa
     assert (run.label, run.steps, problems_of(run)) == (f"{whole}, numpy, device ops", 40, [])
     images, *_ = fed[0].values()
     assert images.shape == (8, 24, 24, 3)
-    pytest.importorskip("jax")
+    need("jax")
     assert problems_of(one(whole, "jax", device="jax-cpu", step_ms=None, **given)) == []
     assert not isinstance(fed[1][0], np.ndarray)
     one(whole, device="jax-cpu", step_ms=None, **given)  # numpy runs them on the host
@@ -251,7 +253,7 @@ def test_a_device_that_is_not_there_says_what_to_do_instead(cached: str, monkeyp
     def no_tpu(platform: str) -> list[Any]:
         raise RuntimeError("Unable to initialize backend 'tpu'")
 
-    monkeypatch.setattr(pytest.importorskip("jax"), "devices", no_tpu)
+    monkeypatch.setattr(lazy("jax"), "devices", no_tpu)
     with pytest.raises(OptionError, match=r"'tpu'.*emulated:tpu-v3-8 .*jax-cpu"):
         one(cached, device="jax-tpu", step_ms=None)
 
@@ -260,6 +262,7 @@ def apart(url: str, loader: str = "numpy", **options: Any) -> BenchRun:
     return measure_apart(Measurement(url=url, loader=loader, options=BenchOptions(**{**DEVICE, **options})))
 
 
+@pytest.mark.all
 def test_another_process_gives_the_run_and_the_error(cached: str, tmp_path: Path) -> None:
     run = apart(cached, steps=25)
     assert run.steps == 25
@@ -268,6 +271,7 @@ def test_another_process_gives_the_run_and_the_error(cached: str, tmp_path: Path
         apart(str(tmp_path))
 
 
+@pytest.mark.all
 def test_a_process_that_dies_is_an_error_and_leaves_nothing(
     shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +288,7 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("loader", "device", "module"),
     [("jax", "jax-cpu", "jax"), pytest.param("xla", "xla-cpu", "torch_xla", marks=pytest.mark.long)],

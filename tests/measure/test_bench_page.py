@@ -49,6 +49,7 @@ def run(folder: Path, command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.all
 def test_the_commands_run_as_they_stand(folder: Path) -> None:
     commands = [line for block in blocks("bash") for line in lines_of(block)]
     assert len(commands) == 3
@@ -67,6 +68,7 @@ def test_the_commands_run_as_they_stand(folder: Path) -> None:
     assert "<svg" in (folder / "bench.html").read_text()
 
 
+@pytest.mark.all
 def test_the_program_runs_as_it_stands(folder: Path) -> None:
     (program,) = blocks("python")
     (folder / "program.py").write_text(program)

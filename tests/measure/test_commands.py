@@ -36,6 +36,7 @@ def table(tmp_path: Path) -> Path:
     return folder / "table.jsonl"
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     "options",
     [

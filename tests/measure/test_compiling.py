@@ -19,6 +19,8 @@ from tests.quick_xla import QUICK
 from tests.repo.docs.pages import ran
 from tpufeed.measure.compiling import compile_advice, xla_counts
 
+pytestmark = pytest.mark.all
+
 RUNS = {"measuring.md": "StepClock|xla_counts|read_counters"}
 
 PAGE = (Path(__file__).parents[2] / "docs/measuring.md").read_text()
@@ -57,6 +59,7 @@ def found(photo_files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return json.loads((folder / "found.json").read_text())
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("loader", ["MpDeviceLoader", "PerDeviceLoader"])
 def test_the_sync_inside_next_is_no_wait(found: Any, loader: str) -> None:
     seen = found["exact"][loader]

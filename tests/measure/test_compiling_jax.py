@@ -5,13 +5,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import monitoring
 
+from tests.frameworks import lazy
 from tpufeed.measure.clock import StepClock
+
+jax = lazy("jax")
+jnp = lazy("jax.numpy")
+monitoring = lazy("jax:monitoring")
 
 
 def batches(rows: list[int]) -> list[np.ndarray[Any, Any]]:
@@ -27,6 +29,7 @@ def step() -> Callable[[Any], Any]:
     return step
 
 
+@pytest.mark.uses("jax")
 def test_the_first_step_compiles_and_the_others_do_not(step: Callable[[Any], Any]) -> None:
     clock = StepClock()
     for _ in range(2):
@@ -41,6 +44,7 @@ def test_the_first_step_compiles_and_the_others_do_not(step: Callable[[Any], Any
     assert (report.sync_percent, report.notes) == (None, ())
 
 
+@pytest.mark.uses("jax")
 def test_shapes_that_change_compile_again_and_that_is_said(step: Callable[[Any], Any]) -> None:
     clock = StepClock()
     for batch in clock(batches([4, 5, 6, 7, 8])):
@@ -59,6 +63,7 @@ def test_where_nothing_was_compiled_nothing_is_known() -> None:
     assert "of which compiling n/a" in report.summary()
 
 
+@pytest.mark.uses("jax")
 def test_a_listener_of_a_clock_that_is_gone_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[Any] = []
     monkeypatch.setattr(monitoring, "register_event_duration_secs_listener", registered.append)

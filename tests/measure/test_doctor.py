@@ -30,6 +30,7 @@ def stages_of(diagnosis) -> dict:
     return {stage.name: stage for stage in diagnosis.stages}
 
 
+@pytest.mark.all
 def test_every_stage_of_a_dataset_is_measured(dataset_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPUFEED_PROCESSES", "2")
     said: list[str] = []
@@ -57,6 +58,7 @@ def test_a_raw_cache_has_nothing_to_decode(cache_url: str) -> None:
     assert stages["assembly"].images_per_second > 0
 
 
+@pytest.mark.all
 def test_of_device_ops_the_host_s_part_is_measured(
     dataset_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ def test_ops_on_the_device_are_advised(
     assert action.images_per_second > found.fed
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("encode", ["raw", "jpeg"])
 def test_device_ops_of_a_remote_cache_are_measured_from_local_copies(dataset_url: str, encode: str) -> None:
     url = f"memory://doctor-{encode}"
@@ -117,6 +120,7 @@ def test_live_ops_of_a_raw_cache_are_measured(cache_url: str) -> None:
     assert stages["ops"].images_per_second > 0
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("share", "told"), [(0.75, True), (1.5, False)])
 def test_ops_are_told_from_decoding_where_they_do_not_make_it_cheaper(
     share: float, told: bool, dataset_url: str, monkeypatch: pytest.MonkeyPatch
@@ -151,6 +155,7 @@ def memory_url(colour_folder: Path) -> str:
     return "memory://doctor"
 
 
+@pytest.mark.all
 def test_a_remote_dataset_is_measured_from_local_copies(memory_url: str, tmp_path: Path) -> None:
     found = examine(memory_url, **SHORT)
     stages = stages_of(found)
@@ -159,6 +164,7 @@ def test_a_remote_dataset_is_measured_from_local_copies(memory_url: str, tmp_pat
     assert found.fed == stages["assembly"].images_per_second
 
 
+@pytest.mark.all
 def test_a_remote_dataset_that_no_copies_hold_is_limited_by_its_storage(
     memory_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +175,7 @@ def test_a_remote_dataset_that_no_copies_hold_is_limited_by_its_storage(
     assert found.fed == min(stages_found[name].images_per_second for name in ("storage", "assembly"))
 
 
+@pytest.mark.all
 def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alternatives, "measure_loader", measure_faster)
     found = examine(str(colour_folder), **(SHORT | {"tpu": "v6e-8"}))
@@ -183,6 +190,7 @@ def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path, mo
     assert not [note for note in found.notes if "could not be tried" in note]
 
 
+@pytest.mark.all
 def test_a_damaged_record_is_said_and_the_doctor_goes_on(copy: Path) -> None:
     shard = sorted(copy.glob("train-*.tfrecord"))[0]
     data = bytearray(shard.read_bytes())
@@ -204,6 +212,7 @@ def test_where_nothing_can_be_read_there_is_no_prediction(copy: Path, tmp_path: 
     assert any("gone.jpg" in note for note in found.notes)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("processes", [0, 1])
 def test_an_op_that_fails_leaves_no_prediction(
     processes: int, dataset_url: str, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +254,7 @@ def test_what_cannot_be_asked(dataset_url: str, options: dict, error: type[Excep
         examine(dataset_url, **options)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("scheme", ["", "memory://"])
 def test_images_of_one_size_need_no_ops(
     colour_folder: Path, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
@@ -259,6 +269,7 @@ def test_images_of_one_size_need_no_ops(
     assert "--op 'HorizontalFlip" in raw.do
 
 
+@pytest.mark.all
 def test_only_what_is_large_enough_is_resharded_by_a_whole_command(
     colour_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +310,7 @@ def test_a_saved_run_that_waits_on_tracing_is_believed(cache_url: str, tmp_path:
     assert any(note.startswith(f"{tmp_path / 'run.json'}: ") for note in found.notes)
 
 
+@pytest.mark.all
 def test_a_file_that_is_no_profile(cache_url: str, tmp_path: Path) -> None:
     (tmp_path / "host.xplane.pb").write_bytes(b"no protobuf at all" * 9)
     with pytest.raises((OptionError, DamageError)):

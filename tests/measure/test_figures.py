@@ -10,6 +10,7 @@ from tests.measure.report_example import make_diagnosis, make_run, write
 from tpufeed.measure.clock import StepTimes
 
 
+@pytest.mark.all
 def test_thousands_of_steps_are_drawn_as_means(tmp_path: Path) -> None:
     page = write(tmp_path, make_diagnosis(), [make_run(f"{n}, numpy", 20.0, 20_000) for n in range(9)])
     assert (tmp_path / "out.html").stat().st_size < 600_000
@@ -20,6 +21,7 @@ def test_thousands_of_steps_are_drawn_as_means(tmp_path: Path) -> None:
     assert "9 runs: the figures show the first 4 and the last 4." in page.text
 
 
+@pytest.mark.all
 def test_captions_tell_what_the_figures_show(tmp_path: Path) -> None:
     timeline = StepTimes(
         wait_seconds=(2.0, *[0.01] * 9, 0.91), compute_seconds=(3.0, *[0.09] * 10), ready=(0, 0, *[1] * 9)
@@ -37,6 +39,7 @@ def test_captions_tell_what_the_figures_show(tmp_path: Path) -> None:
     assert "On average 0.8 batches were ready" in told
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "timeline",
     [
@@ -51,6 +54,7 @@ def test_odd_timelines_are_drawn_or_left_out(timeline: StepTimes, tmp_path: Path
     assert not re.search(r"\bnan\b|\binf\b", " ".join(value for _, name, value in page.attributes if name == "d"))
 
 
+@pytest.mark.all
 def test_needs_are_those_of_the_model(tmp_path: Path) -> None:
     diagnosis = make_diagnosis()
     text = write(tmp_path, replace(diagnosis, needed=(2_050.0, 3_750.0)), []).text
@@ -61,6 +65,7 @@ def test_needs_are_those_of_the_model(tmp_path: Path) -> None:
     assert "1.5k to 2.74k" in other  # v2-8's own rate, for ResNet-50
 
 
+@pytest.mark.all
 def test_actions_are_labelled_by_whole_words_of_what_they_do(tmp_path: Path) -> None:
     raw, *others = make_diagnosis().actions
     long = replace(

@@ -17,6 +17,7 @@ def files_of(url: Path) -> Measurements:
     return measure_files(str(url), OPS, 8, 0.01, lambda _: None)
 
 
+@pytest.mark.all
 def test_the_columns_of_a_table_are_asked_for(colour_folder: Path, tmp_path: Path) -> None:
     paths = sorted(colour_folder.glob("red/*"))
     (tmp_path / "t.csv").write_text("\n".join(["path,kind,subset", *(f"{path},red,val" for path in paths)]))

@@ -19,6 +19,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return write(tmp_path_factory.mktemp("report"), make_diagnosis(), [*make_runs(50), make_xla_run(150)])
 
 
+@pytest.mark.all
 def test_verdict_actions_figures_and_tables_are_there(full: Page) -> None:
     text = full.text
     assert text.index(make_diagnosis().verdict) < text.index("What to do next") < text.index("Warm a raw cache")
@@ -89,6 +90,7 @@ def test_the_naive_loader_is_no_result_beside_a_loader_as_good() -> None:
     assert headline([raw, naive, doubted, shards]).count(shards.label) == 1
 
 
+@pytest.mark.all
 def test_the_colour_is_that_of_the_headline_s_run(tmp_path: Path) -> None:
     raw, naive = make_run("photos, naive", 88.0, 40), make_run("flowers-224, naive", 14.0, 40)
     ours = make_run("flowers-224, numpy", 0.4, 40)
@@ -98,6 +100,7 @@ def test_the_colour_is_that_of_the_headline_s_run(tmp_path: Path) -> None:
     assert "card verdict " in write(tmp_path, None, [raw, naive, doubted]).values("class")
 
 
+@pytest.mark.all
 def test_texts_stay_texts(tmp_path: Path) -> None:
     action = Action(do=f"Do {NASTY}", idle_percent=(1, 2), images_per_second=5000.0, cost=NASTY)
     diagnosis = replace(
@@ -129,6 +132,7 @@ def test_what_is_not_known_is_never_nought(tmp_path: Path) -> None:
     assert say(float("nan")) == say(None) == "n/a"
 
 
+@pytest.mark.all
 def test_a_run_with_problems_has_no_verdict(tmp_path: Path) -> None:
     run = make_run("b, numpy", 1.0, 5, verdict="It is fed.", problems=("It dropped 3 images.", "It slept too long."))
     page = write(tmp_path, None, [run], {"cpu": "EPYC"})
@@ -161,6 +165,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
             refuse(tmp_path / "out.html")
 
 
+@pytest.mark.all
 def test_the_same_bytes_whatever_the_users_settings_in_the_colours_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,8 +40,10 @@ def test_images_that_do_not_decode_take_no_part_in_timing(photos: dict[str, byte
     assert stages.time_decoding([b"no image"], OPS, 0.01) == 1.0
 
 
+@pytest.mark.uses("jax")
 def test_a_transfer_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    jax = pytest.importorskip("jax")
+    import jax
+
     (tmp_path / "accel0").touch()
     monkeypatch.setattr(stages, "_DEVICES", (f"{tmp_path}/accel*",))
     monkeypatch.setattr(stages.importlib.util, "find_spec", lambda name: None if name == "torch_xla" else object())

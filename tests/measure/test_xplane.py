@@ -38,6 +38,7 @@ def read(logdir: Path, **hosts: bytes) -> ProfileReport:
     return read_profile(write_profile(logdir, "2026_11_22_03_00_00", **hosts))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("idle", [0.0, 0.5])
 def test_known_idle(tmp_path: Path, idle: float) -> None:
     report = read(tmp_path, vm=one_core(*[step(40, idle)] * 12))
@@ -48,6 +49,7 @@ def test_known_idle(tmp_path: Path, idle: float) -> None:
     assert (report.devices, report.device_type) == (1, "TPU v5e")
 
 
+@pytest.mark.all
 def test_steps_of_all_lengths_with_gaps_anywhere(tmp_path: Path) -> None:
     draw = random.Random(8)
     steps = []
@@ -67,6 +69,7 @@ def test_steps_of_all_lengths_with_gaps_anywhere(tmp_path: Path) -> None:
     assert report.step_ms == pytest.approx(length / 38, rel=0.001)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("idle", "infeed", "band"),
     [
@@ -81,6 +84,7 @@ def test_the_verdict_goes_by_idle_and_infeed_together(tmp_path: Path, idle: floa
     assert report.infeed_percent == pytest.approx(100 * infeed, abs=0.1)
 
 
+@pytest.mark.all
 def test_the_first_and_the_last_step_may_be_cut(tmp_path: Path) -> None:
     full = step(100, 0.3)
     cut = Step(100, full.ops[:1])  # 65 % idle, as far as this capture knows
@@ -91,12 +95,14 @@ def test_the_first_and_the_last_step_may_be_cut(tmp_path: Path) -> None:
     assert (report.steps, report.idle_percent) == (2, pytest.approx(47.5, abs=0.5))
 
 
+@pytest.mark.all
 def test_steps_that_no_marker_encloses_are_left_out(tmp_path: Path) -> None:
     outside = replace(step(100, 0.9), marked=False)
     report = read(tmp_path, vm=one_core(outside, *[step(100, 0.2)] * 6, outside))
     assert (report.steps, report.idle_percent) == (4, pytest.approx(20, abs=0.5))
 
 
+@pytest.mark.all
 def test_the_core_that_computes_least_is_the_hosts_figure(tmp_path: Path) -> None:
     cores = [tensor_core(number, [step(100, idle)] * 6) for number, idle in enumerate((0.1, 0.4, 0.2))]
     report = read(tmp_path, vm=encode_xspace(*cores, host_plane()))
@@ -123,6 +129,7 @@ def test_the_host_that_waits_longest_gives_the_figures(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("counted", "percent"), [(None, None), (0.0, None), (37.5, 37.5)])
 def test_matrix_units_are_known_where_their_counter_is(
     tmp_path: Path, counted: float | None, percent: float | None
@@ -131,6 +138,7 @@ def test_matrix_units_are_known_where_their_counter_is(
     assert read(tmp_path, vm=one_core(*[step(100, 0.5)] * 4, mxu_percent=counted)).mxu_percent == percent
 
 
+@pytest.mark.all
 def test_flops_and_duty_cycle(tmp_path: Path) -> None:
     report = read(tmp_path, vm=one_core(*[step(100, 0.5)] * 6))
     assert report.mfu_percent == pytest.approx(100 * 2 * TFLOPS / 0.1 / PEAK_TFLOPS, rel=0.01)
@@ -139,6 +147,7 @@ def test_flops_and_duty_cycle(tmp_path: Path) -> None:
     assert without.mfu_percent is None
 
 
+@pytest.mark.all
 def test_a_tpu_without_steps(tmp_path: Path) -> None:
     unmarked = [replace(step(100, 0.5), marked=False)] * 4
     report = read(tmp_path / "ops", vm=one_core(*unmarked))
@@ -161,6 +170,7 @@ def test_nothing_is_left_in_the_folder_nor_said(tmp_path: Path, capfd: pytest.Ca
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.all
 def test_the_newest_run_a_runs_folder_and_a_single_file(tmp_path: Path) -> None:
     for run, idle in (("2026_11_22_03_00_00", 0.1), ("2026_11_23_01_00_00", 0.2), ("2025_12_31_23_00_00", 0.4)):
         write_profile(tmp_path, run, vm=one_core(*[step(100, idle)] * 4))
@@ -190,6 +200,7 @@ def test_a_profile_that_is_gone_before_it_is_read(tmp_path: Path) -> None:
         read_profile(tmp_path)
 
 
+@pytest.mark.all
 def test_files_that_are_no_profile(tmp_path: Path) -> None:
     good = one_core(*[step(100, 0.5)] * 4)
     path = tmp_path / "vm.xplane.pb"
@@ -203,6 +214,7 @@ def test_files_that_are_no_profile(tmp_path: Path) -> None:
             read_profile(path)
 
 
+@pytest.mark.all
 def test_damage_within_a_plane_is_xprofs_to_find(tmp_path: Path) -> None:
     line = nested(3, text(2, "Steps") + b"\x22\xff")
     path = tmp_path / "vm.xplane.pb"
@@ -229,6 +241,7 @@ def test_without_xprof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read(tmp_path / "tpu", vm=one_core(*[step(100, 0.5)] * 4))
 
 
+@pytest.mark.all
 def test_what_went_wrong_while_capturing_is_told(tmp_path: Path) -> None:
     report = read(tmp_path, vm=encode_xspace(host_plane(), errors=["another profiler is active"]))
     assert report.notes == ("the capture on vm.xplane.pb failed in part: another profiler is active",)
@@ -246,12 +259,14 @@ with jax.profiler.trace(sys.argv[1]):
 """
 
 
+@pytest.mark.all
 def test_jax_on_a_cpu_gives_no_figure(tmp_path: Path) -> None:
     command = [sys.executable, "-c", JAX, str(tmp_path / "log")]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=120)
     assert_no_tpu(read_profile(tmp_path / "log"))
 
 
+@pytest.mark.all
 def test_torch_xla_on_a_cpu_gives_no_figure() -> None:
     # Captured with torch_xla 2.9 on a CPU, three steps within StepTrace: to capture one here would take 10 seconds.
     assert_no_tpu(read_profile(Path(__file__).parent / "torch_xla_cpu.xplane.pb"))

@@ -158,6 +158,7 @@ def test_a_child_that_is_apart_ends_with_a_launcher_that_is_killed():
     wait_until(lambda: not is_running(pid))
 
 
+@pytest.mark.all
 def test_a_worker_that_imports_torch_opens_no_device(start, monkeypatch):
     """torch_tpu sets the variable for its children, and would take the TPU from the training."""
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")

@@ -17,6 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.conftest import make_photos
 from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.sharding.inventory import Inventory
@@ -24,17 +25,13 @@ from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.kinds import find_source
 from tpufeed.storage.store import open_store
 
-ROOT = Path(__file__).parents[2]
 PHOTOS = 90
 
 
 @pytest.fixture(scope="session")
-def photo_folder(tmp_path_factory):
+def photo_folder(once):
     """90 photographs of 12 kB in three class folders."""
-    folder = tmp_path_factory.mktemp("sharding") / "photos"
-    command = [sys.executable, ROOT / "scripts/make_photos.py", folder, "--count", PHOTOS, "--size", "160x120"]
-    subprocess.run([*map(str, command), "--classes", "3"], check=True, capture_output=True)
-    return folder
+    return once(make_photos, PHOTOS)
 
 
 def _encode(image, image_format, **options):

@@ -286,6 +286,7 @@ def sign(tmp_path):
 SIGNED = {"splits": "train=0.5,val=0.5", "image_columns": {"mask": "mask:mask"}, "workers": 1, "max_rejects": 1}
 
 
+@pytest.mark.all
 def test_urls_that_are_signed_again_are_the_same_images(sign, tmp_path):
     first = tpufeed.shard(sign(10, "a"), tmp_path / "d", **SIGNED)
     names = {split: samples_of(tmp_path / "d", split) for split in ("train", "val")}
@@ -332,6 +333,7 @@ def test_a_file_that_was_signed_twice_is_listed_twice(sign, tmp_path):
     assert result.duplicates is None, "each pair is in one split"
 
 
+@pytest.mark.all
 def test_a_reader_goes_on_with_the_version_that_it_has_opened(grown, tmp_path):
     url, _, _ = grown
     options = {"columns": ["sample"], "batch_size": 4, "shuffle": False}
@@ -508,6 +510,7 @@ def test_ids_and_names_of_classes_do_not_mix(tmp_path):
         tpufeed.append(make_table(tmp_path, "id", [{"label": 3}]), tmp_path / "named", workers=1)
 
 
+@pytest.mark.all
 def test_a_bucket_grows_as_a_folder_does(grown, tmp_path):
     url, _, _ = grown
     with GcsServer(md5=False) as server, pytest.MonkeyPatch.context() as patch:

@@ -113,6 +113,7 @@ def several(place: Path, classes: list[str], first: int, draw: random.Random) ->
     return hub(place, classes, first, draw, several=True)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kinds", [[folder, table, tars, hub], [coco], [several]], ids=["classes", "boxes", "lists"])
 def test_ids_stay_whatever_list_of_classes_a_source_has(kinds, seed, tmp_path):

@@ -153,6 +153,7 @@ def rectangles(size):
     ]
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("mode", ["short", "long", "fit"])
 @pytest.mark.parametrize("size", [(60, 97), (700, 331)])
 def test_boxes_move_with_the_pixels(size, mode, tmp_path):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image, ImageOps
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import (
     BuildError,
@@ -25,15 +25,17 @@ from tpufeed.errors import (
 )
 from tpufeed.storage.memory import MemoryStore
 
-FEATURES = {
-    "image/encoded": tf.io.FixedLenFeature([], tf.string),
-    "image/format": tf.io.FixedLenFeature([], tf.string),
-    "image/height": tf.io.FixedLenFeature([], tf.int64),
-    "image/width": tf.io.FixedLenFeature([], tf.int64),
-    "image/channels": tf.io.FixedLenFeature([], tf.int64),
-    "image/filename": tf.io.FixedLenFeature([], tf.string),
-    "image/class/label": tf.io.FixedLenFeature([], tf.int64),
-    "image/class/text": tf.io.FixedLenFeature([], tf.string),
+tf = lazy("tensorflow")
+
+FEATURES = {  # types by their names
+    "image/encoded": "string",
+    "image/format": "string",
+    "image/height": "int64",
+    "image/width": "int64",
+    "image/channels": "int64",
+    "image/filename": "string",
+    "image/class/label": "int64",
+    "image/class/text": "string",
 }
 
 
@@ -50,7 +52,8 @@ def by_tensorflow(folder):
 
 
 def parse(record):
-    return tf.io.parse_single_example(record, FEATURES)
+    features = {name: tf.io.FixedLenFeature([], kind) for name, kind in FEATURES.items()}
+    return tf.io.parse_single_example(record, features)
 
 
 def rejects_of(folder):
@@ -63,10 +66,12 @@ def odd_build(odd_folder, tmp_path_factory):
     return tpufeed.shard(odd_folder, url, shard_bytes="60KB", splits="train=0.6,val=0.4", workers=1)
 
 
+@pytest.mark.uses("tensorflow")
 def test_tensorflow_reads_every_sound_image_once(odd_build, odd_files):
     assert by_tensorflow(odd_build.url).keys() == odd_files["kept"].keys() | odd_files["changed"].keys()
 
 
+@pytest.mark.uses("tensorflow")
 def test_plain_images_keep_their_own_bytes(odd_build, odd_files):
     found = by_tensorflow(odd_build.url)
     for name, data in odd_files["kept"].items():
@@ -78,6 +83,7 @@ def test_plain_images_keep_their_own_bytes(odd_build, odd_files):
         assert sample["channels"] == len(image.getbands())
 
 
+@pytest.mark.uses("tensorflow")
 def test_pixels_by_tensorflow_are_those_of_the_files(odd_build, odd_files):
     """Equal if the bytes were kept, nearly equal if they were encoded again; upright, and without alpha."""
     for name, sample in by_tensorflow(odd_build.url).items():
@@ -95,6 +101,7 @@ def test_pixels_by_tensorflow_are_those_of_the_files(odd_build, odd_files):
         assert difference.max() == 0 if exact else difference.mean() < 4, name
 
 
+@pytest.mark.uses("tensorflow")
 def test_labels_are_those_of_the_folders(odd_build):
     assert open_dataset(odd_build.url).manifest.class_names == ("cat", "coffee")
     for name, sample in by_tensorflow(odd_build.url).items():
@@ -116,6 +123,7 @@ def test_rejects_are_listed_with_path_reason_and_message(odd_build, odd_files):
     assert all(line["message"] for line in lines)
 
 
+@pytest.mark.uses("tensorflow")
 def test_the_manifest_counts_what_is_there(odd_build, odd_files):
     manifest = open_dataset(odd_build.url).manifest
     found = by_tensorflow(odd_build.url)
@@ -141,6 +149,7 @@ def test_header_check_takes_what_only_a_decoder_would_refuse(odd_folder, tmp_pat
     assert {"cat/truncated.jpg", "cat/empty.jpg", "coffee/text.jpg"} <= refused
 
 
+@pytest.mark.all
 def test_any_number_of_workers_makes_the_same_bytes(photo_folder, odd_folder, bytes_of, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "photos")
     shutil.copytree(odd_folder, tmp_path / "photos", dirs_exist_ok=True)
@@ -159,6 +168,7 @@ def test_any_number_of_workers_makes_the_same_bytes(photo_folder, odd_folder, by
     assert one.rejects == three.rejects > 0
 
 
+@pytest.mark.all
 def test_a_build_into_memory_and_through_fsspec_is_the_same(photo_folder, bytes_of, tmp_path):
     local = tpufeed.shard(photo_folder, tmp_path / "local", shard_bytes="200KB", workers=1)
     through = tpufeed.shard(photo_folder, f"local://{tmp_path}/fsspec", shard_bytes="200KB", workers=2)
@@ -276,6 +286,7 @@ def test_a_split_without_images_counts_zero_of_each_class_and_is_said(photo_fold
     assert tpufeed.verify(tmp_path / "d").records == 90
 
 
+@pytest.mark.uses("tensorflow")
 def test_presize_shrinks_the_short_side_and_keeps_what_is_small(photo_files, tmp_path):
     (tmp_path / "photos/a").mkdir(parents=True)
     sizes = {}

@@ -66,6 +66,7 @@ def column(*values):
     return spec.dtype, spec.shape, [list(row["x"].values) for row in rows]
 
 
+@pytest.mark.all
 @given(TABLES)
 def test_any_values_come_through(rows):
     schema, features = features_of(rows)

@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow as tf
 from PIL import Image
 from pyarrow import parquet
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.written import embed, encode_tar, hub_table, save_to_disk
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.images import Resize
+
+tf = lazy("tensorflow")
 
 ROWS = 24
 OPS = [Resize((8, 8))]
@@ -101,6 +103,7 @@ def test_a_dataset_that_has_grown_is_as_one_that_was_built_at_once(write_table, 
         np.testing.assert_array_equal(mine[np.argsort(ours[0])], expected[np.argsort(theirs[0])])
 
 
+@pytest.mark.uses("tensorflow", "torch")
 def test_all_feeds_give_old_and_new_rows_one_shape(write_table, tmp_path):
     def row(number):
         return {"x": [number, 1, 2] if number < 12 else [number] * (number % 3)}
@@ -272,6 +275,7 @@ def test_null_in_a_list_of_a_declared_type(as_text, write_table, tmp_path):
         assert (name in found) != isinstance(becomes, str)
 
 
+@pytest.mark.uses("tensorflow")
 def test_tensorflow_parses_old_and_new_records_of_a_column_that_was_empty(write_table, tmp_path):
     def row(number):
         return {"x": [] if number < 12 else [number]}

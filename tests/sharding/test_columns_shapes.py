@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -15,12 +14,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.cli.app import app
 from tpufeed.dataset.record_check import RecordCheck
 from tpufeed.dataset.schema import further_columns
 from tpufeed.errors import OptionError, RecordError, TooManyRejectsError
 from tpufeed.sharding.columns import ColumnTypes, Declared, decode_values, encode_values
 from tpufeed.tfrecord.example import Feature, decode_arrays, decode_example, encode_example
+
+tf = lazy("tensorflow")
 
 DTYPES = ["uint8", "bool", "int32", "int64", "float16", "float32"]
 RESIZE = [tpufeed.images.Resize((16, 16))]
@@ -57,6 +59,7 @@ def batch_of(dataset, columns, **options):
     return {name: values[order] for name, values in batch.items()}
 
 
+@pytest.mark.first_cases(12)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ["", "3", "2,3", "?", "?,2"])
 @settings(max_examples=10, deadline=None)
@@ -116,6 +119,7 @@ def test_bools_are_filled_with_a_bool(fill, table):
     assert batch["flags"][:3].tolist() == [[fill] * 2, [False, fill], [False] * 2]
 
 
+@pytest.mark.uses("tensorflow")
 def test_tensorflow_reads_the_records(table):
     dataset = table(
         [{"vector": [n, n + 0.5], "bits": [n % 2] * 3, "half": [n, 0.5]} for n in range(12)],
@@ -316,6 +320,7 @@ def test_an_empty_label_among_several_is_a_bad_label(table):
     assert "one of its 2 labels is missing" in Path(dataset.url, "rejects.jsonl").read_text()
 
 
+@pytest.mark.uses("tensorflow")
 def test_every_loader_gives_the_same_columns(table):
     dataset = table([{"label": TAGS[n % 6], "vector": [n, 1.0], "few": [n] * (n % 3)} for n in range(12)])
     options = {

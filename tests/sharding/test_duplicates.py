@@ -223,6 +223,7 @@ def test_reports_of_an_older_tpufeed_have_no_digests(doubled, tmp_path, caplog):
     assert not (url / DUPLICATES).exists()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("options", [("--duplicates", "drop"), ("--split-by-content",), ()])
 def test_a_build_that_was_killed_goes_on_without_reading_again(options, doubled, command, bytes_of, tmp_path):
     flags = ["--shards", 8, "--splits", SHARES, "--workers", 1, *options]
@@ -350,6 +351,7 @@ def test_names_and_paths_that_are_odd(tmp_path):
     assert {image["path"] for image in group["images"]} == {f"a/{path.name}" for path in (tmp_path / "s/a").iterdir()}
 
 
+@pytest.mark.all
 def test_images_of_coco_and_in_a_bucket(doubled, tmp_path, monkeypatch):
     files = [sorted((doubled / "cat").glob("*.png"))[0]] * 2 + sorted((doubled / "dog").glob("0*.png"))[:3]
     root = tmp_path / "raw"
@@ -411,6 +413,7 @@ def test_groups_are_those_of_equal_digests_with_a_new_one(numbers, first_new):
     assert sorted(groups) == sorted(group for group in expected if len(group) > 1 and group[-1] >= first_new)
 
 
+@pytest.mark.all
 def test_the_command(doubled, tmp_path):
     run = CliRunner().invoke
     words = ["shard", str(doubled), str(tmp_path / "d"), "--splits", SHARES, "--workers", "1"]

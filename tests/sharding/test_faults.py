@@ -42,6 +42,7 @@ def standing(folder, pattern):
     return len(list(folder.glob(pattern)))
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("moment", [*MOMENTS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_MOMENTS)])
 def test_killed_at_a_moment(moment, command, is_whole, tmp_path):
     folder = tmp_path / "d"
@@ -62,6 +63,7 @@ def test_killed_at_a_moment(moment, command, is_whole, tmp_path):
     assert not (planning and list(killed.temporary.iterdir()))
 
 
+@pytest.mark.all
 def test_killed_as_the_manifest_stands(command, is_whole, tmp_path):
     """The dataset exists. A second name of the manifest is left, which --overwrite removes."""
     folder = tmp_path / "d"
@@ -87,6 +89,7 @@ def kill_by_time(process, rng):
     process.communicate()
 
 
+@pytest.mark.all
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("rounds", [1, pytest.param(50, marks=pytest.mark.long)])
 def test_killed_at_random_moments(rounds, command, is_whole, tmp_path):
@@ -125,6 +128,7 @@ def test_killed_at_random_moments(rounds, command, is_whole, tmp_path):
     assert with_shards >= rounds // 2
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "start",
     [
@@ -173,6 +177,7 @@ MORE_REMOVALS = [
 ]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "order", [*REMOVALS, *(pytest.param(order, marks=pytest.mark.long) for order in MORE_REMOVALS)], ids=str
 )
@@ -199,6 +204,7 @@ def identities(folder):
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in Path(folder).glob("*.tfrecord")}
 
 
+@pytest.mark.all
 def test_after_a_kill_nothing_is_trusted_that_is_damaged(command, is_whole, tmp_path):
     folder = tmp_path / "d"
     killed = command()

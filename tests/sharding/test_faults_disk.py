@@ -81,6 +81,7 @@ def disk(request, tmp_path):
     found.close()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("moment", "name"),
     [
@@ -122,6 +123,7 @@ def test_a_disk_that_is_too_small_is_refused_before_the_start(command, tmp_path)
     assert not (tmp_path / "d").exists()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("state", ["killed", pytest.param("empty", marks=pytest.mark.long)])
 def test_a_destination_that_is_read_only(state, disk, command):
     if state == "killed":
@@ -139,6 +141,7 @@ def test_a_destination_that_is_read_only(state, disk, command):
         open_dataset(disk.seen)
 
 
+@pytest.mark.all
 def test_a_finished_dataset_that_is_read_only_is_complete(disk, command):
     done = command().run(disk.folder, "--workers", 1, before=disk.before)
     assert done.returncode == 0, done.stderr
@@ -158,6 +161,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.all
 def test_files_that_change_during_the_build(command, photo_folder, tmp_path):
     source, folder = tmp_path / "photos", tmp_path / "d"
     shutil.copytree(photo_folder, source)

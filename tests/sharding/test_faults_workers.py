@@ -31,6 +31,7 @@ def no_dataset(folder):
     return True
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("deaths", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_a_worker_that_is_killed_costs_nothing(deaths, victim, command, is_whole, tmp_path):
     """SIGKILL is what the OOM killer sends."""
@@ -43,6 +44,7 @@ def test_a_worker_that_is_killed_costs_nothing(deaths, victim, command, is_whole
     assert is_whole(tmp_path / "d")
 
 
+@pytest.mark.all
 def test_a_task_at_which_every_worker_is_killed(victim, command, is_whole, tmp_path):
     shot = command()
     shot.order("open", victim, "kill_self()", 0, "worker")
@@ -59,6 +61,7 @@ def test_a_task_at_which_every_worker_is_killed(victim, command, is_whole, tmp_p
     assert is_whole(tmp_path / "d")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_no_memory_is_said(workers, victim, command, tmp_path):
     starved = command()

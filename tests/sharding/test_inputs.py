@@ -76,6 +76,7 @@ def write_table(tmp_path):
     return write
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("bad", "reason", "cause"),
     [
@@ -132,6 +133,7 @@ def test_failures_that_pass_cost_no_row(start_web, write_table, tmp_path):
     assert sum(split.records for split in result.manifest.splits.values()) == 9
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("is_up", [False, True])
 def test_many_rows_of_a_dead_server_take_few_requests(is_up, start_web, write_table, tmp_path):
     web, dead = start_web(), start_web()

@@ -123,6 +123,7 @@ def test_what_is_not_utf8_is_named(make, row):
     str(raised.value).encode()
 
 
+@pytest.mark.all
 def test_memory_does_not_grow_with_the_rows(make, monkeypatch):
     monkeypatch.setattr("tpufeed.sharding.inventory._AT_ONCE", 256)
 

@@ -142,6 +142,7 @@ def test_what_no_listing_gives_is_no_image_of_a_folder(name, begin, photo_folder
     refused(photo_folder, tmp_path / "d")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("kind", ["table", "folder of tars", "folder with links"])
 def test_an_honest_plan_is_gone_on_with(kind, photo_folder, tables, tar, bytes_of, tmp_path):
     source = {"table": tables, "folder of tars": tar.parent}.get(kind)
@@ -158,6 +159,7 @@ def test_an_honest_plan_is_gone_on_with(kind, photo_folder, tables, tar, bytes_o
     assert bytes_of(tmp_path / "d") == expected
 
 
+@pytest.mark.all
 def test_a_table_may_have_got_more_rows(tables, bytes_of, tmp_path):
     tables = Path(shutil.copy(tables, tmp_path))
     tpufeed.shard(tables, tmp_path / "d", **OPTIONS)
@@ -205,6 +207,7 @@ def test_a_plan_that_contradicts_itself_is_refused(change, begin, photo_folder, 
     refused(photo_folder, tmp_path / "d", match=PLAN)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("of", ["images", "dataset"])
 def test_a_plan_of_a_cache_is_of_its_source(of, photo_folder, tmp_path):
     source = photo_folder

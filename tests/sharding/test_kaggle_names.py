@@ -80,6 +80,7 @@ def test_the_usual_names_make_the_guides_count_wrong(photos, tmp_path):
     assert tpufeed.open_dataset(tmp_path / "usual").split("train").records > 16
 
 
+@pytest.mark.all
 def test_loaders_caches_and_verify_take_it_as_any_other(flowers, photos, tmp_path):
     build(photos, tmp_path / "usual", names="tpufeed")
     for split in ("train", "val"):
@@ -113,6 +114,7 @@ def test_overwrite_removes_shards_of_every_count(state, flowers, photos):
     assert not list(flowers.glob("*.tfrec"))
 
 
+@pytest.mark.all
 def test_in_a_bucket_too_no_shard_of_another_count_is_left(photos):
     def shards():
         return {info.name: store.read(info.name) for info in store.iter_objects() if info.name.endswith(".tfrec")}
@@ -141,6 +143,7 @@ def test_files_of_other_programs_are_not_replaced(photos, tmp_path):
     assert (tmp_path / "flowers/train00-7.tfrec").read_bytes() == b"another program's"
 
 
+@pytest.mark.all
 def test_it_grows_and_is_compacted_under_the_same_names(flowers, tmp_path):
     before = pixels_of(flowers, "train")
     for number in range(4):
@@ -203,6 +206,7 @@ def test_the_reader_of_five_flowers_finds_all_its_keys(flowers):
         np.testing.assert_array_equal(one_hot, np.eye(2)[labels])
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("source", ["kaggle", "usual", "photos", "view"])
 def test_a_cache_takes_the_names_whatever_its_source_has(source, flowers, photos, tmp_path):
     build(photos, tmp_path / "usual", names="tpufeed")

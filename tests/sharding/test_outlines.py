@@ -174,6 +174,7 @@ def test_objects_are_numbered_like_the_boxes_that_are_kept(coco, tmp_path):
     np.testing.assert_array_equal(semantic, np.select([mask == 1, mask == 2], [2, 1]))
 
 
+@pytest.mark.first_cases(7)
 @pytest.mark.parametrize("exif", ["apply", "ignore"])
 @pytest.mark.parametrize("presize", [None, 30])
 @pytest.mark.parametrize("said", ["upright", "stored"])
@@ -245,6 +246,7 @@ BAD = {
 }
 
 
+@pytest.mark.first_cases(7)
 @pytest.mark.parametrize("name", BAD)
 def test_bad_outlines_are_rejects_that_name_the_value(name, coco, tmp_path):
     segmentation, message = BAD[name]
@@ -259,6 +261,7 @@ def test_bad_outlines_are_rejects_that_name_the_value(name, coco, tmp_path):
         assert "annotation 101" in said
 
 
+@pytest.mark.all
 def test_an_image_of_too_many_objects_is_a_reject(coco, tmp_path):
     most, crowd = [annotation([LEFT])] * 254, [annotation([RIGHT], iscrowd=1)]
     path = coco([most + crowd, most + most[:1]])

@@ -117,6 +117,7 @@ def is_clean(url, images):
     return True
 
 
+@pytest.mark.all
 @each_step
 @pytest.mark.parametrize(("where", "other"), [("local", "the same"), ("gs", "other options")])
 def test_a_build_that_is_overwritten_at_any_step_publishes_nothing_and_breaks_nothing(other, every, few, place):
@@ -145,6 +146,7 @@ def test_a_build_that_is_overwritten_at_any_step_publishes_nothing_and_breaks_no
     assert lost > len(moments) // 2
 
 
+@pytest.mark.all
 @each_step
 @pytest.mark.parametrize(("where", "again"), [("gs", "with --overwrite"), ("local", "without")])
 def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, every, few, place):
@@ -174,6 +176,7 @@ def test_an_overwrite_that_is_killed_at_any_step_goes_on(again, every, few, plac
     assert taken > len(moments) // 2
 
 
+@pytest.mark.all
 @each_step
 @pytest.mark.parametrize("where", ["local", pytest.param("gs", marks=pytest.mark.long)])
 def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(every, few, place):
@@ -246,6 +249,7 @@ def test_a_manifest_over_empty_files_is_not_complete(name, few, tmp_path):
     assert tpufeed.shard(few, tmp_path / "d", overwrite=True, **OPTIONS).images == 6
 
 
+@pytest.mark.all
 def test_who_loses_to_another_overwrite_is_told_so(few, tmp_path, monkeypatch):
     steps = Steps(monkeypatch, LocalStore)
 

@@ -127,6 +127,7 @@ def test_kinds_of_images_stand_behind_the_other_columns_in_the_order_of_the_opti
     assert load(sample["distance"]).shape == (24, 32)
 
 
+@pytest.mark.first_cases(6)
 @pytest.mark.parametrize("mode", ["short", "long", "fit"])
 @pytest.mark.parametrize("size", [(48, 64), (64, 49), (330, 530)])
 def test_a_mask_is_resized_with_its_image(size, mode, source, tmp_path):
@@ -497,6 +498,7 @@ def test_a_plan_with_more_or_fewer_images_than_columns_is_refused(few, tmp_path)
         (tmp_path / "d" / PLAN).write_bytes(honest)
 
 
+@pytest.mark.all
 def test_killed_and_run_again_it_ends_with_the_same_bytes(command, folders, bytes_of, tmp_path):
     images, masks = folders
     for number in range(20):
@@ -519,6 +521,7 @@ def test_killed_and_run_again_it_ends_with_the_same_bytes(command, folders, byte
     assert rejects_of(tmp_path / "d")["train/a/n3.png"][0] == "bad_mask"
 
 
+@pytest.mark.all
 def test_masks_in_a_bucket(folders, few, monkeypatch, tmp_path):
     images, masks = folders
     with GcsServer(process=True) as server:

@@ -15,6 +15,7 @@ def state_of(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     "options",
     [

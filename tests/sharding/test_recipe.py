@@ -169,6 +169,7 @@ def test_classes_are_spread_over_the_shards():
     assert all(len({item.label for item in task.inputs}) == 3 for task in tasks)
 
 
+@pytest.mark.all
 @few
 @given(
     st.integers(300, 2000), st.integers(25, 100), st.integers(0, 99), st.sampled_from([(1, 1), (80, 120), (90, 130)])

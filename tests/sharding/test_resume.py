@@ -78,6 +78,7 @@ def test_a_damaged_report_is_made_anew(build_options, damage, photo_folder, unfi
     assert tpufeed.shard(photo_folder, unfinished, workers=1, **build_options).manifest == undisturbed.manifest
 
 
+@pytest.mark.all
 def test_reports_of_a_build_whose_plan_is_gone_are_not_believed(
     build_options, photo_folder, unfinished, bytes_of, tmp_path
 ):
@@ -102,6 +103,7 @@ def test_a_source_that_is_refused_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / "d").iterdir()) == []  # what was there stays
 
 
+@pytest.mark.all
 def test_files_that_change_after_the_plan_are_rejects(build_options, photo_folder, tmp_path):
     source, folder = tmp_path / "photos", tmp_path / "d"
     shutil.copytree(photo_folder, source)

@@ -112,6 +112,7 @@ def site(tmp_path):
     return Site(tmp_path)
 
 
+@pytest.mark.all
 def test_three_processes_at_once_make_one_download_of_each_shard(site):
     shards = [site.put(f"s{number}") for number in range(5)]
     with site.child(shards) as first, site.child(shards) as second, site.child(shards[::-1]) as third:

@@ -186,6 +186,7 @@ def test_a_listing_goes_over_pages_and_leaves_markers_of_folders_out(server):
     assert list(store.iter_folders()) == ["folder"]
 
 
+@pytest.mark.all
 def test_what_is_stored_as_gzip_comes_as_it_is_stored(server):
     stored = gzip.compress(b"text " * 1000)
     metadata = json.dumps({"name": "a.txt", "contentEncoding": "gzip", "contentType": "text/plain"}).encode()
@@ -276,6 +277,7 @@ def test_the_service_s_own_address_is_reached_by_tls_through_a_proxy(server, mon
     assert "the server's certificate is not trusted" in str(found)
 
 
+@pytest.mark.all
 def test_the_larger_the_objects_the_fewer_are_held(server, monkeypatch):
     monkeypatch.setattr(gcs_transfers, "_HELD_BYTES", 8 << 20)
     monkeypatch.setattr(gcs_transfers, "_PRIOR_BYTES", 16 << 20)

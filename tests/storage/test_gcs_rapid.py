@@ -94,6 +94,7 @@ def test_a_read_that_breaks_goes_on(server, rapid, fault):
     assert ("elsewhere" in rapid.opened[-1]) == (fault.kind == "redirect")
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("fault", WRITE_FAULTS, ids=kind_of)
 def test_a_put_that_breaks_is_whole_at_the_end(server, rapid, fault):
     store = GcsStore("gs://rapid/set", PATIENCE)
@@ -106,6 +107,7 @@ def test_a_put_that_breaks_is_whole_at_the_end(server, rapid, fault):
     assert names(server) == ["set/a"]
 
 
+@pytest.mark.all
 def test_a_put_that_is_slow_but_moves_is_no_failed_try(server, rapid, monkeypatch):
     """It is looked at after every 16 of 39 pieces of 2 MB, of which the service confirms every eighth."""
     looks = []
@@ -125,6 +127,7 @@ def test_a_put_that_is_slow_but_moves_is_no_failed_try(server, rapid, monkeypatc
     assert store.retries == 0
 
 
+@pytest.mark.all
 def test_a_second_try_is_not_taken_for_silent_by_the_bytes_of_the_first(server, rapid, monkeypatch):
     """Each try has 16 MiB confirmed when its fault strikes; the second one is silent then, until it is looked at."""
     wait, looks = asyncio.wait, []
@@ -147,6 +150,7 @@ def test_a_second_try_is_not_taken_for_silent_by_the_bytes_of_the_first(server, 
     assert store.retries == 1
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("method", ["read", "write"])
 def test_ctrl_c_ends_a_transfer(server, rapid, method):
     server.put("rapid", "set/a", DATA * 4)
@@ -223,6 +227,7 @@ def test_an_object_that_is_written_is_not_there(server, rapid):
     assert sorted(found.name for found in store.iter_objects()) == ["a", "before"]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("method", "call"), [("read", lambda store: store.read("a")), ("write", lambda store: store.put("b", DATA))]
 )
@@ -237,6 +242,7 @@ def test_what_does_not_pass_ends_with_patience_and_leaves_nothing(server, rapid,
     assert names(server) == ["set/a"]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("size", [100, 1_000_000])
 def test_an_object_that_is_not_what_its_crc_says_ends_with_patience(server, rapid, monkeypatch, size):
     server.put("rapid", "set/a", DATA[:size])
@@ -355,6 +361,7 @@ def test_no_credentials_are_named(server, monkeypatch):
         gcs_rapid.RapidDownload(GcsStore("gs://rapid/set")._folder, "a", "")
 
 
+@pytest.mark.all
 def test_a_dataset_is_built_cached_and_read(server, rapid, photo_files, tmp_path):
     folder = tmp_path / "photos" / "all"
     folder.mkdir(parents=True)

@@ -109,6 +109,7 @@ ALL_READS += [(read, {"action": "corrupt"}) for read in READS.values()]
 ALL_READS += [(READS[name], BREAKS[3]) for name in ("read_range", "read_into")]
 
 
+@pytest.mark.first_cases(16)
 @pytest.mark.parametrize(("read", "rule"), ALL_READS, ids=name_of)
 def test_a_read_survives(server, store, read, rule):
     server.put("bucket", "folder/a", DATA)
@@ -151,6 +152,7 @@ def test_a_small_put_survives(server, store, rule):
     assert info.crc32c == crc32c(DATA)
 
 
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize(
     ("operation", "rule"),
     [*(("chunk", rule) for rule in BREAKS), ("chunk", {"action": "corrupt"}), *(("start", rule) for rule in FEW)],

@@ -43,6 +43,7 @@ def test_an_object_is_read_like_a_file(store):
         assert file.read(5) == b""
 
 
+@pytest.mark.all
 def test_text_is_read_by_blocks(tmp_path, monkeypatch):
     store = MemoryStore(f"memory://{tmp_path.name}-text")
     store.put("text", b"0.jpg,rose\n" * 600_000)

@@ -114,6 +114,7 @@ def test_only_the_stores_that_have_preconditions_say_so(tmp_path):
     assert all(store.retries == 0 for store in made.values())
 
 
+@pytest.mark.first_cases(5)
 @both_puts
 def test_what_is_put_is_read_listed_and_deleted(store, put):
     data = bytes(range(256))
@@ -205,6 +206,7 @@ def test_the_version_stays_while_nothing_changes(store):
     assert store.stat("a") == first
 
 
+@pytest.mark.first_cases(26)
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_names_cannot_leave_the_store(store, name):
     calls = [
@@ -250,6 +252,7 @@ def test_temporary_folders_are_apart_and_removed_on_exit(store):
     assert not two.exists()
 
 
+@pytest.mark.first_cases(2)
 @both_puts
 def test_exactly_one_of_concurrent_puts_of_a_name_wins(conditional_store, put):
     barrier = threading.Barrier(8)
@@ -403,6 +406,7 @@ def test_threads_read_a_large_object_into_one_buffer(store):
     assert buffer == data
 
 
+@pytest.mark.first_cases(3)
 def test_spans_are_read_in_turn_and_what_is_absent_is_an_error_in_its_place(store):
     for number in range(40):
         store.put(f"folder/{number}", b"%d" % number * (number % 7))
@@ -437,6 +441,7 @@ def test_spans_may_be_parts_of_objects(store):
     assert list(store.read_many([])) == []
 
 
+@pytest.mark.first_cases(3)
 def test_spans_are_drawn_as_results_are_taken(store):
     store.put("a", b"1")
     drawn = []

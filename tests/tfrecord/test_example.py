@@ -61,6 +61,7 @@ def test_bytes_of_an_example_never_change():
     )
 
 
+@pytest.mark.uses("tensorflow")
 def test_nan_keeps_its_bits():
     import tensorflow as tf
 
@@ -161,6 +162,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.uses("tensorflow")
 @pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN.keys())
 def test_we_read_what_other_writers_may_write_as_protobuf_does(data):
     import tensorflow as tf
@@ -212,6 +214,7 @@ any_features = st.dictionaries(
 )
 
 
+@pytest.mark.uses("tensorflow")
 @settings(max_examples=150)
 @given(any_features)
 def test_any_features_cross_to_tensorflow_and_back(features):

@@ -52,6 +52,7 @@ def test_crc32c_is_castagnoli_and_continues():
     assert mask_crc32c(crc32c(b"abc")) != crc32c(b"abc")
 
 
+@pytest.mark.uses("tensorflow")
 def test_tensorflow_writes_the_same_bytes_and_reads_them(tmp_path):
     import tensorflow as tf
 

@@ -26,6 +26,7 @@ def decoded(layout, payload):
     return bytes(image), ints
 
 
+@pytest.mark.uses("tensorflow")
 @pytest.mark.parametrize("size", [0, 127, 128, 20_000, 3_000_000])
 @pytest.mark.parametrize("ints", [(0, 1), (-1, 127), (-(2**63), 2**63 - 1), (2**32, -128)], ids=str)
 def test_image_stands_at_a_constant_offset_in_a_valid_example(size, ints):
@@ -45,6 +46,7 @@ def test_image_stands_at_a_constant_offset_in_a_valid_example(size, ints):
     assert decode_example(payload)[HEIGHT] == Feature("int64", [ints[1]])
 
 
+@pytest.mark.uses("tensorflow")
 @pytest.mark.parametrize("key", ["i", "größe", "k" * 127, "k" * 128, "k" * 20_000])
 def test_names_of_any_length(key):
     import tensorflow as tf
@@ -64,6 +66,7 @@ def test_bytes_of_a_payload_never_change():
     )
 
 
+@pytest.mark.uses("tensorflow")
 def test_tensorflow_parses_padded_varints_alone_and_in_batches():
     import tensorflow as tf
 
@@ -142,6 +145,7 @@ def test_integers_out_of_range_are_an_error(ints):
         LAYOUT.encode(1, ints, {})
 
 
+@pytest.mark.uses("tensorflow")
 @given(
     st.binary(max_size=300), st.tuples(int64s, int64s), st.dictionaries(st.text("abc", max_size=3), st.lists(int64s))
 )

@@ -6,14 +6,15 @@ import multiprocessing
 import shutil
 import threading
 
-import grain
 import numpy as np
 import pytest
-from absl import flags
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images import CenterCrop
+
+grain, flags = lazy("grain"), lazy("absl.flags")
 
 SAMPLES = 70
 FIXED = [CenterCrop(64)]

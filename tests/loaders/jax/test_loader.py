@@ -11,13 +11,15 @@ import subprocess
 import sys
 import threading
 
-import jax
 import numpy as np
 import pytest
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images import Custom
+
+jax = lazy("jax")
 
 COLUMNS = ["image", "label", "sample"]
 BATCH = 16
@@ -151,6 +153,7 @@ def test_closing_from_another_thread_ends_a_wait(cache_url, make_gate):
     closer.join()
 
 
+@pytest.mark.all
 def test_a_process_ends_though_an_iteration_is_open(cache_url):
     code = "import sys, tpufeed; epoch = iter(tpufeed.Loader(sys.argv[1], batch_size=8).to_jax()); next(epoch)"
     command = [sys.executable, "-c", code, cache_url]

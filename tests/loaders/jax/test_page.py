@@ -6,12 +6,15 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from tests.quick_xla import QUICK
 from tests.repo.docs.pages import blocks, ran
 
 RUNS = {"jax.md": "", "kaggle.md": "import jax\n", "README.md": "import jax\n"}
 
 
+@pytest.mark.all
 def test_the_programs_of_the_page_run_as_they_stand(dataset_url, cache_url, tmp_path):
     (tmp_path / "flowers").symlink_to(dataset_url)
     (tmp_path / "flowers-224").symlink_to(cache_url)

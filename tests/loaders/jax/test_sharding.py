@@ -5,17 +5,24 @@ import itertools
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, OptionError, install_command
-from tpufeed.loaders.jax.sharding import Placement
+
+Placement = lazy("tpufeed.loaders.jax.sharding:Placement")
+
+jax = lazy("jax")
+jnp = lazy("jax.numpy")
+AbstractMesh = lazy("jax.sharding:AbstractMesh")
+AxisType = lazy("jax.sharding:AxisType")
+Mesh = lazy("jax.sharding:Mesh")
+NamedSharding = lazy("jax.sharding:NamedSharding")
+SingleDeviceSharding = lazy("jax.sharding:SingleDeviceSharding")
+P = lazy("jax.sharding:PartitionSpec")
 
 COLUMNS = ["image", "label", "sample"]
 BATCH = 16
@@ -61,6 +68,7 @@ SHARDINGS = {
 }
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_each_device_holds_its_own_rows(cache_url, name):
     given, of_labels, over = SHARDINGS[name]()
@@ -94,25 +102,23 @@ def test_one_device(cache_url, epochs):
 
 
 def step(weights, images, labels):
-    """That of the README, with what mixes samples in front of it."""
-    images, targets = tpufeed.images.cutmix(images, labels, seed=jax.random.key(0), classes=5)
-    images, targets = tpufeed.images.mixup(images, targets, seed=jax.random.key(1))
+    """That of the README."""
     values = tpufeed.to_device_float(images, dtype=jnp.float32).mean((1, 2))
     picked = jnp.take_along_axis(jax.nn.log_softmax(values @ weights), labels[:, None], 1)
-    return -(picked * targets).mean()
+    return -picked.mean()
 
 
-@pytest.mark.parametrize(("shape", "kind"), [((8,), AxisType.Auto), ((4, 2), AxisType.Explicit)], ids=str)
+@pytest.mark.parametrize(("shape", "kind"), [((8,), "Auto"), ((4, 2), "Explicit")], ids=str)
 def test_without_sharding_batches_lie_over_the_mesh_that_is_set(cache_url, epochs, shape, kind):
     """Whether it is set when the loader is made, when its length is asked for, or only for the first batch."""
-    set_one = jax.make_mesh(shape, ("data", "model")[: len(shape)], axis_types=(kind,) * len(shape))
+    set_one = jax.make_mesh(shape, ("data", "model")[: len(shape)], axis_types=(AxisType[kind],) * len(shape))
     with jax.set_mesh(set_one), make(cache_url) as within:
         assert len(within) == len(epochs[0])
         assert within.sharding == NamedSharding(set_one, P("data"))
         weights = jax.device_put(np.zeros((3, 5), np.float32), NamedSharding(set_one, P()))
         images, labels, _ = next(iter(within))
         assert images.sharding == within.sharding
-        if kind is AxisType.Explicit:  # the stricter one; a compilation takes seconds
+        if kind == "Explicit":  # the stricter one; a compilation takes seconds
             assert jax.jit(jax.grad(step))(weights, images, labels).shape == (3, 5)
     with make(cache_url) as loader:
         assert loader.sharding == NamedSharding(mesh(8), P("data"))
@@ -124,7 +130,7 @@ def test_without_sharding_batches_lie_over_the_mesh_that_is_set(cache_url, epoch
         assert samples(loader) == epochs[1]
         assert loader.sharding.mesh == set_one  # of a step that was compiled for it
         assert samples(copy.copy(loader)) == epochs[2]
-    given = jax.make_mesh((8,), ("rows",), axis_types=(kind,))
+    given = jax.make_mesh((8,), ("rows",), axis_types=(AxisType[kind],))
     with jax.set_mesh(set_one), make(cache_url, sharding=given) as loader:
         assert next(iter(loader))[0].sharding == NamedSharding(given, P("rows"))
 

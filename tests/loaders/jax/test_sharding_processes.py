@@ -8,6 +8,8 @@ import pytest
 
 import tpufeed
 
+pytestmark = pytest.mark.all
+
 # By mesh: the first rows of the blocks of each process, in batches of 8 samples a rank.
 ROWS = {
     "backwards": [[8, 10, 12, 14], [0, 2, 4, 6]],
@@ -45,6 +47,7 @@ def ids(batches):
     return [[sample for _, block in rows for sample in block] for rows, *_ in batches]
 
 
+@pytest.mark.all
 def test_processes_share_each_epoch(processes, expected, stored, cache_url):
     assert [found["length"] for found in processes] == [4, 4]
     for epoch in range(2):

@@ -4,13 +4,16 @@ import os
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.errors import OptionError
-from tpufeed.loaders.keras.dataset import KerasFeed
+
+KerasFeed = lazy("tpufeed.loaders.keras.dataset:KerasFeed")
+
+keras = lazy("keras")
 
 
 def test_on_tensorflow_it_is_to_tf_with_weights_of_samples(dataset_url, cache_url):

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.loaders.keras.training import all_steps, saved_after
+from tests.frameworks import lazy
 from tests.quick_xla import QUICK
 from tests.repo.docs.pages import blocks
 from tests.repo.docs.pages import ran as note
+
+all_steps = lazy("tests.loaders.keras.training:all_steps")
+saved_after = lazy("tests.loaders.keras.training:saved_after")
 
 RUNS = {"keras.md": ""}
 

@@ -2,23 +2,24 @@
 
 import itertools
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tpufeed
-from tests.loaders.keras.training import (
-    Recorder,
-    Seen,
-    all_steps,
-    find_saved,
-    make_feed,
-    make_model,
-    stop,
-    train,
-)
+from tests.frameworks import lazy
 from tpufeed.errors import DamageError, OptionError
+
+Recorder = lazy("tests.loaders.keras.training:Recorder")
+Seen = lazy("tests.loaders.keras.training:Seen")
+all_steps = lazy("tests.loaders.keras.training:all_steps")
+find_saved = lazy("tests.loaders.keras.training:find_saved")
+make_feed = lazy("tests.loaders.keras.training:make_feed")
+make_model = lazy("tests.loaders.keras.training:make_model")
+stop = lazy("tests.loaders.keras.training:stop")
+train = lazy("tests.loaders.keras.training:train")
+
+keras = lazy("keras")
+tf = lazy("tensorflow")
 
 EPOCH, MOST = 10, 1000  # steps
 

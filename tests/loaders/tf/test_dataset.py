@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tpufeed
 from tests.engines.contract import wait_until
+from tests.frameworks import lazy
 from tests.loaders.tf.feeds import tf_feed
 from tpufeed.errors import OptionError, UnavailableError
+
+tf = lazy("tensorflow")
 
 EXAMPLE = Path(__file__).parents[3] / "examples/tfdata_service.py"
 FORKS = Path(__file__).parents[1] / "forks.py"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from PIL import Image
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.loaders.tf.feeds import tf_feed
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OptionError
@@ -26,8 +26,12 @@ from tpufeed.images import (
     VerticalFlip,
 )
 from tpufeed.images.rng import uniforms
-from tpufeed.loaders.tf.graph import find_window, run_ops
 from tpufeed.storage.store import open_store
+
+find_window = lazy("tpufeed.loaders.tf.graph:find_window")
+run_ops = lazy("tpufeed.loaders.tf.graph:run_ops")
+
+tf = lazy("tensorflow")
 
 COLUMNS = ["image", "label", "sample"]
 DRAWS = 1500

@@ -13,8 +13,6 @@ import pytest
 from tests.gcs_server import GcsServer
 from tpufeed.dataset.reader import open_dataset
 
-pytest.importorskip("google.cloud.storage")
-
 PROGRAM = """
 import gc, json, logging, os, sys
 gc.disable()  # collections take a second beside TensorFlow

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.loaders.tf.feeds import tf_feed
 from tests.repo.docs.pages import blocks, commands
 from tests.repo.docs.pages import ran as note
+
+tf = lazy("tensorflow")
 
 RUNS = {
     "tfdata.md": "",

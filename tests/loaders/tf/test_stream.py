@@ -5,11 +5,13 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.loaders.tf.feeds import tf_feed
 from tpufeed.errors import OptionError
+
+tf = lazy("tensorflow")
 
 
 def as_numpy(element):

@@ -12,13 +12,17 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
-from tpufeed.loaders.torch import device as torch_device
+
+torch_device = lazy("tpufeed.loaders.torch.device")
+
+torch = lazy("torch")
+DataLoader = lazy("torch.utils.data:DataLoader")
+TensorDataset = lazy("torch.utils.data:TensorDataset")
+DistributedSampler = lazy("torch.utils.data.distributed:DistributedSampler")
 
 
 def threads():

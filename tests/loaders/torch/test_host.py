@@ -7,14 +7,18 @@ import pickle
 import numpy as np
 import pytest
 import simplejpeg
-import torch
-from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.dataset.manifest import encode_manifest
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop
 from tpufeed.storage.store import open_store
+
+torch = lazy("torch")
+DataLoader = lazy("torch.utils.data:DataLoader")
+WeightedRandomSampler = lazy("torch.utils.data:WeightedRandomSampler")
+default_collate = lazy("torch.utils.data:default_collate")
 
 SAMPLES = 70
 
@@ -213,6 +217,7 @@ def read_epochs(dataset, epochs, *before_each, **options):
         assert len(list(DataLoader(dataset, 10, **options))) == 7
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_variants_that_do_not_move_are_named(cache_url, workers, tmp_path):
     """Training from one variant of several is no error that one sees."""
@@ -268,6 +273,7 @@ def test_each_draw_of_a_sample_has_random_numbers_of_its_own(dataset_url):
     assert not set(draws_of(dataset, indices)) & set(drawn)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_draws_of_a_sample_by_several_workers_differ(dataset_url, method):
     ops = [RandomResizedCrop(32), HorizontalFlip()]

@@ -1,6 +1,5 @@
 """TFRecordImages over shards that are not this machine's: orders that local copies can follow, and others."""
 
-import functools
 import itertools
 import pickle
 import threading
@@ -9,11 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from crc32c import crc32c
-from torch.utils.data import DataLoader, DistributedSampler
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.local_copies import wait_copied
 from tpufeed import cache
 from tpufeed.dataset.manifest import IndexFile, Shard, Variant
@@ -23,6 +21,10 @@ from tpufeed.loaders.random_access import ShardAdmission
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.store import open_store
+
+torch = lazy("torch")
+DataLoader = lazy("torch.utils.data:DataLoader")
+DistributedSampler = lazy("torch.utils.data:DistributedSampler")
 
 _numbers = itertools.count()
 SAMPLES, SHARDS = 70, 16
@@ -80,7 +82,8 @@ def random_order(dataset):
     return DistributedSampler(dataset, 1, 0, shuffle=True)
 
 
-make = functools.partial(tpufeed.TFRecordImages, columns=["image", "sample"])
+def make(*given, **options):
+    return tpufeed.TFRecordImages(*given, columns=["image", "sample"], **options)
 
 
 def wait_until_copied(dataset, folder, count, seconds=60):
@@ -107,6 +110,7 @@ def test_a_random_order_over_what_fits_is_remote_for_one_epoch(bucket, pixels, t
     assert "order" not in caplog.text
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("order", ["random", "lanes"])
 def test_samples_over_what_does_not_fit(bucket, pixels, order, tmp_path):
     """There is room for nine shards, for two, for one, and for none."""
@@ -152,6 +156,7 @@ def walk(tmp_path):
         yield made
 
 
+@pytest.mark.all
 def test_lanes_pay_for_whole_shards(walk, caplog):
     """Each is fetched about once, and nearly all its records come from the copy."""
     order = [EpochOrder([walk.RECORDS] * walk.SHARDS, 1, epoch, lanes=8) for epoch in range(2)]
@@ -163,6 +168,7 @@ def test_lanes_pay_for_whole_shards(walk, caplog):
     assert not caplog.records
 
 
+@pytest.mark.all
 def test_a_random_order_does_not_thrash(walk, caplog):
     """Fetching for each miss would fetch hundreds of shards for each that the samples make up."""
     samples = np.random.default_rng(0).permutation(walk.SHARDS * walk.RECORDS).tolist()
@@ -183,6 +189,7 @@ def test_without_room_nothing_is_copied(bucket, pixels, tmp_path):
 # Processes
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("copied", [True, False], ids=["copies", "ranges"])
 def test_workers_are_forked_after_the_parent_has_read(bucket, pixels, copied, tmp_path):
     """The threads and connections that it has read with are not theirs."""

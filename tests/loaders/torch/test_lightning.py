@@ -4,12 +4,15 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, DistributedSampler
 
 import tpufeed
+from tests.frameworks import lazy
 
-pytestmark = pytest.mark.usefixtures("lightning_without_xla")
+torch = lazy("torch")
+DataLoader = lazy("torch.utils.data:DataLoader")
+DistributedSampler = lazy("torch.utils.data:DistributedSampler")
+
+pytestmark = [pytest.mark.usefixtures("lightning_without_xla"), pytest.mark.all]
 
 EPOCHS = 2
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -75,6 +78,7 @@ def epochs(cache_url):
 # to_torch
 
 
+@pytest.mark.all
 def test_it_trains_on_each_sample_once_an_epoch_and_evaluates_all(cache_url, epochs, lightning, fit):
     model, val = lightning.Model(), make(cache_url, "val", columns=["sample"], shuffle=False, remainder="pad")
     with make(cache_url) as loader, val:
@@ -95,6 +99,7 @@ FORMS = {
 }
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_that_failed_in_mid_epoch_continues_where_it_was(cache_url, epochs, tmp_path, form, lightning, fit):
     """Lightning names the epoch before each, also before the one that it continues."""

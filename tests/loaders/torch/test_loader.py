@@ -4,12 +4,15 @@ import threading
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.errors import OptionError
-from tpufeed.loaders.torch import loader as torchloader
+
+torchloader = lazy("tpufeed.loaders.torch.loader")
+
+torch = lazy("torch")
+DataLoader = lazy("torch.utils.data:DataLoader")
 
 FORMS = [lambda feed: feed, lambda feed: tpufeed.device_loader(feed, "cpu")]
 

@@ -9,6 +9,8 @@ import pytest
 
 import tpufeed
 
+pytestmark = pytest.mark.all
+
 
 @pytest.fixture(scope="module")
 def written(run_script, cache_url, broken_url, tmp_path_factory):
@@ -28,6 +30,7 @@ def accelerated(written):
     return json.loads((written / "accelerate.json").read_text())
 
 
+@pytest.mark.all
 def test_ranks_share_each_epoch(ranks, cache_url):
     for epoch in range(2):
         with tpufeed.Loader(cache_url, batch_size=70, processes=0, columns=["sample"], lanes=16) as loader:

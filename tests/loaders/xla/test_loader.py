@@ -11,11 +11,13 @@ import shutil
 import zlib
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import tpufeed
+from tests.frameworks import lazy
+
+ml_dtypes = lazy("ml_dtypes")
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -244,11 +246,10 @@ def test_floats_are_the_reference_rounded_to_bfloat16(found):
     np.testing.assert_allclose(made["own"].transpose(0, 2, 3, 1), own, atol=1e-6)
 
 
-def test_steps_that_mix_compile_once_and_fetch_nothing(found):
-    counts, fetched, pixels, host, made = found["compiled"]
+def test_steps_that_normalise_compile_once_and_fetch_nothing(found):
+    counts, fetched, made = found["compiled"]
     assert counts == [1, 0, 0, 0]
     assert fetched == 0
-    np.testing.assert_array_equal(pixels, host)
     assert made == ("xla", "torch.bfloat16")
 
 

@@ -228,7 +228,7 @@ def decoding_threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("tpufeed-decode")]
 
 
-def main(index, dataset, cache, damaged, incomplete, out, launched):  # noqa: PLR0917  # as torch_xla calls it
+def main(index, dataset, cache, damaged, incomplete, out, launched):  # as torch_xla calls it
     rank = runtime.global_ordinal()
     found = {"rank": rank, "size": runtime.world_size()}
     found["length"] = len(tpufeed.Loader(cache, batch_size=5).to_xla())

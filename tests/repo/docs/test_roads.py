@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.gcs_server import GcsServer
+from tests.quick_xla import QUICK
 from tests.repo.docs.environments import build_wheel, make_environment
 from tests.repo.docs.pages import commands, make_photos
 
@@ -38,7 +39,7 @@ def run(python: Path, tmp_path: Path) -> Run:
     """`run(command)` in an empty folder, with the environment's programs first and nothing of this tree."""
     given = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "TPUFEED_LOCAL_DIR": str(tmp_path)}
     given |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    given |= {"TPUFEED_PROCESSES": "0", "COLUMNS": "1000"}  # worker processes start slowly
+    given |= {"TPUFEED_PROCESSES": "0", "COLUMNS": "1000", "XLA_FLAGS": QUICK}  # worker processes start slowly
 
     def run(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = ("arm", "artifacts", "available", "bounds", "frameworkless", "matrix", "resolver", "smoke", "wheels")
+MODULES = ("arm", "artifacts", "available", "bounds", "matrix", "resolver", "smoke", "wheels")
 PROXIES = ("arm64", "chroot", "platform_run", "run")
 
 
@@ -58,7 +58,7 @@ def test_every_dependency_has_a_lower_bound_and_every_extra_a_case():
 
     lowest(PROJECT["dependencies"])
     extras = PROJECT["optional-dependencies"]
-    assert set(EXTRAS) == set(extras) - {"photos", "docs", "all", "dev"}
+    assert set(EXTRAS) == set(extras) - {"photos", "docs", "all", "dev", "test"}
     alone = {"torchtpu"}  # takes another torch than xla
     assert {f"tpufeed[{','.join(extra for extra in EXTRAS if extra not in alone)}]"} == set(extras["all"])
     assert set(CHECKS) == {"none", *EXTRAS}
@@ -327,7 +327,7 @@ def test_the_page_names_the_oldest_glibc():
 def test_the_page_has_every_extra_and_shows_what_was_measured():
     page = (ROOT / "docs/install.md").read_text()
     shown = dict(re.findall(r"^\| `?(\w+)`? \| .* \| ?([\d,]*) \|$", page, re.MULTILINE))
-    extras = set(PROJECT["optional-dependencies"]) - {"photos", "docs", "all", "dev"}
+    extras = set(PROJECT["optional-dependencies"]) - {"photos", "docs", "all", "dev", "test"}
     assert set(shown) == {"none", *extras}
     measured = json.loads((ROOT / "benchmarks/results/packages.json").read_text())["rows"]
     sizes = {case["case"]: f"{case['megabytes']:,}" for case in measured if case["python"] == "3.11"}

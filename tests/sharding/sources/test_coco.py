@@ -315,6 +315,7 @@ def test_a_plan_names_no_other_file(coco, tmp_path):
     assert (tmp_path / "d" / PLAN).exists()
 
 
+@pytest.mark.all
 def test_coco_in_a_bucket(coco, monkeypatch, tmp_path):
     path = coco()
     root = path.parent.parent

@@ -89,6 +89,7 @@ SAME = {
 }
 
 
+@pytest.mark.first_cases(4)
 @pytest.mark.parametrize("name", SAME)
 def test_what_tools_write_is_taken(name, make, tmp_path):
     result = shard(make(SAME[name]), tmp_path / "d")
@@ -173,6 +174,7 @@ WRONG = {
 }
 
 
+@pytest.mark.first_cases(9)
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
 def test_a_field_of_another_type_is_a_reject_with_its_place(field, value, make, tmp_path):
     shard(make(each(None, lambda _, n: {field: value} if n == 4 else {})), tmp_path / "d")

@@ -186,6 +186,7 @@ def test_more_keypoints_than_anything_has_are_refused(tmp_path):
         tpufeed.shard(coco_of(tmp_path, 1, 300, 3300), tmp_path / "d", workers=1)
 
 
+@pytest.mark.all
 def test_annotations_without_keypoints_take_no_memory(tmp_path):
     import tracemalloc
 

@@ -149,6 +149,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_folders_of_tools_are_found_and_named(layout, make, tmp_path):
     files, sample = LAYOUTS[layout]
@@ -210,6 +211,7 @@ def test_folders_of_classes_stay_folders_of_classes(make, tmp_path):
     assert shard(root, tmp_path / "f").manifest.class_names == ("images",)  # of which split would they be?
 
 
+@pytest.mark.all
 def test_splits_in_a_bucket(make, monkeypatch, tmp_path):
     root = make(LAYOUTS["COCO"][0])
     with GcsServer(process=True) as server:

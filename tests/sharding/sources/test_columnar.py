@@ -213,6 +213,7 @@ def test_drop_finds_doubles_whatever_their_row_groups_weigh(hub, small_jpegs, tm
     assert result.duplicates.dropped == 2
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("duplicates", ["report", "drop"])
 def test_a_file_that_was_written_again_with_other_rows(kind, duplicates, small_jpegs, tmp_path):
@@ -423,6 +424,7 @@ def server(hub, monkeypatch):
         thread.join()
 
 
+@pytest.mark.uses("huggingface_hub")
 @pytest.mark.usefixtures("server")
 def test_urls_of_the_hub_by_its_own_client(hub, tmp_path):
     tpufeed.shard("hf://datasets/me/flowers@v1", tmp_path / "d", workers=1)

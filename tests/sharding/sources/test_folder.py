@@ -218,6 +218,7 @@ def test_one_class(tree, take):
     assert take(tree("images/1.jpg"), classes=["images", "others"])[0].warnings == ()
 
 
+@pytest.mark.all
 def test_warnings_of_folders_reach_result_and_preview(photo_folder, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "source/all")
     previewed = preview_shard(tmp_path / "source", tmp_path / "d").warnings

@@ -108,6 +108,7 @@ def test_lists_missing_values_and_bytes(table, tmp_path):
     assert tpufeed.verify(result.url).records == 2
 
 
+@pytest.mark.first_cases(5)
 @pytest.mark.parametrize(
     ("content", "suffix", "message"),
     [
@@ -289,6 +290,7 @@ def test_columns_are_found_by_their_names(column, table, take):
     assert (item.path, inventory.classes.names, [f.name for f in inventory.schema]) == ("0.jpg", ("cat",), ["x"])
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -69,6 +69,7 @@ def test_samples_become_records(make_tar, sample, small_jpegs, tmp_path):
     assert tpufeed.verify(result.url).records == 3
 
 
+@pytest.mark.all
 def test_many_tars_and_workers_make_the_same_bytes(make_tar, sample, bytes_of, tmp_path):
     for tar in range(5):
         make_tar([part for n in range(8) for part in sample(tar * 8 + n)], f"train-{tar:03d}.tar")

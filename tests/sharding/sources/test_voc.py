@@ -133,6 +133,7 @@ def test_an_image_in_two_formats_is_told_by_the_name_in_the_file(voc, tmp_path):
 ENTITY = '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + annotation(OBJECT.format("&x;", 0, 0, 1, 1, 2, 2))
 
 
+@pytest.mark.first_cases(9)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -186,6 +187,7 @@ def test_images_that_are_nowhere(voc, tmp_path):
         shard(voc(images="elsewhere") / "Annotations/*.xml", tmp_path / "d")
 
 
+@pytest.mark.all
 def test_a_bucket(voc, monkeypatch, tmp_path):
     root = voc()
     with GcsServer(process=True) as server:

@@ -145,6 +145,7 @@ def test_labels_may_be_left_out_and_images_dealt_anew(yolo, tmp_path):
     assert len(texts_of(result.url)["images/train/0.png"]["boxes"]) == 8
 
 
+@pytest.mark.first_cases(11)
 @pytest.mark.parametrize(
     ("line", "reason", "said"),
     [
@@ -278,6 +279,7 @@ def test_boxes_without_the_images_that_are_dropped_as_duplicates(yolo, tmp_path)
     assert boxes_of(texts_of(result.url)["images/train/2.png"]) == [[20, 15, 60, 45]]
 
 
+@pytest.mark.all
 def test_a_bucket(yolo, monkeypatch, tmp_path):
     path = yolo()
     with GcsServer(process=True) as server:
