@@ -36,10 +36,8 @@ for _name, _examples in (("tpufeed", 30), ("long", 300)):  # scripts/test --long
     settings.register_profile(_name, deadline=None, max_examples=_examples, suppress_health_check=_CHECKS)
 settings.load_profile("tpufeed")
 
-# What the first tier leaves out: other frameworks than torch and JAX, and engines of clusters.
-# CONTRIBUTING says what is in which tier, and why.
-_LATER = ("engines/test_ray", "engines/test_beam")
-_LATER_FRAMEWORKS = {"tensorflow", "keras", "torch_xla", "grain", "ray", "apache_beam", "xprof"}
+# The first tier leaves out tests of these. CONTRIBUTING says what is in which tier, and why.
+_LATER = {"tensorflow", "keras", "torch_xla", "grain", "ray", "apache_beam", "xprof"}
 # Groups that take long. If they came last, one worker would be busy while the others have nothing.
 _LONG = ("tensorflow", "frameworks", "repo/examples/", "repo/", "engines/", "loaders/", "faults/", "oracle/")
 
@@ -74,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         few = item.get_closest_marker("first_cases")
         function = item.nodeid.partition("[")[0]
         cases[function] += 1
-        later = place.startswith(_LATER) or _LATER_FRAMEWORKS.intersection(frameworks.used(item))
+        later = _LATER.intersection(frameworks.used(item))
         if later or (few and cases[function] > few.args[0]):
             item.add_marker(pytest.mark.all)
         mark = item.get_closest_marker("xdist_group")

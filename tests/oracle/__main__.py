@@ -13,11 +13,8 @@ from pathlib import Path
 
 os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"})
 
-from hypothesis import HealthCheck, Verbosity, given, seed, settings
-from hypothesis import strategies as st
-
 from tests.oracle.datasets import make_pool
-from tests.oracle.walks import FEEDS, walk
+from tests.oracle.walks import FEEDS, walk_often
 
 WALKS = 50  # of one seed, before the next
 
@@ -39,22 +36,8 @@ def main() -> None:
         pool = make_pool(Path(folder))
         number = first
         while time.monotonic() < until:
-
-            @seed(number)
-            @settings(
-                max_examples=WALKS,
-                deadline=None,
-                database=None,
-                report_multiple_bugs=False,
-                verbosity=Verbosity.normal,
-                suppress_health_check=list(HealthCheck),
-            )
-            @given(data=st.data())
-            def walks(data: st.DataObject) -> None:
-                walk(pool, data, tuple(options.feeds.split(",")), counts)
-
             try:
-                walks()
+                walk_often(pool, number, WALKS, options.feeds.split(","), counts)
             except Exception:  # noqa: BLE001  # whatever a walk comes upon
                 print(f"walks: failed with --seed {number}\n{traceback.format_exc()}", flush=True)
                 failed.append(number)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
 import tpufeed
@@ -783,3 +784,22 @@ def same(found, expected, names):
 def walk(pool, data, feeds=("numpy",), counts=None):
     """One walk, as hypothesis draws it; `counts` counts what was done."""
     Walk(pool, data.draw(specs(pool, feeds)), data.draw, feeds, Counter() if counts is None else counts).run()
+
+
+def walk_often(pool, number, times, feeds, counts=None):
+    """So many walks with the seed `number`."""
+
+    @seed(number)
+    @settings(
+        max_examples=times,
+        deadline=None,
+        database=None,
+        report_multiple_bugs=False,
+        verbosity=Verbosity.normal,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(data=st.data())
+    def walks(data):
+        walk(pool, data, tuple(feeds), counts)
+
+    walks()
