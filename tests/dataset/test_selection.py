@@ -319,6 +319,7 @@ def test_what_cannot_be_selected_is_named(dataset, ways, message):
     [
         ("a.csv", "sample,keep\n1,1\n2,maybe\n", "a.csv, line 3: keep is 'maybe'"),
         ("a.csv", "a,b\n1,2\n", r"\(a, b\)"),
+        ("a.csv", "id,why\n3,blurred\n", r"\(id, why\)"),  # of the user's own table
         ("a.csv", "sample\n1,2\n", "a.csv, line 2: 2 values"),
         ("a.csv", "", "a.csv"),
         ("a.csv", "sample\n1\n\n1\n", "1 twice, in line 2 and line 4"),

@@ -37,7 +37,7 @@ _SPARSE = 64  # a view of fewer than one in 64 keeps numbers: they take less roo
 _SHOWN = 8  # classes in the text of a view
 _FOLDS = 3  # purpose of random words, as in `dataset.order`
 _KEY = 0, (1 << 64) - 3  # of the words of folds: no epoch has this number
-_COLUMNS = ("sample", "filename", "id", "path", "image", "file_name")
+_COLUMNS = ("sample", "filename", "path", "image", "file_name")  # not "id", which may be anything of the user's
 _DIGITS = 19  # of a number that int64 cannot hold
 _KEPT = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -388,7 +388,10 @@ def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str
     header = [name.strip().lower() for name in next(rows, [])]
     place = next((header.index(name) for name in _COLUMNS if name in header), None)
     if place is None:
-        raise OptionError(f"{where}: none of its columns ({', '.join(header)}) is called sample or filename")
+        raise OptionError(
+            f"{where}: none of its columns ({', '.join(header)}) is called sample (ids within the split) or filename; "
+            "to select by a column of your own, give where=, a function of it"
+        )
     if "keep" in header and option == "drop":
         raise OptionError(f"{where} says with its column keep what to keep: give it as samples instead of drop")
     lines, values = list[int](), list[str]()
@@ -401,7 +404,7 @@ def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str
         if _KEPT[keep]:
             lines.append(rows.line_num)
             values.append(row[place].strip())
-    return lines, values, header[place] not in ("sample", "id")
+    return lines, values, header[place] != "sample"
 
 
 def _evaluate(dataset: "Dataset", where: Where, columns: Sequence[str], split: str) -> npt.NDArray[np.bool_]:
