@@ -21,11 +21,12 @@ descriptions. Any other value raises OptionError: "keep is a whole number, at le
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from difflib import get_close_matches
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
 
@@ -47,7 +48,7 @@ _FOREIGN = {
     "drop_remainder": ("remainder",),
     "transform": ("ops",),
     "augment": ("ops",),
-    "resize": ("presize", "size"),
+    **dict.fromkeys(("resize", "image_size", "img_size"), ("presize", "size", "ops")),
     "max_shard_size": ("shard_bytes",),
 }
 
@@ -74,6 +75,9 @@ class Rule:
         if not self.fits(value):
             raise OptionError(f"{name} is {self.said}, not {shown(value)}")
         return self.form(value)
+
+
+_ANYTHING = Rule("anything", lambda _: True)
 
 
 def is_whole(value: Any, low: float = float("-inf"), high: float = float("inf")) -> bool:
@@ -112,9 +116,23 @@ def above(low: float, high: float = float("inf")) -> Rule:
     return Rule(f"a number above {low:g}{most}", lambda v: is_number(v) and low < v <= high, as_float)
 
 
-def a_list(of: str) -> Rule:
-    """Allow lists and other iterables, but not strings, whose letters would be taken for items."""
-    return Rule(f"a list of {of}", lambda value: isinstance(value, Iterable) and not isinstance(value, str))
+def a_list(of: str, item: Rule = _ANYTHING) -> Rule:
+    """Allow ordered collections of items: no text, whose letters would be items, and no iterator, which gives them once."""
+
+    def fits(value: Any) -> bool:
+        is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping | Set)
+        return is_list and getattr(value, "ndim", 1) == 1 and all(map(item.fits, value))
+
+    return Rule(f"a list of {of}", fits, lambda value: value if isinstance(value, list | tuple) else list(value))
+
+
+def a_dict(of: str, item: Rule = _ANYTHING) -> Rule:
+    """Allow mappings to such items."""
+    return Rule(
+        f"a dict of {of}",
+        lambda value: isinstance(value, Mapping) and all(map(item.fits, value.values())),
+        lambda value: {key: item.form(each) for key, each in value.items()},
+    )
 
 
 _BOOL = Rule(  # the string "no" would count as true, and arrays have no truth value
@@ -122,13 +140,15 @@ _BOOL = Rule(  # the string "no" would count as true, and arrays have no truth v
     lambda value: isinstance(value, bool) or (str(getattr(value, "dtype", "")) == "bool" and value.shape == ()),
     bool,
 )
-_ANYTHING = Rule("anything", lambda _: True)
 _NONE = Rule("None", lambda value: value is None)
 
+FilePath: TypeAlias = Annotated[str | Path, Rule("a path", lambda value: isinstance(value, str | Path))]
+Text: TypeAlias = Annotated[str, Rule("a text", lambda value: isinstance(value, str))]
 Whole: TypeAlias = Annotated[int, Rule("a whole number", is_whole, int)]
 Number: TypeAlias = Annotated[int, at_least(0)]
 Count: TypeAlias = Annotated[int, at_least(1)]
-Names: TypeAlias = Annotated[Sequence[str], a_list("names, like ['image', 'label']")]
+_NAME = Rule("a name", lambda value: isinstance(value, str))
+Names: TypeAlias = Annotated[Sequence[str], a_list("names, like ['image', 'label']", _NAME)]
 
 
 def rule_of(annotation: Any) -> Rule | None:
@@ -206,7 +226,7 @@ def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P,
                 return elsewhere[keyword]
             known = [name for name in _FOREIGN.get(keyword, ()) if name in names]
             near = known or get_close_matches(keyword, names, 1)
-            return f"use {near[0]}" if near else f"the options are {', '.join(names)}"
+            return f"use {near[0]}" if near else f"the options are {', '.join(names)}" if names else "there are none"
 
         return call
 
@@ -226,3 +246,9 @@ def parse_size(text: str | int) -> int:
     if match is None or unit is None:
         raise OptionError(f"{text!r} is not a size; write it like 64MB or 128MiB")
     return int(Decimal(match.group(1)) * unit)  # a float would overflow
+
+
+Size: TypeAlias = Annotated[
+    str | int,
+    Rule("a size, like '64GB' or 1048576", lambda value: isinstance(value, str) or is_number(value), parse_size),
+]

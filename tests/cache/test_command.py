@@ -46,13 +46,13 @@ def test_the_command_does_what_the_function_does(source, undisturbed, bytes_of, 
 @pytest.mark.parametrize("kind", ["dataset", "raw images"])
 def test_every_flag_reaches_the_manifest(kind, source, photo_folder, tmp_path):
     (tmp_path / "classes.txt").write_text("\n".join(("cat", "astronaut", "coffee", "rocket", "camera", "no one")))
-    ops = ["Resize(40)", "RandomResizedCrop(size=24, scale=(0.3, 1.0))", "GaussianBlur(3)"]
+    ops = ["Resize(40)", "RandomResizedCrop(size=24, scale=(0.3, 1.0))", "GaussianBlur(sigma=3)"]
     flags = ["--live", "RandomCrop(20)", "--live", "HorizontalFlip", "--variants", 2, "--encode", "webp"]
     flags += ["--quality", 70, "--seed", 9, "--shard-size", "30KB", "--max-rejects", "3%", "--workers", 1]
     for op in ops:
         flags += ["--op", op]
     keywords = {
-        "ops": [Resize(40), RandomResizedCrop(24, scale=(0.3, 1.0)), GaussianBlur(3)],
+        "ops": [Resize(40), RandomResizedCrop(24, scale=(0.3, 1.0)), GaussianBlur(sigma=3)],
         "live": [RandomCrop(20), HorizontalFlip()],
         "variants": 2,
         "encode": "webp",

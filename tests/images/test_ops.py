@@ -49,9 +49,9 @@ all_ops = st.one_of(
     st.builds(Rotate, st.floats(0, 360) | ranges(-360, 360), fills, chances),
     st.builds(ColorJitter, factors, factors, factors, st.floats(0, 0.5) | ranges(-0.5, 0.5)),
     st.builds(Grayscale, chances),
-    st.builds(GaussianBlur, ranges(0.01, 100), chances),
+    st.builds(GaussianBlur, chances, ranges(0.01, 100)),
     st.builds(RandomErasing, chances, ranges(1e-6, 1), ranges(0.01, 100), fills | st.just("random")),
-    st.builds(RandAugment, st.integers(0, 100), st.integers(0, 30), fills, st.none() | transforms),
+    st.builds(RandAugment, st.integers(0, 100), st.integers(0, 30), fill=fills, transforms=st.none() | transforms),
     st.builds(Custom, st.builds("{}.{}:{}".format, names, names, names), versions),
 )
 
@@ -99,6 +99,8 @@ def test_texts_that_are_ops(text, op):
         ("Resize(3,\n  q=1)", r"no parameter 'q' at character 3 of line 2"),
         ("Resize", r"Resize needs size: it is Resize\(size\)"),
         ("Resize(1, 2)", "2 values are too many: it is"),
+        ("RandAugment(2, 9, 31)", "3 values are too many: it is"),  # torchvision's third is num_magnitude_bins
+        ("GaussianBlur(23)", "p is a number between 0 and 1, not 23"),  # and its first the size of the kernel
         ("Resize(1, size=2)", "'size' at character 11 is given twice"),
         ("Resize(size=1, size=2)", "'size' at character 16 is given twice"),
         ("Resize(0)", r"size is one or two numbers.*not 0\. It is Resize\(size\)"),

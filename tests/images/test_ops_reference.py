@@ -114,7 +114,7 @@ def test_blur_is_a_gaussian_s(photo, sigma):
     expected = np.pad(photo.astype(float), ((reach, reach), (reach, reach), (0, 0)), "reflect")
     for axis in (0, 1):
         expected = np.apply_along_axis(np.convolve, axis, expected, weights, "valid")
-    assert difference(GaussianBlur((sigma, sigma)).apply(photo, [0.0, 0.0], None), expected.round()).max() <= 1
+    assert difference(GaussianBlur(sigma=(sigma, sigma)).apply(photo, [0.0, 0.0], None), expected.round()).max() <= 1
 
 
 @pytest.mark.parametrize("degrees", [-170.0, -33.3, 0.5, 10.0, 90.0, 180.0])
@@ -231,8 +231,8 @@ def torchvision_s(name, image, magnitude, sign):
 def test_rand_augment_s_transforms_are_torchvision_s(photo, number, name, magnitude):
     dull = photo // 2 + 30
     for sign, draw in ((1, 0.0), (-1, LARGEST)):
-        found = RandAugment(1, magnitude, BLACK).apply(dull, [(number + 0.5) / 14, draw], None)
-        alone = RandAugment(1, magnitude, BLACK, [TRANSFORMS[name]])
+        found = RandAugment(1, magnitude, fill=BLACK).apply(dull, [(number + 0.5) / 14, draw], None)
+        alone = RandAugment(1, magnitude, fill=BLACK, transforms=[TRANSFORMS[name]])
         assert np.array_equal(alone.apply(dull, [LARGEST, draw], None), found)
         unlike = difference(found, torchvision_s(name, Image.fromarray(dull), magnitude, sign))
         if name in ("ShearX", "ShearY", "Rotate"):  # places of 1/32 pixel, and edges blended with the fill

@@ -42,7 +42,13 @@ PIPELINES = {
     "crop beyond": [RandomCrop((700, 300), fill=(1, 2, 3))],
     "crop behind": [RandomResizedCrop(60), RandomCrop(64, 4, 99), RandomErasing(value="random")],
     "erase alone": [RandomErasing()],
-    "colours": [RandomResizedCrop(50), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(), RandAugment(), RandomErasing()],
+    "colours": [
+        RandomResizedCrop(50),
+        ColorJitter(0.4, 0.4, 0.4, 0.1),
+        GaussianBlur(0.5),
+        RandAugment(),
+        RandomErasing(),
+    ],
     "before a window": [ColorJitter(0.4), RandAugment(1), Rotate(20, p=0.5), Resize((40, 50))],
 }
 

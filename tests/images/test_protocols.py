@@ -41,7 +41,7 @@ SAME = [
     (RandomCrop(3, fill=[1, 2, 3]), RandomCrop(3, fill=(1, 2, 3))),
     (Rotate(30), Rotate((-30, 30.0))),
     (ColorJitter(0.5, hue=0.25), ColorJitter((0.5, 1.5), 0, [1, 1], (-0.25, 0.25))),
-    (GaussianBlur(2), GaussianBlur((2, 2.0))),
+    (GaussianBlur(sigma=2), GaussianBlur(1, (2, 2.0))),
     (RandomErasing(value=[0, 1, 2]), RandomErasing(value=(0, 1, 2))),
     (RandAugment(np.int64(2)), RandAugment(2)),
     (RandAugment(transforms=["rotate", np.str_("color")]), RandAugment(transforms=("rotate", "color"))),

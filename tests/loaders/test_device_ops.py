@@ -150,10 +150,16 @@ CASES = {
     "wide blur": ([GaussianBlur(sigma=(4.0, 10.0), p=0.8)], 2),
     "erase": ([RandomErasing(0.8, value=(9, 8, 7))], 0),
     "erase by black": ([RandomErasing(0.8)], 0),
-    **{f"{name} {m}": ([RandAugment(1, m, 9, (name, "identity"))], most) for name, m, most in TRANSFORMS},
+    **{
+        f"{name} {m}": ([RandAugment(1, m, fill=9, transforms=(name, "identity"))], most)
+        for name, m, most in TRANSFORMS
+    },
     "nothing random": ([CenterCrop(64), Resize(32)], 1),
     # A level before a shift of the hue may be a step of hue, and 6 levels, after it.
-    "chain": ([RandomResizedCrop(64), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4), Grayscale(), RandomErasing()], 4),
+    "chain": (
+        [RandomResizedCrop(64), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4), Grayscale(0.1), RandomErasing()],
+        4,
+    ),
 }
 
 
@@ -182,12 +188,12 @@ def test_compiled_ops_give_the_host_s_pixels(case, run):
 @pytest.mark.all
 @pytest.mark.parametrize("run", COMPILERS)
 def test_compiled_transforms_give_the_host_s_pixels(run):
-    assert most_apart([RandAugment(1, 9, 9, RANDAUGMENT)], make_images(SIZE, 32), run) <= 1
+    assert most_apart([RandAugment(1, 9, fill=9, transforms=RANDAUGMENT)], make_images(SIZE, 32), run) <= 1
 
 
 @pytest.mark.uses("torch")
 def test_a_chain_with_hue_is_equal_but_for_a_few_pixels():
-    ops = [RandomResizedCrop(64), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur()]
+    ops = [RandomResizedCrop(64), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(0.5)]
     images, made = make_images(SIZE, 32), DeviceOps(ops, SIZE)
     draws = draw(ops, 32)
     apart = np.abs(on_host(ops, images, draws) - by_torch(made, images, made.parameters(draws)).astype(int))
@@ -217,7 +223,7 @@ def test_windows_of_any_size_are_at_most_a_level_off(op, size, epoch):
 @pytest.mark.uses("torch")
 @given(sizes, st.floats(0.1, 3), st.floats(0, 3), st.integers(0, 9))
 def test_blurs_of_any_size_are_at_most_three_levels_off_or_refused(size, low, more, epoch):
-    op = GaussianBlur((low, low + more), p=0.8)
+    op = GaussianBlur(0.8, (low, low + more))
     if round(6 * (low + more) + 1) // 2 >= min(size):
         with pytest.raises(OptionError, match="GaussianBlur"):
             DeviceOps([op], size)
@@ -256,7 +262,7 @@ def test_windows_by_products_of_bfloat16_are_at_most_two_levels_off(op):
 @pytest.mark.uses("jax")
 @pytest.mark.parametrize("axes", ["Auto", "Explicit"])
 def test_rows_stay_on_their_devices(axes):
-    ops = [RandomResizedCrop(30), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(), RandomErasing()]
+    ops = [RandomResizedCrop(30), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(0.5), RandomErasing()]
     images, made = make_images(SIZE, 16), DeviceOps(ops, SIZE)
     parameters = made.parameters(draw(ops, 16))
     rows = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType[axes],)), P("data"))
@@ -288,7 +294,7 @@ def test_one_program_serves_every_batch_under_torch_xla():
 @pytest.mark.all
 @pytest.mark.uses("torch")
 def test_a_chain_of_random_transforms_is_equal_but_for_a_few_pixels():
-    ops = [RandAugment(3, 12, (1, 2, 3), tuple(sorted({name for name, _, _ in TRANSFORMS})))]
+    ops = [RandAugment(3, 12, fill=(1, 2, 3), transforms=sorted({name for name, _, _ in TRANSFORMS}))]
     images, made = make_images(SIZE, 64), DeviceOps(ops, SIZE)
     draws = draw(ops, 64)
     apart = np.abs(on_host(ops, images, draws) - by_torch(made, images, made.parameters(draws)).astype(int))

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.xdist_group("frameworks")
 
 EPOCHS = 2
 CROPS = [RandomResizedCrop((40, 48)), HorizontalFlip()]
-EVERY = [*CROPS, ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(), RandomErasing(value=(9, 99, 199))]
+EVERY = [*CROPS, ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(0.5), RandomErasing(value=(9, 99, 199))]
 OPTIONS = {"batch_size": 8, "seed": 5, "columns": ["image", "label", "sample"], "remainder": "pad", "processes": 0}
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import OptionError
-from tpufeed.options import at_least
+from tpufeed.options import Count, Number, at_least, check_fields
 
 Ints = npt.NDArray[np.int64]
 Remainder = Literal["drop", "pad", "repeat"]
@@ -205,10 +205,11 @@ class World:
         OptionError: the rank is not in [0, size).
     """
 
-    rank: int = 0
-    size: int = 1
+    rank: Number = 0
+    size: Count = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.rank < self.size:
             raise OptionError(f"a rank is in [0, {self.size}) for a world of {self.size}, not {self.rank}")
 

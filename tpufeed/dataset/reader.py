@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from tpufeed.errors import (
     mask_secrets,
 )
 from tpufeed.images.header import format_of_name
-from tpufeed.options import checked
+from tpufeed.options import Count, Names, a_list, checked
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.local import is_file
 from tpufeed.storage.store import Store, open_store
@@ -168,23 +168,24 @@ class Dataset(Summary):
 
     def split(self, name: str) -> Split:
         """Return the split `name`. Raises OptionError, which names the existing splits."""
-        found = self.manifest.splits.get(name)
+        found = self.manifest.splits.get(name) if isinstance(name, str) else None
         if found is None:
             raise OptionError(f"{self.url} has no split {name!r}; it has {', '.join(self.manifest.splits) or 'none'}")
         chosen = self.chosen(name)
         return found if chosen is None else msgspec.structs.replace(found, records=len(chosen), class_counts=())
 
+    @checked()
     def select(  # noqa: PLR0913  # the ways to select
         self,
         *,
-        classes: Sequence[str | int] | None = None,
+        classes: Annotated[Sequence[str | int], a_list("names or ids")] | None = None,
         keep_ids: bool | None = None,
         samples: Samples | None = None,
         drop: Samples | None = None,
         fold: tuple[int, int] | None = None,
         without_fold: tuple[int, int] | None = None,
         where: Where | None = None,
-        columns: Sequence[str] = (),
+        columns: Names = (),
         split: str | None = None,
     ) -> "Dataset":
         """Return a view: the dataset with fewer samples, for everything that takes a dataset.
@@ -245,8 +246,9 @@ class Dataset(Summary):
     def labels(self, split: str) -> Labels:
         """Return the labels of all samples that are stored in a split, also of those that a view leaves out.
 
-        Raises as `read_labels`.
+        Raises as `split` and `read_labels`.
         """
+        self.split(split)
         return self._labels.get(split) or self._labels.setdefault(split, read_labels(self, split))
 
     def class_counts(self, split: str) -> tuple[int, ...]:
@@ -342,7 +344,7 @@ def _view(whole: Dataset, selection: Selection, grown: bool) -> Dataset:
 
 
 @checked()
-def open_dataset(url: str | Path, version: int | None = None, *, grown: bool = False) -> Dataset:
+def open_dataset(url: str | Path, version: Count | None = None, *, grown: bool = False) -> Dataset:
     """Return the dataset at `url`, in its newest version or in the one with this number.
 
     With `grown`, its loader continues from the state of an older version, with the epoch after that of the state.

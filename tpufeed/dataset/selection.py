@@ -250,8 +250,8 @@ def parse_selection(texts: Sequence[str]) -> dict[str, Any]:
 
 def _class_ids(dataset: "Dataset", classes: Sequence[str | int]) -> list[int]:
     """Return the dataset's ids of classes that are given by name, or by their ids in this view."""
-    if isinstance(classes, str) or not isinstance(classes, Sequence | np.ndarray) or not len(classes):
-        raise OptionError(f"classes is a list of names or ids, not {shown(classes)}")
+    if not classes:
+        raise OptionError("classes is a list of at least one name or id, not []")
     names, own = dataset.class_names, dataset.selection.classes if dataset.selection is not None else None
     found = list[int]()
     for each in classes:
@@ -409,7 +409,7 @@ def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str
 
 def _evaluate(dataset: "Dataset", where: Where, columns: Sequence[str], split: str) -> npt.NDArray[np.bool_]:
     """Call a user's function on the columns of all samples. Raises OptionError if it does not return one bool each."""
-    if not callable(where) or isinstance(columns, str) or not len(columns):
+    if not callable(where) or not len(columns):
         raise OptionError("where is a function of the columns that it looks at, like columns=['label', 'height']")
     names, records = [name for name in columns if name != "sample"], dataset.manifest.splits[split].records
     chunks = iter_columns(dataset, split, names) if names else iter([{}])

@@ -216,13 +216,13 @@ class ColorJitter(SameSizeOp):
 
 @dataclass(frozen=True, slots=True)
 class Grayscale(RandomlyApplied):
-    """Grey in all three channels with probability `p` (torchvision's RandomGrayscale).
+    """Grey in all three channels, as torchvision's Grayscale(3); with `p` below 1 its RandomGrayscale.
 
     Attributes:
         p: the probability, 0 to 1.
     """
 
-    p: Probability = 0.1
+    p: Probability = 1.0
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 1
 
@@ -234,15 +234,16 @@ class Grayscale(RandomlyApplied):
 class GaussianBlur(RandomlyApplied):
     """A Gaussian blur with probability `p`; the kernel reaches three `sigma`.
 
-    Beyond its edges the image is mirrored, the outermost pixels not repeated. OpenCV computes it in integers.
+    torchvision's has the size of the kernel first, which is not given here. Beyond its edges the image is mirrored, the
+    outermost pixels not repeated. OpenCV computes it in integers.
 
     Attributes:
-        sigma: in pixels, uniform in (low, high); a number is both.
         p: the probability, 0 to 1.
+        sigma: in pixels, uniform in (low, high); a number is both.
     """
 
+    p: Probability = 1.0  # first: the size of a kernel is refused, not taken for a sigma
     sigma: Annotated[tuple[float, float], positive_range(100.0, or_one=True)] = (0.1, 2.0)
-    p: Probability = 0.5
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 2
 

@@ -133,9 +133,10 @@ def _parse_call(text: str) -> Op:
     if name not in OPS:
         _refuse_name(name)
     names = [field.name for field in fields(OPS[name])]
-    if len(tree.args) > len(names):
+    placed = [field.name for field in fields(OPS[name]) if not field.kw_only]
+    if len(tree.args) > len(placed):
         raise OptionError(f"{len(tree.args)} values are too many: it is {signature(OPS[name])}")
-    parameters = {key: _literal(text, node) for key, node in zip(names, tree.args, strict=False)}
+    parameters = {key: _literal(text, node) for key, node in zip(placed, tree.args, strict=False)}
     for keyword in tree.keywords:
         key = keyword.arg
         if key is None:

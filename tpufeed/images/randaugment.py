@@ -1,7 +1,7 @@
 """RandAugment: a few transforms drawn from a list, all with the same magnitude."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from tpufeed.images.affine import Row, as_affine, rotation, shear_x, shear_y, warp
@@ -98,7 +98,7 @@ class RandAugment(SameSizeOp):
     """`num_ops` transforms one after another, drawn from a list (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719).
 
     Transforms and magnitudes are those of torchvision's RandAugment (torchvision/transforms/autoaugment.py) with
-    num_magnitude_bins=31; interpolation is bilinear.
+    num_magnitude_bins=31; interpolation is bilinear, and `fill` grey instead of black.
 
     Attributes:
         num_ops: number of transforms.
@@ -111,8 +111,9 @@ class RandAugment(SameSizeOp):
 
     num_ops: Annotated[int, between(0, 100)] = 2
     magnitude: Annotated[int, between(0, 30)] = 9
-    fill: Fill = 128
-    transforms: Annotated[tuple[str, ...], _NAMES] | None = None
+    # By name: torchvision's third value is num_magnitude_bins.
+    fill: Fill = field(default=128, kw_only=True)
+    transforms: Annotated[tuple[str, ...], _NAMES] | None = field(default=None, kw_only=True)
     version: ClassVar[int] = 1
 
     @property

@@ -586,7 +586,7 @@ class _Finder:
         if spec.dtype in _TEXTS:
             raise OptionError(
                 f"the column {name!r} cannot be batched: it holds lists of text (`tpufeed info` says {spec.name} "
-                f"{spec.dtype}[]). Leave it out of columns=, or store one text per sample"
+                f"{spec.type_text}). Leave it out of columns=, or store one text per sample"
             )
         truncate = options.truncate if isinstance(options.truncate, bool) else counted_by in options.truncate
         most = given if spec.shape is None else None

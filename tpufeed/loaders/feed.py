@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.display.summary import Summary
+from tpufeed.errors import OptionError
 from tpufeed.loaders.mixture import Mixture
 
 if TYPE_CHECKING:
@@ -54,6 +55,14 @@ class StatelessFeed(Summary):
     def __len__(self) -> int:
         """Return the number of batches of an epoch, which is the same on every rank."""
         return len(self.loader)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Raise OptionError: a DataLoader, maybe a trainer's, asks for samples as if a loader were a dataset."""
+        raise OptionError(
+            f"a {type(self).__name__} gives batches and has no samples by number, so no DataLoader can be made of it: "
+            "iterate it as it is. If a dataset is needed, give tpufeed.TFRecordImages; the Hugging Face Trainer takes "
+            "this loader from its get_train_dataloader()"
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration read `epoch` from its start. An iteration that is under way cannot continue.

@@ -1,7 +1,7 @@
 """Put the batches of a user's own loader, such as a torch DataLoader or a list, on a device ahead of need."""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,11 @@ def device_loader(
     ours = loader_of(loader)
     if ours is None and isinstance(loader, str | Path):
         raise OptionError(f"device_loader takes a loader; for a dataset give tpufeed.Loader({str(loader)!r})")
+    if isinstance(loader, Iterator) or not (isinstance(loader, Iterable) or hasattr(loader, "__getitem__")):
+        raise OptionError(
+            "device_loader takes a loader that can be iterated again and again, such as a torch DataLoader, not "
+            f"{type(loader).__name__}"
+        )
     if isinstance(loader, DeviceFeed):
         raise OptionError(
             f"the batches of a {type(loader).__name__} are on a device already; give the loader it came from"

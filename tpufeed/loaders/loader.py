@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from weakref import WeakSet
 
 import numpy as np
@@ -29,10 +29,10 @@ from tpufeed.loaders.mixture import Mixture
 from tpufeed.loaders.options import LabelFormat, LoaderOptions, Numa
 from tpufeed.loaders.rank_check import EpochSpec
 from tpufeed.loaders.sampler import Cursor, Sampler, SampleSource
-from tpufeed.loaders.training import LAST, Training
+from tpufeed.loaders.training import Epoch, Training
 from tpufeed.loaders.workers import BatchFuture, Executor, ProcessExecutor
 from tpufeed.loaders.world import WorldLike, find_world, thread_world, to_world
-from tpufeed.options import Count, checked, shown
+from tpufeed.options import Count, Number, Text, a_dict, between, checked, shown
 from tpufeed.processes.limits import free_swap, limit_reached, memory_left, memory_limit
 
 if TYPE_CHECKING:
@@ -397,7 +397,8 @@ class Loader(Feed, Iterated):
         Args:
             device: device of the batches; by default `torch_xla.device()` of the thread that iterates.
             sharding: under SPMD, a `ShardingSpec` for each column by name, None for a column that every device holds
-                whole; or one spec for all columns, fitted to the axes of each tensor.
+                whole; or one spec for all columns, fitted to the axes of each tensor. A mesh of several axes, of which
+                a spec names only some, leaves labels whole on every device.
             device_prefetch: batches on the device ahead of the one in use; each takes device memory.
             check_ranks: False if only some of the ranks iterate this feed: then ranks do not compare.
 
@@ -442,7 +443,7 @@ class Loader(Feed, Iterated):
         *,
         direct: bool = False,
         deterministic: bool = False,
-        service: str | None = None,
+        service: Text | None = None,
         sharding: Literal["dynamic", "off", "file"] | None = None,
         finish: bool = True,
     ) -> "tf.data.Dataset":
@@ -494,7 +495,14 @@ class Loader(Feed, Iterated):
         return self.form.package(self.run_device_ops(batch, ARRAYS))
 
     @checked(_READING)
-    def to_keras(self, *, class_weight: Mapping[int, float] | None = None) -> Any:
+    def to_keras(
+        self,
+        *,
+        class_weight: Annotated[
+            Mapping[int, float], a_dict("weights of 0 or more by class, like {0: 1.5}", between(0.0, 1e38))
+        ]
+        | None = None,
+    ) -> Any:
         """Return batches for `fit`, `evaluate` and `predict` of Keras 3, on any of its backends.
 
         On TensorFlow it is the `tf.data.Dataset` of `to_tf`, on Keras' other backends a `keras.utils.PyDataset` of
@@ -519,13 +527,12 @@ class Loader(Feed, Iterated):
 
         return keras_feed(self, class_weight)
 
-    def set_epoch(self, epoch: int) -> None:
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < LAST:
-            raise OptionError(f"epochs are numbered 0, 1, 2 ..., and {shown(epoch)} is not an epoch")
+    @checked()
+    def set_epoch(self, epoch: Epoch) -> None:
         self.end_iteration(SUPERSEDED)
         if epoch != self._next[0]:
-            self._sampler = self._sampler.restarted(int(epoch))
-            self._move(int(epoch), 0)
+            self._sampler = self._sampler.restarted(epoch)
+            self._move(epoch, 0)
         else:
             self._supersede([opened for opened in self._opened if opened.begun])
 
@@ -577,7 +584,8 @@ class Loader(Feed, Iterated):
             self._ahead = None  # it may have stopped in the middle of a batch
             raise
 
-    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+    @checked()
+    def state_dict(self, batches: Number | None = None) -> dict[str, Any]:
         """Return the place of the training loop as plain data. It counts batches handed out, not batches prefetched.
 
         Args:

@@ -12,7 +12,7 @@ from tpufeed.loaders.device import DeviceStats
 from tpufeed.loaders.feed import loader_of
 from tpufeed.loaders.loader import LoaderStats
 from tpufeed.loaders.world import find_world
-from tpufeed.options import Count, above, checked
+from tpufeed.options import Count, Text, Whole, above, checked
 
 _logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class MetricsLogger:
         *,
         every_steps: Count | None = None,
         every_seconds: Annotated[float, above(0)] | None = None,
-        prefix: str = "tpufeed/",
+        prefix: Text = "tpufeed/",
         all_ranks: bool = False,
     ) -> None:
         if not callable(getattr(loader, "stats", None)):
@@ -99,7 +99,8 @@ class MetricsLogger:
         self._last: _Point | None = None
         self._figures = dict[str, float]()  # of the last report
 
-    def step(self, number: int | None = None) -> None:
+    @checked()
+    def step(self, number: Whole | None = None) -> None:
         """Count a training step, and report if it is time to.
 
         Args:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -17,8 +17,9 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.selection import views_by_class
 from tpufeed.display.summary import Summary, rounded
 from tpufeed.errors import OptionError, RecordError, mask_secrets
-from tpufeed.options import Whole, checked, is_number, shown
+from tpufeed.options import Whole, a_dict, checked, is_number, shown
 
+_Weights = Annotated[Mapping[str, float], a_dict("classes and numbers, like {'cat': 2, 'dog': 1}")]
 JoinBy = Literal["by_name", "offset", "as_is"]
 Stop = Literal["shortest", "longest", "total", "never"]
 
@@ -115,13 +116,14 @@ class Mixture(Summary):
     ) -> None:
         self.weights = _check_weights(weights)
         self.stop, self.seed, self.classes, self.reweight = stop, seed, classes, reweight
+        self._split: str | None = None  # the only one that has samples, if classes are mixed
 
     @classmethod
     @checked()
     def by_class(
         cls,
         dataset: str | Path | Dataset,
-        weights: Literal["equal", "sqrt"] | Mapping[str, float] = "equal",
+        weights: Literal["equal", "sqrt"] | _Weights = "equal",
         *,
         split: str = "train",
         stop: Stop = "total",
@@ -159,7 +161,9 @@ class Mixture(Summary):
         else:
             power = 0.5 if weights == "sqrt" else 0.0
             shares = {name: float(view.split(split).records) ** power for name, view in views.items()}
-        return cls({views[name]: share for name, share in shares.items()}, stop=stop, seed=seed, reweight=reweight)
+        mixture = cls({views[name]: share for name, share in shares.items()}, stop=stop, seed=seed, reweight=reweight)
+        mixture._split = split
+        return mixture
 
     def open(self, split: str) -> list[Dataset]:
         """Open the datasets, several at a time.
@@ -171,6 +175,10 @@ class Mixture(Summary):
         with ThreadPoolExecutor(OPENED_AT_ONCE, "tpufeed-open") as executor:
             opened = executor.map(lambda each: each if isinstance(each, Dataset) else open_dataset(each), self.weights)
             datasets = list(opened)
+        if self._split not in (None, split):
+            raise OptionError(
+                f"the classes of split {self._split!r} are mixed here: to read {split!r}, give by_class split={split!r}"
+            )
         seen = dict[str, str]()
         for dataset in datasets:
             if not dataset.split(split).records:

@@ -2,14 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tpufeed.dataset.order import Remainder, World
 from tpufeed.errors import OptionError
 from tpufeed.images.mixing import MixingOp
 from tpufeed.images.protocols import Op, Ops
-from tpufeed.options import Count, Names, Number, Whole, above, at_least, between, check_fields, parse_size
+from tpufeed.options import (
+    Count,
+    FilePath,
+    Names,
+    Number,
+    Size,
+    Whole,
+    a_dict,
+    a_list,
+    above,
+    at_least,
+    between,
+    check_fields,
+)
 
 LabelFormat = Literal["ids", "multi_hot"]
 Numa = Literal["auto", "off"]
@@ -36,23 +48,19 @@ class LoaderOptions:
     max_bad_records: Number = 0
     timeout_seconds: Annotated[float, above(0)] = 600.0
     numa: Numa = "auto"
-    local_dir: str | Path | None = None
-    local_bytes: str | int | None = None
-    pad: Mapping[str, int] | None = None
+    local_dir: FilePath | None = None
+    local_bytes: Size | None = None
+    pad: Annotated[Mapping[str, int], a_dict("lengths, each at least 1, like {'boxes': 64}", at_least(1))] | None = None
     truncate: bool | Names = False
-    fill: Mapping[str, float | str] | None = None
+    fill: Annotated[Mapping[str, float | str], a_dict("values, like {'label': -1}")] | None = None
     label_format: LabelFormat = "ids"
     min_visibility: Annotated[float, between(0.0, 1.0)] = 0.0
-    views: Sequence[Any] | None = None
+    views: Annotated[Sequence[Any], a_list(_VIEWS_FORM)] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.local_bytes is not None and self.local_bytes != 0:
-            object.__setattr__(self, "local_bytes", parse_size(self.local_bytes))
         if self.columns is not None and not len(self.columns):
             raise OptionError("columns is empty; give names like ('image', 'label'), or None for a dict")
-        for name, value in (self.pad or {}).items():
-            at_least(1).check(f"pad[{name!r}]", value)
         if self.views is not None and self.ops is not None:
             raise OptionError("give either ops, for one crop of an image, or views, which are lists of ops")
         mixing = [type(op).__name__ for op in self.device_ops or () if isinstance(op, MixingOp)]

@@ -1,6 +1,7 @@
 """Images on their device as floats, in any framework."""
 
 import importlib
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -37,9 +38,9 @@ def to_device_float(
     """
     try:
         means, stds = [float(value) for value in mean], [float(value) for value in std]
-    except TypeError:
+    except (TypeError, ValueError):
         means, stds = [], []
-    if not means or not all(value > 0 for value in stds):
+    if not means or not all(map(math.isfinite, means)) or not all(0 < value < math.inf for value in stds):
         raise OptionError(f"mean and std have a number for each channel, in std above 0; not {mean!r}, {std!r}")
     if dtype is not None and "float" not in str(dtype):
         raise OptionError(f"dtype is a float type, like the framework's bfloat16, not {dtype!r}")
@@ -59,5 +60,9 @@ def to_device_float(
         raise OptionError(f"layout is 'NCHW' or 'NHWC', not {layout!r}")
     scale, shift = [1 / (255 * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
     arrays = importlib.import_module(f"tpufeed.loaders.{_FOLDERS[framework]}.arrays").ARRAYS
-    result = arrays.cast(arrays.floats(images) * arrays.row(scale, images) + arrays.row(shift, images), dtype)
+    floats = arrays.floats(images) * arrays.row(scale, images) + arrays.row(shift, images)
+    try:
+        result = arrays.cast(floats, dtype)
+    except TypeError as error:
+        raise OptionError(f"dtype is a float type of {framework}, like its bfloat16, not {dtype!r}") from error
     return arrays.transpose(result, (0, 3, 1, 2)) if (layout or arrays.layout) == "NCHW" else result

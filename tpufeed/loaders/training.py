@@ -5,7 +5,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -15,10 +15,13 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import DatasetNotFoundError, OptionError, mask_secrets
 from tpufeed.loaders.mixture import ClassList, JoinBy, Mixture
 from tpufeed.loaders.options import LoaderOptions
-from tpufeed.options import shown
+from tpufeed.options import Rule, is_whole, shown
 
 VERSION = 1  # of the order, which says what a place in it means
 LAST = 1 << 62  # highest number of an epoch, or of a sample in a stream
+Epoch: TypeAlias = Annotated[
+    int, Rule("the number of an epoch, 0, 1, 2 ...", lambda value: is_whole(value, 0, LAST - 1), int)
+]
 
 
 def identity_of(dataset: Dataset | None, split: str, seed: int, shuffle: bool) -> dict[str, Any]:

@@ -29,11 +29,9 @@ def to_world(world: Any) -> World:
         return world
     if hasattr(world, "num_input_pipelines"):
         return World(world.input_pipeline_id, world.num_input_pipelines)
-    try:
-        rank, size = map(int, world if isinstance(world, tuple | list) else ())
-    except (TypeError, ValueError):
-        raise OptionError(f"world is (rank, size), like (0, 8), not {world!r}") from None
-    return World(rank, size)
+    if not isinstance(world, tuple | list) or len(world) != 2:
+        raise OptionError(f"world is (rank, size), like (0, 8), not {world!r}")
+    return World(*world)
 
 
 def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:

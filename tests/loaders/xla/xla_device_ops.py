@@ -28,8 +28,8 @@ OPS = [
     RandomResizedCrop(20),
     HorizontalFlip(),
     ColorJitter(0.4, 0.4, 0.4, 0.1),
-    Grayscale(),
-    GaussianBlur((0.1, 1.0)),
+    Grayscale(0.5),
+    GaussianBlur(0.5, (0.1, 1.0)),
     RandomErasing(value=(1, 2, 3)),
     Resize(24),
 ]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tpufeed.errors import MissingExtraError, OptionError, install_command
 from tpufeed.loaders.feed import ENDLESS, Feed
+from tpufeed.options import is_whole
 
 if TYPE_CHECKING:
     from tpufeed.loaders.keras.state import KerasState
@@ -219,14 +220,11 @@ class SampleWeights:
             return
         if form.as_dict or names[1:] != ["label"] or loader.column("label").shape:
             raise OptionError(f"class_weight is for batches of an image and one label, not of {names}")
-        classes = len(loader.class_names) or 1 + max(class_weight, default=0)
+        classes = len(loader.class_names) or 1 + max(filter(is_whole, class_weight), default=0)
         self.table = np.ones(classes + 1, np.float32)
         for number, weight in class_weight.items():
-            if number not in range(classes) or not weight >= 0:
-                raise OptionError(
-                    f"class_weight has a weight of 0 or more for classes from 0 to {classes - 1}, not {weight!r} for "
-                    f"{number!r}"
-                )
+            if not is_whole(number, 0, classes - 1):
+                raise OptionError(f"class_weight has weights for classes from 0 to {classes - 1}, not for {number!r}")
             self.table[number] = weight
 
     @property

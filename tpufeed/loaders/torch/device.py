@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -11,7 +11,7 @@ from tpufeed.errors import MissingExtraError, OptionError, install_command
 from tpufeed.loaders.device import DeviceFeed, Transfer
 from tpufeed.loaders.feed import Feed
 from tpufeed.loaders.torch.arrays import ARRAYS
-from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, map_tensors, refuse_item, to_torch
+from tpufeed.loaders.torch.loader import EpochSampler, TorchFeed, map_tensors, to_torch
 
 # Devices whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
 _STREAMED = ("cuda", "xpu")
@@ -58,10 +58,6 @@ class ForeignDeviceFeed(OnTorchDevice):
         wrapped = self.loader.wrapped
         told = name in ("sampler", "batch_sampler") and hasattr(wrapped, "set_epoch")
         return EpochSampler(self) if told else getattr(wrapped, name)
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        """Raise OptionError: a feed is not a dataset."""
-        refuse_item(self)
 
 
 class StatefulTorchDeviceFeed(ForeignDeviceFeed, Feed):
@@ -124,7 +120,11 @@ def _parse_device(device: Any) -> torch.device:
     if str(device).partition(":")[0] == "xla":
         raise OptionError(f"{device} is a device of torch_xla, whose steps to_xla() ends; use to_xla()")
     if str(device).partition(":")[0] != "tpu":
-        return torch.device(device)
+        try:
+            return torch.device(device)
+        except (RuntimeError, TypeError, ValueError) as error:
+            said = str(error).partition("\n")[0]
+            raise OptionError(f"device is torch's name of a device, like 'cuda:0', not {device!r}: {said}") from error
     try:
         package = metadata.distribution("torch_tpu")
     except metadata.PackageNotFoundError:

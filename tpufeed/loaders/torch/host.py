@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,9 @@ from tpufeed.loaders.batch import FIX_SIZE
 from tpufeed.loaders.feed import DatasetLike
 from tpufeed.loaders.options import LabelFormat, LoaderOptions
 from tpufeed.loaders.random_access import PortableSamples, SplitSamples
+from tpufeed.loaders.training import Epoch
 from tpufeed.loaders.world import count_ranks, thread_world
-from tpufeed.options import checked
+from tpufeed.options import Rule, checked
 
 _logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class TFRecordImages(TorchDataset[Any]):
         url: DatasetLike,
         split: str = "train",
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Annotated[Callable[[Any], Any], Rule("a function", callable)] | None = None,
         ops: Sequence[Op] | None = None,
         columns: Sequence[str] | None = "default",
         seed: int = 0,
@@ -106,7 +107,8 @@ class TFRecordImages(TorchDataset[Any]):
         """Name of the split."""
         return self._samples.split
 
-    def set_epoch(self, epoch: int) -> None:
+    @checked()
+    def set_epoch(self, epoch: Epoch) -> None:
         """Read samples with the random numbers, and in a cache the variant, of this epoch from now on."""
         self._part_from_other_ranks()
         self._shared[_EPOCH] = epoch

@@ -9,7 +9,7 @@ from torch.utils.data import DistributedSampler
 from tpufeed.dataset.order import EpochOrder, Remainder, Share, World, check_lanes, default_lanes
 from tpufeed.errors import OptionError
 from tpufeed.loaders.torch.host import TFRecordImages
-from tpufeed.loaders.training import check_identity, grow_state, identity_of, state_number
+from tpufeed.loaders.training import Epoch, check_identity, grow_state, identity_of, state_number
 from tpufeed.loaders.world import find_world, thread_world
 from tpufeed.options import Count, Whole, checked, shown
 
@@ -121,10 +121,11 @@ class LaneSampler(DistributedSampler[int]):
         """Return this rank's ids of the epoch that is set when the first id is asked for."""
         return LaneIterator(self)
 
-    def set_epoch(self, epoch: int) -> None:
+    @checked()
+    def set_epoch(self, epoch: Epoch) -> None:
         """Make this the epoch of the next iteration, and of the dataset."""
         self._told, self._next = True, None
-        self._go_to(int(epoch))
+        self._go_to(epoch)
 
     def _go_to(self, epoch: int) -> None:
         self.epoch = epoch

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -46,10 +46,6 @@ class Undivided:
 
     batch_sampler = sampler
 
-    def __getitem__(self, index: Any) -> NoReturn:
-        """Raise OptionError: a feed is not a dataset."""
-        refuse_item(self)
-
 
 def _undivided() -> OptionError:
     return OptionError(
@@ -57,15 +53,6 @@ def _undivided() -> OptionError:
         "of Accelerate and the Hugging Face Trainer's resume try: to resume in the middle of an epoch, call its "
         "load_state_dict with a state of its state_dict(), then iterate the loader itself; give the Trainer "
         "ignore_data_skip=True"
-    )
-
-
-def refuse_item(loader: Any) -> NoReturn:
-    """Raise OptionError: a DataLoader, maybe a trainer's, asks a loader for samples as if it were a dataset."""
-    raise OptionError(
-        f"a {type(loader).__name__} gives batches and has no samples by number, so no DataLoader can be made of it: "
-        "iterate it as it is. If a dataset is needed, give tpufeed.TFRecordImages; the Hugging Face Trainer takes "
-        "this loader from its get_train_dataloader()"
     )
 
 

@@ -1,6 +1,7 @@
 """The parts of torch_xla that tpufeed uses: devices, ranks, transfers, shardings. Only this file imports torch_xla."""
 
 import logging
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ try:
     from torch_xla.core import xla_model
     from torch_xla.debug import profiler
     from torch_xla.distributed import parallel_loader
+    from torch_xla.distributed.spmd import ShardingSpec
 except ImportError as error:
     raise MissingExtraError("torch_xla (with torch 2.9)", "xla") from error
 
@@ -95,11 +97,14 @@ class Shardings:
 
     torch_xla applies a spec only to tensors with the same number of axes, and silently replicates all others, such as
     labels. Here a single spec serves tensors with any number of axes: surplus axes of the spec are left out, surplus
-    axes of a tensor are not split. In a dict each spec must fit; None stands for a tensor that every device holds
-    whole.
+    axes of a tensor are not split. A vector is not split if the mesh has axes besides those of the spec: every device
+    holds it whole. In a dict each spec must fit; None stands for a tensor that every device holds whole.
     """
 
     def __init__(self, given: Any) -> None:
+        for spec in given.values() if isinstance(given, Mapping) else [given]:
+            if not (spec is None or isinstance(spec, ShardingSpec)):
+                raise OptionError(f"sharding is a ShardingSpec, or a dict of one for each column, not {spec!r}")
         self._given = given
         self._fitted: dict[tuple[str, int], Any] = {}
 
@@ -126,6 +131,13 @@ class Shardings:
                 f"a batch of {batch_size} cannot be split over the {devices} devices of this process; give a "
                 f"batch_size that {devices} divides"
             )
+        partial = next((spec for spec in split if _count_parts(spec) != spec.mesh.size()), None)
+        if partial is not None:
+            raise OptionError(
+                f"with minibatch=True torch_xla splits rows over all devices, and {tuple(partial.partition_spec)} makes "
+                f"{_count_parts(partial)} parts for {partial.mesh.size()} devices: name all axes of the mesh in a tuple, "
+                "like (('data', 'model'), None, None, None)"
+            )
         if processes > 1 and len(split) < len(specs):
             raise OptionError(
                 f"{processes} processes read samples of their own, so each holds only a part of the global batch: "
@@ -134,21 +146,33 @@ class Shardings:
 
     def fit(self, name: str, tensor: Any) -> Any:
         """Return the spec of a tensor of column `name`; None replicates it."""
-        spec = self._find(name)
-        if spec is None or spec.can_apply(tensor):
-            return spec
-        axes, shape = tuple(spec.partition_spec), tuple(tensor.shape)
-        if isinstance(self._given, Mapping) and name != DEVICE_NUMBERS:
+        key = name, tensor.ndim
+        if key not in self._fitted:
+            self._fitted[key] = self._fit(name, tuple(tensor.shape))
+        return self._fitted[key]
+
+    def _fit(self, name: str, shape: tuple[int, ...]) -> Any:
+        spec, own = self._find(name), isinstance(self._given, Mapping) and name != DEVICE_NUMBERS
+        if spec is None:
+            return None
+        axes = tuple(spec.partition_spec)
+        if own and len(axes) != len(shape):
             raise OptionError(
                 f"the ShardingSpec of {name!r} has {len(axes)} axes, {axes}, but its tensors have {len(shape)}: {shape}"
             )
         if not shape:
             return None
-        key = name, len(shape)
-        if key not in self._fitted:
-            fitted = (*axes, *(None for _ in shape))[: len(shape)]
-            self._fitted[key] = type(spec)(spec.mesh, fitted, spec.minibatch)
-        return self._fitted[key]
+        if len(axes) != len(shape):
+            spec = ShardingSpec(spec.mesh, (*axes, *(None for _ in shape))[: len(shape)], spec.minibatch)
+        # torch_xla 2.9 raises IndexError for a vector of which several devices hold the same part.
+        if len(shape) == 1 and 1 < _count_parts(spec) < spec.mesh.size():
+            if own:
+                raise OptionError(
+                    f"torch_xla cannot split {name!r}, which has one axis, over a part of the mesh's axes, {axes}: give "
+                    "None, and every device holds it whole"
+                )
+            return None
+        return spec
 
     def _find(self, name: str) -> Any:
         if not isinstance(self._given, Mapping):
@@ -160,3 +184,10 @@ class Shardings:
                 "give None for one that every device holds whole"
             )
         return self._given[name]
+
+
+def _count_parts(spec: Any) -> int:
+    """Return into how many parts a spec splits a tensor. If the mesh has more devices, several hold the same part."""
+    sizes = dict(enumerate(spec.mesh.mesh_shape)) | dict(spec.mesh.shape())
+    axes = (axis for part in spec.partition_spec for axis in (part if isinstance(part, tuple | list) else (part,)))
+    return math.prod(sizes[axis] for axis in axes if axis is not None)
