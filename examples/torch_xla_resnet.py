@@ -47,7 +47,8 @@ def train(_, options):
             total += loss.detach() * len(labels)
             seen += len(labels) * world
             if options.measure:
-                torch_xla.sync(wait=True)  # else the device's time can show up as a wait for a batch
+                torch_xla.sync()
+                xm.wait_device_ops()  # else the device's time can show up as a wait for a batch
             # A DataLoader has no state to go on from in mid-epoch: with --sampler distributed whole epochs are saved.
             if step % options.every == 0 and loader.state_dict():
                 save(options, model, optimizer, loader, (epoch, seen, total))

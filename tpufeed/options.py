@@ -117,7 +117,7 @@ def above(low: float, high: float = float("inf")) -> Rule:
 
 
 def a_list(of: str, item: Rule = _ANYTHING) -> Rule:
-    """Allow ordered collections of items: no text, whose letters would be items, and no iterator, which gives them once."""
+    """Allow ordered collections of items: no text, whose letters would be items, and no iterator, which ends."""
 
     def fits(value: Any) -> bool:
         is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping | Set)

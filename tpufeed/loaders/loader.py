@@ -12,8 +12,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from weakref import WeakSet
 
-import numpy as np
-
 from tpufeed.dataset.order import Remainder, World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.display.summary import Summary

@@ -14,7 +14,7 @@ import numpy as np
 
 from tpufeed.display.summary import Summary
 from tpufeed.errors import OptionError
-from tpufeed.measure.compiling import CompileWatch, WaitSplitter, compile_advice, split_waits, xla_counts
+from tpufeed.measure.compiling import CompileWatch, WaitSplitter, compile_advice, split_waits, wait_for_xla, xla_counts
 from tpufeed.measure.wording import say
 
 # Idle time in percent: the bands of xprof, TensorBoard's profiler, for input-bound programs.
@@ -24,6 +24,7 @@ HIGH_PERCENT = 20.0
 Batch = TypeVar("Batch")
 Blame = Literal["data", "tracing", "accelerator"]
 _UNSEEN: Any = object()
+_USUALLY_AHEAD = 3  # steps that a framework launches before the device has done the first of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +153,10 @@ class StepClock:
 
     With torch_xla's loaders, `next()` also traces, compiles and launches the previous step; that is `sync`, not wait.
 
-    torch_xla and JAX compute asynchronously, so the step has to end with something that waits for the device. Otherwise
-    the device's time shows up as a wait of a later step.
+    torch_xla and JAX compute asynchronously, so the step has to end with something that waits for the device:
+    `xm.wait_device_ops()` after `torch_xla.sync()`, whose wait=True may return early; or `float(loss)`. Otherwise
+    the device's time shows up as a wait of a later step. At the end of an epoch the clock itself waits for torch_xla's
+    devices, as a part of the last step, so that images per second are those of the device.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -162,6 +165,7 @@ class StepClock:
         self._waits, self._syncs, self._computes = array("d"), array("d"), array("d")
         self._images, self._nbytes = array("q"), array("q")  # -1 means unknown
         self._end_wait = 0.0  # waiting to learn that an epoch is over counts as wait, but belongs to no step
+        self._left = 0.0  # time in which torch_xla's devices still computed when an epoch was over
         self._splits = False  # waits and syncs were told apart for some loader
         self._compiling = CompileWatch()
         self._shape, self._size = _UNSEEN, (-1, -1)  # shape and (images, bytes) of the last batch
@@ -207,6 +211,12 @@ class StepClock:
             notes.append(
                 f"{self._dropped} {'step was' if self._dropped == 1 else 'steps were'} not counted, because their loop "
                 "was left and its iterator kept: close() the iterator where the loop ends"
+            )
+        if steps > 1 and self._left > _USUALLY_AHEAD * self._epochs * float(sum(self._computes)) / steps:
+            notes.append(
+                f"the device still computed for {self._left:.1f} s at the end of epochs: the steps do not wait for it, "
+                "so their times, and idle, are not the device's. End each with torch_xla.sync() and "
+                "xm.wait_device_ops()"
             )
         if self._short:
             epoch, batches, expected = self._short[0]
@@ -317,6 +327,11 @@ class _TimedEpoch(Iterator[Batch]):
                 clock._end_wait += wait
                 if before is not None:
                     clock._syncs[before] += elapsed - wait
+                    begun = clock._now()
+                    wait_for_xla()
+                    left = clock._now() - begun
+                    clock._left += left
+                    clock._computes[before] += left
                 if self._promised is not None and self._batches < self._promised:
                     clock._short.append((self._number, self._batches, self._promised))
             self.close()

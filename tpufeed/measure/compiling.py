@@ -52,6 +52,15 @@ def xla_counts() -> Counter[str] | None:
     return counts
 
 
+def wait_for_xla() -> None:
+    """Wait until torch_xla's devices have done all that was launched, if its runtime has started."""
+    library = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+    if library is not None and library._xla_runtime_is_initialized():
+        from torch_xla.core import xla_model
+
+        xla_model.wait_device_ops()
+
+
 def compile_advice(counts: Counter[str], steps: int) -> tuple[str, ...]:
     """Return advice, as sentences, on the `counts` of the `steps` steps after the first."""
     advice = []

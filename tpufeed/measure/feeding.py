@@ -118,6 +118,7 @@ def _make_xla_step() -> Callable[[Any], None]:
     import torch
     import torch_xla
     from torch import nn
+    from torch_xla.core import xla_model
 
     device = torch_xla.device()
     model = nn.Sequential(
@@ -135,7 +136,8 @@ def _make_xla_step() -> Callable[[Any], None]:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(image), label.long()).backward()
         optimizer.step()
-        torch_xla.sync(wait=True)
+        torch_xla.sync()  # with wait=True it returns too early, unless the step changes tensors in place
+        xla_model.wait_device_ops()
 
     return step
 

@@ -218,12 +218,14 @@ def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) ->
         if importlib.util.find_spec("torch_xla") is not None:
             import torch
             import torch_xla
+            from torch_xla.core import xla_model
 
             device, through = torch_xla.device(), "torch_xla"  # the default device of a process
 
             def put() -> None:
                 torch.from_numpy(batch).to(device)
-                torch_xla.sync(wait=True)
+                torch_xla.sync()
+                xla_model.wait_device_ops()
 
         elif importlib.util.find_spec("jax") is not None:
             import jax

@@ -134,9 +134,9 @@ class Shardings:
         partial = next((spec for spec in split if _count_parts(spec) != spec.mesh.size()), None)
         if partial is not None:
             raise OptionError(
-                f"with minibatch=True torch_xla splits rows over all devices, and {tuple(partial.partition_spec)} makes "
-                f"{_count_parts(partial)} parts for {partial.mesh.size()} devices: name all axes of the mesh in a tuple, "
-                "like (('data', 'model'), None, None, None)"
+                f"with minibatch=True torch_xla splits rows over all devices, and {tuple(partial.partition_spec)} "
+                f"makes {_count_parts(partial)} parts for {partial.mesh.size()} devices: name all axes of the mesh in "
+                "a tuple, like (('data', 'model'), None, None, None)"
             )
         if processes > 1 and len(split) < len(specs):
             raise OptionError(
@@ -168,8 +168,8 @@ class Shardings:
         if len(shape) == 1 and 1 < _count_parts(spec) < spec.mesh.size():
             if own:
                 raise OptionError(
-                    f"torch_xla cannot split {name!r}, which has one axis, over a part of the mesh's axes, {axes}: give "
-                    "None, and every device holds it whole"
+                    f"torch_xla cannot split {name!r}, which has one axis, over only some axes of the mesh, {axes}: "
+                    "give None, and every device holds it whole"
                 )
             return None
         return spec
