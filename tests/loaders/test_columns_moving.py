@@ -14,10 +14,11 @@ from tests.frameworks import lazy
 from tpufeed.cache import warmup
 from tpufeed.dataset.record_check import RecordCheck
 from tpufeed.errors import OpError, OptionError, RecordError
-from tpufeed.images import CenterCrop, Custom, HorizontalFlip, RandomResizedCrop, Resize, Rotate
+from tpufeed.images import CenterCrop, Custom, CutMix, HorizontalFlip, MixUp, RandomResizedCrop, Resize, Rotate
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.tfrecord.example import Feature, decode_example, encode_example
 
+jax = lazy("jax")
 tf = lazy("tensorflow")
 
 COUNT, COLOURS = 12, ((250, 20, 20), (20, 250, 20), (20, 20, 250))
@@ -109,6 +110,44 @@ def test_all_of_a_sample_moves_with_an_image_that_a_device_crops(scenes):
         most = 1 if name == "image" else 0
         np.testing.assert_allclose(found[name].astype(float), column, rtol=0, atol=most, err_msg=name)
     assert check_agreement(found) >= 6
+
+
+PIXELS = ["image", "mask", "depth", "again"]
+
+
+@pytest.mark.parametrize("adapt", ["numpy", pytest.param("to_jax", marks=pytest.mark.uses("jax"))])
+def test_cutmix_pastes_all_pixels_of_a_sample(scenes, adapt):
+    given = {"batch_size": COUNT, "columns": [*PIXELS, "label", "sample"], "seed": 3, "label_format": "multi_hot"}
+    given |= {"processes": 0, "ops": [Resize((80, 96))]}
+    with tpufeed.Loader(scenes, **given) as loader:
+        plain = dict(zip(loader.form.names, next(iter(loader)), strict=True))
+    with tpufeed.Loader(scenes, device_ops=[CutMix()], **given) as loader:
+        feed = loader if adapt == "numpy" else loader.to_jax(jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+        found = dict(zip(loader.form.names, map(np.asarray, next(iter(feed))), strict=True))
+    np.testing.assert_array_equal(found["sample"], plain["sample"])
+    pairs, own, pasted = np.arange(COUNT) ^ 1, True, True
+    for name in PIXELS:
+        own &= (found[name] == plain[name]).reshape(COUNT, 80, 96, -1).all(-1)
+        pasted &= (found[name] == plain[name][pairs]).reshape(COUNT, 80, 96, -1).all(-1)
+    assert (own | pasted).all()
+    assert not own.all()
+
+
+@pytest.mark.parametrize(
+    ("ops", "column", "said"),
+    [
+        ([MixUp()], "mask", "MixUp cannot mix the column 'mask'.*or MixUp out"),
+        ([CutMix(), MixUp()], "depth", "MixUp cannot mix the column 'depth'"),
+        ([CutMix()], "boxes", "CutMix cannot mix the column 'boxes'"),
+        ([CutMix()], "iscrowd", "'iscrowd'"),
+        ([MixUp()], "corners", "MixUp cannot mix the column 'corners'"),
+        ([CutMix()], "window", "'window'"),
+    ],
+    ids=str,
+)
+def test_columns_that_cannot_be_mixed_are_refused(scenes, ops, column, said):
+    with pytest.raises(OptionError, match=said):
+        batches(scenes, ["image", "label", column], ops=WHOLE, device_ops=ops, label_format="multi_hot")
 
 
 @pytest.mark.first_cases(1)

@@ -27,7 +27,7 @@ def batch():
 
 
 def mixed_one_by_one(images, labels, numbers):
-    """MixUp, then CutMix."""
+    """Images and labels after MixUp, then CutMix."""
     hot = np.zeros((ROWS, CLASSES))
     for row, label in enumerate(labels):
         if 0 <= label < CLASSES:
@@ -50,19 +50,42 @@ def mixed_one_by_one(images, labels, numbers):
 @pytest.mark.uses("jax", "tensorflow", "torch")
 def test_every_framework_mixes_as_a_plain_loop_does(batch):
     images, labels, draws = batch
-    mixing = Mixing([MixUp(), CutMix()], SIZE, CLASSES)
+    mixing = Mixing([MixUp(), CutMix()], SIZE, CLASSES, others=["night"])
     numbers = mixing.parameters(draws)
     assert numbers.shape == (ROWS, mixing.width) == (ROWS, 6)
     expected, hot = mixed_one_by_one(images, labels, numbers)
-    on_host = images.copy()
-    found = {"numpy": (on_host, mix_on_host(mixing, on_host, labels, numbers))}
-    found["jax"] = jax.jit(lambda *given: mixing.apply(*given, JAX))(images, labels, numbers)
-    found["torch"] = mixing.apply(*map(torch.from_numpy, (images, labels, numbers)), TORCH)
+    for name, mixed in mixed_by_each_framework(mixing, images, labels, numbers, night=images[::-1].copy()).items():
+        assert np.abs(mixed["image"].astype(int) - expected).max() <= 1, name
+        night, _ = mixed_one_by_one(images[::-1], labels, numbers)
+        assert np.abs(mixed["night"].astype(int) - night).max() <= 1, name
+        np.testing.assert_allclose(mixed["label"], hot, atol=1e-6, err_msg=name)
+
+
+def mixed_by_each_framework(mixing, images, labels, numbers, **others):
+    columns = {"image": images, "label": labels, **others}
+    on_host = {name: column.copy() for name, column in columns.items()}
+    mix_on_host(mixing, on_host, numbers)
+    found = {"numpy": on_host}
+    found["jax"] = jax.jit(lambda *given: mixing.apply(*given, JAX))(columns, numbers)
+    tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
+    found["torch"] = mixing.apply(tensors, torch.from_numpy(numbers), TORCH)
     step = tf.function(lambda *given: mixing.apply(*given, TF), jit_compile=True)
-    found["tf"] = step(*map(tf.constant, (images, labels, numbers)))
-    for name, (pixels, mixed) in found.items():
-        assert np.abs(np.asarray(pixels).astype(int) - expected).max() <= 1, name
-        np.testing.assert_allclose(np.asarray(mixed), hot, atol=1e-6, err_msg=name)
+    found["tf"] = step({name: tf.constant(column) for name, column in columns.items()}, tf.constant(numbers))
+    return {name: {each: np.asarray(column) for each, column in mixed.items()} for name, mixed in found.items()}
+
+
+@pytest.mark.all
+@pytest.mark.uses("jax", "tensorflow", "torch")
+def test_a_mask_gets_the_box_of_its_image(batch):
+    images, labels, draws = batch
+    mixing = Mixing([CutMix(), CutMix(p=0.5)], SIZE, CLASSES, masks=["mask", "depth"])
+    numbers = mixing.parameters([draws[1], draws[1][::-1]])
+    levels = {"mask": images[..., 0].copy(), "depth": images[..., 1].astype(np.int32) * 1000 - 1}
+    for name, mixed in mixed_by_each_framework(mixing, images, labels, numbers, **levels).items():
+        assert not np.array_equal(mixed["image"], images), name
+        np.testing.assert_array_equal(mixed["mask"], mixed["image"][..., 0], name)
+        np.testing.assert_array_equal(mixed["depth"], mixed["image"][..., 1].astype(int) * 1000 - 1, name)
+        assert (mixed["mask"].dtype, mixed["depth"].dtype) == (np.uint8, np.int32)
 
 
 def test_labels_of_several_classes_are_taken_as_they_are(batch):
@@ -70,6 +93,8 @@ def test_labels_of_several_classes_are_taken_as_they_are(batch):
     hot = np.random.default_rng(4).integers(0, 2, (ROWS, CLASSES)).astype(np.float32)
     mixing = Mixing([MixUp()], SIZE, CLASSES)
     numbers = mixing.parameters(draws[:1])
-    mixed = mix_on_host(mixing, images.copy(), hot, numbers)
+    columns = {"image": images, "label": hot}
+    mix_on_host(mixing, columns, numbers)
+    mixed = columns["label"]
     swapped = hot.reshape(-1, 2, CLASSES)[:, ::-1].reshape(ROWS, CLASSES)
     np.testing.assert_allclose(mixed, hot * numbers + swapped * (1 - numbers), atol=1e-6)

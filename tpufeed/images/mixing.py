@@ -20,7 +20,7 @@ class MixUp(SameSizeOp):
     """Blend each image with its neighbour, and their labels by the same share (Zhang et al. 2018, arXiv:1710.09412).
 
     Rows 0 and 1 of a batch are neighbours, 2 and 3, and so on. Each image keeps a share of its own, drawn from
-    Beta(alpha, alpha) by its sample and epoch.
+    Beta(alpha, alpha) by its sample and epoch. Further images of a sample are blended likewise; masks cannot be.
 
     Attributes:
         alpha: above 0; 0.2 is usual for ImageNet, and 1 is uniform.
@@ -42,7 +42,8 @@ class CutMix(SameSizeOp):
     """Paste a box of its neighbour into each image, and mix labels by the area (Yun et al. 2019, arXiv:1905.04899).
 
     Neighbours are those of `MixUp`. The box has one minus a share from Beta(alpha, alpha) of the area, around a uniform
-    centre; the part of it beyond the image is cut off, and labels are mixed by what remains.
+    centre; the part of it beyond the image is cut off, and labels are mixed by what remains. Further images, masks and
+    depth get the same box; boxes and keypoints are refused.
 
     Attributes:
         alpha: above 0; 1 is uniform.

@@ -25,7 +25,7 @@ from tpufeed.errors import ImageError, OpError, OptionError, RecordError
 from tpufeed.images.custom import Custom
 from tpufeed.images.decoding import Pixels, Scratch
 from tpufeed.images.mending import seen_size
-from tpufeed.images.mixing import MixingOp
+from tpufeed.images.mixing import MixingOp, MixUp
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
@@ -41,6 +41,7 @@ from tpufeed.loaders.columns import (
     Array,
     Columns,
     Items,
+    Mask,
     Picture,
     Rows,
     Sample,
@@ -227,8 +228,7 @@ class BatchDecoder:
                     values[row] = False if name == self.columns.mask else values[repeated]
         mixing = self.decoders[0].mixing_here
         if mixing is not None:
-            arrays = job.arrays
-            arrays[LABEL] = mix_on_host(mixing, arrays[IMAGE], arrays[LABEL], arrays.pop(DEVICE_NUMBERS))
+            mix_on_host(mixing, job.arrays, job.arrays.pop(DEVICE_NUMBERS))
         total = Cost(*map(sum, zip(*itertools.chain.from_iterable(costs), strict=True)))
         requested = sum(part.reader.take_requested() for part in job.parts)
         return DecodedBatch(job.arrays, tuple(record for _, record in bad), total, requested)
@@ -372,7 +372,7 @@ class Decoder:
         return ops.parameters([uniforms(seed, epoch, samples, place, op.draws) for place, op in self._sent])
 
     def _make_mixing(self, ops: Sequence[Op], size: tuple[int, int]) -> Mixing:
-        """Return the ops that mix rows. Raises OptionError if they cannot mix labels, or are not the last ones."""
+        """Return the ops that mix rows. Raises OptionError if they cannot mix a column, or are not the last ones."""
         name, other = type(ops[0]).__name__, next((op for op in ops if not isinstance(op, MixingOp)), None)
         if other is not None:
             raise OptionError(f"{name} mixes whole batches: put {type(other).__name__} before it in device_ops")
@@ -388,7 +388,20 @@ class Decoder:
                 f"{name} needs the number of classes, and {self._url} does not name its classes: give --classes as you "
                 "shard or adopt it"
             )
-        return Mixing([op for op in ops if isinstance(op, MixingOp)], size, classes)
+        blends = any(isinstance(op, MixUp) for op in ops)
+        others, masks = list[str](), list[str]()
+        for each in self.columns.fields:
+            column = each.columns[0].name
+            if isinstance(each, Picture):
+                others.append(column)
+            elif isinstance(each, Mask) and not blends:
+                masks.append(column)
+            elif each.moves and column != LABEL:
+                raise OptionError(
+                    f"{'MixUp' if blends else name} cannot mix the column {column!r}, which would no longer fit the "
+                    "images: leave it out of columns=" + (", or MixUp out" if isinstance(each, Mask) else "")
+                )
+        return Mixing([op for op in ops if isinstance(op, MixingOp)], size, classes, others, masks)
 
     def decode(
         self,

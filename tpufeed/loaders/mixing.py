@@ -14,21 +14,35 @@ from tpufeed.loaders.device_ops import Arrays, DeviceOps, within_boxes
 
 
 class Mixing:
-    """Ops that mix pairs of rows of a batch. Immutable.
+    """Ops that mix pairs of rows of a batch: images, label, and masks, into which CutMix pastes as well. Immutable.
 
     Args:
         ops: run in this order.
         size: (height, width) of the images.
         classes: number of classes.
+        others: names of the columns of further images.
+        masks: names of the columns of masks and depth, without MixUp: a blend of two classes is a third one.
 
     Attributes:
         ops: `ops`.
         classes: `classes`.
+        pixels: names of the columns of images and masks.
+        names: names of all columns that change.
         width: float32 numbers per image.
     """
 
-    def __init__(self, ops: Sequence[MixingOp], size: tuple[int, int], classes: int) -> None:
+    def __init__(
+        self,
+        ops: Sequence[MixingOp],
+        size: tuple[int, int],
+        classes: int,
+        others: Sequence[str] = (),
+        masks: Sequence[str] = (),
+    ) -> None:
         self.ops, self._size, self.classes = tuple(ops), size, classes
+        self._images, self._masks = (IMAGE, *others), tuple(masks)
+        self.pixels = (*self._images, *self._masks)
+        self.names = (*self.pixels, LABEL)
         self.width = sum(_width(op) for op in ops)
 
     def parameters(self, draws: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float32]:
@@ -44,33 +58,36 @@ class Mixing:
                 columns.append(np.concatenate(((1 - area / (height * width))[:, None], box), 1))
         return np.concatenate(columns, 1).astype(np.float32)
 
-    def apply(self, images: Any, labels: Any, parameters: Any, arrays: Arrays) -> tuple[Any, Any]:
-        """Return images and labels, mixed.
+    def apply(self, columns: Mapping[str, Any], parameters: Any, arrays: Arrays) -> dict[str, Any]:
+        """Return the columns that change, mixed: pixels in their type and shape, labels as float32 (batch, classes).
 
         Args:
-            images: uint8 (batch, *size, 3), maybe traced; an even number of rows.
-            labels: ids (batch,), or float32 (batch, classes). An id that is not a class becomes a row of zeros.
+            columns: the columns of a batch, maybe traced, with an even number of rows: images uint8 (batch, *size, 3),
+                masks (batch, *size); labels as ids (batch,), or float32 (batch, classes). An id that is not a class
+                becomes a row of zeros.
             parameters: from `parameters`, float32 (batch, width).
             arrays: functions of their framework.
-
-        Returns:
-            uint8 of the same shape, and float32 (batch, classes).
         """
-        x, start = arrays.floats(images), 0
-        y = arrays.floats(labels)
+        images, start = {name: arrays.floats(columns[name]) for name in self._images}, 0
+        masks, y = {name: columns[name] for name in self._masks}, arrays.floats(columns[LABEL])
         if len(y.shape) == 1:
             y = arrays.floats(y[:, None] == arrays.count(self.classes, y))
         for op in self.ops:
             p = parameters[:, start : start + _width(op)]
             start += _width(op)
-            other, share = _neighbours(x, arrays), p[:, 0:1]
+            share = p[:, 0:1]
             if isinstance(op, MixUp):
                 weight = share[:, :, None, None]
-                x = arrays.round(x * weight + other * (1 - weight))
+                for name, x in images.items():
+                    images[name] = arrays.round(x * weight + _neighbours(x, arrays) * (1 - weight))
             else:
-                x = arrays.where(within_boxes(x, p[:, 1:], arrays), other, x)
+                inside = within_boxes(images[IMAGE], p[:, 1:], arrays)
+                for name, x in images.items():
+                    images[name] = arrays.where(inside, _neighbours(x, arrays), x)
+                for name, mask in masks.items():
+                    masks[name] = arrays.where(inside[..., 0], _neighbours(mask, arrays), mask)
             y = y * share + _neighbours(y, arrays) * (1 - share)
-        return arrays.levels(x), y
+        return {name: arrays.levels(x) for name, x in images.items()} | masks | {LABEL: y}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,7 @@ class BatchOps:
 
     Attributes:
         ops: the ops of single images.
-        mixing: the ops that mix images and labels, if any.
+        mixing: the ops that mix rows, if any.
     """
 
     ops: DeviceOps
@@ -103,21 +120,20 @@ class BatchOps:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the columns that change."""
-        return (IMAGE,) if self.mixing is None else (IMAGE, LABEL)
+        return (IMAGE,) if self.mixing is None else self.mixing.names
 
     def run(self, columns: Mapping[str, Any], arrays: Arrays) -> dict[str, Any]:
         """Return the columns that change, as the ops make them.
 
         Args:
-            columns: image, label and `DEVICE_NUMBERS` on a device, maybe traced; others are ignored.
+            columns: those of `names` and `DEVICE_NUMBERS` on a device, maybe traced; others are ignored.
             arrays: functions of their framework.
         """
         numbers = columns[DEVICE_NUMBERS]
         images = self.ops.apply(columns[IMAGE], numbers[:, : self.ops.width], arrays)
         if self.mixing is None:
             return {IMAGE: images}
-        images, labels = self.mixing.apply(images, columns[LABEL], numbers[:, self.ops.width :], arrays)
-        return {IMAGE: images, LABEL: labels}
+        return self.mixing.apply({**columns, IMAGE: images}, numbers[:, self.ops.width :], arrays)
 
 
 def _width(op: MixingOp) -> int:
@@ -155,11 +171,13 @@ _NUMPY = Arrays(
 _ROWS_AT_ONCE = 8  # so that floats stay in the CPU's cache
 
 
-def mix_on_host(mixing: Mixing, images: Array, labels: Array, parameters: Array) -> Array:
-    """Mix a batch of numpy arrays: images in place. Return the labels. See `Mixing.apply`."""
-    mixed = list[Array]()
-    for start in range(0, len(images), _ROWS_AT_ONCE):
+def mix_on_host(mixing: Mixing, columns: dict[str, Array], parameters: Array) -> None:
+    """Mix the columns of a batch of numpy arrays: pixels in place. See `Mixing.apply`."""
+    labels = list[Array]()
+    for start in range(0, len(parameters), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
-        images[rows], new = mixing.apply(images[rows], labels[rows], parameters[rows], _NUMPY)
-        mixed.append(new)
-    return np.concatenate(mixed)
+        mixed = mixing.apply({name: columns[name][rows] for name in mixing.names}, parameters[rows], _NUMPY)
+        for name in mixing.pixels:
+            columns[name][rows] = mixed[name]
+        labels.append(mixed[LABEL])
+    columns[LABEL] = np.concatenate(labels)
