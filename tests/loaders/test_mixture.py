@@ -14,11 +14,15 @@ from PIL import Image
 
 import tpufeed
 from tests.engines.contract import wait_until
+from tests.frameworks import lazy
 from tests.gcs_server import GcsServer
 from tpufeed import Mixture, cache
 from tpufeed.errors import OptionError, RecordError
-from tpufeed.images import CenterCrop, RandomResizedCrop, Resize
+from tpufeed.images import CenterCrop, MixUp, RandomResizedCrop, Resize
 from tpufeed.loaders.mixture import parse_mixture
+
+KerasFeed = lazy("tpufeed.loaders.keras.dataset:KerasFeed")
+keras = lazy("keras")
 
 OPS = [Resize(16), CenterCrop(16)]
 LANES = 8
@@ -244,6 +248,68 @@ def test_new_weights_hold_from_the_very_next_sample(urls, batch_size):
     for url in urls[:2]:
         samples = [sample for sample, source in seen if source == url]
         assert len(samples) == len(set(samples)), "no sample comes twice in the first epoch of a source"
+
+
+def next_of(feed):
+    """The next image and label. Keras asks by number."""
+    if not hasattr(feed, "on_epoch_begin"):
+        return map(np.asarray, next(iter(feed)))
+    feed.on_epoch_begin()
+    return map(np.asarray, feed[0])
+
+
+MIXED = {"columns": ["image", "label"], "batch_size": 16, "device_ops": [MixUp()]}
+
+
+@pytest.fixture
+def state_of_more(urls):
+    """A state that has cat, dog and emu, for a mixture of dog and emu."""
+    with make(Mixture({urls[0]: 1, urls[1]: 1}), **MIXED) as loader:
+        next(iter(loader))
+        return loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("jax", marks=pytest.mark.uses("jax")),
+        pytest.param("keras", marks=pytest.mark.uses("jax", "keras")),
+        pytest.param("torch", marks=pytest.mark.uses("torch")),
+    ],
+)
+def test_a_feed_that_has_run_mixes_the_classes_of_a_state(urls, state_of_more, monkeypatch, kind):
+    small = Mixture({urls[1]: 1}, reweight=True)
+    with make(small, **MIXED) as reference, make(small, **MIXED) as loader:
+        reference.load_state_dict(state_of_more)
+        image, label = next(iter(reference))
+        if kind == "keras":
+            monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+        feed = {"jax": loader.to_jax, "keras": lambda: KerasFeed(loader), "torch": lambda: loader.to_device("cpu")}
+        feed = feed[kind]()
+        _, before = next_of(feed)
+        assert before.shape == (16, 2)
+        feed.load_state_dict(state_of_more)
+        found, labels = next_of(feed)
+    np.testing.assert_allclose(labels, label, atol=1e-6)
+    assert np.abs(found.astype(int) - image).max() <= 1
+
+
+@pytest.mark.uses("tensorflow", "keras")
+@pytest.mark.parametrize("made", ["to_tf", "finish", "class_weight"])
+def test_what_was_made_for_some_classes_refuses_others(urls, state_of_more, made):
+    given = MIXED | ({"device_ops": None} if made == "class_weight" else {})
+    with make(Mixture({urls[1]: 1}, reweight=True), **given) as loader:
+        if made == "to_tf":
+            loader.to_tf()
+        elif made == "finish":
+            loader.finish(next(loader.iterate(on_device=True)))
+        else:
+            loader.to_keras(class_weight={0: 2.0})
+        state = loader.state_dict()
+        with pytest.raises(OptionError, match=f"'emu'.*{made}"):
+            loader.load_state_dict(state_of_more)
+        loader.load_state_dict(state)
+        assert loader.class_names == ("dog", "emu")
 
 
 def test_epochs_that_cannot_be_begun_again_say_so(urls):

@@ -256,6 +256,7 @@ class Loader(Feed, Iterated):
         self.moved_by: weakref.ref[Any] | None = None  # the newest feed for Keras, which `keras_state` moves
         self._next = 0, 0  # epoch and samples at which the next iteration begins
         self.began = 0, 0  # epoch and samples at which the newest iteration began
+        self._of_classes = ""  # what a state with other classes would make wrong, see `keep_classes`
         self.uncounted = ""  # why nothing counts and no place is known: TensorFlow's own graph reads
         self._current: EpochPrefetch | None = None  # of the iteration that was opened or begun last
         self._opened = WeakSet[EpochPrefetch]()  # of all iterations in use
@@ -490,6 +491,8 @@ class Loader(Feed, Iterated):
         """
         from tpufeed.loaders.tf.arrays import ARRAYS
 
+        if self.device_ops is not None and self.device_ops.mixing is not None:
+            self.keep_classes("the function that calls finish()")
         return self.form.package(self.run_device_ops(batch, ARRAYS))
 
     @checked(_READING)
@@ -615,9 +618,19 @@ class Loader(Feed, Iterated):
         if not isinstance(state, Mapping):
             raise OptionError(f"a state is a dict from state_dict(), not {shown(state)}")
         sampler = self._sampler.resumed(state, self.world)
+        names = sampler.training.classes.names
+        if self._of_classes and names != self.class_names:
+            raise OptionError(
+                f"{self.label}: the state has the classes {shown(list(names))}, and {self._of_classes} was made for "
+                f"{shown(list(self.class_names))}: make a Loader, and load the state before anything else"
+            )
         self.end_iteration(SUPERSEDED)
         self._take(sampler)
         self._move(sampler.training.epoch, sampler.training.samples)
+
+    def keep_classes(self, made: str) -> None:
+        """Refuse states with other classes from now on: `made`, as messages name it, was made for the present ones."""
+        self._of_classes = made
 
     def epoch_spec(self) -> EpochSpec:
         """Return what all ranks must agree on before they begin the epoch that was opened last."""

@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.experimental
@@ -27,6 +27,8 @@ _experimental: Any = jax.experimental
 enable_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else _experimental.enable_x64
 
 _LOGGER = logging.getLogger(__name__)
+
+RunOps: TypeAlias = Callable[[BatchOps, Mapping[str, Any]], dict[str, jax.Array]]
 
 _SLICE_SECONDS = 1.0  # of waiting at a time, as nothing interrupts the client's own waiting
 _LATE = "DEADLINE_EXCEEDED"
@@ -57,7 +59,7 @@ class Placement:
             raise OptionError("the mesh has no axis to split rows over; give Mesh(jax.devices(), ('data',))")
         self._given = given
         self._fitted: dict[int, Sharding] = {}
-        self._run_ops: Callable[[Mapping[str, Any]], dict[str, jax.Array]] | None = None
+        self._run_ops: RunOps | None = None
 
     @cached_property
     def sharding(self) -> Sharding:
@@ -186,7 +188,7 @@ class Placement:
         """Return the global arrays of the columns that device ops make of this process's rows.
 
         Args:
-            ops: the device ops, the same in all calls.
+            ops: the device ops.
             columns: the columns of a batch by name.
         """
         if self._run_ops is None:
@@ -197,8 +199,8 @@ class Placement:
                 if device.process_index == jax.process_index():
                     blocks.setdefault(block, []).append(device)
             mesh = Mesh(np.array([blocks[block] for block in sorted(blocks)]), ("rows", "copies"))
-            self._run_ops = compile_ops(ops, NamedSharding(mesh, _spec("rows")))
-        made, result = self._run_ops(columns), dict[str, jax.Array]()
+            self._run_ops = compile_ops(NamedSharding(mesh, _spec("rows")))
+        made, result = self._run_ops(ops, columns), dict[str, jax.Array]()
         for name, array in made.items():
             shape = (len(array) * len(self.ranks), *array.shape[1:])
             shards = [shard.data for shard in array.addressable_shards]
@@ -217,18 +219,17 @@ class Placement:
         return f"{sharding.spec} over {dict(sharding.mesh.shape)} of devices {devices:08x}"
 
 
-def compile_ops(
-    ops: BatchOps, rows: NamedSharding | None = None
-) -> Callable[[Mapping[str, Any]], dict[str, jax.Array]]:
-    """Return a function of a batch's columns, on the host, that returns those that device ops make. It compiles once.
+def compile_ops(rows: NamedSharding | None = None) -> RunOps:
+    """Return a function of device ops and a batch's columns on the host, that returns the columns that the ops make.
 
-    They are split over devices as `rows` says; without it they are on JAX's default device.
+    It compiles once for the same ops: a state may bring a loader other classes, and so other ops. The columns are split
+    over devices as `rows` says; without it they are on JAX's default device.
     """
-    run = jax.jit(partial(ops.run, arrays=ARRAYS), out_shardings=rows)
-    names = (*ops.names, DEVICE_NUMBERS)
+    run = jax.jit(partial(BatchOps.run, arrays=ARRAYS), static_argnums=0, out_shardings=rows)
 
-    def run_columns(columns: Mapping[str, Any]) -> dict[str, jax.Array]:
-        made: dict[str, jax.Array] = run({name: jax.device_put(columns[name], rows) for name in names})
+    def run_columns(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
+        names = (*ops.names, DEVICE_NUMBERS)
+        made: dict[str, jax.Array] = run(ops, {name: jax.device_put(columns[name], rows) for name in names})
         return made
 
     return run_columns

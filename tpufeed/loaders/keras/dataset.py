@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from tpufeed.loaders.feed import ENDLESS, Feed
 from tpufeed.options import is_whole
 
 if TYPE_CHECKING:
+    from tpufeed.loaders.jax.sharding import RunOps
     from tpufeed.loaders.keras.state import KerasState
     from tpufeed.loaders.loader import EpochIterator, Loader
 
@@ -115,8 +116,9 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
         if batches is None or not (len(batches) or self.loader.options.repeat):
             batches = self._batches = self._iterate()
         batch = next(batches)
-        if self._device_ops is not None:
-            batch = self.loader.form.package({**batch, **self._device_ops(batch)})  # type: ignore[dict-item]  # a dict
+        ops, run = self.loader.device_ops, self._run_ops
+        if run is not None and ops is not None:
+            batch = self.loader.form.package({**batch, **run(ops, batch)})  # type: ignore[dict-item,arg-type]  # a dict
         return batches.epoch, self._weights.add(batch, np) if self._weights.given else batch
 
     def _begin(self) -> None:
@@ -137,24 +139,24 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
             self._take()  # Keras took this batch at the end of its last epoch
 
     def _iterate(self) -> "EpochIterator":
-        return self.loader.iterate(on_device=self._device_ops is not None)
+        return self.loader.iterate(on_device=self._run_ops is not None)
 
     @cached_property
-    def _device_ops(self) -> Callable[[Any], dict[str, Any]] | None:
-        """The loader's device ops on Keras' device; None to run them on the host.
+    def _run_ops(self) -> "RunOps | None":
+        """A function that runs device ops on Keras' device; None to run them on the host.
 
         On JAX alone: for TensorFlow and torch Keras takes arrays of the host, and a distribution splits these, too.
         """
-        ops = self.loader.device_ops
-        if ops is None or keras.backend.backend() != "jax" or keras.distribution.distribution() is not None:
+        on_host = keras.backend.backend() != "jax" or keras.distribution.distribution() is not None
+        if self.loader.device_ops is None or on_host:
             return None
         from tpufeed.loaders.jax.sharding import compile_ops
 
-        return compile_ops(ops)
+        return compile_ops()
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        state.pop("_device_ops", None)
+        state.pop("_run_ops", None)
         return state
 
     @property
@@ -226,6 +228,7 @@ class SampleWeights:
             if not is_whole(number, 0, classes - 1):
                 raise OptionError(f"class_weight has weights for classes from 0 to {classes - 1}, not for {number!r}")
             self.table[number] = weight
+        loader.keep_classes("class_weight")
 
     @property
     def given(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
+from tpufeed.loaders.columns import LABEL
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.world import find_tf_world
 from tpufeed.processes.limits import available_cores
@@ -82,6 +83,8 @@ def tf_feed(
         loader.moved_by, loader.uncounted = None, _UNCOUNTED
     else:
         dataset = stream_dataset(loader, handed, finish)
+        if LABEL in loader.form.names and loader.column(LABEL).dtype == "float32":  # one number per class
+            loader.keep_classes("the tf.data.Dataset of to_tf()")
     if not deterministic:
         dataset = dataset.prefetch(options.prefetch or _PREFETCH if direct else _PREFETCH)
     if handed is not None:
