@@ -1,6 +1,7 @@
 """Memory of batches: whose it is, and that it comes back."""
 
 import gc
+import itertools
 import os
 import resource
 
@@ -126,3 +127,33 @@ def test_memory_goes_back_to_the_node_whose_worker_has_written_it():
             assert {node: pool.take(node).memory.number for node in (1, 0)} == numbers
     finally:
         pool.close()
+
+
+def test_a_child_has_for_itself_the_batches_that_it_was_forked_with(cache_url):
+    given = {"batch_size": 10, "prefetch": 2, "repeat": True, "columns": ["image"]}
+    with make(cache_url, **given) as loader:
+        expected = [images.copy() for images in itertools.islice(loader, 40)]
+    with make(cache_url, processes=1, **given) as loader:
+        batches = iter(loader)
+        kept, dropped = next(batches), next(batches)
+        address, (waits, go) = dropped.ctypes.data, os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(go)
+            os.read(waits, 1)
+            same = np.array_equal(dropped, expected[1])
+            kept[...] = dropped[...] = 7
+            os._exit(0 if same else 9)
+        del dropped
+        addresses = set[int]()
+        for images, expects in zip(batches, expected[2:], strict=False):
+            addresses.add(images.ctypes.data)
+            np.testing.assert_array_equal(images, expects)
+        os.close(go)
+        os.close(waits)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert address in addresses  # the memory came back, and workers write to it again
+        np.testing.assert_array_equal(kept, expected[0])
+        np.testing.assert_array_equal(images, expected[-1])
+    os.waitpid(os.fork() or os._exit(0), 0)  # also once the loader is closed
+    del kept, images

@@ -8,6 +8,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ _FIRST_SEGMENT = 8  # buffers
 _MADV_POPULATE_READ = 22  # linux/mman.h, from Linux 5.14 on; Python's mmap has no name for it
 _PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
 _AT_ONCE_BYTES = 4 << 20  # 2 ms, for which Python's `madvise` holds the GIL
+_PROT = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED, _MREMAP_MAYMOVE_FIXED = 0x10, 3  # sys/mman.h, the same on x86-64 and Arm
 
 
 class BufferLayout:
@@ -88,6 +91,9 @@ class BufferPool:
     owner tells exactly when (a weak reference to the array would not: frameworks keep only the root). If a consumer
     keeps batches, the pool allocates more; `take` never waits.
 
+    Before the process forks, lent buffers of a shared pool become private memory at the same place, until they come
+    back. Else a child would see later batches in the batch that it was forked with, and write into its parent's.
+
     Args:
         layout: the arrays of a batch.
         kept: number of unused buffers whose memory is kept.
@@ -106,6 +112,10 @@ class BufferPool:
         if shared:
             fill_streams()
             self.file = os.memfd_create("tpufeed-batches")
+            # By number: owners of buffers that were taken; buffers that no worker writes to; those of private memory.
+            self._owners: dict[int, weakref.ref[Any]] = {}
+            self._lent, self._private = set[int](), set[int]()
+            os.register_at_fork(before=partial(_before_fork, weakref.ref(self)))
 
     def take(self, node: int = 0) -> Buffer:
         """Return a buffer with arbitrary contents, for a worker on this NUMA node. One thread at a time."""
@@ -128,7 +138,25 @@ class BufferPool:
                 self._empty.extend(others)
         owner = self._type.from_buffer(memory.map, memory.start)
         weakref.finalize(owner, self._give, memory, node).atexit = False
+        if self._shared:
+            self._owners[memory.number] = weakref.ref(owner)
         return Buffer(memory, self._layout.views(owner))
+
+    def lend(self, number: int) -> None:
+        """Note that buffer `number` of a shared pool goes to the training loop: no worker writes to it any more."""
+        self._lent.add(number)
+
+    def part_from_children(self) -> None:
+        """Make lent buffers private memory, with the same contents at the same place."""
+        for number in tuple(self._lent):
+            owner = self._owners[number]()  # while it is held, the buffer cannot come back
+            if owner is not None and number in self._lent and number not in self._private:
+                here, libc = ctypes.addressof(owner), _libc()
+                copy = libc.mmap(None, self._stride, _PROT, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+                ctypes.memmove(copy, here, self._stride)
+                # At once: other threads may be reading.
+                libc.mremap(copy, self._stride, self._stride, _MREMAP_MAYMOVE_FIXED, here)
+                self._private.add(number)
 
     def close(self) -> None:
         """Close the file; arrays that are in use stay valid."""
@@ -142,11 +170,44 @@ class BufferPool:
         """Take memory back. Finalizers call this, in any thread and at any moment."""
         if self._shared and os.getpid() != self._owner:  # a fork has let go of it; its parent may still use it
             return
+        if self._shared:
+            self._lent.discard(memory.number)
+            if memory.number in self._private:
+                self._private.discard(memory.number)
+                if self.file is None:
+                    return
+                here = ctypes.addressof(ctypes.c_char.from_buffer(memory.map, memory.start))
+                flags, place = mmap.MAP_SHARED | _MAP_FIXED, memory.number * self._stride
+                _libc().mmap(here, self._stride, _PROT, flags, self.file, place)
         if sum(map(len, tuple(self._free.values()))) < self._kept:
             self._free[node].append(memory)
         elif self._shared:  # its place in the file stays, without pages
             memory.map.madvise(mmap.MADV_REMOVE, memory.start, self._stride)
             self._empty.append(memory)
+
+
+def _before_fork(reference: "weakref.ref[BufferPool]") -> None:
+    pool = reference()
+    if pool is not None:
+        pool.part_from_children()
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    """Return the functions of libc that map memory at a given place, which Python's mmap cannot do."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    size, address, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
+
+    def check(found: int | None, *_: object) -> int:
+        if found is None or found == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return found
+
+    libc.mmap.argtypes = address, size, number, number, number, ctypes.c_long
+    libc.mremap.argtypes = address, size, size, number, address
+    for function in (libc.mmap, libc.mremap):
+        function.restype, function.errcheck = address, check  # type: ignore[assignment]  # not typed
+    return libc
 
 
 class MappedBuffers:

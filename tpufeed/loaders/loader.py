@@ -110,7 +110,8 @@ class Loader(Feed, Iterated):
 
     `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), C-contiguous, label int64
     of shape (batch,). The next `for` is the next epoch, with another order, other crops and, in a cache, the next
-    variant. You own a batch: its memory is reused only after the last reference is gone.
+    variant. You own a batch: its memory is reused only after the last reference is gone, and a forked child has it for
+    itself.
 
     All options for reading are here. `to_torch`, `to_device`, `to_xla`, `to_jax`, `to_tf` and `to_keras` give the same
     batches to a framework. They share this loader's place, so each continues where any other stopped. Only one

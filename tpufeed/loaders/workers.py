@@ -208,7 +208,7 @@ class ProcessFuture:
     def __init__(self, number: int, buffer: Buffer, unwanted: deque[int], executor: ProcessExecutor) -> None:
         self.reply: DecodedBatch | Failure | None = None
         self.buffer, self._number, self._unwanted = buffer, number, unwanted
-        self._executor = weakref.ref(executor)
+        self._executor, self._pool = weakref.ref(executor), executor._pool
 
     def done(self) -> bool:
         """Return True if the batch is there, or has failed."""
@@ -231,6 +231,7 @@ class ProcessFuture:
         reply, self.reply = self.reply, None
         if isinstance(reply, Failure):
             raise reply.error()
+        self._pool.lend(self.buffer.memory.number)
         return replace(reply, arrays=reply.arrays | self.buffer.arrays)
 
     def _listen(self, timeout_seconds: float) -> None:
