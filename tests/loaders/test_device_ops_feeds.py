@@ -103,6 +103,19 @@ def test_all_feeds_give_the_same_samples(whole_url, xla_process, ops, most, mean
         check_equal(epochs(name, whole_url, xla_process, **options), expected, most if on_device else 0, mean)
 
 
+@pytest.mark.parametrize("ops", [[RandomResizedCrop(24), HorizontalFlip()], [Resize(16)]], ids=str)
+def test_a_jpeg_is_decoded_whole_on_the_host_as_for_a_device(dataset_url, tmp_path, ops):
+    """As `ops` these crops would decode it at a half or a quarter."""
+    url = str(tmp_path / "jpegs")
+    cache.warmup(dataset_url, url, ops=[Resize(72), CenterCrop((64, 72))], encode="jpeg", workers=1)
+    expected = epochs("numpy", url, count=1, device_ops=ops)
+    check_equal(epochs("jax", url, count=1, device_ops=ops), expected, 1, 0.3)
+    reduced = epochs("numpy", url, count=1, ops=ops)
+    assert any(
+        np.abs(one[0].astype(int) - other[0]).max() > 1 for one, other in zip(reduced[0], expected[0], strict=True)
+    )
+
+
 def test_the_device_gets_whole_images_and_a_few_numbers(whole_url, monkeypatch):
     sent = []
     with tpufeed.Loader(whole_url, device_ops=CROPS, **OPTIONS) as loader:

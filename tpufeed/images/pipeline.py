@@ -36,9 +36,12 @@ class Pipeline:
         seed: seeds their random numbers.
         fast: as in `decode`.
         upright: turn encoded images by their EXIF orientation before ops see them.
+        whole: decode no JPEG at a fraction of its size: on a device, ops see the pixels of the whole image.
     """
 
-    def __init__(self, ops: Sequence[Op], seed: int, fast: bool = False, upright: bool = False) -> None:
+    def __init__(
+        self, ops: Sequence[Op], seed: int, fast: bool = False, upright: bool = False, whole: bool = False
+    ) -> None:
         for op in ops:
             if not isinstance(op, WindowOp | PixelOp) or isinstance(op, type):
                 raise OptionError(
@@ -49,6 +52,7 @@ class Pipeline:
         self.seed = seed
         self.fast = fast
         self.upright = upright
+        self.whole = whole
         # Checked once: `isinstance` with a Protocol takes 13 us on Python 3.11, with the GIL held.
         self._steps: list[_Step] = [
             (op, None, op.fill) if isinstance(op, WindowOp) else (None, op if isinstance(op, PixelOp) else None, 0)
@@ -193,7 +197,7 @@ def run_views(
 ) -> list[Pixels]:
     """Run each pipeline over one encoded image, without mending. All share one decoding, as small as they allow.
 
-    The pipelines are equal in `fast` and `upright`.
+    The pipelines are equal in `fast`, `upright` and `whole`.
     """
     one = pipelines[0]
     orientation = orientation_of(data) if one.upright else 1
@@ -207,7 +211,7 @@ def run_views(
         height, width = width, height
     size = height, width
     windows = [first.window(height, width, drawn[0]) for first, drawn in zip(firsts, draws, strict=True)]
-    reduce = min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
+    reduce = 1 if one.whole else min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
     while orientation > 1 and (size[0] % reduce or size[1] % reduce):
         reduce //= 2  # a last pixel that covers less than the others must not become the first
     origin, cut = (0, 0), None

@@ -289,7 +289,9 @@ class Decoder:
             # The first view draws with the loader's own seed.
             salt = hashlib.blake2b(b"%d" % view, digest_size=7).digest() if view else b""
             draws = manifest.draws_seed(seed ^ int.from_bytes(salt, "little"))
-            self.pipelines.append(Pipeline([*ops, *later], draws, fast=True, upright=manifest.upright))
+            # A device gets whole images if its ops are the first ones, so the host's ops see the same pixels.
+            whole = bool(later) and not ops
+            self.pipelines.append(Pipeline([*ops, *later], draws, fast=True, upright=manifest.upright, whole=whole))
         self.sizes = [pipeline.output_size(manifest.image_size) for pipeline in self.pipelines]
         if options.views is not None and None in self.sizes:
             raise OptionError(f"{self._url}: {_NO_SIZE}; each view needs an op that fixes the size")
