@@ -31,7 +31,7 @@ from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.outlines import MOST_VALUES
 from tpufeed.sharding.passes import drop_duplicates, read_digests, rows_to_read, skip_known, skip_rejected
 from tpufeed.sharding.sources.kinds import find_source
-from tpufeed.sharding.sources.source import Contents, Found, Source, file_of_row, identity_of
+from tpufeed.sharding.sources.source import Contents, Found, Source, file_of_row, identity_of, read_size, size_columns
 from tpufeed.sharding.sources.table import say_boxes
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.storage.local import temporary_folder
@@ -119,6 +119,7 @@ class Inventory:
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
         types = ColumnTypes(declared, options.box_columns or ()) if source.has_values or declared else None
+        has_boxes = contents.boxes is not None or contents.keypoints is not None
         labels, list_lengths, has_outlines = Counter[Label](), set[int](), options.outlines is None
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
@@ -139,6 +140,8 @@ class Inventory:
                     values, wrong = types.learn(item.values)
                     if values is not None or wrong is not None:
                         learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
+                if has_boxes and learnt.values and (sides := size_columns(tuple(learnt.values))):
+                    learnt = _with_size(learnt, *sides)
                 has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
                 lines.append(to_line(learnt, options.seed, shares, base))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
@@ -387,6 +390,16 @@ def take_inventory(source: str, options: ShardOptions, standing: StandingDataset
                 f"the list of inputs cannot be kept in {folder}: {error}. Nothing was changed. Make room there, or set "
                 "TMPDIR to a folder that has some"
             ) from error
+
+
+def _with_size(item: Item, height: str, width: str) -> Item:
+    """Return an item with the size of its image that two of its columns say."""
+    values = item.values or {}
+    if isinstance(values[height], list) or isinstance(values[width], list):  # of each box
+        return item
+    pixels, wrong = read_size(values[height], values[width])
+    problem = item.problem or (("bad_box", f"the columns {width!r} and {height!r} have {wrong}") if wrong else None)
+    return msgspec.structs.replace(item, pixels=item.pixels or pixels, problem=problem)
 
 
 def say_identity(item: Item, base: str = "") -> str:

@@ -104,7 +104,7 @@ class SampleMaker:
         if self._boxes is not None:
             said, of_source = item.pixels or image.source, geometry
             if item.pixels is not None:
-                turn, odd = self._find_turn(item.pixels, image)
+                said, turn, odd = self._find_turn(item.pixels, image)
                 odd = odd if self._boxes.has_any(rest) else ()
                 of_source = geometry if turn == 1 else stored_geometry(image, self._policy, turn)
             rest, kept, clipped = self._boxes.move(rest, said, of_source)
@@ -126,26 +126,37 @@ class SampleMaker:
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
         return StoredSample(image, rest, size, odd)
 
-    def _find_turn(self, said: tuple[int, int], image: StoredImage) -> tuple[int, tuple[str, ...]]:
-        """Return the orientation that turns an image of the `said` size to the image in the file, and the odd cases.
+    def _find_turn(
+        self, said: tuple[int, int], image: StoredImage
+    ) -> tuple[tuple[int, int], int, tuple[str, ...]]:
+        """Return the size that boxes refer to, the orientation that turns it to the image in the file, and odd cases.
+
+        Boxes in shares of the sides fit an image of `said` size after it was scaled.
 
         Raises:
             ImageError: bad_box: the source means an image of another size.
         """
-        orientation = image.orientation
-        if said == image.source:
+        orientation, turned = image.orientation, image.source[::-1]
+        is_relative = self._boxes is not None and self._boxes.is_relative
+        if said == image.source or (said != turned and is_relative and _is_scaled(said, image.source)):
             is_told = orientation == 1 or (orientation >= 5 and said[0] != said[1])
-            return 1, () if is_told else (UNSURE,)
-        if said == image.source[::-1] and orientation >= 5:
+            return image.source, 1, () if is_told else (UNSURE,)
+        if orientation >= 5 and (said == turned or (is_relative and _is_scaled(said, turned))):
             turn = orientation if self._policy.exif == "apply" else inverse_orientation(orientation)
-            return turn, (TURNED,)
+            return turned, turn, (TURNED,)
         (height, width), (there, across) = said, image.source
         scale = f" ({across / width:.4g} times)" if width and height * across == width * there else ""
         raise ImageError(
             "bad_box",
-            f"the source says that boxes refer to an image of {width}x{height} pixels, and the file has "
-            f"{across}x{there}{scale}. Give the images that the boxes refer to, or correct the source",
+            f"the width and height in the source say that boxes refer to an image of {width}x{height} pixels, and the "
+            f"file has {across}x{there}{scale}. Give the images that the boxes refer to, or correct the source; if a "
+            "table has these for something else, rename the columns",
         )
+
+
+def _is_scaled(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Return true if one size is the other one scaled, with sides rounded."""
+    return abs(size[0] * other[1] - size[1] * other[0]) <= max(sum(size), sum(other))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import tpufeed
 from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
 from tpufeed.cli.app import app
-from tpufeed.errors import OptionError, SourceError
+from tpufeed.errors import BuildError, OptionError, SourceError
 from tpufeed.sharding.sources.grouped import open_groups
 
 SIDES = "xmin,ymin,xmax,ymax"
@@ -286,3 +288,66 @@ def test_rows_that_cannot_be_read_leave_no_file_open():
     with pytest.raises(SourceError), open_groups(rows(), "filename", "boxes.csv"):
         pass
     assert not any(map(is_open, os.listdir("/proc/self/fd")))
+
+
+def _embed(source, row):
+    path = source / "t.parquet"
+    parquet.write_table(pa.Table.from_pylist([row | {"image": {"bytes": (source / "0.png").read_bytes()}}]), path)
+    return path
+
+
+def _pack(source, row):
+    (source / "0.json").write_text(json.dumps(row))
+    with tarfile.open(source / "t.tar", "w") as tar:
+        for name in ("0.png", "0.json"):
+            tar.add(source / name, name)
+    return source / "t.tar"
+
+
+def _describe(source, row):
+    (source / "metadata.jsonl").write_text(json.dumps({"file_name": "0.png", **row}))
+    return source
+
+
+def _list(source, row):
+    (source / "t.jsonl").write_text(json.dumps({"image": "0.png", **row}))
+    return source / "t.jsonl"
+
+
+FORMS = {"table": _list, "imagefolder": _describe, "tar": _pack, "parquet": _embed}
+
+
+@pytest.mark.parametrize(
+    ("form", "file", "said", "orientation", "box_format", "expected"),
+    [
+        *((form, (64, 48), (128, 96), 1, "xyxy", "128x96 pixels, and the file has 64x48 (0.5 times)") for form in FORMS),
+        ("table", (64, 48), (64.5, 48), 1, "xyxy", "impossible"),
+        ("table", (64, 48), (None, 48), 1, "xyxy", [8, 12, 32, 24]),
+        ("table", (64, 48), (64, 48), 1, "xyxy", [8, 12, 32, 24]),
+        ("tar", (64, 48), (64, 48), 6, "xyxy", [24, 8, 36, 32]),  # the box was drawn before EXIF turned the photo
+        ("imagefolder", (64, 48), (48, 64), 6, "xyxy", [8, 12, 32, 24]),
+        ("table", (64, 48), (129, 96), 1, "xyxy,relative", [8, 12, 32, 24]),  # shares fit an image that was shrunk
+        ("table", (64, 48), (128, 96), 6, "xyxy,relative", [24, 8, 36, 32]),
+        ("table", (64, 48), (96, 96), 1, "xyxy,relative", "96x96 pixels, and the file has 64x48"),
+    ],
+)
+def test_boxes_are_of_an_image_of_the_width_and_height_in_the_row(
+    form, file, said, orientation, box_format, expected, tmp_path
+):
+    source, exif = tmp_path / "source", Image.Exif()
+    source.mkdir()
+    exif[0x0112] = orientation
+    Image.new("RGB", file).save(source / "0.png", exif=exif)
+    box = [8, 12, 32, 24]
+    if "relative" in box_format:
+        box = [each / side for each, side in zip(box, (64, 48) * 2, strict=True)]
+    names = ("image_width", "ImageHeight") if form == "tar" else ("width", "height")
+    path = FORMS[form](source, {"bbox": [box], **dict(zip(names, said, strict=True))})
+    options = {"boxes": "bbox", "box_format": box_format, "label": "none", "max_rejects": "100%", "workers": 1}
+    if isinstance(expected, str):
+        with pytest.raises(BuildError, match=re.escape(expected)):
+            tpufeed.shard(path, tmp_path / "d", **options)
+        return
+    result = tpufeed.shard(path, tmp_path / "d", **options)
+    (sample,) = texts_of(result.url).values()
+    assert sample["bbox"] == pytest.approx(expected)

@@ -35,8 +35,8 @@ from tpufeed.sharding.sources.source import (
     item_of,
     listing,
     name_of_row,
+    read_size,
     resolve,
-    side_of,
     whole,
 )
 from tpufeed.storage.reading import open_compared
@@ -426,7 +426,7 @@ class CocoSource(Source):
                 else unmarked
                 for one in annotations
             ]
-        height, width = side_of(image.height), side_of(image.width)
+        pixels, wrong_size = read_size(image.height, image.width)
         said, problem = f"the image {image.id} of {coco.where}", None
         if isinstance(info, TpufeedError):
             problem = "unreadable", f"{said}: {info}"
@@ -437,13 +437,12 @@ class CocoSource(Source):
             problem = "bad_box", f"{twice}; remove one of them, or put the annotations of both under one id"
         elif refused := next(filter(None, [coco.problems.get(image.id), *wrong]), None):
             problem = "bad_box", f"an annotation of {said} has the {refused}"
-        elif min(height, width) < 0:
-            problem = "bad_box", f"{said} has an impossible 'width' or 'height'"
+        elif wrong_size:
+            problem = "bad_box", f"{said} has {wrong_size}"
         elif len(annotations) * self._keypoints > _MOST_POINTS_OF_IMAGE:
             count = f"{len(annotations):,} annotations of {self._keypoints} keypoints"
             problem = "bad_box", f"{said} has {count}, which is more than {_MOST_POINTS_OF_IMAGE:,} keypoints"
             columns[KEYPOINTS] = []
-        pixels = (height, width) if min(height, width) > 0 else None
         outlined: Any = annotations if self._outlined else ()
         outlines, wrong_outline = coco_outlines(((x.id, x.segmentation, bool(x.iscrowd)) for x in outlined), pixels)
         if problem is None and wrong_outline:

@@ -1,5 +1,6 @@
 """The Protocol of all kinds of source: each lists items, and describes as data what its samples hold."""
 
+import math
 import os
 import posixpath
 import re
@@ -7,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from tpufeed.build.item import Item, Labels
@@ -23,6 +25,7 @@ _MOST_PIXELS = 1 << 31  # of a side
 MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MOST_AT_ONCE, _MOST_BYTES_AT_ONCE = 4096, 64 << 20  # files of annotations that are read together
 _MANY_SHOWN = 8
+_SAID = 40  # characters of a value in a message
 _ROW_DIGITS = 9  # so that names sort as rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
 IMAGE_SUFFIXES = (
@@ -186,13 +189,31 @@ def item_of(
     return Item(path, size, version, label, split, "" if file == path else file, values=values, **more)
 
 
-def side_of(value: Any) -> int:
-    """Return the width or height that annotations say: 0 if it is missing, -1 if it is impossible."""
-    try:
-        side = float(0 if value is None else value)
-    except (TypeError, ValueError, OverflowError):
-        return -1
-    return int(side) if 0 <= side < _MOST_PIXELS and side.is_integer() else -1
+def read_size(height: Any, width: Any) -> tuple[tuple[int, int] | None, str]:
+    """Return the height and width that annotations say, None if one is missing, and what is wrong with them.
+
+    A build compares them with those of the file, see `worker.SampleMaker`.
+    """
+    sides = list[int]()
+    for value in (height, width):
+        try:
+            side = float(0 if value in (None, "") else value)
+            is_sound = 0 <= side < _MOST_PIXELS and side.is_integer()
+            sides.append(int(side) if is_sound else 0 if math.isnan(side) else -1)
+        except (TypeError, ValueError, OverflowError):
+            sides.append(-1)
+    tall, wide = sides
+    if min(tall, wide) < 0:
+        return None, f"an impossible 'width' or 'height', {str(width)[:_SAID]} x {str(height)[:_SAID]}"
+    return ((tall, wide) if min(tall, wide) else None), ""
+
+
+@lru_cache(maxsize=64)
+def size_columns(names: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return the columns that hold the height and width of a sample's image, by their names; None if there are none."""
+    bare = {name.lower().replace("_", ""): name for name in names}
+    of_images = ((f"{owner}height", f"{owner}width") for owner in ("image", "img", ""))
+    return next(((bare[height], bare[width]) for height, width in of_images if {height, width} <= bare.keys()), None)
 
 
 def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str, bytes | str]:

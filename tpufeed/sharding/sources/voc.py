@@ -28,8 +28,8 @@ from tpufeed.sharding.sources.source import (
     listing,
     parent_of,
     read_annotations,
+    read_size,
     show,
-    side_of,
     stem_of,
 )
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
@@ -200,13 +200,11 @@ class VocSource(Source):
             boxes.append([left - 1, top - 1, right, bottom])  # VOC counts pixels from 1, and the last one is inside
             flags.append([mark or 0 for mark in marks])
             labels += [one["name"]] if one.get("name") else []
-        height, width = (side_of(read.fields.get(f"size/{side}") or None) for side in ("height", "width"))
-        if min(height, width) < 0:
-            wrong = wrong or f"{where} has an impossible 'width' or 'height'"
+        pixels, wrong_size = read_size(read.fields.get("size/height"), read.fields.get("size/width"))
+        wrong = wrong or (wrong_size and f"{where} has {wrong_size}")
         label = tuple(labels) if self._labelled else None
         columns = {BOXES: boxes, **{flag: [each[at] for each in flags] for at, flag in enumerate(_FLAGS)}}
         problem = problem or (("bad_box", wrong) if wrong else None)
-        pixels = (height, width) if min(height, width) > 0 else None
         return item_of(info.name, info.name, info, label, split, columns, problem=problem, pixels=pixels)
 
 
