@@ -20,6 +20,8 @@ from tests.sharding.written import embed, hub_table, save_to_disk
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, StoreError, TooManyRejectsError
 from tpufeed.sharding import row_groups
+from tpufeed.sharding.options import ShardOptions
+from tpufeed.sharding.sources.kinds import find_source
 
 ROWS_A_GROUP = 5
 
@@ -472,3 +474,15 @@ def test_a_name_that_says_no_split_among_others(small_jpegs, tmp_path):
         write(tmp_path / "hub" / name, hub_table(embed(small_jpegs[:1]), label=[1], caption=["a"]))
     with pytest.raises(OptionError, match=r"test_tubes\.parquet"):
         tpufeed.shard(tmp_path / "hub", tmp_path / "d", workers=1)
+
+
+def test_any_split_may_name_the_classes_but_not_only_a_later_file(hub, tmp_path):
+    unlabelled, named = (hub / f"data/{name}" for name in ("test-00000-of-00001.parquet", "train-00000-of-00002.parquet"))
+    table = parquet.read_table(named)
+    write(unlabelled, table.drop_columns(["label"]).replace_schema_metadata(None))
+    source = find_source(str(hub), ShardOptions())
+    assert source.contents.class_names == ("tench", "goldfish", "3")
+    for path in (named, hub / "data/validation-00000-of-00001.parquet"):
+        write(path, parquet.read_table(path).replace_schema_metadata(None))
+    with pytest.raises(SourceError, match="train-00001-of-00002.parquet names the classes"):
+        tpufeed.shard(hub, tmp_path / "d", workers=1)

@@ -225,3 +225,18 @@ def test_masks_are_of_a_folder_without_metadata(folder, tmp_path):
     for number in range(3):
         Image.fromarray(np.zeros((48, 64), np.uint8)).save(tmp_path / f"masks/{number}.png")
     assert shard(source, tmp_path / "d", masks=tmp_path / "masks").images == 3
+
+
+@pytest.mark.parametrize("test", [{}, {"objects": {"bbox": [], "categories": []}}])
+def test_all_files_of_metadata_say_together_what_belongs_to_boxes(test, folder, tmp_path):
+    whole = {"objects": {"bbox": [[2, 2, 10, 10], [30, 10, 10, 10]], "categories": ["car", "bus"], "area": [100, 9]}}
+    for split, more in (("test", test), ("train", whole)):
+        rows = [{"file_name": "0.png", "n": 1, **more}]
+        source = folder(rows, f"{split}/metadata.jsonl", [f"{split}/0.png"])
+    result = shard(source, tmp_path / "d", presize=24, presize_mode="fit")
+    samples = texts_of(result.url)
+    names = ["objects.bbox", "image/class/text", "objects.area"]
+    # The middle 48 of 64 pixels: the first box is cut at the left, the second one moves.
+    assert [samples["train/0.png"][name] for name in names] == [[0, 1, 2, 6, 11, 5, 16, 10], ["car", "bus"], [100, 9]]
+    assert [samples["test/0.png"][name] for name in names] == [[], [], []]
+    assert any("test/metadata.jsonl" in said and "objects.area" in said for said in result.warnings)

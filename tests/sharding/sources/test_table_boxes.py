@@ -351,3 +351,27 @@ def test_boxes_are_of_an_image_of_the_width_and_height_in_the_row(
     result = tpufeed.shard(path, tmp_path / "d", **options)
     (sample,) = texts_of(result.url).values()
     assert sample["bbox"] == pytest.approx(expected)
+
+
+def test_rows_of_an_image_may_leave_columns_out(table, tmp_path):
+    sides = {"xmin": 1, "ymin": 1, "xmax": 5, "ymax": 5}
+    rows = [{"site": 5, "x/weather": "sun"}, {}, {}, {"site": 6, "x/weather": "rain"}]
+    names = ["a.png", "a.png", "b.png", "b.png"]
+    lines = [json.dumps({"filename": name, **sides, **row}) for name, row in zip(names, rows, strict=True)]
+    result = shard(table(lines, "t.jsonl"), tmp_path / "d", label="none")
+    samples = texts_of(result.url)
+    assert [(samples[name]["site"], samples[name]["x/weather"]) for name in ("a.png", "b.png")] == [
+        ([5], ["sun"]),
+        ([6], ["rain"]),
+    ]
+    assert [said for said in result.warnings if "site, x/weather" in said]
+
+
+@pytest.mark.parametrize("named", [None, ["hidden"]])
+def test_a_flag_that_is_1_or_blank_belongs_to_its_box(named, table, tmp_path):
+    lines = ["filename,xmin,ymin,xmax,ymax,hidden"]
+    lines += ["a.png,1,1,5,5,", "a.png,2,2,9,9,1", "b.png,1,1,5,5,", "c.png,1,1,5,5,1", "c.png,2,2,9,9,1"]
+    result = shard(table(lines), tmp_path / "d", box_columns=named)
+    samples = texts_of(result.url)
+    assert [samples[name]["hidden"] for name in ("a.png", "b.png", "c.png")] == [[0, 1], [0], [1, 1]]
+    assert spec_of(result, "hidden").of == "boxes"

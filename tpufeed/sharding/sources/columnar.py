@@ -189,16 +189,17 @@ class ColumnarSource(Source):
             )
         if not files:
             raise NoInputsError(f"{store.url} has no rows")
-        name = files[0][0].name
         self._store, self._files, self._options, self.base = store, files, options, store.url
         self._by_name = options.split_shares is None and options.split_by is None and bool(said)
         self.splits = self._by_name or options.split_by is not None
-        with listing(), _open_file(store, name) as file:
-            self._plain = find_plain(file)  # columns of bytes, without a struct, that hold images
-            layout = _Layout(file, f"{store.url}/{name}", self._plain)
-            names = layout.class_names(layout.choose(options).label)
-        if names and options.label != "none":
-            self.contents = Contents(class_names=names)
+        self._plain = frozenset[str]()  # columns of bytes, without a struct, that hold images
+        for name in {split: info.name for info, split in reversed(files)}.values():  # a test set may have no labels
+            with listing(), _open_file(store, name) as file:
+                self._plain |= find_plain(file)
+                layout = _Layout(file, f"{store.url}/{name}", self._plain)
+                names = layout.class_names(layout.choose(options).label)
+            if names and options.label != "none" and self.contents.class_names is None:
+                self.contents = Contents(class_names=names)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         empty, files = True, Files(self.base)
@@ -232,6 +233,11 @@ class ColumnarSource(Source):
             if is_unlabelled:
                 return
             names, given = layout.class_names(columns.label), options.class_names
+            if names and self.contents.class_names is None:
+                raise SourceError(
+                    f"{self.base}: {info.name} names the classes in its column {columns.label!r}, and the first file of "
+                    "its split does not; write all files with the same features"
+                )
             if names and given is not None and not options.keeps_classes and are_renamed(names, given):
                 names = None  # numbers are places in the user's list
             for group, first, batch, images in file.iter_batches(info, layout, columns.files):

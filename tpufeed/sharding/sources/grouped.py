@@ -10,6 +10,7 @@ import shlex
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeAlias
 
@@ -36,6 +37,7 @@ from tpufeed.storage.store import ObjectInfo
 
 _MOST_ROWS = 100_000  # of an image
 _TRIED_IMAGES = 16
+_FLAG = (None, 1, "1", "1.0")  # values of a column that marks some boxes
 _MOST_FOLDERS = 100  # to search for the images
 _SAID = 40  # characters of a value in a message
 Rows: TypeAlias = list[tuple[int, Record]]  # with their numbers, from 1
@@ -49,11 +51,13 @@ class Groups:
 
     Attributes:
         varying: columns that differ within a group; a missing value differs from no other.
+        sparse: further columns that some rows of a group have and others lack.
+        flags: those of `sparse` that are 1 wherever they have a value: a blank means 0.
     """
 
     def __init__(self, database: sqlite3.Connection, records: Iterable[Record], column: str, where: str) -> None:
         self._database, self._column, self._where = database, column, where
-        self.varying = dict[str, None]()
+        self.varying, self.sparse = dict[str, None](), dict[str, None]()
         database.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE; BEGIN;"
             "CREATE TABLE runs(key BLOB, row INTEGER, rows BLOB);"
@@ -61,6 +65,10 @@ class Groups:
         database.executemany("INSERT INTO runs VALUES(?, ?, ?)", self._iter_runs(records))
         for rows in self.iter_groups("WHERE key IN (SELECT key FROM runs GROUP BY key HAVING COUNT(*) > 1)"):
             self._learn(rows)
+        self.sparse = {name: None for name in self.sparse if name not in self.varying}
+        self.flags = set(self.sparse)
+        for rows in self.iter_groups() if self.flags else ():
+            self.flags -= {name for name in self.flags for _, one in rows if one.get(name) not in _FLAG}
 
     def iter_groups(self, where: str = "") -> Iterator[Rows]:
         """Yield the rows of each group. Raises SourceError if they are too many."""
@@ -86,8 +94,12 @@ class Groups:
     def _learn(self, rows: Rows) -> None:
         if len(rows) > 1:
             names = dict.fromkeys(itertools.chain.from_iterable(record for _, record in rows))
-            found = [name for name in names if name not in self.varying and differing(rows, name) is not None]
-            self.varying.update(dict.fromkeys(found))
+            for name in names:
+                values = [value for _, record in rows if (value := record.get(name)) is not None]
+                if values[1:] != values[:-1]:
+                    self.varying[name] = None
+                elif 0 < len(values) < len(rows):
+                    self.sparse[name] = None
 
     def _check_length(self, rows: Rows) -> None:
         if len(rows) > _MOST_ROWS:
@@ -214,7 +226,8 @@ class GroupedSource(TableSource):
             lists = {boxes, columns.label, *options.box_sides}
             each = options.box_columns
             if each is None:
-                each = [name for name in groups.varying if name not in single | lists]
+                flags = [name for name in groups.sparse if name in groups.flags]
+                each = [name for name in (*groups.varying, *flags) if name not in single | lists]
                 if boxes is not None and each:
                     self.contents = Contents(box_columns=tuple(each))
                     found.notes.append(
@@ -222,7 +235,13 @@ class GroupedSource(TableSource):
                         "--box-columns names them"
                     )
             odd = [name for name in groups.varying if name not in lists.union(each)]
-            merged = (self._merge(rows, columns.label, each, odd) for rows in groups.iter_groups())
+            if blank := [name for name in groups.sparse if name not in single | lists.union(each)]:
+                found.notes.append(
+                    f"these columns are blank in some rows of an image, which gets the value of its other rows: "
+                    f"{show(blank)}; if each row has its own value, fill in the blanks"
+                )
+            are_flags = groups.flags.intersection(each)
+            merged = (self._merge(rows, columns.label, each, odd, are_flags) for rows in groups.iter_groups())
             yield from columns.iter_items(merged, files)
             if self._unboxed:
                 found.notes.append(
@@ -230,15 +249,18 @@ class GroupedSource(TableSource):
                     f"{show(sorted(self._unboxed))}"
                 )
 
-    def _merge(self, rows: Rows, label: str | None, each: Sequence[str], odd: Sequence[str]) -> Row:
+    def _merge(
+        self, rows: Rows, label: str | None, each: Sequence[str], odd: Sequence[str], flags: AbstractSet[str]
+    ) -> Row:
         """Return the rows of an image as one.
 
-        `each` are columns with a value for each box, `odd` others that differ within some image.
+        `each` are columns with a value for each box, of which `flags` are 1 or blank; `odd` are others that differ
+        within some image.
         """
         boxes, problem = self._options.boxes_name, None
         record = dict(rows[0][1])
-        for name in [name for name, value in record.items() if value is None and len(rows) > 1]:
-            record[name] = next((value for _, one in rows if (value := one.get(name)) is not None), None)
+        for _, one in rows[1:]:  # rows of JSON lines may leave a column out
+            record.update((name, value) for name, value in one.items() if record.get(name) is None)
         for name in odd:
             if problem is None and (pair := differing(rows, name)) is not None:
                 (first, value), (second, other) = pair
@@ -262,7 +284,10 @@ class GroupedSource(TableSource):
         elif label is not None:
             labels = [value for one in listed if not _is_missing(value := one.get(label))]
             record[label] = [value for place, value in enumerate(labels) if value not in labels[:place]]
-        return rows[0][0], {**record, **{name: [one.get(name) for one in listed] for name in each}}, problem
+        lists = {name: [one.get(name) for one in listed] for name in each}
+        for name in flags:
+            lists[name] = [0 if value is None else value for value in lists[name]]
+        return rows[0][0], {**record, **lists}, problem
 
     def _read_box(self, record: Record) -> tuple[Any, str]:
         """Return the box of a row, None if it has none, and what is wrong with it."""

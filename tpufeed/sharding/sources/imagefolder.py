@@ -54,20 +54,30 @@ class ImageFolderSource(TableSource):
         if options.splits is None and options.split_by is None and has_split_folders(place.store):
             options = dataclasses.replace(options, split_by="folder")
         super().__init__(place, options)
-        rows = list(itertools.islice(iter_head(place.store, place.files[0].name), ROWS_AT_ONCE))
-        names = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
-        self._label, each, boxes = None, list[str](), find_boxes(rows, names)
+        heads = {
+            info.name: list(itertools.islice(iter_head(place.store, info.name), ROWS_AT_ONCE)) for info in place.files
+        }
+        names_of = {name: dict.fromkeys(itertools.chain.from_iterable(rows)) for name, rows in heads.items()}
+        rows = list(itertools.chain.from_iterable(heads.values()))
+        names = list(dict.fromkeys(itertools.chain.from_iterable(names_of.values())))
+        self._notes, self._label, each, boxes = list[str](), None, list[str](), find_boxes(rows, names)
+        for file, own in names_of.items():
+            if lacking := [name for name in names if name not in own]:
+                self._notes.append(
+                    f"{file} lacks columns of the other metadata files, so its images have no values there: {show(lacking)}"
+                )
         if boxes is None or options.boxes not in (None, boxes.name):
             return
         self._label = boxes.label if options.label == "auto" else options.label
         if options.box_columns is None:
-            # Lists beside the boxes that are as long as these in the first rows.
+            # Lists beside the boxes that are as long as these in the first rows of all files, if they are there.
             beside, taken = boxes.name.rpartition(".")[:2], (boxes.name, self._label)
             each = [
                 name
                 for name in names
                 if name.rpartition(".")[:2] == beside and name not in taken
-                if all(_count(row.get(name)) == _count(row.get(boxes.name)) for row in rows)
+                if (lists := [row for row in rows if row.get(name) is not None])
+                and all(_count(row[name]) == _count(row.get(boxes.name)) for row in lists)
             ]
         self.contents = Contents(
             declared=declare(boxes.name, options.keypoints, options.declared),
@@ -83,7 +93,9 @@ class ImageFolderSource(TableSource):
                 f"{where} has no column {_IMAGE!r}, which tells the image of a row; it has {', '.join(names)}. Rename "
                 "the column that tells it, or pass --image COLUMN; to shard the folder without this file, move it away"
             )
-        columns = TableColumns(where, names, options, options.image or _IMAGE, self._label)
+        # Of several files one may lack the labels of boxes, like that of a test set.
+        known = names if self._label in (None, options.label) else [*names, self._label]
+        columns = TableColumns(where, known, options, options.image or _IMAGE, self._label)
 
         def change(record: Record) -> Record:
             changed = dict(record)
@@ -97,6 +109,7 @@ class ImageFolderSource(TableSource):
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         files, named = Files(self.base), 0
+        found.notes += self._notes
         for info in self._files:
             where = f"{self.base}/{info.name}"
             with self.open(info.name) as (columns, records), open_groups(records, columns.files[0], where) as groups:
