@@ -283,9 +283,10 @@ BoxFormat = Annotated[
     in_source(
         metavar="FORMAT",
         autocompletion=one_of(
-            *(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative"))
+            *(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative")),
+            "voc",
         ),
-        help="Numbers of a box: xyxy, xywh or cxcywh; with ',relative' they are shares of width and height.",
+        help="Numbers of a box: xyxy, xywh, cxcywh or voc (xyxy from 1); ',relative': shares of width and height.",
         show_default="xyxy",
     ),
 ]

@@ -16,7 +16,8 @@ from tpufeed.images.geometry import Geometry
 from tpufeed.sharding.columns import Declared
 from tpufeed.tfrecord.example import Feature
 
-FORMATS = ("xyxy", "xywh", "cxcywh")
+VOC = "voc"  # left, top, right and bottom as Pascal VOC counts pixels: from 1, and the last one is inside
+FORMATS = ("xyxy", "xywh", "cxcywh", VOC)
 Outside = Literal["reject", "clip", "drop"]  # what to do with boxes that reach further beyond the image
 _OUTSIDE_PX = 2.0  # a box may reach this far beyond its image: tools round, and count pixels from 0 or from 1
 _LEAST_AREA = 1e-6  # of a box, in square pixels: in float32 less may become nothing
@@ -31,14 +32,14 @@ def check_format(box_format: str) -> tuple[str, bool]:
     """Return the numbers of a box, and whether they are shares of the image's width and height.
 
     Args:
-        box_format: "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) or "cxcywh" (middle, width,
-            height), followed by ",relative" for shares.
+        box_format: "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height), "cxcywh" (middle, width,
+            height), followed by ",relative" for shares; or "voc" ("xyxy", counted from 1).
 
     Raises:
         OptionError: the format is unknown.
     """
     form, comma, relative = box_format.partition(",")
-    if form not in FORMATS or (comma and relative.strip() != "relative"):
+    if form not in FORMATS or (comma and (relative.strip() != "relative" or form == VOC)):
         raise OptionError(
             f"unknown box format {box_format!r}: expected one of {', '.join(FORMATS)}, followed by ',relative' if "
             "numbers are shares of the width and height"
@@ -222,6 +223,8 @@ class BoxMover:
                 second = first + second
             elif self._form == "cxcywh":
                 first, second = first - second / 2, first + second / 2
+            elif self._form == VOC:
+                first = first - 1
             return np.hstack([first, second]) * scale
 
     def _check(
@@ -231,8 +234,9 @@ class BoxMover:
         finite = np.isfinite(boxes).all(axis=1) & np.isfinite(corners).all(axis=1)
         _refuse(spec, boxes, ~finite, "a box has finite numbers")
         sizes = corners[:, 2:] - corners[:, :2]
-        ends = "the width and height" if self._form != "xyxy" else "the right and bottom edges"
-        above = "above 0" if self._form != "xyxy" else "beyond the left and top ones"
+        are_corners = self._form in ("xyxy", VOC)
+        ends = "the right and bottom edges" if are_corners else "the width and height"
+        above = "beyond the left and top ones" if are_corners else "above 0"
         empty = (sizes <= 0).any(axis=1) | (sizes.prod(axis=1) < _LEAST_AREA)
         _refuse(spec, boxes, empty, f"it is upside down or empty; expected {ends} {above}: check the box format")
         most = np.array([width, height, width, height])

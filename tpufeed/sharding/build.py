@@ -124,7 +124,8 @@ def shard(  # noqa: PLR0913  # the public face
             as float32 left, top, right, bottom, in pixels of the stored image. A list of labels has one for each box.
             With `group_by`, the column of a row's box, or the four columns of its numbers: "xmin,ymin,xmax,ymax".
         box_format: the numbers of a box in the source, in pixels of the upright image: "xyxy", "xywh" or "cxcywh".
-            Append ",relative" if boxes and keypoints are shares of its width and height.
+            Append ",relative" if boxes and keypoints are shares of its width and height. "voc" is "xyxy" counted from
+            1, as in Pascal VOC; default for its files, unless a box there begins at 0.
         keypoints: the column that holds the list of a sample's keypoints (x, y and maybe a visibility), or a list of
             keypoints for each box.
         flip_pairs: pairs of keypoints, by index from 0, that are the left and the right of the same thing, like

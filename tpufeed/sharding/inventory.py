@@ -115,7 +115,6 @@ class Inventory:
 
     def _read(self, source: Source) -> None:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
-        self.box_format = contents.box_format
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
         types = ColumnTypes(declared, options.box_columns or ()) if source.has_values or declared else None
@@ -150,6 +149,7 @@ class Inventory:
                 if len(splits) > _MOST_SPLITS:
                     raise OptionError(f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}: the wrong column?")
         contents = source.contents.merge(options)
+        self.box_format = contents.box_format
         if standing is not None:
             skip_known(self, standing, source.numbers_rows)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)

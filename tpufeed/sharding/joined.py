@@ -99,7 +99,8 @@ def _files_of(source: str, options: ShardOptions) -> tuple[str, str | None, _Fin
     if named is None or not named[1].lower().endswith(TarSource.suffixes):
         found = find_source(source, options)
         if not isinstance(found, FolderSource | TarSource):
-            return found.base, found.contents.box_format, _not_among(found.base, found.iter_files())
+            find_foreign = _not_among(found.base, found.iter_files())
+            return found.base, found.contents.box_format, find_foreign  # the files may tell the format
     if named is None:
         masks = None if options.masks is None else open_store(options.masks).url.rstrip("/")
         is_tar = _first_not(lambda name: name.lower().endswith(TarSource.suffixes), folder=True, masks=masks)

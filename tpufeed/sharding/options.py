@@ -143,8 +143,6 @@ class ShardOptions:
             raise OptionError("box_columns have a value for each box; name the column of the boxes: --boxes COLUMN")
         if self.box_format is not None:
             check_format(self.box_format)
-            if self.boxes is None and self.keypoints is None:
-                raise OptionError("box_format is for boxes; name the column that holds them: --boxes COLUMN")
         if self.outlines is not None and (self.masks is not None or MASKS in (self.image_columns or {})):
             raise OptionError(
                 f"outlines are drawn as the column {MASKS!r}, which masks or image_columns make as well; give only one"

@@ -126,9 +126,7 @@ class SampleMaker:
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
         return StoredSample(image, rest, size, odd)
 
-    def _find_turn(
-        self, said: tuple[int, int], image: StoredImage
-    ) -> tuple[tuple[int, int], int, tuple[str, ...]]:
+    def _find_turn(self, said: tuple[int, int], image: StoredImage) -> tuple[tuple[int, int], int, tuple[str, ...]]:
         """Return the size that boxes refer to, the orientation that turns it to the image in the file, and odd cases.
 
         Boxes in shares of the sides fit an image of `said` size after it was scaled.

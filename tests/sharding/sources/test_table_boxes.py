@@ -320,7 +320,10 @@ FORMS = {"table": _list, "imagefolder": _describe, "tar": _pack, "parquet": _emb
 @pytest.mark.parametrize(
     ("form", "file", "said", "orientation", "box_format", "expected"),
     [
-        *((form, (64, 48), (128, 96), 1, "xyxy", "128x96 pixels, and the file has 64x48 (0.5 times)") for form in FORMS),
+        *(
+            (form, (64, 48), (128, 96), 1, "xyxy", "128x96 pixels, and the file has 64x48 (0.5 times)")
+            for form in FORMS
+        ),
         ("table", (64, 48), (64.5, 48), 1, "xyxy", "impossible"),
         ("table", (64, 48), (None, 48), 1, "xyxy", [8, 12, 32, 24]),
         ("table", (64, 48), (64, 48), 1, "xyxy", [8, 12, 32, 24]),

@@ -74,6 +74,24 @@ def test_own_splits(voc, tmp_path):
     assert {name: split.records for name, split in shard(root, tmp_path / "d3").manifest.splits.items()} == {"train": 1}
 
 
+@pytest.mark.parametrize(
+    ("box_format", "left"), [(None, 11), ("xyxy", 11), ("voc", 10)], ids=["proven", "from 0", "from 1"]
+)
+def test_files_that_count_from_0(box_format, left, voc, tmp_path):
+    edge = OBJECT.format("cat", 0, 1, 3, 0, 80, 60).replace("<xmin>3", "<xmin>3.5")
+    root = voc({**FILES, "2008_2": annotation(edge)})
+    result = shard(root, tmp_path / "d", box_format=box_format, boxes_outside="clip")
+    assert texts_of(result.url)["JPEGImages/2008_0.png"]["boxes"][:4] == [left, left + 10, 40, 50.5]
+    assert any("2008_2.xml" in said and "from 0" in said for said in result.warnings) == (box_format is None)
+    shard(root, tmp_path / "d", box_format=box_format, boxes_outside="clip")  # finds the finished build
+
+
+def test_a_name_in_the_lists_of_two_splits_is_named(voc, tmp_path):
+    result = shard(voc(lists={"train": ["2008_0", "2008_1"], "val": ["2008_1", "2008_2"]}), tmp_path / "d")
+    assert {name: split.records for name, split in result.manifest.splits.items()} == {"train": 2, "val": 1}
+    assert [said for said in result.warnings if "2008_1 (train, val)" in said]
+
+
 def test_lists_of_other_names(voc, tmp_path):
     with pytest.raises(SourceError, match="ImageSets/Main"):
         shard(voc(lists={"train": ["1", "2"]}), tmp_path / "d")

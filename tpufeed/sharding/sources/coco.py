@@ -335,7 +335,7 @@ class CocoSource(Source):
         self.splits = any(each.split is not None for each in places)
         if options.split_by is not None or (self.splits and options.split_shares is not None):
             raise OptionError("a COCO file is split by shares, or each split has a file: train=train.json,val=val.json")
-        check_declares_all(options, "a COCO file", takes_image=True)
+        check_declares_all(options, "a COCO file", takes=("image",))
         self._labelled, self._outlined = options.label == "auto", options.outlines is not None
         folders = dict(parse_named(options.image or "")) if self.splits else {}
         if unknown := folders.keys() - {each.split for each in places}:

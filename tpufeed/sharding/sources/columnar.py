@@ -235,8 +235,8 @@ class ColumnarSource(Source):
             names, given = layout.class_names(columns.label), options.class_names
             if names and self.contents.class_names is None:
                 raise SourceError(
-                    f"{self.base}: {info.name} names the classes in its column {columns.label!r}, and the first file of "
-                    "its split does not; write all files with the same features"
+                    f"{self.base}: {info.name} names the classes in its column {columns.label!r}, and the first "
+                    "file of its split does not; write all files with the same features"
                 )
             if names and given is not None and not options.keeps_classes and are_renamed(names, given):
                 names = None  # numbers are places in the user's list

@@ -64,7 +64,7 @@ class ImageFolderSource(TableSource):
         for file, own in names_of.items():
             if lacking := [name for name in names if name not in own]:
                 self._notes.append(
-                    f"{file} lacks columns of the other metadata files, so its images have no values there: {show(lacking)}"
+                    f"{file} lacks columns of other metadata files, so its images have no values: {show(lacking)}"
                 )
         if boxes is None or options.boxes not in (None, boxes.name):
             return

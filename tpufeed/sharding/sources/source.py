@@ -74,15 +74,21 @@ class Contents(NamedTuple):
 
         Columns that the source declares itself cannot be given as options. A user's list of classes overrides the
         source's. The list that an append has from its dataset does not: the source still says what its numbers mean.
+
+        Raises:
+            OptionError: there are no boxes or keypoints, though their format is given.
         """
         given = options.class_names
         if self.class_names is not None and (given is None or options.keeps_classes):
             given = read_classes(self.class_names)
+        boxes, keypoints = self.boxes or options.boxes_name, self.keypoints or options.keypoints
+        if options.box_format is not None and boxes is None and keypoints is None:
+            raise OptionError("box_format is for boxes; name the column that holds them: --boxes COLUMN")
         return Contents(
             given,
             self.declared or options.declared,
-            self.boxes or options.boxes_name,
-            self.keypoints or options.keypoints,
+            boxes,
+            keypoints,
             self.pairs if options.pairs is None else options.pairs,
             self.box_columns or tuple(options.box_columns or ()),
             self.box_format or options.box_format,
@@ -113,7 +119,8 @@ class Source(Protocol):
     numbers_rows: ClassVar[bool] = False  # an item's `path` is its row, which may hold another image in a newer file
     base: str  # the URL that the files of items are relative to
     splits: bool = False  # items have splits
-    contents: Contents = Contents()  # as the source declares them; `box_columns` may follow while it is listed
+    # As the source declares them; `box_columns` and `box_format` may follow while it is listed.
+    contents: Contents = Contents()
     image_column: str = ""  # of paths in a table, once it is listed
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
@@ -153,17 +160,17 @@ def listing(what: str = "the source cannot be listed") -> Iterator[None]:
         raise SourceError(f"{what}: {error}") from error
 
 
-def check_declares_all(options: ShardOptions, what: str, takes_image: bool = False) -> None:
+def check_declares_all(options: ShardOptions, what: str, takes: Sequence[str] = ()) -> None:
     """Raise OptionError if options contradict a source that declares its boxes, columns, labels and splits itself.
 
-    With `takes_image`, `image` names the folder of its images.
+    It takes the options `takes` all the same.
     """
     if options.label not in ("auto", "none"):
         raise OptionError(f"the labels of {what} are the classes of its boxes, or none; not {options.label!r}")
     if options.split_by is not None:
         raise OptionError(f"{what} has its own splits, or is split by shares (splits); leave split_by out")
-    own = ("image", "columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")[takes_image:]
-    given = [name for name in own if getattr(options, name)]
+    own = ("image", "columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
+    given = [name for name in own if getattr(options, name) and name not in takes]
     if given:
         raise OptionError(f"{what} declares its images, boxes and columns itself; leave out {', '.join(given)}")
 

@@ -12,6 +12,7 @@ from xml.parsers import expat
 from tpufeed.build.item import Item
 from tpufeed.dataset.naming import SPLIT_OF_WORD
 from tpufeed.errors import ImageError, OptionError, SourceError
+from tpufeed.sharding.boxes import VOC
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.source import (
@@ -105,7 +106,11 @@ class VocSource(Source):
     labels_are_names = True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
-        check_declares_all(options, "Pascal VOC's .xml")
+        check_declares_all(options, "Pascal VOC's .xml", takes=("box_format",))
+        if options.box_format not in (None, "xyxy", VOC):
+            raise OptionError(
+                f"the boxes of .xml files are {VOC}, or xyxy if they count from 0; not {options.box_format}"
+            )
         self._labelled = options.label == "auto"
         store, files = place.store, list(place.files)
         at = (store, _find_folder(store)) if place.is_folder else find_images(store)
@@ -126,15 +131,19 @@ class VocSource(Source):
         elif not place.is_folder:
             self._folder = store.url.removeprefix(self.base).strip("/")
             self._files = [replace(info, name=f"{self._folder}/{info.name}".lstrip("/")) for info in files]
-        self._split_of = {}
-        if options.split_shares is None:
-            self._split_of = _read_lists(self._store) if by_folder is None else by_folder
+        self._split_of, self._shared = by_folder or {}, dict[str, list[str]]()
+        if options.split_shares is not None:
+            self._split_of = {}
+        elif by_folder is None:
+            self._split_of, self._shared = _read_lists(self._store)
         self.splits = bool(self._split_of)
         columns = {BOXES: "float32[,4]", **dict.fromkeys(_FLAGS, "int64[]")}
-        self.contents = Contents.of_boxes(None, columns, box_columns=_FLAGS)
+        box_format = VOC if options.box_format is None else None
+        self.contents = Contents.of_boxes(None, columns, box_columns=_FLAGS, box_format=box_format)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the image of each file. Many files are read at once."""
+        self._from_zero = list[str]()
         images = defaultdict[str, list[ObjectInfo]](list)  # by their names without suffixes
         with listing():
             for info in self._store.iter_objects(self._images):
@@ -172,6 +181,7 @@ class VocSource(Source):
                 elif info.version == BROKEN_LINK:
                     problem = "unreadable", "a link to nothing"
                 yield self._to_item(info, self._split_of.get(stems[name]), read, where, problem)
+        found.notes += self._iter_notes()
         for what, left_out in (
             ("images have no .xml file", {x.name for infos in images.values() for x in infos} - owners.keys()),
             (f"images are in none of the lists of {_LISTS}", stems.keys() - {info.name for info in listed}),
@@ -180,10 +190,27 @@ class VocSource(Source):
             if left_out:
                 found.notes.append(f"{len(left_out):,} {what} and are left out: {show(sorted(left_out))}")
 
+    def _iter_notes(self) -> Iterator[str]:
+        """Decide from which number pixels are counted, and yield notes on that and on the lists of splits."""
+        if self._from_zero and self.contents.box_format is not None:
+            self.contents = self.contents._replace(box_format="xyxy")
+            yield (
+                f"boxes count pixels from 0, so they are stored as they are: {len(self._from_zero):,} .xml files have "
+                f"a box that begins at 0, which VOC's counting from 1 cannot give: {show(self._from_zero)}. Else "
+                f"pass --box-format {VOC}"
+            )
+        if self._shared:
+            shared = [f"{stem} ({', '.join(splits)})" for stem, splits in self._shared.items()]
+            yield (
+                f"{len(shared):,} names are in the lists of several splits of {_LISTS}, and are taken in the first: "
+                f"{show(shared)}. Leave each in one list"
+            )
+
     def _to_item(
         self, info: ObjectInfo, split: str | None, read: _Annotation, where: str, problem: tuple[str, str] | None
     ) -> Item:
         labels, boxes, flags, wrong = list[str](), list[list[float]](), list[list[int]](), ""
+        starts_at_zero = False
         # Wrong objects keep their places, as a reject must not affect the types of columns.
         for number, one in enumerate(read.objects, 1):
             said = [one.get(f"bndbox/{side}") for side in _SIDES]
@@ -196,10 +223,12 @@ class VocSource(Source):
                 flag = _FLAGS[marks.index(None)]
                 what = what or f"{flag!r} {one[flag][:_SAID]!r}; expected 0 or 1"
             wrong = wrong or (what and f"object {number} of {where} has {what}")
-            left, top, right, bottom = (side or 0.0 for side in sides)
-            boxes.append([left - 1, top - 1, right, bottom])  # VOC counts pixels from 1, and the last one is inside
+            boxes.append([side or 0.0 for side in sides])
+            starts_at_zero |= any(side is not None and 0 <= side < 1 for side in sides[:2])
             flags.append([mark or 0 for mark in marks])
             labels += [one["name"]] if one.get("name") else []
+        if starts_at_zero and not wrong:
+            self._from_zero.append(where)
         pixels, wrong_size = read_size(read.fields.get("size/height"), read.fields.get("size/width"))
         wrong = wrong or (wrong_size and f"{where} has {wrong_size}")
         label = tuple(labels) if self._labelled else None
@@ -249,9 +278,12 @@ def _parse(data: bytes | str) -> _Annotation:
     return found
 
 
-def _read_lists(store: Store) -> dict[str, str]:
-    """Return the split of each name in the lists of a dataset; empty without lists. The first list with it decides."""
-    found = dict[str, str]()
+def _read_lists(store: Store) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return the split of each name in the lists of a dataset, and the names in the lists of several splits.
+
+    The first list with a name decides. Without lists both are empty.
+    """
+    found, several = dict[str, str](), dict[str, list[str]]()
     for name, split in (("train", "train"), ("val", "val"), ("test", "test"), ("trainval", "train")):
         if name == "trainval" and not {"train", "val"}.isdisjoint(found.values()):
             break
@@ -263,9 +295,9 @@ def _read_lists(store: Store) -> dict[str, str]:
         except UnicodeDecodeError as error:
             raise SourceError(f"{where}: not a list of names: {error}") from error
         for line in text.splitlines():
-            if stem := line.strip().strip('"'):
-                found.setdefault(stem, split)
-    return found
+            if (stem := line.strip().strip('"')) and (first := found.setdefault(stem, split)) != split:
+                several.setdefault(stem, [first]).append(split)
+    return found, several
 
 
 def _number(text: str | None) -> float | None:
