@@ -65,9 +65,9 @@ def test_every_kind_has_its_size_and_is_plain_or_not(kinds):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("kind", [3, 4], ids=["short", "long"])
-def test_orientation_is_read_in_both_byte_orders_and_widths(cat, encoded, orientation, order, kind):
-    value = struct.pack(order + ("HH" if kind == 3 else "I"), *([orientation, 0] if kind == 3 else [orientation]))
+@pytest.mark.parametrize(("kind", "form"), [(3, "H"), (4, "I"), (6, "b"), (8, "h"), (9, "i"), (13, "I")], ids=str)
+def test_orientation_is_read_in_both_byte_orders_and_all_types(cat, encoded, orientation, order, kind, form):
+    value = struct.pack(order + form, orientation).ljust(4, b"\0")
     other = struct.pack(order + "HHI4s", 0x0100, 4, 1, bytes(4))
     entry = struct.pack(order + "HHI4s", 0x0112, kind, 1, value)
     magic = b"II*\0" if order == "<" else b"MM\0*"

@@ -17,7 +17,7 @@ from tests.sharding.previews import preview_shard
 from tests.sharding.written import encode_tar
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DuplicateWriterError, ImageError, OptionError
+from tpufeed.errors import BuildError, DuplicateWriterError, ImageError, OptionError
 from tpufeed.images.policy import ImagePolicy, store_image, stored_geometry
 from tpufeed.sharding.boxes import BoxMover, check_format, declare
 from tpufeed.sharding.columns import ColumnTypes
@@ -347,6 +347,17 @@ def test_keypoints_without_boxes(table, tmp_path):
     }
     spec = spec_of(result, "eyes")
     assert (spec.dtype, spec.shape, spec.item_shape, spec.kind) == ("float32", None, (2,), "keypoints")
+
+
+@pytest.mark.parametrize(("each", "points"), [("[,2]", [[1, 2], [3, 4], [5, 6]]), ("[,3]", [[1, 2, 3], [4, 5, 6]])])
+def test_a_flat_list_of_keypoints_is_cut_as_declared(each, points, table, tmp_path):
+    source = table([{"eyes": [1, 2, 3, 4, 5, 6]}, {"eyes": [1, 2, 3, 4, 5]}])
+    result = shard(source, tmp_path / "d", boxes=None, keypoints="eyes", columns={"eyes": f"float32{each}"})
+    sample = tpufeed.TFRecordImages(str(result.url), columns=["eyes"])[0]
+    assert np.asarray(sample[0]).tolist() == points
+    assert rejects_of(result.url)["1.png"][0] == "bad_box"
+    with pytest.raises(BuildError, match=r"flat list of 5 numbers.*--column eyes:float32\[,2\]"):
+        shard(source, tmp_path / "e", boxes=None, keypoints="eyes")
 
 
 def test_keypoints_of_boxes_keep_what_was_not_marked(table, tmp_path):

@@ -35,6 +35,8 @@ _GREY_MODES = ("1", "L", "LA", "La", "F")
 # Bits per sample by colour type (PNG, 3rd edition, table 8).
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
 _PNG_CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
+# The types of TIFF in which Pillow takes an orientation: SHORT, LONG, SBYTE, SSHORT, SLONG and IFD.
+_INTEGERS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I"}
 _TIFF_COLOURS = {2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples per pixel by photometric interpretation, if not 1
 _SEGMENT = struct.Struct(">HH")  # its marker and its length
 _INTERVAL = struct.Struct(">H")
@@ -196,11 +198,12 @@ def _find_orientation(data: bytes, start: int, stop: int) -> tuple[int, int]:
         (entries,) = struct.unpack_from(order + "H", data, at)
         for entry in range(at + 2, min(at + 2 + 12 * entries, stop - 11), 12):
             tag, kind = struct.unpack_from(order + "HH", data, entry)
-            if tag == 0x0112 and kind in (3, 4):  # it should be a SHORT; some write a LONG
-                (value,) = struct.unpack_from(order + ("H" if kind == 3 else "I"), data, entry + 8)
+            if tag == 0x0112 and kind in _INTEGERS:  # it should be a SHORT; cameras and tools write others
+                form = _INTEGERS[kind]
+                (value,) = struct.unpack_from(order + form, data, entry + 8)
                 if not 1 <= value <= 8:
                     break
-                return value, entry + 8 if little else entry + (9 if kind == 3 else 11)
+                return value, entry + 8 + (0 if little else struct.calcsize("=" + form) - 1)
     except struct.error:
         pass
     return 1, 0

@@ -6,6 +6,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
@@ -98,6 +99,15 @@ class Declared(NamedTuple):
             each = array.shape[1:] if self.each is None else self.each
             if not array.size and array.ndim == 1:
                 return []
+            if self.kind == "keypoints" and array.ndim == 1 and self.each is None:
+                forms = f"--column {self.name}:float32[,2] or float32[,3]"
+                raise BadValue(f"is a flat list of {array.size} numbers: tell how many a point has, {forms}")
+            if self.kind == "keypoints" and array.shape[1:] in (
+                (),
+                (math.prod(each),),
+            ):  # the numbers of points in turn
+                with suppress(ValueError):
+                    array = array.reshape(-1, *each)
             if array.ndim != 1 + len(each) or array.shape[1:] != each or 0 in each:
                 raise BadValue(f"has the shape {list(array.shape)}")
         elif array.shape != self.shape:
@@ -347,6 +357,7 @@ class ColumnTypes:
             except BadValue as error:
                 reason = "bad_column" if declared.kind is None else "bad_box"
                 said = f"is {declared.dtype} in the dataset" if declared.grows else f"was declared as {declared}"
+                said = said if declared.each is not None else f"is for {declared.kind}"
                 problem = problem or (reason, f"the column {name!r} {error}; it {said}")
         for name in self._of_boxes:
             value = values.get(name)
