@@ -25,6 +25,7 @@ from tpufeed.dataset.schema import (
     TEXT,
     FeatureSpec,
     fixed_ints,
+    plain_boxes,
     record_layout,
     several_labels,
 )
@@ -153,12 +154,18 @@ class DatasetSource:
         left_out = (
             f"{dataset.label} has no sample of split {name!r}, so the cache has no such split" for name in empty
         )
+        plain = plain_boxes(manifest.features, manifest.options)
+        unmoved = (
+            f"{', '.join(names)}: left out, as they look like boxes and are plain numbers, which a crop does not move. "
+            "To have them, build the dataset with --boxes, or with --column NAME:TYPE if they are no boxes"
+            for names in filter(None, [plain])
+        )
         facts = {
             "input_digest": self.digest(),
             "class_names": dataset.class_names,
-            "warnings": (*iter_flip_warnings(manifest.features, options.applied), *left_out),
+            "warnings": (*iter_flip_warnings(manifest.features, options.applied), *unmoved, *left_out),
         }
-        yield Listing(samples, manifest.features, facts)
+        yield Listing(samples, tuple(spec for spec in manifest.features if spec.name not in plain), facts)
 
     def iter_samples(self, header: PlanHeader, task: Task) -> Generator[SourceSample | Reject, None, None]:
         """Yield the samples of a task of the cache's plan, in order."""
@@ -247,6 +254,7 @@ class RawSource:
 
         with take_inventory(self.url, self.options) as inventory:
             moving = [feature.name for feature in inventory.features if isinstance(feature.kind, str)]
+            moving += plain_boxes(inventory.features, {})  # which `tpufeed shard` may make boxes
             if moving:
                 raise OptionError(
                     f"{self.url} has {', '.join(moving)}, which change with the crop: make a dataset of it first "

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -54,6 +54,20 @@ UNMOVED = (
     "image/segmentation/",
 )  # coordinates and masks that ops do not move
 OBJECT_LABEL, OBJECT_TEXT = "image/object/class/label", "image/object/class/text"
+
+# Names of the columns that hold the numbers of a box, in small letters and without "_" and "bbox", with their format.
+_BOX_SIDES = (
+    ("xmin ymin xmax ymax", ""),
+    ("x1 y1 x2 y2", ""),
+    ("left top right bottom", ""),
+    ("x y w h", "xywh"),
+    ("x y width height", "xywh"),
+    ("xmin ymin width height", "xywh"),
+    ("left top width height", "xywh"),
+    ("xcenter ycenter width height", "cxcywh"),
+)
+BOX_NAMES = ("bbox", "box", "boundingbox")
+_BOX = 4
 
 DType = Literal["uint8", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
 Kind = Literal["image", "mask", "depth", "boxes", "keypoints"]
@@ -250,6 +264,34 @@ def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
     if not features or features[0].dtype not in ("bytes", "uint8"):
         raise ManifestError(f"the first feature of a dataset has to be its image; found {[f.name for f in features]}")
     return FixedLayout(features[0].key, [feature.key for feature in features[1 : 1 + len(fixed_ints(features))]])
+
+
+def name_boxes(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
+    """Return the columns whose names are those of a box or its four sides, and its format; nothing without any."""
+    bare = {name.rpartition(".")[2].strip().lower().replace("_", ""): name for name in names}
+    sides = {name.removeprefix("bbox"): full for name, full in bare.items()}
+    for text, form in _BOX_SIDES:
+        if all(side in sides for side in text.split()):
+            return tuple(sides[side] for side in text.split()), form
+    found = next((name for name in BOX_NAMES if name in bare), None)
+    return ((bare[found],), "xywh" if found == "bbox" else "") if found else ((), "")  # the usage of COCO
+
+
+def plain_boxes(features: Iterable[FeatureSpec], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns of plain numbers that look like boxes, which no crop moves; empty if there are real boxes.
+
+    Columns that were declared are what they are; `options` are those of the build. Adopted records cannot be changed.
+    """
+    declared = options.get("columns") or ()
+    specs = {spec.name: spec for spec in features}
+    if options.get("command") == "adopt" or any(spec.kind == "boxes" for spec in specs.values()):
+        return ()
+    numbers = [name for name, spec in specs.items() if spec.dtype in _LISTS and name not in OWN_NAMES]
+    columns, _ = name_boxes(name for name in numbers if specs[name].kind is msgspec.UNSET and name not in declared)
+    found = [specs[name] for name in columns]
+    if len(found) == 1 and not ((_BOX,) in (found[0].shape, found[0].each) or found[0].lengths == (_BOX, _BOX)):
+        return ()
+    return columns
 
 
 def fixed_ints(features: tuple[FeatureSpec, ...]) -> tuple[str, ...]:

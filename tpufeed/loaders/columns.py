@@ -1,5 +1,6 @@
 """Columns of a batch: which ones a loader was asked for, their shapes, and how a record is decoded into a row."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,12 @@ import numpy.typing as npt
 from tpufeed.dataset import schema
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.object_boxes import read_boxes
-from tpufeed.dataset.schema import FeatureSpec
+from tpufeed.dataset.schema import FeatureSpec, plain_boxes
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images.affine import may_mirror
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.masks import decode_mask
-from tpufeed.images.protocols import Op
+from tpufeed.images.protocols import MovingOp, Op, WindowOp
 from tpufeed.tfrecord.example import Feature
 
 if TYPE_CHECKING:
@@ -430,6 +431,7 @@ def resolve_columns(
     asked: Sequence[str] = options.columns or ()
     if options.columns is None or options.columns == "default":
         asked = (IMAGE, *(("label",) if manifest.labelled else ()), *((SAMPLE,) if options.columns is None else ()))
+    _check_plain_boxes(manifest, options, asked)
     finder = _Finder(manifest, options, asked, sizes[0], {spec.name: spec for spec in manifest.features[1:]})
     images, names = list[Column](), list[str]()
     views: Sequence[tuple[str, int | None]] = ()
@@ -471,6 +473,18 @@ def resolve_columns(
     masks = (column for field in fields if isinstance(field, Mask | Picture) for column in field.columns)
     pooled = (*images, *masks)
     return Columns(every, tuple(images), tuple(views), tuple(scalars), tuple(fields), pooled, tuple(names), mask)
+
+
+def _check_plain_boxes(manifest: Manifest, options: "LoaderOptions", asked: Sequence[str]) -> None:
+    """Raise OptionError if ops would move pixels away from boxes that were stored as plain numbers."""
+    plain = [name for name in plain_boxes(manifest.features, manifest.options) if name in asked]
+    ops = itertools.chain(options.ops or (), options.device_ops or (), *options.view_ops)
+    mover = next((type(op).__name__ for op in ops if isinstance(op, WindowOp | MovingOp)), None)
+    if plain and mover:
+        raise OptionError(
+            f"{mover} moves pixels, and {', '.join(plain)} would stay: they look like boxes, but were stored as plain "
+            "numbers. Build the dataset with --boxes, or with --column NAME:TYPE if they are no boxes"
+        )
 
 
 def _lay_out_views(sizes: Sequence[tuple[int, int] | None]) -> tuple[list[Column], list[tuple[str, int | None]]]:

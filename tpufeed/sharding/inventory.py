@@ -21,7 +21,7 @@ from tpufeed.build.commit import Reject
 from tpufeed.build.item import Item, Label, decode_item
 from tpufeed.build.versions import join_features
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.dataset.schema import kaggle_features, kaggle_keys, record_schema, several_labels
+from tpufeed.dataset.schema import kaggle_features, kaggle_keys, plain_boxes, record_schema, several_labels
 from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, as_text, encode_values, long_as_text
@@ -167,8 +167,8 @@ class Inventory:
             skip_rejected(self)
         self._sum_up()
         self._look_at_each(source.spells_files)
-        if source.spells_files and self.listed_twice:
-            self.warnings += tuple(self._iter_repeats(contents.boxes, source.image_column))
+        repeats = list(self._iter_repeats(contents.boxes, source)) if source.spells_files and self.listed_twice else []
+        self.warnings += tuple(repeats or self._iter_plain_boxes(source))
 
     def _look_at_each(self, by_file: bool) -> None:
         """Find rejects, inputs that are listed twice, and the digest, in one pass in the order of the paths."""
@@ -188,9 +188,26 @@ class Inventory:
             each = f"SELECT COUNT(*) AS rows FROM inputs GROUP BY {_FILE}"
             (self.listed_twice,) = self.query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
 
-    def _iter_repeats(self, boxes: str | None, image: str) -> Iterator[str]:
+    def _iter_plain_boxes(self, source: Source) -> Iterator[str]:
+        """Yield a warning of columns that look like boxes, which are stored as plain numbers."""
+        found = plain_boxes(self.features, self.options.to_dict())
+        if not found:
+            return
+        way = f"pass{say_boxes(found)}"
+        if len(found) > 1:  # a side each
+            way = f"pass --group-by {shlex.quote(source.image_column)}{say_boxes(found)}"
+            way = way if source.groups else "put the four numbers of each box into one list"
+        spec = next(spec for spec in self.schema if spec.name == found[0])
+        size = "" if len(found) > 1 else "[,4]" if spec.each else "[4]"
+        yield (
+            f"{', '.join(found)}: they look like boxes, but are stored as plain numbers of the source's image, which "
+            f"neither --presize nor a crop moves. To store boxes, {way}; if they are no boxes, pass --column "
+            f"{shlex.quote(f'{found[0]}:{spec.dtype}{size}')} (docs/samples.md)"
+        )
+
+    def _iter_repeats(self, boxes: str | None, source: Source) -> Iterator[str]:
         """Yield a warning of images that a table names in several rows, each of which becomes a sample."""
-        way = f"--group-by {shlex.quote(image)}"
+        way = f"--group-by {shlex.quote(source.image_column)}"
         if boxes is None and (found := say_boxes(spec.name for spec in self.schema)):
             each = f"SELECT COUNT(*) AS rows, MIN(path) AS path FROM inputs GROUP BY {_FILE} HAVING rows > 1"
             images, rows, path = self.query(f"SELECT COUNT(*), SUM(rows), MIN(path) FROM ({each})").fetchone()

@@ -488,3 +488,18 @@ def test_any_split_may_name_the_classes_but_not_only_a_later_file(hub, tmp_path)
         write(path, parquet.read_table(path).replace_schema_metadata(None))
     with pytest.raises(SourceError, match=r"00001-of-00002[.]parquet names the classes"):
         tpufeed.shard(hub, tmp_path / "d", workers=1)
+
+
+def test_lists_of_structs_with_a_box_are_columns_as_in_tables(small_jpegs, tmp_path):
+    objects = [[{"bbox": [1, 2, 10, 12], "category": 1}, {"bbox": [0, 0, 4, 4], "category": 0}], [], None]
+    kind = {"_type": "ClassLabel", "names": ["cow", "cat"]}
+    features = {"objects": [{"bbox": {"_type": "List", "feature": {"dtype": "float32"}}, "category": kind}]}
+    table = hub_table(embed(small_jpegs[:3]), features=features, objects=objects)
+    write(tmp_path / "hub/train.parquet", table)
+    save_to_disk(tmp_path / "saved", [table])
+    options = {"boxes": "objects.bbox", "box_format": "xywh", "label": "objects.category", "workers": 1}
+    for source in ("hub", "saved"):
+        tpufeed.shard(tmp_path / source, tmp_path / f"{source}-d", **options)
+        samples = [samples_of(tmp_path / f"{source}-d")[name] for name in sorted(samples_of(tmp_path / f"{source}-d"))]
+        assert [sample["objects.bbox"] for sample in samples] == [[1, 2, 11, 14, 0, 0, 4, 4], [], []]
+        assert [sample["image/class/text"] for sample in samples] == [[b"cat", b"cow"], [], []]

@@ -18,6 +18,7 @@ from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
 from tpufeed.cli.app import app
 from tpufeed.errors import BuildError, OptionError, SourceError
+from tpufeed.images import RandomResizedCrop
 from tpufeed.sharding.sources.grouped import open_groups
 
 SIDES = "xmin,ymin,xmax,ymax"
@@ -378,3 +379,40 @@ def test_a_flag_that_is_1_or_blank_belongs_to_its_box(named, table, tmp_path):
     samples = texts_of(result.url)
     assert [samples[name]["hidden"] for name in ("a.png", "b.png", "c.png")] == [[0, 1], [0], [1, 1]]
     assert spec_of(result, "hidden").of == "boxes"
+
+
+SIDED = {"class": "cat", "xmin": 8, "ymin": 12, "xmax": 32, "ymax": 24}
+PLAIN = [
+    ("table", {"objects": {"bbox": [[8, 12, 24, 12]]}}, "--boxes objects.bbox --box-format xywh;", "float32[,4]"),
+    ("table", SIDED, f"--group-by image --boxes {SIDES};", "int64"),
+    ("table", {"box": [8, 12, 32, 24]}, "--boxes box;", "int64[4]"),
+    ("parquet", {"objects": {"bbox": [[8.5, 12, 24, 12]]}}, "--boxes objects.bbox --box-format xywh;", "float32[,4]"),
+    ("tar", SIDED, "into one list;", "int64"),
+]
+
+
+@pytest.mark.parametrize(("form", "row", "way", "declaration"), PLAIN)
+def test_boxes_that_nobody_named_are_said_and_refused_by_a_crop(form, row, way, declaration, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    Image.new("RGB", (64, 48)).save(source / "0.png")
+    path, name = (
+        FORMS[form](source, row),
+        "xmin" if row is SIDED else next(iter(row)).replace("objects", "objects.bbox"),
+    )
+    result = tpufeed.shard(path, tmp_path / "d", label="none", presize=32, workers=1)
+    (said,) = (said for said in result.warnings if name in said)
+    assert way in said
+    crop = {"ops": [RandomResizedCrop(16)], "columns": ["image", name], "batch_size": 1, "processes": 0}
+    with pytest.raises(OptionError, match=f"RandomResizedCrop moves pixels, and .*{name}"):
+        tpufeed.Loader(result.url, **crop)
+    tpufeed.Loader(result.url, **{**crop, "ops": [], "columns": [name]}).close()
+    cache = tpufeed.cache.warmup(result.url, tmp_path / "c", size=16, workers=1)
+    assert name not in {spec.name for spec in cache.manifest.features}
+    assert any(name in said for said in cache.warnings)
+    with pytest.raises(OptionError, match="change with the crop"):
+        tpufeed.cache.warmup(path, tmp_path / "f", label="none", size=16, workers=1)
+    columns = {name: declaration}
+    result = tpufeed.shard(path, tmp_path / "e", label="none", columns=columns, workers=1)  # they are no boxes
+    assert result.warnings == ()
+    tpufeed.Loader(result.url, **crop).close()

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from tpufeed.build.item import ImageRef, Item
+from tpufeed.dataset.schema import BOX_NAMES
 from tpufeed.errors import NoInputsError, OptionError, SourceError, url_identity
 from tpufeed.images.header import sniff
 from tpufeed.sharding.inputs import Files
@@ -33,6 +34,7 @@ from tpufeed.sharding.sources.table import (
     Record,
     TableColumns,
     check_names,
+    iter_fields,
     number_rows,
     say_unlabelled,
     to_python,
@@ -389,8 +391,15 @@ def _holds_binary(kind: Any) -> bool:
     return _is_binary(kind) or any(_holds_binary(child.type) for child in _children(kind))
 
 
+def _has_boxes(kind: Any) -> bool:
+    """Return true for lists of structs with a box each, whose fields become columns of lists, as in tables."""
+    item = getattr(kind, "value_type", None)
+    return item is not None and _is_struct(item) and any(child.name in BOX_NAMES for child in _children(item))
+
+
 def _flat_names(name: str, kind: Any) -> list[str]:
     """Return the names of the values of a column; the fields of a struct are `column.field`."""
+    kind = kind.value_type if _has_boxes(kind) else kind
     if not _is_struct(kind):
         return [name]
     return [flat for child in _children(kind) for flat in _flat_names(f"{name}.{child.name}", _storage(child.type))]
@@ -398,6 +407,11 @@ def _flat_names(name: str, kind: Any) -> list[str]:
 
 def _flat_values(name: str, array: Any, where: str) -> Iterator[tuple[str, list[Any]]]:
     array = getattr(array, "storage", array)
+    if _has_boxes(array.type):
+        names = _flat_names(name, array.type)
+        rows = [dict(iter_fields(name, value or [])) for value in to_python(array, where)]
+        yield from ((field, [row.get(field, []) for row in rows]) for field in names)
+        return
     if not _is_struct(array.type):
         yield name, to_python(array, where)
         return

@@ -50,6 +50,8 @@ def find_metadata(store: Store) -> list[ObjectInfo]:
 class ImageFolderSource(TableSource):
     """The images of a folder that its metadata names, with the columns there. Class folders do not count."""
 
+    groups = False
+
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.splits is None and options.split_by is None and has_split_folders(place.store):
             options = dataclasses.replace(options, split_by="folder")

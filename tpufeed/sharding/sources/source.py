@@ -116,6 +116,7 @@ class Source(Protocol):
     has_outlines: ClassVar[bool] = False  # items may have the outlines of their objects
     labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
     spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
+    groups: ClassVar[bool] = False  # takes `group_by`
     numbers_rows: ClassVar[bool] = False  # an item's `path` is its row, which may hold another image in a newer file
     base: str  # the URL that the files of items are relative to
     splits: bool = False  # items have splits

@@ -15,6 +15,7 @@ import msgspec
 
 from tpufeed.build.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
+from tpufeed.dataset.schema import BOX_NAMES, name_boxes
 from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
@@ -25,18 +26,6 @@ from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
 
 IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
 LABEL_COLUMNS = ("label", "class", "category", "cls")
-# Names of the columns that hold the numbers of a box, in small letters and without "_" and "bbox", with its format.
-_SIDES = (
-    ("xmin ymin xmax ymax", ""),
-    ("x1 y1 x2 y2", ""),
-    ("left top right bottom", ""),
-    ("x y w h", " --box-format xywh"),
-    ("x y width height", " --box-format xywh"),
-    ("xmin ymin width height", " --box-format xywh"),
-    ("left top width height", " --box-format xywh"),
-    ("xcenter ycenter width height", " --box-format cxcywh"),
-)
-_BOX_NAMES = ("bbox", "box", "boundingbox")
 _SEPARATORS = {
     ".csv": {";": "with commas, or with tabs as .tsv", "\t": "with commas, or under a name that ends in .tsv"},
     ".tsv": {",": "with tabs, or under a name that ends in .csv", ";": "with tabs"},
@@ -208,7 +197,7 @@ def check_others(said: str, names: AbstractSet[str], options: ShardOptions, imag
 class TableSource(Source):
     """The rows of one or more tables, with paths below their folder or elsewhere, or URLs."""
 
-    suffixes, spells_files = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"), True
+    suffixes, spells_files, groups = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"), True, True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by == "folder" and not place.is_folder:
@@ -324,14 +313,9 @@ def iter_head(store: Store, name: str) -> Iterator[Record]:
 
 def say_boxes(names: Iterable[str]) -> str:
     """Return the options for the columns whose names are those of a box or its sides, or empty text."""
-    bare = {name.strip().lower().replace("_", ""): name for name in names}
-    sides = {name.removeprefix("bbox"): full for name, full in bare.items()}
-    for text, form in _SIDES:
-        if all(side in sides for side in text.split()):
-            return f" --boxes {shlex.quote(','.join(sides[side] for side in text.split()))}{form}"
-    found = next((name for name in _BOX_NAMES if name in bare), None)
-    form = " --box-format xywh" if found == "bbox" else ""  # the usage of COCO
-    return "" if found is None else f" --boxes {shlex.quote(bare[found])}{form}"
+    columns, form = name_boxes(names)
+    form = f" --box-format {form}" if form else ""
+    return f" --boxes {shlex.quote(','.join(columns))}{form}" if columns else ""
 
 
 def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
@@ -350,7 +334,7 @@ def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
     for record in first:
         for column, value in record.items():
             if _has_fields(value):
-                fields.setdefault(column, set()).update(field for field, _ in _iter_fields(column, value))
+                fields.setdefault(column, set()).update(field for field, _ in iter_fields(column, value))
             elif value is not None and value != []:
                 kept.add(column)
     kept.update(column for column, found in fields.items() if len(found) > _MOST_FIELDS)
@@ -361,7 +345,7 @@ def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
         flat: dict[str, Any] = {}
         for column, value in record.items():
             is_flat = column not in kept and (_has_fields(value) or (value in (None, []) and column in fields))
-            for field, item in _iter_fields(column, value) if is_flat else [(column, value)]:
+            for field, item in iter_fields(column, value) if is_flat else [(column, value)]:
                 if field in flat:
                     raise SourceError(f"{where}: two columns have the same name: {field}")
                 flat[field] = item
@@ -371,20 +355,20 @@ def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
 def _has_fields(value: Any) -> bool:
     """Return true for an object, and for a list of objects with a box each."""
     if isinstance(value, list):
-        return bool(value) and all(isinstance(one, dict) and not one.keys().isdisjoint(_BOX_NAMES) for one in value)
+        return bool(value) and all(isinstance(one, dict) and not one.keys().isdisjoint(BOX_NAMES) for one in value)
     return isinstance(value, dict)
 
 
-def _iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, Any]]:
+def iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the values of an object and of nested objects by name, as lists for a list; nothing if it is missing."""
     if isinstance(value, list):
-        objects = [dict(_iter_fields(name, item, level)) for item in value]
+        objects = [dict(iter_fields(name, item, level)) for item in value]
         for field in dict.fromkeys(itertools.chain.from_iterable(objects)):
             yield field, [one.get(field) for one in objects]
         return
     for key, item in (value or {}).items():
         if isinstance(item, dict) and level < _MOST_LEVELS:
-            yield from _iter_fields(f"{name}.{key}", item, level + 1)
+            yield from iter_fields(f"{name}.{key}", item, level + 1)
         else:
             yield f"{name}.{key}", item
 
