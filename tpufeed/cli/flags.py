@@ -206,7 +206,7 @@ Image = Annotated[
     str | None,
     in_source(
         metavar="COLUMN",
-        help="The column of a table with paths, the extension of images in a tar, or the folder of COCO's images.",
+        help="The column of a table with paths, 'DIR/{}.jpg' for names, the extension in tars, or COCO's folder.",
         show_default="found by its name",
     ),
 ]

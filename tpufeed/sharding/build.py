@@ -78,8 +78,9 @@ def shard(  # noqa: PLR0913  # the public face
         splits: the share of each split, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each path.
             Default: folders called train, val and so on are the splits; without such folders everything is train.
         split_by: "folder" for the folders right below the source, or the table column that holds the split.
-        image: the table column that holds paths or images, the extension of the images in tars, or the folder that
-            COCO's file names are relative to, like "train=DIR,val=DIR" for several splits.
+        image: the table column that holds paths, names or images, or the place of the images whose names it holds:
+            "train_images", "train_images/{}.jpg" or "train_images/{image_id}.jpg"; the extension of the images in tars;
+            or the folder that COCO's file names are relative to, like "train=DIR,val=DIR" for several splits.
         label: "auto", "none", or the column or key that holds the labels.
         classes: names of the classes in the order of their ids, or a file with one name per line. Default: the names
             that occur.

@@ -13,7 +13,7 @@ from pyarrow import parquet
 import tpufeed
 from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.previews import preview_shard
-from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.errors import DatasetExistsError, NoInputsError, OptionError, SourceError
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.memory import MemoryStore
 
@@ -703,3 +703,53 @@ def test_names_of_columns_that_are_one_without_their_blanks(table, take):
 def test_blanks_around_a_key_do_not_hide_the_labels(suffix, table, take):
     inventory, _ = take(table([{" image": "0.jpg", "label ": "cat"}], suffix))
     assert inventory.classes.names == ("cat",)
+
+
+KAGGLE = [
+    ("image_id", ("train_images",), ".jpg"),
+    ("image_id", ("train_images",), ""),
+    ("train_images", ("train_images",), ""),
+    ("train_images/{}.jpg", ("train_images",), ""),
+    ("train_images/{image_id}", ("train_images",), ""),
+    ("image_id", ("part_1", "part_2"), ""),  # HAM10000
+    ("image_id", ("part_1", "part_2"), ".jpg"),
+]
+
+
+@pytest.mark.parametrize(("image", "folders", "suffix"), KAGGLE)
+def test_a_table_of_names_beside_folders_of_images(image, folders, suffix, small_jpegs, tmp_path):
+    source = tmp_path / "source"
+    lines = ["image_id,label"]
+    for number, data in enumerate(small_jpegs[:6]):
+        path = source / folders[number % len(folders)] / f"{1000 + number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        lines.append(f"{1000 + number}{suffix},{number % 3}")
+    (source / "train.csv").write_text("\n".join(lines) + "\n")
+    result = tpufeed.shard(source / "train.csv", tmp_path / "d", image=image, workers=1)
+    names = {f"{folders[number % len(folders)]}/{1000 + number}.jpg" for number in range(6)}
+    assert samples_of(tmp_path / "d").keys() == names
+    assert len(result.warnings) == (image == "image_id")  # it says where the images are
+    lines.append(f"1005{suffix},0")
+    (source / "train.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DatasetExistsError):
+        tpufeed.shard(source / "train.csv", tmp_path / "d", image=image, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("image", "images", "said"),
+    [
+        ("image_id", ["x/2000.jpg"], "--image 'FOLDER/{}.jpg'"),
+        ("image_id", ["x/a/1000.jpg", "x/b/1000.jpg"], "two images are called 1000"),
+        ("x", ["x/2000.jpg"], "x has no images"),
+        ("y", ["x/1000.jpg"], "no column 'y'"),
+        ("x/{name}.jpg", ["x/1000.jpg"], "no column 'name'"),
+    ],
+)
+def test_names_whose_images_are_not_certain(image, images, said, small_jpegs, tmp_path):
+    for path in images:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(small_jpegs[0])
+    (tmp_path / "train.csv").write_text("image_id,label\n1000,0\n")
+    with pytest.raises(OptionError, match=re.escape(said)):
+        tpufeed.shard(tmp_path / "train.csv", tmp_path / "d", image=image, workers=1)

@@ -5,8 +5,6 @@ Rows of an image need not be adjacent. They are kept in a temporary file, in whi
 
 import itertools
 import json
-import posixpath
-import shlex
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,27 +16,19 @@ import msgspec
 
 from tpufeed.build.item import Item
 from tpufeed.errors import OptionError, SourceError
-from tpufeed.sharding.inputs import Files, is_web
+from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import BOX, ShardOptions
 from tpufeed.sharding.sources.source import (
-    IMAGE_SUFFIXES,
     Contents,
     Found,
     Place,
-    is_hidden,
-    is_image_name,
-    listing,
-    resolve,
     show,
 )
-from tpufeed.sharding.sources.table import Change, Record, Row, TableColumns, TableSource, to_label
+from tpufeed.sharding.sources.table import Change, Record, Row, TableColumns, TableSource, is_missing, text_of
 from tpufeed.storage.local import temporary_folder
-from tpufeed.storage.store import ObjectInfo
 
 _MOST_ROWS = 100_000  # of an image
-_TRIED_IMAGES = 16
 _FLAG = (None, 1, "1", "1.0")  # values of a column that marks some boxes
-_MOST_FOLDERS = 100  # to search for the images
 _SAID = 40  # characters of a value in a message
 Rows: TypeAlias = list[tuple[int, Record]]  # with their numbers, from 1
 _ENCODER, _ROWS = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[tuple[int, dict[str, Any]]])
@@ -83,7 +73,7 @@ class Groups:
     def _iter_runs(self, records: Iterable[Record]) -> Iterator[tuple[bytes | int, int, bytes]]:
         def key_of(pair: tuple[int, Record]) -> bytes | int:
             # A row without a value is a group by itself. As text, SQLite takes no lone surrogates.
-            return _key_of(pair[1].get(self._column)).encode(errors="surrogatepass") or pair[0]
+            return text_of(pair[1].get(self._column)).encode(errors="surrogatepass") or pair[0]
 
         for key, pairs in itertools.groupby(enumerate(records, 1), key_of):
             rows = list(itertools.islice(pairs, _MOST_ROWS + 1))
@@ -159,69 +149,20 @@ class GroupedSource(TableSource):
 
     def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
         options, where, group = self._options, f"{self.base}/{name}", str(self._options.group_by)
-        of_group = options.image is None or "{}" in options.image
-        columns = TableColumns(where, names, options, group if of_group else None)
+        columns, change = super().prepare(name, names, first)
         columns.find("group", group)
         for column in (*self._sides, *(options.box_columns or ())):
             columns.find("boxes", column)
         if options.box_sides and options.boxes_name in names:
             raise OptionError(f"{where}: the column {options.boxes_name!r} has the name that all boxes get; rename it")
-        pattern, self._notes = options.image if of_group else None, list[str]()
-        if options.image is None:
-            pattern = self._find_pattern(first, group)
-            if pattern is not None:
-                self._notes.append(
-                    f"{group} has no paths: images are taken from {pattern}; if they are others, pass --image "
-                    "'FOLDER/{}.jpg'"
-                )
-        if pattern is None:
-            return columns, None
-
-        def change(record: Record) -> Record:
-            key = _key_of(record.get(group))
-            return {**record, group: pattern.replace("{}", key)} if key else record
-
         return columns, change
-
-    def _find_pattern(self, first: Sequence[Record], group: str) -> str | None:
-        """Return the pattern of paths, like `train/{}.jpg`, if the values of a column lack their suffix or folder.
-
-        None if they are paths as they are. Raises OptionError if no pattern or several hold for those that are tried.
-        """
-        keys = list(dict.fromkeys(key for record in first if (key := _key_of(record.get(group)))))[:_TRIED_IMAGES]
-        files = Files(self.base)
-
-        def count(pattern: str, keys: Sequence[str]) -> int:
-            infos = files.stats([resolve(self.base, pattern.replace("{}", key)) for key in keys])
-            return sum(isinstance(info, ObjectInfo) for info in infos)
-
-        if not keys or count("{}", keys):
-            return None
-        with listing():
-            names = () if is_web(self._store) else self._store.iter_folders()
-            folders = sorted(name for name in names if not is_hidden(name))[:_MOST_FOLDERS]
-        ends = [f"{{}}{suffix}" for suffix in ("", *IMAGE_SUFFIXES)]
-        patterns = [posixpath.join(folder, end) for folder in ("", *folders) for end in ends]
-        found = [pattern for pattern in patterns if count(pattern, keys[:1]) and count(pattern, keys) == len(keys)]
-        if len(found) > 1:
-            raise OptionError(
-                f"{self.base}: images like {keys[0]} are in {show(found)}; choose one: --image {shlex.quote(found[0])}"
-            )
-        if not found and not is_web(self._store) and not any(is_image_name(key) or "://" in key for key in keys):
-            raise OptionError(
-                f"{self.base}: {group!r} has names like {keys[0]} instead of paths, and no folder here has images of "
-                f"the {len(keys)} names that were tried, like {keys[0]}.jpg: pass --image 'FOLDER/{{}}.jpg', with {{}} "
-                "for the name, or --image COLUMN for a column of paths"
-            )
-        return found[0] if found else None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         options, files, (info,) = self._options, Files(self.base), self._files
         self._where, self._unboxed = f"{self.base}/{info.name}", Counter[str]()
         group, boxes = str(options.group_by), options.boxes_name
         with self.open(info.name) as (columns, records), open_groups(records, group, self._where) as groups:
-            self.image_column = columns.files[0]
-            found.notes += self._notes
+            self.image_column, found.notes = columns.files[0], [*found.notes, *dict.fromkeys(self.notes)]
             single = {group, columns.split, *columns.files}
             lists = {boxes, columns.label, *options.box_sides}
             each = options.box_columns
@@ -276,13 +217,13 @@ class GroupedSource(TableSource):
                 if box is not None:
                     found.append(box)
                     listed.append(one)
-                elif label is not None and not _is_missing(one.get(label)):
+                elif label is not None and not is_missing(one.get(label)):
                     self._unboxed[_say(one[label])] += 1
             record = {name: value for name, value in record.items() if name not in self._options.box_sides}
             record[boxes] = found
             each = each if label is None else (label, *each)
         elif label is not None:
-            labels = [value for one in listed if not _is_missing(value := one.get(label))]
+            labels = [value for one in listed if not is_missing(value := one.get(label))]
             record[label] = [value for place, value in enumerate(labels) if value not in labels[:place]]
         lists = {name: [one.get(name) for one in listed] for name in each}
         for name in flags:
@@ -297,7 +238,7 @@ class GroupedSource(TableSource):
         if isinstance(value, str):
             with suppress(ValueError, RecursionError):
                 value = json.loads(value)
-        if _is_missing(value) or (isinstance(value, list) and all(map(_is_missing, value))):
+        if is_missing(value) or (isinstance(value, list) and all(map(is_missing, value))):
             return None, ""
         with suppress(ValueError, TypeError, OverflowError):
             numbers = list(map(float, value))
@@ -305,16 +246,6 @@ class GroupedSource(TableSource):
                 return numbers, ""
         said = f"{', '.join(self._sides)} has {_say(value)}"
         return value, f"{said}; expected the four numbers of a box, or nothing for no box"
-
-
-def _key_of(value: Any) -> str:
-    """Return the value of a group's column as text; empty if it is missing."""
-    value = to_label(value) if isinstance(value, float | bytes) else value
-    return "" if _is_missing(value) else str(value)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or value == "" or value != value or value == "nan"  # noqa: PLR0124  # NaN
 
 
 def _say(value: Any) -> str:

@@ -62,10 +62,10 @@ class ImageFolderSource(TableSource):
         names_of = {name: dict.fromkeys(itertools.chain.from_iterable(rows)) for name, rows in heads.items()}
         rows = list(itertools.chain.from_iterable(heads.values()))
         names = list(dict.fromkeys(itertools.chain.from_iterable(names_of.values())))
-        self._notes, self._label, each, boxes = list[str](), None, list[str](), find_boxes(rows, names)
+        self._label, each, boxes = None, list[str](), find_boxes(rows, names)
         for file, own in names_of.items():
             if lacking := [name for name in names if name not in own]:
-                self._notes.append(
+                self.notes.append(
                     f"{file} lacks columns of other metadata files, so its images have no values: {show(lacking)}"
                 )
         if boxes is None or options.boxes not in (None, boxes.name):
@@ -111,7 +111,7 @@ class ImageFolderSource(TableSource):
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         files, named = Files(self.base), 0
-        found.notes += self._notes
+        found.notes += self.notes
         for info in self._files:
             where = f"{self.base}/{info.name}"
             with self.open(info.name) as (columns, records), open_groups(records, columns.files[0], where) as groups:

@@ -5,10 +5,13 @@ import csv
 import io
 import itertools
 import json
+import posixpath
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
@@ -17,14 +20,27 @@ from tpufeed.build.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.schema import BOX_NAMES, name_boxes
 from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
-from tpufeed.sharding.inputs import Files
+from tpufeed.sharding.inputs import Files, is_web
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.row_groups import parquet_errors
-from tpufeed.sharding.sources.source import Found, Place, Source, identity_of, listing, resolve
+from tpufeed.sharding.sources.source import (
+    IMAGE_SUFFIXES,
+    Found,
+    Place,
+    Source,
+    identity_of,
+    is_hidden,
+    is_image_name,
+    listing,
+    resolve,
+    show,
+    stem_of,
+)
 from tpufeed.storage.reading import open_compared, open_object
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 
 IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
+_ID_COLUMNS = ("image_id", "imageid", "img_id", "image_name", "id", "name")  # of names, if `image` tells their place
 LABEL_COLUMNS = ("label", "class", "category", "cls")
 _SEPARATORS = {
     ".csv": {";": "with commas, or with tabs as .tsv", "\t": "with commas, or under a name that ends in .tsv"},
@@ -35,6 +51,10 @@ _LONGEST_FIELD = 16 << 20  # characters: an object's mask as text takes up to a 
 _BEYOND_PYTHON = (ValueError, OverflowError, LookupError)  # a year beyond 9999, a time zone that is unknown here
 ROWS_AT_ONCE = 2048
 _NO_FILE = "there is no such file"
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_TRIED_IMAGES = 16
+_MOST_FOLDERS = 100  # to search for the images
+_MOST_LISTED = 10**6  # files there, if images are in several folders
 _MOST_FIELDS = 64  # of a column of objects; with more its keys are taken for data
 _MOST_LEVELS = 8
 _MANY_SHOWN = 8
@@ -204,14 +224,121 @@ class TableSource(Source):
             raise OptionError("a table has no folders to split by; name one of its columns")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None
+        self.notes = list[str]()  # on the images' places, once tables are open
 
     def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
         """Choose among the columns `names` of a table by its `first` rows; return also what changes each row, if any.
 
         Raises:
-            OptionError: a named column does not exist, or none can be chosen.
+            OptionError: a named column does not exist, or none can be chosen; or images are not where their names tell.
         """
-        return TableColumns(f"{self.base}/{name}", names, self._options), None
+        where, place = f"{self.base}/{name}", self._options.image
+        if place is not None and (place in names or not (_BRACES.search(place) or self._is_folder(place))):
+            columns, place = TableColumns(where, names, self._options), None  # it names a column
+        else:
+            braces, usual = _BRACES.search(place or ""), (*IMAGE_COLUMNS, *_ID_COLUMNS) if place is not None else ()
+            column = (braces and braces[1]) or self._options.group_by
+            column = column or next((name for one in usual for name in names if name.strip().lower() == one), None)
+            if place is not None and column is None:
+                raise OptionError(
+                    f"{where}: --image {place} is the place of images, and none of the columns ({', '.join(names)}) is "
+                    f"called {', '.join(usual[:4])} or the like; name the one with their names: --image "
+                    "'FOLDER/{COLUMN}'"
+                )
+            columns = TableColumns(where, names, self._options, column)
+        image = columns.files[0]
+        keys = list(dict.fromkeys(key for record in first if (key := text_of(record.get(image)))))[:_TRIED_IMAGES]
+        find_path = self._find_paths(keys, image, None if place is None else _BRACES.sub("{}", place))
+        if find_path is None:
+            return columns, None
+
+        def change(record: Record) -> Record:
+            key = text_of(record.get(image))
+            return {**record, image: find_path(key)} if key else record
+
+        return columns, change
+
+    def _find_paths(self, keys: Sequence[str], column: str, place: str | None) -> Callable[[str], str] | None:
+        """Return what makes the path of an image from its name in a column; None if names are paths as they are.
+
+        Args:
+            keys: the first names in the column.
+            column: its name.
+            place: a folder of images, or a pattern of paths like `train/{}.jpg`; None to look here and in folders.
+
+        Raises:
+            OptionError: there are no such images, or it is not certain which they are.
+        """
+        files, store = Files(self.base), self._store
+
+        def count(pattern: str, keys: Sequence[str]) -> int:
+            infos = files.stats([resolve(self.base, pattern.replace("{}", key)) for key in keys])
+            return sum(isinstance(info, ObjectInfo) for info in infos)
+
+        if place is not None and is_image_name(place):
+            return partial(place.replace, "{}")
+        if not keys or (place is None and (any("://" in key or key[0] == "/" for key in keys) or count("{}", keys))):
+            return None
+        with listing():
+            names = () if place is not None or is_web(store) else store.iter_folders()
+            folders = [place or "", *sorted(name for name in names if not is_hidden(name))[:_MOST_FOLDERS]]
+        starts = (each if "{}" in each else posixpath.join(each, "{}") for each in folders)
+        patterns = [start + suffix for start in starts for suffix in ("", *IMAGE_SUFFIXES)]
+        found = [pattern for pattern in patterns if count(pattern, keys[:1]) and count(pattern, keys) == len(keys)]
+        if len(found) > 1:
+            raise OptionError(
+                f"{self.base}: images like {keys[0]} are in {show(found)}; choose one: --image {shlex.quote(found[0])}"
+            )
+        paths = dict[str, str]()
+        if not found and not is_web(store):
+            paths = self._list_images(posixpath.dirname(f"{place}/".partition("{}")[0]) if place else "")
+        is_enough = any if place else all
+        if found or is_enough(key in paths for key in keys):
+            if place is None:
+                taken = found[0] if found else f"all folders below {self.base}, by their names"
+                self.notes.append(
+                    f"{column} has no paths: images are taken from {taken}; if they are others, pass --image "
+                    "'FOLDER/{}.jpg'"
+                )
+            return partial(found[0].replace, "{}") if found else lambda key: paths.get(key, key)
+        if place is not None or not (is_web(store) or any(map(is_image_name, keys))):
+            there = "no folder here has images" if place is None else f"{place} has no images"
+            raise OptionError(
+                f"{self.base}: {column!r} has names like {keys[0]} instead of paths, and {there} of the {len(keys)} "
+                f"names that were tried, like {keys[0]}.jpg: pass --image 'FOLDER/{{}}.jpg', {{}} for the name, or "
+                "--image COLUMN for a column of paths"
+            )
+        return None
+
+    def _list_images(self, folder: str) -> dict[str, str]:
+        """Return the paths of all images below a folder, by their names with and without suffix; nothing if too many.
+
+        Raises OptionError if two images have one name.
+        """
+        paths = dict[str, str]()
+        with listing():
+            for number, path in enumerate(self._iter_names(folder)):
+                if number == _MOST_LISTED:
+                    return {}
+                name = posixpath.basename(path)
+                for key in {name, stem_of(name)} if is_image_name(path) else ():
+                    if paths.setdefault(key, path) != path:
+                        raise OptionError(
+                            f"{self.base}: two images are called {key}: {paths[key]} and {path}; pass --image "
+                            "'FOLDER/{}.jpg', with {} for the name in the table"
+                        )
+        return paths
+
+    def _is_folder(self, name: str) -> bool:
+        with suppress(TpufeedError):
+            return not is_web(self._store) and next(self._iter_names(name), None) is not None
+        return False
+
+    def _iter_names(self, folder: str) -> Iterator[str]:
+        if "://" in folder or folder.startswith("/"):
+            yield from (f"{folder.rstrip('/')}/{info.name}" for info in open_store(folder).iter_objects())
+        else:
+            yield from (info.name for info in self._store.iter_objects(folder.rstrip("/")))
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         files = Files(self.base)
@@ -219,6 +346,7 @@ class TableSource(Source):
             with self.open(info.name) as (columns, records):
                 self.image_column = columns.files[0]
                 yield from columns.iter_items(number_rows(records), files)
+        found.notes += dict.fromkeys(self.notes)
 
     def iter_files(self) -> Iterator[str]:
         """Yield the names in the rows, without looking the files up."""
@@ -277,6 +405,17 @@ def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None
 
 def _to_path(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value  # as some Parquet writers store it
+
+
+def text_of(value: Any) -> str:
+    """Return the value of a column as text; empty if it is missing."""
+    value = to_label(value) if isinstance(value, float | bytes) else value
+    return "" if is_missing(value) else str(value)
+
+
+def is_missing(value: Any) -> bool:
+    """Return true for a value that stands for none."""
+    return value is None or value == "" or value != value or value == "nan"  # noqa: PLR0124  # NaN
 
 
 def to_label(value: Any) -> Label | Labels:
