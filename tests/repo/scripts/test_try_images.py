@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.frameworks import load
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -34,6 +36,16 @@ def test_a_folder_is_counted_by_format_and_outcome(folder):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "14 files" in done.stdout
     assert "png 1 kept" in done.stdout or "1 kept" in next(line for line in done.stdout.splitlines() if "png" in line)
+
+
+def test_plug_ins_of_pillow_read_what_tpufeed_reads(tmp_path):
+    picture = Image.radial_gradient("L").resize((90, 60)).convert("RGB")
+    load("pillow_jxl")
+    picture.save(tmp_path / "a.jxl")
+    load("pillow_heif").from_pillow(picture).save(tmp_path / "b.heic")
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 violations" in done.stdout
 
 
 def test_a_violation_is_named_with_file_and_policy(folder):
