@@ -41,8 +41,8 @@ def check_format(box_format: str) -> tuple[str, bool]:
     form, comma, relative = box_format.partition(",")
     if form not in FORMATS or (comma and (relative.strip() != "relative" or form == VOC)):
         raise OptionError(
-            f"unknown box format {box_format!r}: expected one of {', '.join(FORMATS)}, followed by ',relative' if "
-            "numbers are shares of the width and height"
+            f"unknown box format {box_format!r}: expected {VOC}, or one of {', '.join(FORMATS[:-1])}, followed by "
+            "',relative' if numbers are shares of the width and height"
         )
     return form, bool(comma)
 
