@@ -248,6 +248,14 @@ def test_the_last_batch_of_an_epoch_may_be_small() -> None:
     assert other_problems(report) == ()
 
 
+@pytest.mark.parametrize("sizes", [(1,), (4, 0), (4, 1)])
+def test_epochs_of_short_or_empty_batches_are_no_full_device(sizes: tuple[int, ...]) -> None:
+    report = EmulatedAccelerator(FAST, 4).run(Epochs(*sizes, promised=len(sizes)), steps=60)
+    assert other_problems(report)[0].endswith("% fewer in all: give it full batches")
+    assert report.au_percent == pytest.approx(100 * report.images_per_second / 4000)
+    assert report.au_percent < 70
+
+
 def test_a_loader_that_ends_early_is_found_out_by_its_own_length() -> None:
     report = EmulatedAccelerator(FAST, 4).run(Epochs(*[4] * 24, promised=25), steps=49)
     assert other_problems(report) == ("the loader ended early: epoch 1 had 24 batches of 25; 2 short epochs in all",)

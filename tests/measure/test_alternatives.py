@@ -154,6 +154,26 @@ def test_photographs_are_presized_as_sharding_does(photos: dict[str, bytes], tmp
     assert presized.record_bytes < len(min(large, key=len)) / 10
 
 
+@pytest.mark.parametrize(
+    ("ops", "side"),
+    [
+        ([RandomResizedCrop((30, 40))], 46),
+        ([HorizontalFlip(), Resize(60), RandomCrop(40)], 60),
+        ([Resize((40, 50))], 50),
+        ([Resize(4), CenterCrop(4)], 8),
+        ([CenterCrop(40)], None),  # its pixels would show more of the image
+        ([Rotate(10), RandomCrop(40)], None),
+    ],
+    ids=str,
+)
+def test_images_are_presized_to_what_the_first_ops_need(
+    ops: list[Op], side: int | None, photos: dict[str, bytes], tmp_path: Path
+) -> None:
+    found, _ = attempt(tmp_path, "photos/", [photos["china.jpg"]] * 4, ops=ops, are_files=True)
+    commands = [one.do.partition(": ")[2] for one in found if one.do.startswith("presize")]
+    assert commands == ([] if side is None else [f"tpufeed shard photos/ photos-presized-{side} --presize {side}"])
+
+
 def test_a_dataset_is_presized_by_the_command_that_made_it(photos: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "raw"
     folder.mkdir()

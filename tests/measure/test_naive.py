@@ -7,6 +7,7 @@ import pytest
 
 from tests.measure.conftest import OPS
 from tpufeed.dataset.reader import open_dataset
+from tpufeed.measure import naive
 from tpufeed.measure.naive import NaiveLoader, measure_files, measure_pillow
 from tpufeed.measure.prediction import Measurements
 
@@ -33,9 +34,22 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, photos: dict[str, b
     assert any("cannot be read, the first: " in note and "gone.jpg" in note for note in found.notes)
 
 
+def test_a_listing_that_is_cut_off_is_said_and_its_sample_is_of_all(
+    colour_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = files_of(colour_folder)
+    assert not [note for note in found.notes if "cut off" in note]
+    assert not [one.cost for one in found.alternatives if "for the first" in one.cost]
+    monkeypatch.setattr(naive, "_SAMPLES", 8)
+    monkeypatch.setattr(naive, "_LISTING_SECONDS", -1.0)
+    found = files_of(colour_folder)
+    assert any("more than 8. Listing them took longer" in note for note in found.notes)
+    assert all("for the first 8 images" in one.cost for one in found.alternatives)
+
+
 def test_pillow_is_measured_over_what_it_can_decode(photos: dict[str, bytes]) -> None:
-    assert measure_pillow([b"no image", photos["china.jpg"]], 32, 1, 0.05) > 0
-    assert measure_pillow([b"no image"], 32, 1, 0.01) == 0
+    assert measure_pillow([b"no image", photos["china.jpg"]], OPS, 1, 0.05) > 0
+    assert measure_pillow([b"no image"], OPS, 1, 0.01) == 0
 
 
 def test_a_view_is_fed_alone_with_its_labels(dataset_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import tpufeed
 from tests.measure.conftest import OPS
-from tpufeed.images import Custom, HorizontalFlip
+from tpufeed.images import CenterCrop, Custom, HorizontalFlip, Resize
 from tpufeed.loaders.device_ops import DeviceOps
 from tpufeed.measure import stages
 
@@ -38,6 +38,11 @@ def test_device_ops_do_not_run_here(cache_url: str, monkeypatch: pytest.MonkeyPa
 def test_images_that_do_not_decode_take_no_part_in_timing(photos: dict[str, bytes]) -> None:
     assert stages.time_decoding([b"no image", photos["china.jpg"]], OPS, 0.05) > 0
     assert stages.time_decoding([b"no image"], OPS, 0.01) == 1.0
+
+
+def test_time_that_an_op_waits_is_the_op_s(photos: dict[str, bytes]) -> None:
+    ops = [Resize(32), CenterCrop(32), Custom("tests.measure.test_stages:sleep")]
+    assert stages.time_decoding([photos["rocket.jpg"]], ops, 0.2) < 0.6  # it costs no CPU time
 
 
 @pytest.mark.uses("jax")

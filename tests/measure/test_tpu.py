@@ -2,12 +2,14 @@
 
 import re
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tpufeed.errors import OptionError
+from tpufeed.measure import tpu
 from tpufeed.measure.tpu import (
     MODELS,
     TPUS,
@@ -135,6 +137,9 @@ def install(monkeypatch: pytest.MonkeyPatch, get_metric: Any, name: str = "tpumo
         (["n/a"], None),
         ([None], None),
         (object(), None),
+        ("42", None),  # two digits
+        (["101.0", "7.0"], None),
+        (["-1"], None),
     ],
 )
 def test_the_mean_over_the_cores_and_no_answer_is_none(
@@ -163,3 +168,22 @@ def test_without_monitoring_and_without_libtpu_there_are_no_counters(monkeypatch
     assert read_counters() == TpuCounters(None, None)
     monkeypatch.setitem(sys.modules, "libtpu", None)
     assert read_counters() == TpuCounters(None, None)
+
+
+def test_a_counter_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go_on = list[str](), threading.Event()
+
+    def get_metric(name: str) -> Any:
+        asked.append(name)
+        if name == "duty_cycle_pct":
+            go_on.wait()
+        return SimpleNamespace(data=lambda: ["30.0"])
+
+    install(monkeypatch, get_metric)
+    monkeypatch.setattr(tpu, "_COUNTER_SECONDS", 0.1)
+    try:
+        assert read_counters() == TpuCounters(30.0, None)
+        assert read_counters() == TpuCounters(None, None)  # the first one still hangs
+        assert asked == ["tensorcore_util", "duty_cycle_pct"]
+    finally:
+        go_on.set()

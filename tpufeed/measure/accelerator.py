@@ -122,17 +122,18 @@ class EmulatedAccelerator:
         ready = np.sum([queued[n : n + len(begun)] <= ends for n in range(_QUEUE_BATCHES)], axis=0)
         problems = problems_of(len(images) - 1, short)
         small = sum(count < self.batch_size for count in images)
-        if small > may_be_small:
+        lacks = 100 * (1 - sum(images) / (len(images) * self.batch_size))
+        if small > may_be_small or lacks >= MODERATE_PERCENT:
             problems.append(
                 f"{small} of {len(images)} batches had fewer images than the {self.batch_size} that the accelerator "
-                "takes per step: give it full batches"
+                f"takes per step, {lacks:.0f} % fewer in all: give it full batches"
             )
         waits = begun - ends
         steady = dict[str, Any]()  # figures of the steady state, after the loader has started
         if len(images) > 1:
             wait, computed = float(waits[1:].sum()), (len(images) - 1) * self.step_seconds
-            wall = wait + computed
-            idle, au, late = (100 * part / wall for part in (wait, computed, oversleep))
+            wall, useful = wait + computed, sum(images[1:]) / self.profile.images_per_second
+            idle, au, late = (100 * part / wall for part in (wait, useful, oversleep))
             # A late wake can only add idle time, so a device that is fed all the same is fed.
             if late > _MOST_OVERSLEEP_PERCENT and idle >= MODERATE_PERCENT:
                 problems.append(

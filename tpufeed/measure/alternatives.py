@@ -26,9 +26,10 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.errors import ImageError, OptionError, StoreError, TpufeedError
-from tpufeed.images.affine import HorizontalFlip
+from tpufeed.images.affine import HorizontalFlip, VerticalFlip
+from tpufeed.images.color import ColorJitter, Grayscale
 from tpufeed.images.custom import Custom
-from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
@@ -48,6 +49,8 @@ _MOST_ROUNDS = 64
 
 _VARIANTS = 4  # in a raw cache
 _MARGIN = 8 / 7  # makes 256 of 224: people presize to that
+_LEAST_PX = 8  # that --presize takes
+_SIZE_FREE = (HorizontalFlip, VerticalFlip, ColorJitter, Grayscale)  # do the same to smaller images
 _SMALLER = 0.8  # share of the bytes: a smaller gain is not worth a build
 _FEATURES_BYTES = 400  # size of a record without its image
 _DRAWS_ANEW = "random numbers are new in every epoch; the device's own time for the ops is not counted"
@@ -167,7 +170,7 @@ class _Way:
     Attributes:
         name: what is done, for people.
         command: how it is done, for a shell or for people.
-        change: makes what is stored of the image with this number.
+        change: makes what is stored of the image with this number, in all variants; returns the first.
         size: size of raw pixels; None if images stay encoded.
         gain: what it gives beside its rate.
         shrinks: it is only worth a build if it makes images smaller.
@@ -193,6 +196,8 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
     records: int,
     ops: Sequence[Op],
     batch_size: int,
+    built: int | None = None,
+    of_which: str = "",
     device_ops: Sequence[Op] = (),
     are_files: bool = False,
     manifest: Manifest | None = None,
@@ -204,9 +209,11 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
         images: a sample of the images.
         folder: a folder for small datasets.
         seconds: time of each measurement.
-        records: number of all images.
+        records: number of images that the loader reads.
         ops: ops of the loader, which bring images to one size.
         batch_size: batch size of the loader.
+        built: number of images that the commands build: those of all splits. Default: `records`.
+        of_which: which images these are, if not all of them: "the first 20,000 images".
         device_ops: ops that a device runs after them already.
         are_files: the images are files; there is no dataset yet.
         manifest: the manifest of the dataset, for the command that makes it again.
@@ -234,11 +241,11 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
         except (TpufeedError, OSError, MemoryError) as error:
             notes.append(f"{way.name}: could not be tried: {reason_of(error)}")
             continue
-        record_bytes, stored = mean_bytes + _FEATURES_BYTES, records * way.variants
-        cost = _cost(stored * record_bytes, stored * took / len(made), way)
-        sent = _size_ratio(way.ops, way.size, size)
+        record_bytes, images_built = mean_bytes + _FEATURES_BYTES, records if built is None else built
+        cost = _cost(images_built * way.variants * record_bytes, images_built * took / len(made), way, of_which)
+        sent, read_bytes = _size_ratio(way.ops, way.size, size), records * way.variants * record_bytes
         do = f"{way.name}: {way.command}"
-        found.append(Alternative(do, rates.whole, record_bytes, stored * record_bytes, cost, sent, span=rates.spans[0]))
+        found.append(Alternative(do, rates.whole, record_bytes, read_bytes, cost, sent, span=rates.spans[0]))
     return tuple(found), notes
 
 
@@ -252,7 +259,7 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
     manifest: Manifest | None,
 ) -> list[_Way]:
     """Return the other ways to store images that loaders bring to `size`."""
-    side = _margin(size)
+    side = _presize_side((*ops, *device_ops))
 
     def store(number: int) -> bytes:
         return store_image(images[number], ImagePolicy()).data
@@ -260,12 +267,15 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
     def presize(number: int) -> bytes:
         return store_image(images[number], ImagePolicy(presize_px=side)).data
 
-    def warm_by(ops: _Ops) -> Callable[[int], bytes]:
-        pipeline = Pipeline(ops, seed=0)
-        draws = pipeline.draw(0, np.arange(len(images)))
-        return lambda number: pipeline.run_stored(
-            memoryview(images[number]), None, [op[number] for op in draws]
-        ).tobytes()
+    def warm_by(ops: _Ops, variants: int = 1) -> Callable[[int], bytes]:
+        pipelines, samples = [Pipeline(ops, seed=0)] * variants, np.arange(len(images))
+        draws = [pipeline.draw(variant, samples) for variant, pipeline in enumerate(pipelines)]
+
+        def warm(number: int) -> bytes:
+            drawn = [[op[number] for op in of_variant] for of_variant in draws]
+            return run_views(pipelines, memoryview(images[number]), drawn, [None] * variants)[0].tobytes()
+
+        return warm
 
     presized, given = f"presized-{side}", quote(url)
     same: dict[str, Any] = {"ops": ops, "device_ops": device_ops}
@@ -273,11 +283,15 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
     if are_files:
         shards = f"tpufeed shard {given} {name_beside(url, 'shards')}"
         ways.append(_Way(name="make shards of the files", command=shards, change=store, **same))
-    else:
-        command = (manifest and make_again(manifest, f"{url.rstrip('/')}-{presized}", presize=side)) or (
+    elif manifest is not None:
+        smaller: dict[str, Any] = {"presize": side}
+        if manifest.options.get("presize_mode") == "long":  # its shorter sides would be smaller
+            smaller["presize_mode"] = "short"
+        command = make_again(manifest, f"{url.rstrip('/')}-{presized}", **smaller) or (
             f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
         )
-    if manifest is None or manifest.options.get("command") != "adopt":  # which no command presizes
+    # No command presizes what was adopted.
+    if side is not None and (manifest is None or manifest.options.get("command") != "adopt"):
         ways.append(_Way(name=f"presize to {side}", command=command, change=presize, shrinks=True, **same))
     flags = _flags(ops)
     if ops == (RandomResizedCrop(size[0]), HorizontalFlip()):  # the default of warmup
@@ -286,7 +300,7 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
     place = name_beside(url, "x".join(map(str, dict.fromkeys(size))))
     command = f"tpufeed cache warmup {given} {place}{flags}" + (f" --variants {variants}" if variants > 1 else "")
     raw: dict[str, Any] = {"size": size, "ops": (), "device_ops": device_ops, "variants": variants}
-    ways.append(_Way(name="warm a raw cache", command=command, change=warm_by(ops), **raw))
+    ways.append(_Way(name="warm a raw cache", command=command, change=warm_by(ops, variants), **raw))
     plan = plan_device_ops((*ops, *device_ops))
     if plan is not None and plan.cached != ops:  # otherwise it is the raw cache
         whole = Pipeline(plan.cached, seed=0).output_size(None)
@@ -306,13 +320,13 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
     return ways
 
 
-def _cost(total_bytes: float, seconds: float, way: _Way) -> str:
+def _cost(total_bytes: float, seconds: float, way: _Way, of_which: str) -> str:
     """Return the size of the result and the time to make it, in words."""
     cost = f"{total_bytes / 1e9:,.1f} GB" if total_bytes >= 1e8 else f"{total_bytes / 1e6:,.1f} MB"
     cost += f" for {way.variants} variants" if way.variants > 1 else ""
     minutes = seconds / 60
     cost += f", about {minutes:,.0f} minutes" if minutes >= 2 else f", about {max(1, round(seconds))} s"
-    return f"{cost} on this host" + (f"; {way.gain}" if way.gain else "")
+    return f"{cost} on this host{of_which and f', for {of_which}'}" + (f"; {way.gain}" if way.gain else "")
 
 
 def try_device_ops(  # noqa: PLR0913  # each option is a parameter that editors show
@@ -359,6 +373,21 @@ def try_device_ops(  # noqa: PLR0913  # each option is a parameter that editors 
     mean = entry.total_bytes / (entry.records * len(entry.variants))
     sent = _size_ratio(plan.host, stored, now)
     return (Alternative(do, rates.whole, mean, entry.total_bytes, _DRAWS_ANEW, sent, span=rates.spans[0]),), []
+
+
+def _presize_side(ops: _Ops) -> int | None:
+    """Return the shorter side that images need so that the ops give the same views and enlarge none.
+
+    It is None if smaller images would mean something else: a crop of 200 pixels shows more of them.
+    """
+    for op in ops:
+        if isinstance(op, RandomResizedCrop):
+            return max(_LEAST_PX, _margin(op.output_size(None)))
+        if isinstance(op, Resize):
+            return max(_LEAST_PX, op.size if isinstance(op.size, int) else max(op.size))
+        if not isinstance(op, _SIZE_FREE):
+            return None
+    return None
 
 
 def _margin(size: _Size | None) -> int:

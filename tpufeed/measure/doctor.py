@@ -282,8 +282,8 @@ def _measure_loading(
         alternatives, untried = tuple[Alternative, ...](), list[str]()
         if alone and encoded and manifest.cache is None:
             asked.tell("other ways to store the images")
-            records = dataset.split(split).records
-            same |= {"records": records, "manifest": manifest}
+            built = sum(entry.records for entry in manifest.splits.values())
+            same |= {"records": dataset.split(split).records, "built": built, "manifest": manifest}
             alternatives, untried = try_alternatives(dataset.url, images, folder, seconds, **same)
         elif isinstance(near, Dataset) and manifest.cache is not None and ops:
             asked.tell("ops on the device")

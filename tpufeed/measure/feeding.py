@@ -75,7 +75,9 @@ def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, lim
                 break
         if step is not None:
             counters = read_counters()  # they cover the last second
-    report, times = clock.report(batch_size), clock.timeline()
+    report, times = clock.report(), clock.timeline()
+    if report.images is None:  # the batches are not arrays
+        report = clock.report(batch_size)
     unknown = {"images"}
     if step is None:
         unknown |= {"step_ms", "idle_percent", "bytes_per_second", "compile_seconds", "recompilations"}
@@ -85,7 +87,7 @@ def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, lim
         label=choice.label,
         device=choice.label,
         batch_size=batch_size,
-        images=report.steps * batch_size,
+        images=report.images or 0,
         first_batch_seconds=report.first_wait_seconds,
         problems=tuple(problems_of(max(0, report.steps - 1), short)),
         timeline=times,

@@ -11,14 +11,23 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from tpufeed.build.item import Item
 from tpufeed.dataset.reader import Dataset
-from tpufeed.errors import DatasetNotFoundError, ImageError, NoInputsError, OptionError, SourceError
+from tpufeed.errors import (
+    DatasetNotFoundError,
+    ImageError,
+    NoInputsError,
+    OpError,
+    OptionError,
+    SourceError,
+    TpufeedError,
+)
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
 from tpufeed.measure.alternatives import try_alternatives
@@ -27,16 +36,17 @@ from tpufeed.measure.results import Stage
 from tpufeed.measure.stages import measure_transfer
 from tpufeed.measure.wording import number_of
 from tpufeed.processes.limits import available_cores
-from tpufeed.sharding.inputs import Files, iter_read
+from tpufeed.sharding.inputs import Files, files_of, iter_read
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.kinds import find_source
-from tpufeed.sharding.sources.source import Found
+from tpufeed.sharding.sources.source import Found, Source
 from tpufeed.sharding.sources.table import TableSource
 from tpufeed.storage.local import temporary_folder
+from tpufeed.storage.store import read_span
 from tpufeed.tfrecord.example import decode_example
 
 _IMAGE_PX = 224
-_MOST_LISTED = 20_000
+_LISTING_SECONDS = 20.0
 _SAMPLES = 256
 
 
@@ -106,7 +116,7 @@ def measure_files(
 ) -> Measurements:
     """Measure raw images as a torch Dataset would read and decode them on all cores; try shards and caches of them.
 
-    Only the beginning of a long listing is read. Each measurement takes `seconds`; `tell` hears what is measured.
+    Each measurement takes `seconds`; `tell` hears what is measured. A listing that takes long is cut off.
 
     Raises:
         DatasetNotFoundError: there are no images.
@@ -120,16 +130,17 @@ def measure_files(
         )
     try:
         source = find_source(url, ShardOptions())
-        rows = list(itertools.islice(source.iter_items(Found()), _MOST_LISTED + 1))
+        count, total_bytes, drawn, is_whole = _list(source)
     except (SourceError, NoInputsError) as error:
         raise DatasetNotFoundError(
             f"{url} holds neither a dataset (no manifest.json) nor images: {error}. Give the URL of a dataset, or of "
             "images as `tpufeed shard` takes them"
         ) from error
-    drawn = random.Random(0).sample(rows, min(_SAMPLES, len(rows)))
+    cores, files = available_cores(), Files(source.base)
+    reading = measure_reading(files, drawn, cores, seconds)
     images, unreadable = list[bytes](), list[str]()
     start = time.perf_counter()
-    with closing(iter_read(Files(source.base), drawn)) as read:
+    with closing(iter_read(files, drawn)) as read:
         for item, data in read:
             if isinstance(data, ImageError):
                 unreadable.append(f"{item.path}: {data}")
@@ -137,44 +148,48 @@ def measure_files(
                 images.append(data[0])
             if images and time.perf_counter() - start > seconds:
                 break
-    reading = len(images) / (time.perf_counter() - start)
-    count, cores = min(len(rows), _MOST_LISTED), available_cores()
-    many = f"more than {count:,}" if len(rows) > count else f"{count:,}"
-    notes = [f"there is no dataset here yet, only images: {many}"]
+    notes, listed = [f"there is no dataset here yet, only images: {count:,}"], ""
+    if not is_whole:
+        listed = f"the first {count:,} images"
+        notes = [
+            f"there is no dataset here yet, only images: more than {count:,}. Listing them took longer than "
+            f"{_LISTING_SECONDS:.0f} s and was cut off, so sizes and times are those of the first {count:,}"
+        ]
     if unreadable:
         notes.append(f"{len(unreadable):,} of the images in the sample cannot be read, the first: {unreadable[0]}")
     if isinstance(source, TableSource):  # the printed commands cannot know its columns
         notes.append("add --label COLUMN and --split-by COLUMN to the commands, as this table needs them")
-    mean = float(np.mean([row.bytes for row in rows])) if rows else 0.0
+    mean = total_bytes / count if count else 0.0
     stages = [Stage(ASSEMBLY, why_not="none of the files in the sample can be read")]
     alternatives: tuple[Alternative, ...] = ()
     if images:
-        decoding = measure_pillow(images, None, cores, seconds)
-        whole = measure_pillow(images, size[0], cores, seconds)
-        crop = 1 / (1 / whole - 1 / decoding) if 0 < whole < decoding else None
+        threads = number_of(cores, "thread")
+        decoding = measure_pillow(images, (), cores, seconds)
+        whole = measure_pillow(images, ops, cores, seconds)
+        later = 1 / (1 / whole - 1 / decoding) if 0 < whole < decoding else None
         tell(TRANSFER)
         stages = [
-            Stage(READING, reading, "file by file, in one thread"),
+            Stage(READING, reading or None, f"file by file, in {threads}"),
             Stage(DECODING, decoding or None, "Pillow"),
-            Stage(OPS, crop, "a crop, resized by Pillow" if crop else "", "not measurable apart from decoding"),
+            Stage(OPS, later, "over Pillow's pixels" if later else "", "not measurable apart from decoding"),
             Stage(
                 ASSEMBLY,
-                min(whole, reading * cores) if whole else None,
-                f"Pillow in {number_of(cores, 'thread')}, as in a hand-written Dataset, without tpufeed",
+                # A thread reads, decodes and crops one image after the other.
+                1 / (1 / reading + 1 / whole) if reading and whole else None,
+                f"Pillow in {threads}, as in a hand-written Dataset, without tpufeed",
                 "Pillow decodes none of the images in the sample",
             ),
             measure_transfer((*size, 3), batch_size, seconds),
         ]
         tell("shards and caches of them")
         with temporary_folder() as folder:
-            alternatives, untried = try_alternatives(
-                url, images, folder, seconds, records=count, ops=ops, batch_size=batch_size, are_files=True
-            )
+            given: dict[str, Any] = {"records": count, "of_which": listed, "ops": ops, "batch_size": batch_size}
+            alternatives, untried = try_alternatives(url, images, folder, seconds, are_files=True, **given)
         notes += untried
     return Measurements(
         split="all",
         record_bytes=mean,
-        total_bytes=mean * count,
+        total_bytes=float(total_bytes),
         storage=Storage(why_not="files are read one by one, see reading"),
         stages={stage.name: stage for stage in stages},
         alternatives=alternatives,
@@ -182,23 +197,60 @@ def measure_files(
     )
 
 
-def measure_pillow(images: Sequence[bytes], side_px: int | None, threads: int, seconds: float) -> float:
-    """Return the images per second that threads of this process decode, and crop if a side is given.
+def _list(source: Source) -> tuple[int, int, list[Item], bool]:
+    """Return the number of images, their bytes, a random sample of them, and whether these are all images."""
+    drawn, total_bytes, count, is_whole = list[Item](), 0, 0, True
+    draw, stop = random.Random(0), time.monotonic() + _LISTING_SECONDS
+    for item in source.iter_items(Found()):
+        is_whole = count % _SAMPLES > 0 or not count or time.monotonic() < stop
+        if not is_whole:
+            break
+        count += 1
+        total_bytes += item.bytes
+        if len(drawn) < _SAMPLES:
+            drawn.append(item)
+        elif (place := draw.randrange(count)) < _SAMPLES:  # every item has the same chance to be in the sample
+            drawn[place] = item
+    draw.shuffle(drawn)
+    return count, total_bytes, drawn, is_whole
+
+
+def measure_reading(files: Files, items: Sequence[Item], threads: int, seconds: float) -> float:
+    """Return the images per second whose files threads of this process read, each thread one after the other."""
+
+    def run(number: int) -> float:
+        done = 0
+        start = now = time.perf_counter()
+        for item in items[number::threads]:
+            with suppress(TpufeedError):  # the sample names those that cannot be read
+                done += all(isinstance(read_span(*files.find(file)), bytes) for file in files_of(item))
+            now = time.perf_counter()
+            if now - start >= seconds:
+                break
+        return done / (now - start) if done else 0.0
+
+    with ThreadPoolExecutor(threads, "tpufeed-doctor") as executor:
+        return sum(executor.map(run, range(threads)))
+
+
+def measure_pillow(images: Sequence[bytes], ops: Sequence[Op], threads: int, seconds: float) -> float:
+    """Return the images per second that threads of this process decode with Pillow, and apply ops to.
 
     Images that Pillow rejects do not count.
     """
+    pipeline = Pipeline(ops, seed=0)
+    draws = pipeline.draw(0, np.arange(len(images)))
 
-    def run(number: int) -> float:
-        draw, done = random.Random(number), 0
+    def run(first: int) -> float:
+        done = 0
         start = now = time.perf_counter()
-        for tried, image in enumerate(itertools.islice(itertools.cycle(images), number, None), 1):
-            try:
-                picture = read_image(image)
-                if side_px is not None:
-                    np.asarray(random_crop(picture, side_px, draw))
+        for tried, place in enumerate(itertools.count(first), 1):
+            number = place % len(images)
+            # An op that fails fails in all alternatives, too, which say so.
+            with suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError, OpError):
+                pixels = np.asarray(read_image(images[number]))
+                pipeline.run(pixels, [op[number] for op in draws])
                 done += 1
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-                pass
             now = time.perf_counter()
             if now - start >= seconds and (done or tried >= len(images)):
                 break

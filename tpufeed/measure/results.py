@@ -43,7 +43,8 @@ class BenchRun:
         first_batch_seconds: time from asking for the first batch until it arrived.
         compile_seconds: compile time of the first step.
         idle_percent: waits / wall.
-        au_percent: MLPerf Storage's accelerator utilisation: steps / wall, from nominal step times.
+        au_percent: MLPerf Storage's accelerator utilisation: nominal time of the images / wall. A step with fewer
+            images than a batch takes as long as any.
         oversleep_percent: time by which an emulator woke late while its queue was full / wall. It may have delayed the
             loader by that time; above 2 % only a run that idles under 5 % has a verdict.
         wall_seconds: waits + steps.

@@ -2,10 +2,11 @@
 
 import importlib.util
 import itertools
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,9 +185,10 @@ def tell_stages_apart(
 
 
 def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) -> float:
-    """Return the CPU time to decode images at full size, as a share of the CPU time to decode them with the ops.
+    """Return the time to decode images at full size, as a share of the time to decode them with the ops.
 
-    The share is 1 if there are no ops or no image decodes.
+    An op that waits, for a service or a disk, takes that time, too. Waiting for a core does not count. The share is 1
+    if there are no ops or no image decodes.
     """
     # On a host with four times its load, wall-clock time gave shares from 0.80 to 1.37, and CPU time 0.82 to 0.85. It
     # is the CPU time of all threads of this process, because OpenCV starts some here but none in a loader's workers.
@@ -194,18 +196,39 @@ def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) ->
     draws = pipeline.draw(0, np.arange(len(images)))
     decoding = whole = 0.0
     stop = time.perf_counter() + seconds
-    for number in itertools.cycle(range(len(images))):
-        data = memoryview(images[number])
-        with suppress(ImageError, OpError):  # the loader reports bad records
-            begun = time.process_time()
-            plain.run_stored(data, None, ())
-            between = time.process_time()
-            pipeline.run_stored(data, None, [op[number] for op in draws])
-            decoding += between - begun
-            whole += time.process_time() - between
-        if time.perf_counter() > stop:
-            return decoding / whole if ops and whole else 1.0
+    with _open_queue_clock() as queued:
+
+        def clocks() -> tuple[float, float]:
+            """Return CPU time, and time without waiting for a core: it also grows while the thread sleeps."""
+            return time.process_time(), time.perf_counter() - queued()
+
+        for number in itertools.cycle(range(len(images))):
+            data = memoryview(images[number])
+            with suppress(ImageError, OpError):  # the loader reports bad records
+                begun = clocks()
+                plain.run_stored(data, None, ())
+                between = clocks()
+                pipeline.run_stored(data, None, [op[number] for op in draws])
+                ended = clocks()
+                decoding += max(0.0, *(late - early for early, late in zip(begun, between, strict=True)))
+                whole += max(_TICK, *(late - early for early, late in zip(between, ended, strict=True)))
+            if time.perf_counter() > stop:
+                return decoding / whole if ops and whole else 1.0
     raise AssertionError("a cycle does not end")
+
+
+@contextmanager
+def _open_queue_clock() -> Iterator[Callable[[], float]]:
+    """Give a clock of the seconds that this thread has waited for a core; it stays 0 on systems that do not tell."""
+    try:
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)  # Linux
+    except OSError:
+        yield lambda: 0.0
+        return
+    try:
+        yield lambda: int(os.pread(file, 64, 0).split()[1]) / 1e9
+    finally:
+        os.close(file)
 
 
 def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) -> Stage:

@@ -5,6 +5,7 @@ MFU, model FLOPs utilisation, is the share of a TPU's peak FLOP/s that the model
 
 import difflib
 import math
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
@@ -18,6 +19,7 @@ _TRAINING_FLOPS = 3 * 2
 _RATES_MODEL = "resnet50"  # all rates of TPUs and profiles are for this model
 # MLPerf Storage's ResNet-50 trains on a batch of 400 in 0.224 s (H100) and in 0.435 s (A100).
 _MLPERF_BATCH = 400
+_COUNTER_THREAD, _COUNTER_SECONDS = "tpufeed-counters", 2.0
 _GPUS = {"mlperf-h100": 1786.0, "mlperf-a100": 920.0}
 
 
@@ -202,7 +204,8 @@ class TpuCounters(NamedTuple):
 def read_counters() -> TpuCounters:
     """Read the counters of libtpu, which cover about the last second: read them while the training loop runs.
 
-    They only exist in the process that uses the TPU, if its libtpu has the monitoring SDK.
+    They only exist in the process that uses the TPU, if its libtpu has the monitoring SDK. What is no percentage, or
+    does not come within two seconds, is None.
     """
 
     def mean(name: str) -> float | None:
@@ -211,10 +214,21 @@ def read_counters() -> TpuCounters:
             from libtpu import sdk
 
             monitoring: Any = getattr(sdk, "tpumonitoring", None) or sdk.monitoring  # the older name
-            values = [float(str(value).rstrip(" %")) for value in monitoring.get_metric(name).data()]
+            answer = monitoring.get_metric(name).data()
+            values = [] if isinstance(answer, str) else [float(str(value).rstrip(" %")) for value in answer]
         except Exception:  # noqa: BLE001  # see above
             return None
         known = [value for value in values if math.isfinite(value)]
-        return sum(known) / len(known) if known else None
+        return sum(known) / len(known) if known and 0 <= min(known) and max(known) <= 100 else None
 
-    return TpuCounters(mean("tensorcore_util"), mean("duty_cycle_pct"))
+    def read() -> None:
+        for name in ("tensorcore_util", "duty_cycle_pct"):
+            found.append(mean(name))
+
+    found = list[float | None]()
+    # A thread that hangs in libtpu cannot be ended: a second one would only hang as well.
+    if not any(thread.name == _COUNTER_THREAD for thread in threading.enumerate()):
+        reader = threading.Thread(target=read, name=_COUNTER_THREAD, daemon=True)
+        reader.start()
+        reader.join(_COUNTER_SECONDS)
+    return TpuCounters(*found[:2])
