@@ -30,6 +30,7 @@ def test_what_it_has_is_passed_on_and_its_signature_stays():
         ("num_workers", "load has no option 'num_workers'; use processes"),  # torch's
         ("transform", "load has no option 'transform'; use ops"),
         ("batch_size", "load has no option 'batch_size'; give it to the DataLoader"),
+        ("image_size", "load has no option 'image_size'; use ops"),
         ("shufle", "load has no option 'shufle'; use shuffle"),
         ("zzz", "load has no option 'zzz'; the options are url, processes, shuffle, ops"),
     ],

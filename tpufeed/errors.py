@@ -134,6 +134,11 @@ def _mask_user(match: re.Match[str]) -> str:
     return f"{scheme}://{_MASK if ':' in user or scheme.lower() in _TOKEN_USERS else user}@"
 
 
+def advised(verb: str, *words: str) -> str:
+    """Return a `tpufeed` command for a message, so that a shell takes it: words in capitals are to be filled in."""
+    return shlex.join(["tpufeed", *verb.split(), *words])
+
+
 def install_command(extra: str = "") -> str:
     """Return the pip command that installs this tpufeed, or adds an extra: from its clone, its wheel, or an index.
 

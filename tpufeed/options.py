@@ -48,7 +48,9 @@ _FOREIGN = {
     "drop_remainder": ("remainder",),
     "transform": ("ops",),
     "augment": ("ops",),
-    **dict.fromkeys(("resize", "image_size", "img_size"), ("presize", "size", "ops")),
+    **dict.fromkeys(("transforms", "augmentations"), ("ops",)),
+    "resize": ("presize", "size"),
+    **dict.fromkeys(("image_size", "img_size", "input_size", "target_size", "crop_size"), ("presize", "size", "ops")),
     "max_shard_size": ("shard_bytes",),
 }
 

@@ -57,8 +57,9 @@ def test_splits_without_labels(refused, photo, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "train/0.tfrec", [{"image": photo, "class": 1}])
     write_tfrecords(tmp_path / "test/0.tfrec", [{"image": photo, "id": b"x"}])
     message = (
-        r"test/0\.tfrec, record 0, byte 0: feature 'class' is missing; the record has id, image; adopt the splits that "
-        r"have it with --only train,val, and the others separately with --only test --label-key none --to DST"
+        r"test/0\.tfrec, record 0, byte 0: feature 'class' is missing; the record has id, image; adopt without "
+        r"labels \(--label-key none\), or, if all records of some splits have it, adopt these separately "
+        r"\(--only SPLIT --to DST\)"
     )
     refused(RecordError, message)
     refused(OptionError, "has no split 'dev'; the names of its files give test, train", only=["dev"])

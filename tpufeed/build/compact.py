@@ -28,7 +28,7 @@ from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.reader import Dataset
 from tpufeed.display.summary import Summary
 from tpufeed.engines.engine import Engine
-from tpufeed.errors import DatasetNotFoundError, ManifestError, OptionError
+from tpufeed.errors import DatasetNotFoundError, ManifestError, OptionError, advised
 from tpufeed.options import checked
 from tpufeed.storage.store import Store
 
@@ -149,7 +149,7 @@ class Compaction(Recipe):
         base = find_finished(destination)
         if base is None:
             raise DatasetNotFoundError(
-                f"{destination.url} holds no dataset to compact; make one with: tpufeed shard PHOTOS DATASET"
+                f"{destination.url} holds no dataset to compact; make one with: {advised('shard', 'PHOTOS', 'DATASET')}"
             )
         manifest = self.manifest = base.manifest
         if manifest.options.get("command") == "adopt" or manifest.data_url is not None:

@@ -63,8 +63,8 @@ class Rejects:
             rejects,
             self._inputs,
             self._allowed,
-            f"{self._store.url}/{REJECTS} names each. Correct the source and build with --overwrite, or run the same "
-            "command again with a higher --max-rejects: it continues from here",
+            f"{self._store.url}/{REJECTS} names each. Correct the source and run this again with --overwrite, or "
+            "without, and with a higher --max-rejects: it continues from here",
         )
 
 

@@ -621,7 +621,7 @@ def _finish(
         first = rejected[0]
         raise BuildError(
             f"none of the {len(rejected)} images could be taken; the first: {first.path}: {first.message}. "
-            f"{store.url}/{REJECTS} gives a reason for each; correct the source and build again with --overwrite"
+            f"{store.url}/{REJECTS} gives a reason for each; correct the source and run this again with --overwrite"
         )
     manifest = Manifest(
         run_id=header.run_id,

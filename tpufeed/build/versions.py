@@ -36,7 +36,15 @@ from tpufeed.dataset.naming import MANIFEST, index_name, version_name
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, flip_problem
 from tpufeed.dataset.writer import IndexWriter
-from tpufeed.errors import BuildError, ObjectChangedError, ObjectExistsError, OptionError, ShardError, mask_secrets
+from tpufeed.errors import (
+    BuildError,
+    ObjectChangedError,
+    ObjectExistsError,
+    OptionError,
+    ShardError,
+    advised,
+    mask_secrets,
+)
 from tpufeed.storage.store import Store
 
 COMPACT = "compact"  # the kind of a part whose shards replace others, and hold their records
@@ -245,7 +253,7 @@ def check_base(base: Dataset) -> None:
     if lost is not None:
         raise BuildError(
             f"{base.url}/{lost} is missing or damaged, so the dataset cannot grow. Nothing was changed. Run: "
-            f"tpufeed verify {base.url}"
+            f"{advised('verify', base.url)}"
         )
     _check_indexes(base)
 
@@ -284,7 +292,7 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
     if lost is not None:
         raise BuildError(
             f"{store.url}/{lost} is missing or damaged. Version {number} was not published, and version {base.number} "
-            f"stays as it was. Run: tpufeed verify {store.url}"
+            f"stays as it was. Run: {advised('verify', store.url)}"
         )
     return put_version(base, manifest, lambda: check_owner(part.store, owner))
 
@@ -368,7 +376,7 @@ def _check_index(store: Store, index: IndexFile) -> None:
     if not is_stored(store, index.name, index.bytes, index.crc32c):
         raise ShardError(
             f"{store.url}/{index.name} is missing, or does not match the manifest: {index.bytes} bytes of CRC-32C "
-            f"{index.crc32c:08x}. Nothing was published. Run: tpufeed verify {store.url}"
+            f"{index.crc32c:08x}. Nothing was published. Run: {advised('verify', store.url)}"
         )
 
 

@@ -48,6 +48,7 @@ from tpufeed.errors import (
     ObjectNotFoundError,
     OpError,
     OptionError,
+    advised,
     mask_secrets,
 )
 from tpufeed.images.decoding import decode
@@ -120,13 +121,13 @@ class CacheRecipe(Recipe):
                 return self._grow(present, before)
         if not differing:
             raise DatasetExistsError(
-                f"{present.url} already holds this cache, but it is damaged. Run: tpufeed verify {present.url}; pass "
-                "--overwrite to warm it again"
+                f"{present.url} already holds this cache, but it is damaged. Run: "
+                f"{advised('verify', present.url)}; pass --overwrite to warm it again"
             )
         what = "another cache: " if present.manifest.cache is not None else ""
         raise DatasetExistsError(
-            f"{present.url} already holds {what}{'; '.join(differing)} (see: tpufeed info {present.url}). Nothing "
-            "was changed. Pass --overwrite to replace it, or choose another destination"
+            f"{present.url} already holds {what}{'; '.join(differing)} (see: {advised('info', present.url)}). "
+            "Nothing was changed. Pass --overwrite to replace it, or choose another destination"
         )
 
     def _grow(self, present: Dataset, before: dict[str, int]) -> Dataset | None:

@@ -254,7 +254,7 @@ def missing_value(key: str, values: int | None, image: str | None, place: str, p
     way = (
         "choose another with --image-key"
         if key == image
-        else "adopt the splits that have it with --only train,val, and the others separately with --only test "
-        "--label-key none --to DST"
+        else "adopt without labels (--label-key none), or, if all records of some splits have it, adopt these "
+        "separately (--only SPLIT --to DST)"
     )
     return RecordError(f"{place}: feature {key!r} {found}; the record has {', '.join(sorted(present))}; {way}")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.dataset.manifest import Variant
-from tpufeed.errors import ShardError, StoreError
+from tpufeed.errors import ShardError, StoreError, advised
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.reading import SpanReader
@@ -138,7 +138,7 @@ class Index:
                 with suppress(ShardError):  # it is damaged in its store: the parts that are read will tell
                     return self._copies.open(self.to_copy())
             return None
-        advice = f"Run: tpufeed verify {self._store.url}"
+        advice = f"Run: {advised('verify', self._store.url)}"
         try:
             file = self._store.open_local(self._variant.index.name)
             assert file is not None, "it has a local path"
@@ -167,6 +167,6 @@ class Index:
         ):
             raise ShardError(
                 f"{self._where}: the offsets of {entry.name} do not fit its {entry.bytes} bytes. "
-                f"Run: tpufeed verify {self._store.url}"
+                f"Run: {advised('verify', self._store.url)}"
             )
         return part

@@ -27,6 +27,7 @@ from tpufeed.errors import (
     ObjectNotFoundError,
     OptionError,
     TpufeedError,
+    advised,
     mask_secrets,
 )
 from tpufeed.images.header import format_of_name
@@ -154,9 +155,10 @@ class Dataset(Summary):
                 older = _open_older(self.store, self.number, present)
                 present = Dataset(self.store, older.manifest, present.version)
         if present is not None and present.number > self.number:
+            keep = advised("prune", self.url, "--keep", "N")
             raise ObjectChangedError(
                 f"version {self.number} of {self.url} was pruned while it was read, or the dataset was rebuilt; it is "
-                f"version {present.number} now. Open it again, and keep versions in use: tpufeed prune --keep N"
+                f"version {present.number} now. Open it again, and keep versions in use: {keep}"
             )
         if present is None or present.content_digest != self.manifest.content_digest:
             what = "removed" if present is None else "rebuilt"
@@ -391,10 +393,10 @@ def _how_to_make_one(store: Store) -> str:
         if any(map(is_tfrecord_name, names)) and store.stat(PLAN) is None:
             return adopt_advice(store.url)
         if any(map(format_of_name, names)) and store.stat(PLAN) is None:
-            return f"It holds images; make a dataset of them in another place: tpufeed shard {store.url} DATASET"
+            return f"It holds images; make a dataset of them in another place: {advised('shard', store.url, 'DATASET')}"
     return (
-        f"Make one with: tpufeed shard PHOTOS {store.url} (an interrupted build has no {MANIFEST} yet; run its command "
-        "again)"
+        f"Make one with: {advised('shard', 'PHOTOS', store.url)} (an interrupted build has no {MANIFEST} yet; run its "
+        "command again)"
     )
 
 

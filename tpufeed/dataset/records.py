@@ -17,7 +17,7 @@ from tpufeed.dataset.index import Index, Offsets
 from tpufeed.dataset.manifest import Manifest, Shard, Variant
 from tpufeed.dataset.order import Ints, places_of
 from tpufeed.dataset.schema import record_layout
-from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, RecordError, ShardError, StoreError
+from tpufeed.errors import ObjectChangedError, ObjectNotFoundError, RecordError, ShardError, StoreError, advised
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.local import map_file
@@ -82,7 +82,9 @@ class Reader:
             )
         is_remote = shards.local_path("x") is None
         self._spans = SpanReader(threads) if is_remote or index_store.local_path("x") is None else None
-        self._remote = RemoteShards(shards, self._shards, self._spans) if is_remote and self._spans else None
+        self._remote = (
+            RemoteShards(shards, self._shards, self._spans, index_store.url) if is_remote and self._spans else None
+        )
         # There are only copies of files in the store of the shards.
         self._index = Index(index_store, variant, self._spans, copies if index_store.url == shards.url else None)
         self._copies = copies
@@ -277,13 +279,13 @@ class Reader:
                 if size != entry.bytes:
                     raise ShardError(
                         f"{path} has {size} bytes; the manifest says {entry.bytes}. "
-                        f"Run: tpufeed verify {self._index_store.url}"
+                        f"Run: {advised('verify', self._index_store.url)}"
                     )
                 return map_file(file.fileno(), size) if size else memoryview(b"")
         except FileNotFoundError as error:
             raise ShardError(
-                f"{error}; the manifest names this shard. Is the dataset complete? Run: tpufeed verify "
-                f"{self._index_store.url}"
+                f"{error}; the manifest names this shard. Is the dataset complete? Run: "
+                f"{advised('verify', self._index_store.url)}"
             ) from error
         except StoreError:
             raise
@@ -313,8 +315,8 @@ class RemoteShards:
     the present generation is pinned, if size and CRC-32C are the manifest's.
     """
 
-    def __init__(self, store: Store, shards: Sequence[Shard], reader: SpanReader) -> None:
-        self._store = store
+    def __init__(self, store: Store, shards: Sequence[Shard], reader: SpanReader, dataset_url: str) -> None:
+        self._store, self._dataset_url = store, dataset_url  # shards that were adopted may be elsewhere
         self._reader = reader
         self._shards = shards
         self._versions: dict[int, str] = {}
@@ -372,14 +374,15 @@ class RemoteShards:
             found = "" if info.crc32c is None else f" of CRC-32C {info.crc32c:#010x}"
             raise ShardError(
                 f"{self._store.url}/{entry.name} has {info.size_bytes} bytes{found}; the manifest says "
-                f"{entry.bytes} of {entry.crc32c:#010x}: it was replaced. Run: tpufeed verify {self._store.url}"
+                f"{entry.bytes} of {entry.crc32c:#010x}: it was replaced. Run: "
+                f"{advised('verify', self._dataset_url)}"
             )
         return info.version
 
     def _missing(self, entry: Shard) -> ShardError:
         return ShardError(
             f"{self._store.url}/{entry.name}: no such object; the manifest names this shard. Is the dataset complete? "
-            f"Run: tpufeed verify {self._store.url}"
+            f"Run: {advised('verify', self._dataset_url)}"
         )
 
 

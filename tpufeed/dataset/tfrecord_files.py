@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tpufeed.dataset.naming import OWN_FOLDER, SPLIT_OF_WORD, check_split_name, count_ending, is_own, show_endings
-from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.errors import NoInputsError, OptionError, SourceError, advised
 from tpufeed.storage.store import ObjectInfo
 
 _EXTENSION = r"\.(?:tfrecords?|tfrec)"
@@ -125,7 +125,7 @@ def is_tfrecord_name(name: str) -> bool:
 
 def adopt_advice(url: str) -> str:
     """Return advice on TFRecords that were found instead of a dataset or images."""
-    return f"To make a dataset of another tool's TFRecords: tpufeed adopt {url} --to DATASET"
+    return f"To make a dataset of another tool's TFRecords: {advised('adopt', url, '--to', 'DATASET')}"
 
 
 def unpack_beside(url: str) -> str:

@@ -21,7 +21,7 @@ from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import HEIGHT, WIDTH, fixed_ints
-from tpufeed.errors import ImageError, OpError, OptionError, RecordError
+from tpufeed.errors import ImageError, OpError, OptionError, RecordError, advised
 from tpufeed.images.custom import Custom
 from tpufeed.images.decoding import Pixels, Scratch
 from tpufeed.images.mending import seen_size
@@ -65,7 +65,8 @@ FIX_SIZE = (
     "pass for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation "
     "ops=[Resize(256), CenterCrop(224)] (from tpufeed.images)"
 )
-_WHOLE = 'a cache of whole images, from tpufeed cache warmup --op "Resize(256)" --op "CenterCrop(256)"'
+_OPS = "--op", "Resize(256)", "--op", "CenterCrop(256)"
+_WHOLE = f"a cache of whole images: {advised('cache warmup', 'DATASET', 'CACHE', *_OPS)}"
 _NO_DEVICE_SIZE = (
     "device_ops need images of one size, and its images may differ: give host ops that fix it, like ops=[Resize(256), "
     f"CenterCrop(256)], or read {_WHOLE}"

@@ -211,7 +211,7 @@ def iter_flip_warnings(specs: Iterable[FeatureSpec | None], ops: Sequence[Op]) -
             yield (
                 f"{mirrors} mirrors images, and the dataset does not say which points of {spec.name!r} are left or "
                 "right: a mirrored left eye looks like a right eye, but keeps the place of left eyes. Build the "
-                "dataset with the pairs of its points: tpufeed shard --flip-pairs 1:2,3:4, or --flip-pairs none"
+                "dataset again with the pairs of its points (--flip-pairs 1:2,3:4), or with --flip-pairs none"
             )
 
 

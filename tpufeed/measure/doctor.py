@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 import tpufeed
 from tpufeed.dataset.manifest import GOOD_BYTES, iter_warnings
 from tpufeed.dataset.reader import Dataset, find_dataset
-from tpufeed.errors import OptionError, TpufeedError
+from tpufeed.errors import OptionError, TpufeedError, advised
 from tpufeed.images import HorizontalFlip
 from tpufeed.images.mixing import MixingOp
 from tpufeed.images.protocols import Op
@@ -209,7 +208,7 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
     if mixes:
         notes.append(
             f"storage was measured at {dataset.url}, the dataset with the largest share; other ways to store images "
-            f"are only tried for a single dataset: tpufeed doctor {quote(dataset.url)}"
+            f"are only tried for a single dataset: {advised('doctor', dataset.url)}"
         )
     elif records < batch_size:
         notes.append(

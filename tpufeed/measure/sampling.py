@@ -5,7 +5,6 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from shlex import quote
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from tpufeed.dataset.order import Ints, places_of
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import LABEL
-from tpufeed.errors import OptionError, RecordError
+from tpufeed.errors import OptionError, RecordError, advised
 from tpufeed.measure.wording import number_of
 from tpufeed.tfrecord.example import decode_example
 
@@ -141,6 +140,6 @@ def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[byte
     note = (
         f"{len(damaged)} of {number_of(len(damaged) + len(images), 'record')} in the sample "
         f"{'is' if len(damaged) == 1 else 'are'} damaged, the first: {damaged[0]}. "
-        f"Run: tpufeed verify {quote(dataset.url)}"
+        f"Run: {advised('verify', dataset.url)}"
     )
     return images, [note]

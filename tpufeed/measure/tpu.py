@@ -219,7 +219,7 @@ def read_counters() -> TpuCounters:
         except Exception:  # noqa: BLE001  # see above
             return None
         known = [value for value in values if math.isfinite(value)]
-        return sum(known) / len(known) if known and 0 <= min(known) and max(known) <= 100 else None
+        return sum(known) / len(known) if known and min(known) >= 0 and max(known) <= 100 else None
 
     def read() -> None:
         for name in ("tensorcore_util", "duty_cycle_pct"):

@@ -122,7 +122,7 @@ def read_profile(logdir: str | Path) -> ProfileReport:
         verdict += (
             "; a faster loader cannot gain more than that"
             if waits < MODERATE_PERCENT
-            else ", for a batch or for tracing and dispatch: StepClock tells them apart, and `tpufeed doctor URL` "
+            else ", for a batch or for tracing and dispatch: StepClock tells them apart, and `tpufeed doctor` "
             "names the stage that binds"
         )
     devices = sum(report.devices for report in hosts)

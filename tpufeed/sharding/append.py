@@ -13,7 +13,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import OWN_NAMES
 from tpufeed.dataset.writer import check_writable
 from tpufeed.engines.engine import Engine
-from tpufeed.errors import DatasetNotFoundError, OptionError
+from tpufeed.errors import DatasetNotFoundError, OptionError, advised
 from tpufeed.options import Names, checked
 from tpufeed.sharding.options import POLICIES, ROLES, Handling, Role, ShardOptions
 from tpufeed.sharding.recipe import ShardRecipe
@@ -122,8 +122,8 @@ class AppendRecipe(ShardRecipe):
         base = self.base = find_finished(destination)
         if base is None:
             raise DatasetNotFoundError(
-                f"{destination.url} holds no dataset to append to; make one with: tpufeed shard {self.source} "
-                f"{destination.url}"
+                f"{destination.url} holds no dataset to append to; make one with: "
+                f"{advised('shard', self.source, destination.url)}"
             )
         self.standing = StandingDataset(base)
         options = self.options = self._asked or self._inherit(base)

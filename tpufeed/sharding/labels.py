@@ -11,6 +11,7 @@ from tpufeed.build.item import Label
 from tpufeed.errors import OptionError, SourceError
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0+)?\s*")
+_NUMBER = re.compile(r"\s*[+-]?[0-9]*\.?[0-9]+(e[+-]?[0-9]+)?\s*", re.IGNORECASE)
 # Spellings of a missing value, which no class has as its name. Among ids more spellings mean a missing value.
 _MISSING = frozenset({"nan", "<na>", "n/a", "#n/a"})
 _MISSING_AMONG_IDS = _MISSING | {"na", "null", "none"}
@@ -176,9 +177,12 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
     odd = next((text for text in texts.values() if not _WHOLE.fullmatch(text)), None)
     of_numbers, of_all = (sum(counts[label] for label in labels) for labels in (numbers, texts))
     if odd is not None and not are_names and of_numbers * 2 > of_all:
+        way = "Correct it, leave it empty, or fix the ids with --classes FILE"
+        if _NUMBER.fullmatch(odd):
+            way = "If they are numbers to predict, not classes: --label none --column COLUMN:float32"
         yield (
             f"labels are names, not ids (10 sorts before 2): {odd[:_SAID]!r} is not a whole number; {of_numbers:,} of "
-            f"{of_all:,} are. Correct it, leave it empty, or fix the ids with --classes FILE"
+            f"{of_all:,} are. {way}"
         )
     padded = [repr(name[:_SAID]) for name in classes.names if name != name.strip()]
     if padded and not are_names:

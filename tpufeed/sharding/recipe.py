@@ -26,7 +26,7 @@ from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, record_schema
-from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError
+from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError, advised
 from tpufeed.images.modern import readable_formats
 from tpufeed.sharding.inputs import Files, files_of, iter_taken
 from tpufeed.sharding.inventory import Inventory, take_inventory
@@ -119,8 +119,8 @@ class ShardRecipe(Recipe):
             plan = read_plan(destination)
         except ObjectNotFoundError:
             raise DatasetExistsError(
-                f"{finished.url} already holds a dataset (see: tpufeed info {finished.url}). Its {PLAN}, which would "
-                "tell whether it is this one, is gone. Nothing was changed; take another destination, or pass "
+                f"{finished.url} already holds a dataset (see: {advised('info', finished.url)}). Its {PLAN}, which "
+                "would tell whether it is this one, is gone. Nothing was changed; take another destination, or pass "
                 "--overwrite"
             ) from None
         check_same_plan(destination, plan.header, KIND, self.source, self.identity)
@@ -128,14 +128,14 @@ class ShardRecipe(Recipe):
         if lost is not None:
             raise DatasetExistsError(
                 f"{finished.url} already holds the dataset of this command, but {lost} is missing or damaged. Nothing "
-                f"was changed. Run: tpufeed verify {finished.url}; pass --overwrite to build it again"
+                f"was changed. Run: {advised('verify', finished.url)}; pass --overwrite to build it again"
             )
         with take_inventory(self.source, self.options) as inventory:
             if inventory.digest != plan.header.input_digest:
                 raise DatasetExistsError(
                     f"{finished.url} already holds the dataset of this command, but {self.source} has changed since: "
                     f"{plan.header.images:,} inputs then, {inventory.count:,} now. Nothing was changed. To add the new "
-                    f"ones: tpufeed append {self.source} {finished.url}. Or take another destination, or pass "
+                    f"ones: {advised('append', self.source, finished.url)}. Or take another destination, or pass "
                     "--overwrite to build it again"
                 )
         return finished
@@ -219,11 +219,11 @@ class ShardRecipe(Recipe):
         """Yield a warning if presizing should make all images squares of one size, and some are smaller."""
         side = self.options.presize
         if side is not None and self.options.presize_mode == "fit" and min(sizes.least) < side:
+            ops = "--op", f"Resize({side})", "--op", f"CenterCrop({side})"
             yield (
                 f"--presize {side} --presize-mode fit never enlarges, and some images are smaller than {side}x{side}; "
                 f"sizes{whose}: {sizes}. To have one size, reject smaller images with --min-side {side}, or enlarge "
-                f"them in a cache of the dataset: tpufeed cache warmup DATASET CACHE --op 'Resize({side})' --op "
-                f"'CenterCrop({side})'"
+                f"them in a cache of the dataset: {advised('cache warmup', 'DATASET', 'CACHE', *ops)}"
             )
 
 

@@ -478,7 +478,7 @@ class Fetcher:
                 delay = 0.0
                 if wrong == _DAMAGED_AFTER:
                     found = f"{place}: {error}, in each of {wrong} downloads"
-                    self._damaged[shard] = f"{found}. Run: tpufeed verify {shard.place or self._store.url}"
+                    self._damaged[shard] = f"{found}. Run tpufeed verify on the dataset"
             self._retry_at[shard] = time.monotonic() + delay
             if shard in self._damaged:
                 self._queue.drop(shard)

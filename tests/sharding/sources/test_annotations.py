@@ -1,7 +1,9 @@
 """A folder of images with annotations among them: each kind is recognised, and the command that it names takes it."""
 
 import json
+import re
 import shlex
+import zipfile
 
 import numpy as np
 import pytest
@@ -27,8 +29,8 @@ def photos(tmp_path):
     return make
 
 
-def said_of(folder, **options):
-    result = tpufeed.shard(folder, folder.parent / "of-folder", workers=1, **options)
+def said_of(folder, destination=None, **options):
+    result = tpufeed.shard(folder, destination or folder.parent / "of-folder", workers=1, **options)
     return [warning for warning in result.warnings if "not read" in warning]
 
 
@@ -205,3 +207,29 @@ def test_who_wants_no_labels_hears_of_none(photos):
     folder = photos()
     (folder / "labels.csv").write_text("file_name,label\n0.png,a\n")
     assert said_of(folder, label="none") == []
+
+
+@pytest.mark.parametrize("kind", ["coco", "yolo", "voc"])
+def test_in_a_zip_the_advice_is_to_unpack_it(kind, photos, tmp_path):
+    folder = photos("set/in/images/train" if kind == "yolo" else "set/in/train")
+    if kind == "coco":
+        (folder / "_annotations.coco.json").write_text(coco(NAMES))
+    for number in range(4):
+        if kind == "yolo":
+            labels = tmp_path / "set/in/labels/train"
+            labels.mkdir(parents=True, exist_ok=True)
+            (labels / f"{number}.txt").write_text("0 .5 .5 .5 .5\n")
+            (tmp_path / "set/in/data.yaml").write_text("train: images/train\nnames: [car]\n")
+        elif kind == "voc":
+            box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+            text = f"<annotation><filename>{number}.png</filename><object><name>car</name>{box}</object></annotation>"
+            (folder / f"{number}.xml").write_text(text)
+    with zipfile.ZipFile(tmp_path / "my set.zip", "w") as archive:
+        for path in sorted((tmp_path / "set").rglob("*.*")):
+            archive.write(path, path.relative_to(tmp_path / "set"))
+    (said,) = (each for each in said_of(f"zip::{tmp_path}/my set.zip", tmp_path / "of-zip") if "in the zip" in each)
+    _, source, _, into = shlex.split(re.search(r"\((unzip .*)\)", said)[1])  # Info-ZIP's, which not each machine has
+    zipfile.ZipFile(source).extractall(into)
+    (command,) = said_of(into, tmp_path / "unpacked")
+    (destination,) = run(command, tmp_path / "x")
+    assert "boxes" in [each.name for each in tpufeed.open_dataset(destination).manifest.features]

@@ -376,3 +376,16 @@ def test_the_advice_on_one_folder_in_a_zip_leads_to_its_classes(small_jpegs, tmp
     (said,) = tpufeed.shard(f"zip::{archive}", tmp_path / "one", workers=1).warnings
     url = re.search(r" shard (\S+);", said)[1]
     assert tpufeed.shard(url, tmp_path / "d", workers=1).manifest.class_names == ("a", "b")
+
+
+def test_only_a_dataset_is_said_to_be_one(small_jpegs, tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/manifest.json").write_text('{"name": "My app", "icons": []}')
+    with pytest.raises(NoInputsError, match="expected names that end in") as caught:
+        tpufeed.shard(tmp_path / "app", tmp_path / "d", workers=1)
+    assert "cache warmup" not in str(caught.value)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/0.jpg").write_bytes(small_jpegs[0])
+    tpufeed.shard(tmp_path / "photos", tmp_path / "my flowers", workers=1)
+    with pytest.raises(NoInputsError, match=f"tpufeed cache warmup '{tmp_path}/my flowers' CACHE"):
+        tpufeed.shard(tmp_path / "my flowers", tmp_path / "d", workers=1)

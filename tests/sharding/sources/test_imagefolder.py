@@ -1,6 +1,7 @@
 """Folders of images with metadata.csv, .jsonl or .parquet, as Hugging Face's imagefolder has them."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -240,3 +241,11 @@ def test_all_files_of_metadata_say_together_what_belongs_to_boxes(test, folder, 
     assert [samples["train/0.png"][name] for name in names] == [[0, 1, 2, 6, 11, 5, 16, 10], ["car", "bus"], [100, 9]]
     assert [samples["test/0.png"][name] for name in names] == [[], [], []]
     assert any("test/metadata.jsonl" in said and "objects.area" in said for said in result.warnings)
+
+
+def test_images_in_a_zip_are_not_said_to_be_left_out(folder, tmp_path):
+    source = folder(rows_of(text=["a", "b", "c"]))
+    archive = shutil.make_archive(str(tmp_path / "photos"), "zip", source)
+    result = shard(f"zip::{archive}", tmp_path / "d")
+    assert result.images == 3
+    assert not [said for said in result.warnings if "left out" in said]

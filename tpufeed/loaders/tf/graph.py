@@ -18,7 +18,7 @@ from tpufeed.dataset.index import Index
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.order import Share, World
 from tpufeed.dataset.schema import LABEL
-from tpufeed.errors import OptionError
+from tpufeed.errors import OptionError, advised
 from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.images.windows import MOST_ENLARGED_PIXELS
 from tpufeed.loaders.columns import IMAGE, SAMPLE, Scalar
@@ -296,7 +296,7 @@ class DirectGraph:
                 f"the {self._classes} classes that the dataset declares",
             )
             said = [url, ", record ", tf.strings.as_string(tf.minimum(readable, number)), ": ", why]
-            said.append(f"; TensorFlow's log has its own message. Run: tpufeed verify {self._url}")
+            said.append(f"; TensorFlow's log has its own message. Run: {advised('verify', self._url)}")
             return tf.group(tf.debugging.Assert(False, [tf.strings.join(said)]))
 
         return tf.cond(tf.reduce_all(sound), tf.no_op, fail)

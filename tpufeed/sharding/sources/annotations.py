@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tpufeed.errors import TpufeedError
+from tpufeed.dataset.tfrecord_files import unpack_beside
+from tpufeed.errors import TpufeedError, advised
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.coco import CocoSource
@@ -36,9 +37,9 @@ _NO_WAY = {
     ".json": ", and no command reads them: convert them to a COCO file, as CVAT and Roboflow export it, or to JSON "
     "lines with one row per image (docs/samples.md)",
     ".xml": ". To use them, put the images beside the files, or into a folder JPEGImages beside theirs, and run: "
-    "tpufeed shard 'Annotations/*.xml' DST",
+    + advised("shard", "Annotations/*.xml", "DST"),
     ".txt": ". To use them, write a data.yaml with the folders of images (train: images) and the classes (names: [cat, "
-    "dog]), and run: tpufeed shard data.yaml DST",
+    f"dog]), and run: {advised('shard', 'data.yaml', 'DST')}",
 }
 
 
@@ -85,14 +86,14 @@ class AnnotationFiles:
                 options = _read_table(store, name, classed)
                 if options is not None:
                     commands.append(_command(store, name, options))
-        yield from _say("tables", commands)
+        yield from _say("tables", commands, store)
         documents = {name: _read_head(store, name) for name in self.names.get(CocoSource.suffixes[0], [])}
         files = list[str]()
         for name, head in documents.items():
             keys = {found[1] for found in _COCO_KEY.finditer(head)}
             if len(keys) > (len(head) < _HEAD_BYTES) and not _NO_BOXES.fullmatch(name):  # one is enough in a long file
                 files.append(_command(store, name))
-        yield from _say("COCO files", files)
+        yield from _say("COCO files", files, store)
         heads = {".json": list(documents.values())}
         for suffix in (".xml", ".txt"):  # a classes.txt may come first or last
             names = self.names.get(suffix, [])
@@ -100,7 +101,7 @@ class AnnotationFiles:
         for suffix, (what, is_one) in _OWN_FORMATS.items():
             if any(map(is_one, heads[suffix])):
                 commands = self._find_commands(store, suffix)
-                yield from _say(f"{what} files", commands)
+                yield from _say(f"{what} files", commands, store)
                 if not commands:
                     count, way = f"{self.counts[suffix]:,} {suffix}", _NO_WAY[suffix]
                     named = [name for kind in YoloSource.suffixes for name in self.names.get(kind, [])]
@@ -118,16 +119,22 @@ class AnnotationFiles:
         return [
             _command(store, posixpath.join(folder, "*.xml"))
             for folder in folders
-            if find_images(open_store(posixpath.join(store.url, folder))) is not None
+            if "::" in store.url or find_images(open_store(posixpath.join(store.url, folder))) is not None
         ]
 
 
-def _say(what: str, commands: Sequence[str]) -> Iterator[str]:
+def _say(what: str, commands: Sequence[str], store: Store) -> Iterator[str]:
     # A COCO file has ids of its own; others are numbered by the classes that occur.
     apart = ", each separately" + (" (with one --classes FILE for equal ids)" if what != "COCO files" else "")
     apart = apart if len(commands) > 1 else ""
     more = f"; and {len(commands) - _SHOWN} more" if len(commands) > _SHOWN else ""
-    if commands:
+    archive = store.url.partition("::")[2].removeprefix("file://").rstrip("/")
+    if commands and archive:
+        yield (
+            f"{what} in the zip, with labels and boxes, are not read. To use them, unpack it first "
+            f"({unpack_beside(archive)}) and shard that folder"
+        )
+    elif commands:
         yield (
             f"{what} among the images, with labels and boxes, are not read. To use them{apart}: "
             f"{'; '.join(commands[:_SHOWN])}{more}"
@@ -135,7 +142,7 @@ def _say(what: str, commands: Sequence[str]) -> Iterator[str]:
 
 
 def _command(store: Store, name: str, options: str = "") -> str:
-    return f"tpufeed shard {shlex.quote(store.url.rstrip('/') + '/' + name)} DST{options}"
+    return advised("shard", f"{store.url.rstrip('/')}/{name}", "DST") + options
 
 
 def _read_table(store: Store, name: str, classed: bool) -> str | None:

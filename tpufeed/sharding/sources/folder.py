@@ -12,8 +12,9 @@ import msgspec
 
 from tpufeed.build.item import ImageRef, Item
 from tpufeed.dataset.naming import MANIFEST, SPLIT_OF_WORD, count_ending, show_endings, splits_mentioned
+from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
-from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, advised
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.annotations import AnnotationFiles
 from tpufeed.sharding.sources.source import (
@@ -142,10 +143,17 @@ def has_split_folders(store: Store) -> bool:
         )
 
 
+def _is_dataset(store: Store) -> bool:
+    try:
+        return find_dataset(store) is not None
+    except ManifestError:  # of another program
+        return False
+
+
 def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError:
     """Return the error for a folder without images, with advice by what it holds."""
-    if store.stat(MANIFEST) is not None:
-        advice = f", but a {MANIFEST}. To make a cache of a dataset: tpufeed cache warmup {store.url} CACHE"
+    if _is_dataset(store):
+        advice = f", but a {MANIFEST}. To make a cache of a dataset: {advised('cache warmup', store.url, 'CACHE')}"
     elif has_tfrecords:
         advice = f". {adopt_advice(store.url)}"
     else:

@@ -117,7 +117,7 @@ class ImageFolderSource(TableSource):
             with self.open(info.name) as (columns, records), open_groups(records, columns.files[0], where) as groups:
                 self.image_column = columns.files[0]
                 for item in columns.iter_items((_one_of(rows, where) for rows in groups.iter_groups()), files):
-                    is_there = bool(item.version) and is_image_name(item.path)
+                    is_there = bool(item.version or item.bytes) and is_image_name(item.path)
                     named += is_there and not (item.file or item.path).startswith("/") and "://" not in item.path
                     yield item
         images = 0
