@@ -1,5 +1,6 @@
 """A cache of a dataset that has grown: what is new is warmed, and records are those of one warmed at once."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 import tpufeed
 from tests.sharding.previews import preview_warmup
 from tpufeed.cache import warmup
+from tpufeed.cache.recipe import CacheRecipe
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import BuildError, DatasetExistsError, ObjectChangedError
+from tpufeed.errors import BuildError, DatasetExistsError, DuplicateWriterError, ObjectChangedError
 
 OPTIONS = {"size": 32, "variants": 2, "shard_bytes": "100KB", "workers": 1}
 
@@ -146,6 +148,17 @@ def test_an_interrupted_warmup_is_finished_by_its_command(source, interrupted, t
     result = warmup(source, interrupted, **OPTIONS)
     assert (result.images, result.earlier_images) == (40, 40)
     assert records_of(interrupted) == records_of(warmup(source, tmp_path / "whole", **OPTIONS).url)
+
+
+def test_what_another_command_left_is_discarded_as_is_said(source, photos, cache, monkeypatch, request):
+    with monkeypatch.context() as patch:
+        patch.setattr("tpufeed.cache.recipe.KIND", "compact")  # in the plan
+        patch.setattr(CacheRecipe, "kind", "compact")
+        request.getfixturevalue("interrupted")
+    with pytest.raises(DuplicateWriterError, match="by removing") as caught:
+        warmup(source, cache, **OPTIONS)
+    shutil.rmtree(re.search(r"by removing (\S+)$", str(caught.value))[1])  # --overwrite would warm all again
+    assert warmup(source, cache, **OPTIONS).images == 40  # of 80
 
 
 @pytest.mark.all

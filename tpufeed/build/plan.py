@@ -205,7 +205,7 @@ def read_plan(store: Store) -> Plan:
             if isinstance(error, ManifestError):
                 raise
             raise ManifestError(
-                f"{where}: not a readable plan: {error}. Run the command again with --overwrite"
+                f"{where}: not a readable plan: {error}. Remove {store.url}, or build again with --overwrite"
             ) from error
 
 
@@ -352,7 +352,7 @@ def forged(store: Store, source: str, problem: str) -> ManifestError:
     return ManifestError(
         mask_secrets(
             f"{store.url}/{PLAN}: not a plan for {source}: {problem}. Nothing was read or changed. It was forged, or "
-            f"the source has changed: take another destination, or pass --overwrite, which discards {store.url}"
+            f"the source has changed: take another destination, or remove {store.url}"
         )
     )
 

@@ -356,7 +356,7 @@ def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, 
         raise DuplicateWriterError(
             f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
             f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run that "
-            f"command again to finish it; or discard it with --overwrite, which removes only {store.url}"
+            f"command again to finish it; or discard it by removing {store.url}"
         ) from error
     if standing.plan is not None:
         recipe.check_joined(store, standing.plan)
