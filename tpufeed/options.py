@@ -49,8 +49,9 @@ _FOREIGN = {
     "transform": ("ops",),
     "augment": ("ops",),
     **dict.fromkeys(("transforms", "augmentations"), ("ops",)),
-    "resize": ("presize", "size"),
-    **dict.fromkeys(("image_size", "img_size", "input_size", "target_size", "crop_size"), ("presize", "size", "ops")),
+    **dict.fromkeys(
+        ("resize", "image_size", "img_size", "input_size", "target_size", "crop_size"), ("presize", "size", "ops")
+    ),
     "max_shard_size": ("shard_bytes",),
 }
 
