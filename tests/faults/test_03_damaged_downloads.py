@@ -5,6 +5,7 @@ The service's hash header is the true one each time, as where a proxy or a cable
 
 import io
 import re
+import shutil
 import tarfile
 
 import pyarrow
@@ -15,6 +16,7 @@ import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
 from tests.local_copies import wait_copied
 from tpufeed import cache
+from tpufeed.build import versions
 from tpufeed.build.commit import read_report
 from tpufeed.build.plan import read_plan
 from tpufeed.build.worker import see_destination
@@ -133,6 +135,22 @@ def test_a_cache_is_made_of_what_was_sent(server, kept):
     cache.warmup(f"{kept}/dataset", "gs://bucket/c", **WARM)
     assert len(met(server)) == 2
     assert objects(server, "c") == objects(server, "kept/cache")
+
+
+def test_an_index_is_joined_of_what_was_sent(server, upload, dataset_url, photo_folder, tmp_path, monkeypatch):
+    """It is read in blocks, and what the service says of the whole object says nothing of them."""
+    monkeypatch.setattr(versions, "_BLOCK_BYTES", 64)
+    photo = next(photo_folder.glob("*/*.jpg"))
+    (tmp_path / photo.parent.name).mkdir()
+    shutil.copy(photo, tmp_path / photo.parent.name / "new.jpg")
+    right, damaged = (upload(dataset_url, name) for name in ("right", "damaged"))
+    tpufeed.append(tmp_path, right, workers=1)
+    server.fault("corrupt", operation="read", name="damaged/train.index.npy", calls=(3,))
+    server.fault("truncate", operation="read", name="damaged/part-00002/train.index.npy", calls=(1,))
+    tpufeed.append(tmp_path, damaged, workers=1)
+    assert {hit.fault for hit in met(server)} == {"corrupt", "truncate"}
+    assert objects(server, "damaged") == objects(server, "right")
+    assert open_dataset(damaged).content_digest == open_dataset(right).content_digest
 
 
 @pytest.mark.all

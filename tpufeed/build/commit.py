@@ -49,7 +49,7 @@ from tpufeed.errors import (
     SourceError,
     mask_secrets,
 )
-from tpufeed.storage.reading import READS
+from tpufeed.storage.reading import READS, read_certain
 from tpufeed.storage.store import ObjectInfo, Store, open_store
 
 _LOOKS = 10
@@ -297,7 +297,7 @@ def check_owner(store: Store, owner: Owner) -> None:
     if found is not None and found.version == owner.version:
         return
     try:  # other hosts may see other times of files
-        run_id = read_run_id(store)
+        run_id = read_run_id(store, owner.run_id)
     except (ObjectNotFoundError, DamageError):
         raise BuildError(
             f"{store.url}/{PLAN}, the plan of this build, is gone or damaged; nothing was published. Run the same "
@@ -330,7 +330,7 @@ def remove_leftovers(store: Store, header: PlanHeader, manifest: Manifest | None
     standing = present.pop(MANIFEST, None)
     if noted is not None and standing is not None:
         try:  # another run of this build may have put its manifest
-            of_twin = _RUN_ID.decode(store.read_document(MANIFEST, standing.version)).run_id == header.run_id
+            of_twin = _RUN_ID.decode(read_certain(store, MANIFEST, standing.version)).run_id == header.run_id
         except (ObjectNotFoundError, ObjectChangedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             of_twin = False
         if not of_twin:
@@ -352,7 +352,7 @@ def remove_leftovers(store: Store, header: PlanHeader, manifest: Manifest | None
 
 def _read_removals(store: Store, name: str) -> dict[str, str] | None:
     try:
-        return _REMOVALS.decode(store.read_document(name))
+        return _REMOVALS.decode(read_certain(store, name))
     except ObjectNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -477,7 +477,7 @@ def _holds(store: Store, found: ObjectInfo, size_bytes: int, crc: int) -> bool:
     if found.crc32c is not None:
         return found.crc32c == crc
     try:
-        return stored_crc32c(store, found.name, size_bytes) == crc
+        return stored_crc32c(store, found.name, size_bytes, crc) == crc
     except ObjectNotFoundError:  # replaced at this moment by another run of the same build
         return False
 

@@ -25,7 +25,7 @@ from tpufeed.build.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, splits_mentioned
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ManifestError, ObjectNotFoundError, mask_secrets
-from tpufeed.storage.reading import open_object
+from tpufeed.storage.reading import open_object, read_certain
 from tpufeed.storage.store import Store
 
 _logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def read_digests(store: Store, inputs: int) -> InputDigests | None:
             f"{store.url}/{DIGESTS} has {found.size_bytes} bytes; {inputs:,} inputs take {inputs * _ENTRY_BYTES}. The "
             "file is damaged: remove it to compare images by path and size"
         )
-    entries = np.frombuffer(store.read(DIGESTS, found.version), np.uint8).reshape(inputs, _ENTRY_BYTES)
+    entries = np.frombuffer(read_certain(store, DIGESTS, found.version), np.uint8).reshape(inputs, _ENTRY_BYTES)
     return InputDigests(entries[:, 0], entries[:, 1:])
 
 

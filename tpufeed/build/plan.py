@@ -29,7 +29,7 @@ from tpufeed.errors import (
     url_identity,
 )
 from tpufeed.processes.limits import room_left
-from tpufeed.storage.reading import READS, open_object, read_line
+from tpufeed.storage.reading import READS, open_object, read_line, settle
 from tpufeed.storage.store import Span, Store
 
 PLAN_VERSION = 1
@@ -255,18 +255,27 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
     return Plan(header, tuple(refs), Owner(header.run_id, ""))
 
 
-def read_run_id(store: Store) -> str:
+def read_run_id(store: Store, expected: str = "") -> str:
     """Return the id of the run whose plan is at a destination, from its first line.
+
+    It is read again unless it is the `expected` one: it may have been damaged on the way.
 
     Raises:
         ObjectNotFoundError: there is none.
         ManifestError: the line cannot be understood.
     """
-    try:
-        with open_object(store, PLAN) as file:
-            return _HEADER.decode(read_line(file)).run_id
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ManifestError(f"{store.url}/{PLAN}: not a readable plan: {error}") from error
+
+    def read() -> str | Exception:
+        try:
+            with open_object(store, PLAN) as file:
+                return _HEADER.decode(read_line(file)).run_id
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            return error
+
+    found = settle(f"{store.url}/{PLAN}", read, identity=str, is_sure=lambda found: found == expected)
+    if isinstance(found, Exception):
+        raise ManifestError(f"{store.url}/{PLAN}: not a readable plan: {found}") from found
+    return found
 
 
 def read_task(store: Store, ref: TaskRef, line: bytes | StoreError = b"") -> Task:

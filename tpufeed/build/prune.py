@@ -12,6 +12,7 @@ from tpufeed.dataset.reader import find_versions, open_dataset
 from tpufeed.display.summary import Summary
 from tpufeed.errors import DatasetNotFoundError, ObjectExistsError, ObjectNotFoundError
 from tpufeed.options import Count, checked
+from tpufeed.storage.reading import read_certain
 from tpufeed.storage.store import Store, open_store
 
 _PRUNED = ".pruned.json"  # the manifest of a version that is being removed: no reader opens it
@@ -63,7 +64,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
     manifests = list(_open_versions(store, dropped))
     for name in begun:
         with suppress(ObjectNotFoundError):  # another run was faster
-            manifests.append(decode_manifest(store.read_document(name), f"{store.url}/{name}"))
+            manifests.append(decode_manifest(read_certain(store, name), f"{store.url}/{name}"))
     present = {info.name: info for info in store.iter_objects()}
     # Names in a manifest may be forged: only files that a build can have put are removed.
     unneeded = {name for manifest in manifests for name in _names_of(manifest) if is_data_name(name)} - needed
@@ -79,7 +80,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
     for number in dropped:  # under its new name no reader opens it, and it names its files until they are gone
         name = f"{VERSIONS}/{number}{_PRUNED}"
         with suppress(ObjectNotFoundError):  # another run was faster
-            data = store.read_document(version_name(number))
+            data = read_certain(store, version_name(number))
             with suppress(ObjectExistsError):  # left by a run that was killed here, with the same bytes
                 store.put(name, data)
             store.delete(version_name(number))

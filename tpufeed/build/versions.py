@@ -8,18 +8,19 @@ replaced in one step, if it is still the one that the part was built for. Nothin
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from crc32c import crc32c
 
 from tpufeed.build.commit import check_owner, find_lost, is_stored, put
 from tpufeed.build.plan import Owner
-from tpufeed.dataset.index import ITEM_BYTES, Offsets
+from tpufeed.dataset.index import ITEM, ITEM_BYTES, Offsets
 from tpufeed.dataset.manifest import (
     IndexFile,
     Manifest,
@@ -40,16 +41,19 @@ from tpufeed.errors import (
     BuildError,
     ObjectChangedError,
     ObjectExistsError,
+    ObjectNotFoundError,
     OptionError,
     ShardError,
     advised,
     mask_secrets,
 )
+from tpufeed.storage.reading import READS, read_certain
 from tpufeed.storage.store import Store
 
 COMPACT = "compact"  # the kind of a part whose shards replace others, and hold their records
 PART_OPTIONS = frozenset({"append_to", "base_digest"})  # name the version that a part's plan follows
-_BLOCK_ITEMS = 1 << 19
+_BLOCK_BYTES = 4 << 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +259,14 @@ def check_base(base: Dataset) -> None:
             f"{base.url}/{lost} is missing or damaged, so the dataset cannot grow. Nothing was changed. Run: "
             f"{advised('verify', base.url)}"
         )
-    _check_indexes(base)
+    for split in base.manifest.splits.values():
+        for variant in split.variants:
+            index = variant.index
+            if not is_stored(base.store, index.name, index.bytes, index.crc32c):
+                raise ShardError(
+                    f"{base.url}/{index.name} does not match the manifest: {index.bytes} bytes of CRC-32C "
+                    f"{index.crc32c:08x}. Nothing was changed. Run: {advised('verify', base.url)}"
+                )
 
 
 def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = None) -> Dataset:
@@ -279,8 +290,6 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
     check_owner(part.store, owner)
     pieces = append_layout(base.manifest, part.manifest) if layout is None else layout
     count = len(next(iter(base.manifest.splits.values())).variants)
-    _check_indexes(base)
-    _check_indexes(part)
     with store.temporary_folder() as folder:
         indexes = {
             name: tuple(_put_index(folder, (base, part), name, variant, pieces[name]) for variant in range(count))
@@ -312,7 +321,7 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
     store = base.store
     standing = store.stat(MANIFEST)
     try:
-        data = store.read_document(MANIFEST, "" if standing is None else standing.version)
+        data = read_certain(store, MANIFEST, "" if standing is None else standing.version)
         if standing is None or decode_manifest(data, f"{store.url}/{MANIFEST}") != base.manifest:
             raise ObjectChangedError(MANIFEST)
         put(store, version_name(base.number), data, None)
@@ -340,17 +349,19 @@ def _put_index(
 ) -> IndexFile:
     """Put the index of a split over the shards of its pieces, and return its entry for the manifest."""
     base, path = sides[0], folder / f"{split}-{variant}"
-    writer = IndexWriter(path)
-    for piece in pieces:
-        dataset = sides[piece.of_part]
-        entry = dataset.manifest.splits[split].variants[variant]
-        starts = entry.index_starts
-        header = entry.index.bytes - starts[-1] * ITEM_BYTES
-        for start in range(starts[piece.start], starts[piece.stop], _BLOCK_ITEMS):
-            stop = min(start + _BLOCK_ITEMS, starts[piece.stop])
-            data = dataset.store.read_range(entry.index.name, header + start * ITEM_BYTES, header + stop * ITEM_BYTES)
-            writer.add(np.frombuffer(data, "<u8"))
-    size, crc = writer.finish()
+
+    def join() -> tuple[int, int]:
+        path.unlink(missing_ok=True)
+        writer = IndexWriter(path)
+        indexes = {side: _IndexRead(sides[side], split, variant) for side in {piece.of_part for piece in pieces}}
+        for piece in pieces:
+            for block in indexes[piece.of_part].iter_offsets(piece.start, piece.stop):
+                writer.add(block)
+        for index in indexes.values():
+            index.finish()
+        return writer.finish()
+
+    size, crc = _read_sound(join)
     name = index_name(split, None if base.manifest.cache is None else variant, base.number + 1)
     put(base.store, name, path, None, size, crc)
     return IndexFile(name, size, crc)
@@ -358,26 +369,72 @@ def _put_index(
 
 def read_offsets(dataset: Dataset, split: str, variant: int) -> list[Offsets]:
     """Return the offsets of each shard from the index. Raises ShardError if it does not match the manifest."""
-    entry = dataset.manifest.splits[split].variants[variant]
-    _check_index(dataset.store, entry.index)
-    data = dataset.store.read(entry.index.name)
-    starts = entry.index_starts
-    offsets = np.frombuffer(data, "<u8", starts[-1], entry.index.bytes - starts[-1] * ITEM_BYTES)
+
+    def read() -> Offsets:
+        index, shards = _IndexRead(dataset, split, variant), dataset.manifest.splits[split].variants[variant].shards
+        blocks = list(index.iter_offsets(0, len(shards)))
+        index.finish()
+        return np.concatenate([*blocks, np.empty(0, np.uint64)])
+
+    offsets, starts = _read_sound(read), dataset.manifest.splits[split].variants[variant].index_starts
     return [offsets[start:stop] for start, stop in itertools.pairwise(starts)]
 
 
-def _check_indexes(dataset: Dataset) -> None:
-    for split in dataset.manifest.splits.values():
-        for variant in split.variants:
-            _check_index(dataset.store, variant.index)
+class _IndexRead:
+    """Reads an index once, from its first byte to its last, and compares its CRC-32C with the manifest's.
 
+    What the store says of the object would not do: these bytes are published under a new CRC.
+    """
 
-def _check_index(store: Store, index: IndexFile) -> None:
-    if not is_stored(store, index.name, index.bytes, index.crc32c):
-        raise ShardError(
-            f"{store.url}/{index.name} is missing, or does not match the manifest: {index.bytes} bytes of CRC-32C "
-            f"{index.crc32c:08x}. Nothing was published. Run: {advised('verify', store.url)}"
+    def __init__(self, dataset: Dataset, split: str, variant: int) -> None:
+        entry = dataset.manifest.splits[split].variants[variant]
+        self._store, self._index, self._starts = dataset.store, entry.index, entry.index_starts
+        self._header_bytes = entry.index.bytes - self._starts[-1] * ITEM_BYTES
+        self._at = self._crc = 0
+
+    def iter_offsets(self, start: int, stop: int) -> Iterator[Offsets]:
+        """Yield the offsets of the shards `[start, stop)` in blocks; these shards come after those of the last call."""
+        first, last = (self._header_bytes + self._starts[edge] * ITEM_BYTES for edge in (start, stop))
+        for _ in self._read(first):
+            pass
+        for data in self._read(last):
+            yield np.frombuffer(data, ITEM)
+
+    def finish(self) -> None:
+        """Read the rest. Raises ShardError if the bytes since the first are not the manifest's."""
+        for _ in self._read(self._index.bytes):
+            pass
+        if self._crc != self._index.crc32c:
+            raise self._differs(f"CRC-32C {self._crc:08x}")
+
+    def _read(self, stop: int) -> Iterator[bytes]:
+        while self._at < stop:
+            wanted = min(_BLOCK_BYTES, stop - self._at)
+            try:
+                data = self._store.read_range(self._index.name, self._at, self._at + wanted)
+            except ObjectNotFoundError as error:
+                raise self._differs("is missing") from error
+            self._at, self._crc = self._at + len(data), crc32c(data, self._crc)
+            if len(data) != wanted:
+                raise self._differs(f"{self._at} bytes")
+            yield data
+
+    def _differs(self, found: str) -> ShardError:
+        return ShardError(
+            f"{self._store.url}/{self._index.name} is not the manifest's index of {self._index.bytes} bytes with "
+            f"CRC-32C {self._index.crc32c:08x}: {found}. Nothing was published. Run: {advised('verify', self._store.url)}"
         )
+
+
+def _read_sound(read: Callable[[], T]) -> T:
+    """Return what `read` returns, which is called again after a ShardError: bytes may be damaged on the way."""
+    for reads_left in reversed(range(READS)):
+        try:
+            return read()
+        except ShardError:
+            if not reads_left:
+                raise
+    raise AssertionError("it returns or raises")
 
 
 def _shards_of(piece: Piece, sides: Sequence[Split | None], variant: int, folder: str) -> list[Shard]:

@@ -23,7 +23,6 @@ from tpufeed.dataset.schema import record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines.engine import NOTHING, Progress, ReportProgress
 from tpufeed.errors import ManifestError, ObjectNotFoundError, StoreError
-from tpufeed.storage.reading import READS
 from tpufeed.storage.store import Store, open_store
 
 _PROGRESS_SECONDS = 0.2
@@ -170,21 +169,15 @@ def reach(context: TaskContext, ref: TaskRef) -> dict[str, str]:
 def see_destination(store: Store, run_id: str) -> dict[str, str]:
     """Return the id of the run whose plan is at the destination, by the plan's URL; nothing if this host sees no plan.
 
-    A plan that cannot be read, or has another id than `run_id`, is read again: it may have been damaged on the way.
-
     Raises:
         StoreError: the store does not answer, or refuses reading or writing.
     """
-    seen = ""
-    for _ in range(READS):
-        try:
-            seen = read_run_id(store)
-        except ObjectNotFoundError:
-            return {}
-        except ManifestError:
-            seen = "unreadable"
-        if seen == run_id:
-            break
+    try:
+        seen = read_run_id(store, run_id)
+    except ObjectNotFoundError:
+        return {}
+    except ManifestError:
+        seen = "unreadable"
     name = f"{PROBE}-{secrets.token_hex(8)}"
     probe = store.put(name, b"")
     with suppress(StoreError):  # the user may be allowed to create objects, but not to remove them

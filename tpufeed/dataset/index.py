@@ -19,14 +19,14 @@ from tpufeed.dataset.manifest import Variant
 from tpufeed.errors import ShardError, StoreError, advised
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
-from tpufeed.storage.reading import SpanReader
+from tpufeed.storage.reading import SpanReader, settle
 from tpufeed.storage.store import Span, Store
+from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
 Offsets = npt.NDArray[np.uint64]
 
 ITEM = "<u8"
 ITEM_BYTES = 8
-_TRIES = 3
 _COPIED_BYTES = 64 << 10
 NPY_HEADER_BYTES = 128  # of any array of one dimension
 
@@ -73,6 +73,7 @@ class Index:
 
         Raises:
             ShardError: the index does not belong to the manifest.
+            DamagedReadError: each read returned other bytes.
         """
         with self._lock:
             if self._mapped is None:
@@ -93,23 +94,30 @@ class Index:
                     mapped.obj.madvise(mmap.MADV_DONTNEED)  # pages still in use come back from the page cache
                 return found
         reader = self._reader = self._reader or SpanReader()
-        at, name, tries_left = self._header_bytes, self._variant.index.name, _TRIES
+        at, name = self._header_bytes, self._variant.index.name
         spans = [
             Span(name, at + self._starts[shard] * ITEM_BYTES, at + self._starts[shard + 1] * ITEM_BYTES)
             for shard in shards
         ]
-        while True:
-            found = []
-            try:
-                for shard, data in zip(shards, reader.read(self._store, spans), strict=True):
-                    if isinstance(data, StoreError):
-                        raise data
-                    found.append(self._checked(shard, np.frombuffer(data, ITEM, len(data) // ITEM_BYTES)))
-                return found
-            except ShardError:  # the bytes may have been damaged on the way
-                tries_left -= 1
-                if not tries_left:
-                    raise
+
+        def read() -> list[bytes]:
+            found = list[bytes]()
+            for data in reader.read(self._store, spans):
+                if isinstance(data, StoreError):
+                    raise data
+                found.append(data)
+            return found
+
+        def check(found: list[bytes]) -> list[Offsets]:
+            parts = (np.frombuffer(data, ITEM, len(data) // ITEM_BYTES) for data in found)
+            return [self._checked(shard, part) for shard, part in zip(shards, parts, strict=True)]
+
+        def are_sound(found: list[bytes]) -> bool:
+            with suppress(ShardError):
+                return bool(check(found))
+            return False
+
+        return check(settle(self._where, read, identity=tuple, is_sure=are_sound))
 
     def to_copy(self) -> RemoteShard:
         """Return the file as `LocalCopies` takes it."""
@@ -163,7 +171,7 @@ class Index:
             len(part) != entry.records + 1
             or part[0] != 0
             or part[-1] != entry.bytes
-            or bool((part[1:] < part[:-1]).any())
+            or bool((np.diff(part.view(np.int64)) < OVERHEAD_BYTES).any())
         ):
             raise ShardError(
                 f"{self._where}: the offsets of {entry.name} do not fit its {entry.bytes} bytes. "

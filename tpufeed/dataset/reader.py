@@ -34,6 +34,7 @@ from tpufeed.images.header import format_of_name
 from tpufeed.options import Count, Names, a_list, checked
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.local import is_file
+from tpufeed.storage.reading import read_certain
 from tpufeed.storage.store import Store, open_store
 from tpufeed.tfrecord.example import Feature, decode_example
 
@@ -419,7 +420,7 @@ def find_dataset(store: Store, name: str = MANIFEST, tries: int = _TRIES) -> Dat
     try:
         info = None if store.local_path(name) is None else store.stat(name)
         version = "" if info is None else info.version
-        data = store.read_document(name, version)
+        data = read_certain(store, name, version)
     except ObjectNotFoundError:
         return None
     except ObjectChangedError:  # a build has just published another one

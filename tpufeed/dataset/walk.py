@@ -43,12 +43,21 @@ REMOTE_CHUNK_BYTES = 8 << 20  # one request
 _REMOTE_THREADS = 16  # more than cores, as they wait for the network
 
 
-def stored_crc32c(store: Store, name: str, size_bytes: int) -> int:
-    """Return the CRC-32C of an object's first `size_bytes` bytes, read in blocks."""
-    crc = 0
-    for start in range(0, size_bytes, REMOTE_CHUNK_BYTES):
-        crc = crc32c(store.read_range(name, start, min(start + REMOTE_CHUNK_BYTES, size_bytes)), crc)
-    return crc
+def stored_crc32c(store: Store, name: str, size_bytes: int, expected: int) -> int:
+    """Return the CRC-32C of an object's first `size_bytes` bytes, read in blocks; again, if it is not the expected one.
+
+    Raises:
+        ObjectNotFoundError: there is no such object.
+        DamagedReadError: each read returned other bytes.
+    """
+
+    def read() -> int:
+        crc = 0
+        for start in range(0, size_bytes, REMOTE_CHUNK_BYTES):
+            crc = crc32c(store.read_range(name, start, min(start + REMOTE_CHUNK_BYTES, size_bytes)), crc)
+        return crc
+
+    return settle(f"{store.url}/{name}", read, lambda crc: crc, lambda crc: crc == expected)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from tpufeed.storage.store import ObjectInfo, Span, Store, check_name, open_stor
 
 T = TypeVar("T")
 _STATS_AT_ONCE = 32
+CHANGED = "changed_during_build"  # the reason of a file that is not as it was listed
 UNREACHABLE = "unreachable"  # the reason of a web URL whose server refuses, or does not answer
 _WEB = ("http", "https")
 # Reasons that follow from a sound header; half of a source's images may have one, so these are not read again.
@@ -66,6 +67,11 @@ class Files:
         # The length of a whole file tells whether it is the same.
         stop = image.offset + image.bytes if image.offset else None
         return store, Span(check_name(name), image.offset, stop, image.version)
+
+    def are_checked(self, image: ImageRef) -> bool:
+        """Return true if the store of an image compares all that is read of it with a checksum."""
+        store, span = self.find(image)
+        return store.checks_reads and (not span.start or store.local_path("x") is not None)
 
     @property
     def retries(self) -> int:
@@ -118,6 +124,8 @@ def iter_taken(
     """
     with closing(iter_read(files, inputs)) as read:
         for item, found in read:
+            if isinstance(found, ImageError) and found.reason == CHANGED:
+                found = _read_again(files, item, found)  # noqa: PLW2901  # only its end may have been lost on the way
             data, taken, seen = found, cast(T | ImageError, found), list[bytes]()
             while not isinstance(data, ImageError) and data != seen:
                 is_first, seen = not seen, data
@@ -165,7 +173,21 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
             yield item, _check(item, stores, data)
 
 
-def _read_again(files: Files, item: Item, data: list[bytes]) -> list[bytes] | ImageError:
+def iter_certain(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, list[bytes] | ImageError], None, None]:
+    """Yield what `iter_read` does; bytes that no store has compared with a checksum are read until they came twice.
+
+    A row of Parquet is read once: to read it again would decode its row group once more.
+    """
+    with closing(iter_read(files, inputs)) as read:
+        for item, found in read:
+            if isinstance(found, ImageError):
+                is_certain = found.reason != CHANGED
+            else:
+                is_certain = all(file.row is not None or files.are_checked(file) for file in files_of(item))
+            yield item, found if is_certain else _read_again(files, item, found)
+
+
+def _read_again(files: Files, item: Item, data: list[bytes] | ImageError) -> list[bytes] | ImageError:
     """Read the files of an input until their bytes are certain; `data` is from the first reading."""
     places = [files.find(file) for file in files_of(item)]
     stores = [store for store, _ in places]
@@ -174,8 +196,7 @@ def _read_again(files: Files, item: Item, data: list[bytes]) -> list[bytes] | Im
     return settle(
         ", ".join(f"{store.url}/{span.name}, byte {span.start}" for store, span in places),
         lambda: next(reads),
-        identity=lambda found: () if isinstance(found, ImageError) else tuple(found),
-        is_sure=lambda found: isinstance(found, ImageError),  # it has changed, or is gone
+        identity=lambda found: str(found) if isinstance(found, ImageError) else tuple(found),
     )
 
 
@@ -196,7 +217,7 @@ def _check(item: Item, stores: Sequence[Store], data: Sequence[bytes | StoreErro
     """Return the bytes of all files of an input, or what is wrong with the first file that has no bytes."""
     sound = list[bytes]()
     for store, file, part in zip(stores, files_of(item), data, strict=True):
-        reason, wrong = "changed_during_build", ""
+        reason, wrong = CHANGED, ""
         if isinstance(part, UnavailableError | AccessError):  # says nothing about the image
             if not is_web(store) or file.offset or file.row is not None:  # tars and Parquet hold many
                 raise part

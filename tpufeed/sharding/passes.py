@@ -14,7 +14,7 @@ from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
 from tpufeed.build.item import decode_item
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, REJECTS
 from tpufeed.errors import ImageError
-from tpufeed.sharding.inputs import Files, iter_read, iter_taken
+from tpufeed.sharding.inputs import Files, iter_certain, iter_taken
 from tpufeed.sharding.standing import StandingDataset, fate_of, iter_known
 from tpufeed.sharding.worker import SampleMaker
 
@@ -258,7 +258,7 @@ def read_digests(inventory: "Inventory", rows: str, purpose: str) -> int:
         # Only the image's own file: neither masks nor columns.
         items = (decode_item(line) for _, line in lines)
         inputs = [msgspec.structs.replace(item, images=(), problem=None) for item in items]
-        with closing(iter_read(files, inputs)) as read:
+        with closing(iter_certain(files, inputs)) as read:
             found = [
                 (row, image_digest(data[0]))
                 for (row, *_), (_, data) in zip(lines, read, strict=True)

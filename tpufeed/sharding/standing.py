@@ -19,6 +19,7 @@ from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
 from tpufeed.sharding.sources.source import file_of_row
+from tpufeed.storage.reading import read_certain
 from tpufeed.storage.store import Store, open_store
 
 _REJECT = msgspec.json.Decoder(Reject)
@@ -119,7 +120,7 @@ def iter_known(store: Store, base: str) -> Iterator[Known]:
     rejects = set[str]()
     if stored is None:
         with suppress(ObjectNotFoundError):
-            for line in store.read_document(REJECTS).splitlines():
+            for line in read_certain(store, REJECTS).splitlines():
                 with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # an edited line
                     rejects.add(_REJECT.decode(line).path)
     for at, item in enumerate(item for task in iter_tasks(store, plan) for item in task.inputs):

@@ -36,6 +36,7 @@ class GcsStore(Store):
 
     conditional = True
     generations = True
+    checks_reads = True
 
     def __init__(self, url: str, patience: Patience = _PATIENCE) -> None:
         self._folder = GcsFolder(url, patience, self._count_retry)

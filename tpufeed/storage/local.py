@@ -55,6 +55,7 @@ class LocalStore(Store):
     """
 
     conditional = True
+    checks_reads = True
 
     def __init__(self, url: str, follow: bool = True) -> None:
         self.url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))  # noqa: PTH100, PTH111  # resolves '..'

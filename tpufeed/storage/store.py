@@ -56,6 +56,7 @@ class Store(Protocol):
         conditional: `put` and `put_file` are atomically create-only; if False, only one writer may write at a time.
         generations: the store assigns versions, and no two contents of a name ever have the same version.
         retries: number of repeated requests.
+        checks_reads: `read` returns what is stored: the store, or this machine's disk, compares its own checksum.
     """
 
     url: str
@@ -63,6 +64,7 @@ class Store(Protocol):
     conditional: bool = False
     generations: bool = False
     retries: int = 0
+    checks_reads: bool = False
 
     def read(self, name: str, version: str = "") -> bytes:
         """Read all bytes. Raises ObjectNotFoundError, ObjectChangedError."""
