@@ -487,6 +487,25 @@ def test_columns_become_those_of_the_dataset(tmp_path):
     assert tags.shape == (4, 4)
 
 
+@pytest.mark.parametrize(
+    ("corrected", "is_said"),
+    [({}, False), ({"label": "tiger"}, True), ({"score": 2}, True), ({"tags": [1, 2, 3]}, True)],
+    ids=str,
+)
+def test_a_correction_of_an_image_that_is_there_is_said_and_changes_nothing(corrected, is_said, tmp_path):
+    """No class and no length comes of a row that is skipped."""
+    rows = [{"label": "a", "score": 1, "tags": [1]}, {"label": "b", "score": 1, "tags": [2]}]
+    tpufeed.shard(make_table(tmp_path, "one", rows), tmp_path / "d", workers=1)
+    source = make_table(tmp_path, "one", [rows[0] | corrected, rows[1], rows[1]])
+    for added in (1, 0):
+        result = tpufeed.append(source, tmp_path / "d", workers=1)
+        said = [each for each in result.warnings if "the dataset keeps the old ones" in each]
+        assert (result.added, len(said), "one-images/0.png" in "".join(said)) == (added, is_said, is_said)
+    assert result.manifest.class_names == ("a", "b")
+    specs = {spec.name: spec for spec in result.manifest.features}
+    assert (specs["tags"].lengths, specs["score"].shape) == ((1, 1), ())
+
+
 def test_an_append_of_another_schema_is_refused_and_both_sides_are_named(tmp_path):
     tpufeed.shard(make_table(tmp_path, "one", [{"label": "a", "score": 1}] * 3), tmp_path / "d", workers=1)
     before = bytes_below(tmp_path / "d")

@@ -336,6 +336,16 @@ class ColumnTypes:
             values, problem = self._convert(values or {})
             if problem is not None:
                 return None, problem
+        self.count(values)
+        return None if values is None else {name: _to_plain(value) for name, value in values.items()}, None
+
+    def forget(self) -> None:
+        """Forget all rows, but not the names of their columns: only the rows that `count` is given next decide."""
+        self._columns.clear()
+        self._rows = 0
+
+    def count(self, values: Mapping[str, Any] | None) -> None:
+        """Record a row's values, which are those of declared columns already. Raises as `learn` does."""
         self._rows += 1
         for name, value in (values or {}).items():
             column = self._columns.get(name)
@@ -346,7 +356,6 @@ class ColumnTypes:
                     raise SourceError(f"a column is called {name!r}; name it in UTF-8")
                 column = self._columns[name] = _Column()
             column.add(value, self._rows)
-        return None if values is None else {name: _to_plain(value) for name, value in values.items()}, None
 
     def _convert(self, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, str] | None]:
         self._met.update(values)

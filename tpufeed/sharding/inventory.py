@@ -29,7 +29,14 @@ from tpufeed.sharding.inputs import UNREACHABLE, files_of, place_of
 from tpufeed.sharding.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.outlines import MOST_VALUES
-from tpufeed.sharding.passes import drop_duplicates, read_digests, rows_to_read, skip_known, skip_rejected
+from tpufeed.sharding.passes import (
+    drop_duplicates,
+    find_corrected,
+    read_digests,
+    rows_to_read,
+    skip_known,
+    skip_rejected,
+)
 from tpufeed.sharding.sources.kinds import find_source
 from tpufeed.sharding.sources.source import Contents, Found, Source, file_of_row, identity_of, read_size, size_columns
 from tpufeed.sharding.sources.table import say_boxes
@@ -56,6 +63,7 @@ class Inventory:
     Attributes:
         base: the URL that their files are relative to.
         classes: names and ids of the classes; no names without labels.
+        listed_classes: of a source of a growing dataset, also those that only inputs in the dataset have.
         features: all features of the records.
         schema: the features that further columns become.
         box_format: the numbers of boxes in the source, see `boxes.check_format`; None for corners in pixels.
@@ -72,6 +80,8 @@ class Inventory:
         dropped: number of duplicates that are left out.
         read_before: number of images that are read before the plan.
         renewed: number of inputs whose path is in the dataset with other content.
+        corrected: number of inputs that the dataset has, but of which the source says something else now.
+        first_corrected: the first of them.
         rejected_before: number of inputs left out because the dataset rejected them before and they have not changed.
         listed_twice: number of rows that name a file which another row names as well, in any spelling.
         rejects: inputs that are rejected without being read, counted by reason.
@@ -93,7 +103,7 @@ class Inventory:
         """
         self.base, self.options, self.standing = source.base, options, standing
         self.skipped, self.compared_by_size, self.renewed, self.dropped, self.read_before = 0, 0, 0, 0, 0
-        self.rejected_before = 0
+        self.rejected_before, self.corrected, self.first_corrected = 0, 0, ""
         # No journal and no commit: the file is useless after a crash. The cache also bounds the memory of sorting.
         self.database = sqlite3.connect(folder / "inventory.sqlite")
         self.database.executescript(
@@ -150,10 +160,14 @@ class Inventory:
                     raise OptionError(f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}: the wrong column?")
         contents = source.contents.merge(options)
         self.box_format = contents.box_format
+        taken = labels
         if standing is not None:
             skip_known(self, standing, source.numbers_rows)
+            if self.skipped and self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
+                # What only skipped rows have would become classes and lengths without a sample.
+                taken = self._count_left(types, list_lengths)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
-        self._find_features(labels, list_lengths, types, contents, source.labels_are_names)
+        self._find_features(labels, taken, list_lengths, types, contents, source.labels_are_names)
         self.ignored_files: dict[str, int] = dict(found.ignored_files)
         columns = [spec.name for spec in self.schema]
         self.warnings: tuple[str, ...] = (
@@ -164,11 +178,29 @@ class Inventory:
             *(() if has_outlines else ("no object has an outline, only a box: all masks are empty",)),
         )
         if standing is not None:
+            find_corrected(self)
             skip_rejected(self)
         self._sum_up()
         self._look_at_each(source.spells_files)
         repeats = list(self._iter_repeats(contents.boxes, source)) if source.spells_files and self.listed_twice else []
         self.warnings += tuple(repeats or self._iter_plain_boxes(source))
+
+    def _count_left(self, types: ColumnTypes | None, list_lengths: set[int]) -> Counter[Label]:
+        """Return the labels of the rows that are left, and let them alone decide the types of columns."""
+        labels = Counter[Label]()
+        list_lengths.clear()
+        if types is not None:
+            types.forget()
+        for (line,) in self.query("SELECT item FROM inputs ORDER BY rowid"):
+            item = decode_item(line)
+            if isinstance(item.label_name, tuple):
+                labels.update(item.label_name)
+                list_lengths.add(len(item.label_name))
+            else:
+                labels[item.label_name] += 1
+            if types is not None and (item.values is not None or item.problem is None):
+                types.count(item.values)
+        return labels
 
     def _look_at_each(self, by_file: bool) -> None:
         """Find rejects, inputs that are listed twice, and the digest, in one pass in the order of the paths."""
@@ -241,12 +273,16 @@ class Inventory:
     def _find_features(
         self,
         labels: Counter[Label],
+        taken: Counter[Label],
         list_lengths: set[int],
         types: ColumnTypes | None,
         contents: Contents,
         are_names: bool,
     ) -> None:
-        """Find out which labels and features there are; `list_lengths` has the lengths of lists of labels."""
+        """Find out which labels and features there are; `list_lengths` has the lengths of lists of labels.
+
+        `labels` are those of all rows, `taken` those of rows that a growing dataset does not have.
+        """
         options, standing = self.options, self.standing
         self.labelled = options.label != "none" and (set(labels) != {None} or contents.class_names is not None)
         if options.label not in ("auto", "none") and set(labels) == {None}:
@@ -256,13 +292,14 @@ class Inventory:
         if self.several_labels:  # a sample without a list has one label or no label
             alone = self.query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
             list_lengths.update(number for (number,) in alone)
-            del labels[None]
+            del labels[None], taken[None]
         if not self.labelled:
-            self.classes = Classes((), {})
+            self.classes = self.listed_classes = Classes((), {})
         elif standing is None:
             self.classes = make_classes(labels, contents.class_names, are_names)
         else:
-            self.classes = self._grow_classes(standing, labels, contents.class_names, are_names)
+            self.classes = self._grow_classes(standing, taken, contents.class_names, are_names)
+            self.listed_classes = self._grow_classes(standing, labels, contents.class_names, are_names)
         if options.outlines == "semantic" and len(self.classes.names) > MOST_VALUES:
             raise OptionError(
                 f"semantic outlines are drawn with the ids of 1 to {MOST_VALUES} classes, and there are "
@@ -353,10 +390,14 @@ class Inventory:
             item = self.identify(line)
             yield item if digest is None else msgspec.structs.replace(item, duplicate_of=digest.hex()), extra
 
-    def identify(self, line: bytes) -> Item:
-        """Return an item with the ids of its classes and the values of its columns, as the plan has it."""
+    def identify(self, line: bytes, classes: Classes | None = None) -> Item:
+        """Return an item with the ids of its classes and the values of its columns, as the plan has it.
+
+        `classes` are those of the build, if not given.
+        """
         item = decode_item(line)
-        ids, name, problem, numbers = self.classes.ids, item.label_name, item.problem, tuple[int, ...]()
+        ids, name, problem = (classes or self.classes).ids, item.label_name, item.problem
+        numbers = tuple[int, ...]()
         if self.several_labels:
             names = name if isinstance(name, tuple) else () if name is None else (name,)
             unknown = [each for each in names if each not in ids]

@@ -15,7 +15,7 @@ from tpufeed.build.item import decode_item
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, REJECTS
 from tpufeed.errors import ImageError
 from tpufeed.sharding.inputs import Files, iter_certain, iter_taken
-from tpufeed.sharding.standing import StandingDataset, fate_of, iter_known
+from tpufeed.sharding.standing import StandingDataset, fate_of, iter_known, said_of
 from tpufeed.sharding.worker import SampleMaker
 
 if TYPE_CHECKING:
@@ -61,6 +61,12 @@ def skip_known(inventory: "Inventory", standing: StandingDataset, are_rows: bool
     )
     if are_rows:
         _find_moved_rows(inventory)
+    inventory.database.executescript(
+        "DROP TABLE IF EXISTS present; CREATE TABLE present AS SELECT inputs.rowid AS row, item, said FROM equal "
+        "JOIN inputs ON inputs.rowid = equal.row JOIN known ON known.path = inputs.path "
+        f"LEFT JOIN digests ON digests.row = equal.row WHERE known.outcome = {TAKEN[0]} "
+        f"AND ({_IS_UNCHANGED} OR known.digest IS NULL OR known.digest = digests.digest);"
+    )
     inventory.query("DELETE FROM inputs WHERE rowid IN equal")
     inventory.query("DELETE FROM digests WHERE row IN equal")
     (inventory.skipped,) = inventory.query("SELECT COUNT(*) FROM equal").fetchone()
@@ -69,10 +75,10 @@ def skip_known(inventory: "Inventory", standing: StandingDataset, are_rows: bool
 def _list_known(inventory: "Inventory", standing: StandingDataset) -> None:
     inventory.database.executescript(
         "DROP TABLE IF EXISTS known; CREATE TABLE known(path TEXT, place TEXT, bytes INT, version TEXT, "
-        "digest BLOB, outcome INT, fate TEXT);"
+        "digest BLOB, outcome INT, fate TEXT, said BLOB);"
     )
     for _, store in standing.parts:
-        inventory.database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?)", iter_known(store, inventory.base))
+        inventory.database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?,?)", iter_known(store, inventory.base))
     taken, is_left_out = f"FROM known WHERE outcome = {TAKEN[0]}", f"outcome = {LEFT_OUT[0]}"
     if not inventory.query(f"SELECT 1 {taken} AND digest IS NULL LIMIT 1").fetchone():
         # The copy of a rejected image is not in the dataset either.
@@ -142,12 +148,31 @@ def skip_rejected(inventory: "Inventory") -> None:
     ).fetchone()
 
 
+def find_corrected(inventory: "Inventory") -> None:
+    """Count the images that the growing dataset has, but of which the source says something else now."""
+    inventory.corrected, inventory.first_corrected = 0, ""
+    classes, features = inventory.listed_classes, inventory.features
+    lines = inventory.query("SELECT row, item, said FROM present ORDER BY row")
+    for _, group in itertools.groupby(lines, lambda line: line[0]):  # an image may be there in several versions
+        (_, line, said), *others = group
+        item = inventory.identify(line, classes)
+        if said_of(item, classes.names, features) not in {said, *(each for *_, each in others)}:
+            inventory.corrected += 1
+            inventory.first_corrected = inventory.first_corrected or item.path
+
+
 def iter_growth_warnings(inventory: "Inventory") -> Iterator[str]:
     """Yield warnings of inputs that a growing dataset has, or has rejected before."""
     if inventory.rejected_before:
         yield (
             f"{inventory.rejected_before:,} inputs are left out because this dataset rejected them before and they "
             f"have not changed; the {REJECTS} of its versions name them"
+        )
+    if inventory.corrected:
+        yield (
+            f"{inventory.corrected:,} images are in the dataset already, with other labels, boxes or columns than the "
+            f"source has now, like {inventory.first_corrected}: the dataset keeps the old ones. To get the corrected "
+            "ones, shard the source again in another place"
         )
     if inventory.compared_by_size:
         yield (

@@ -14,7 +14,7 @@ from tpufeed.build.item import Item
 from tpufeed.build.plan import iter_tasks, read_plan
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import OWN_NAMES
+from tpufeed.dataset.schema import OWN_NAMES, FeatureSpec
 from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity
 from tpufeed.sharding.boxes import FlipPairs
 from tpufeed.sharding.columns import Declared
@@ -40,6 +40,7 @@ class Known(NamedTuple):
     digest: bytes | None  # of its image; None if no digest is stored, or the image was not read
     outcome: int  # taken, rejected or left out, as `build.digests` stores it
     fate: str | None  # all that decided that it is not in the dataset, see `fate_of`
+    said: bytes | None  # what the source said of an image that is in the dataset, see `said_of`
 
 
 def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], tool_version: str) -> str:
@@ -56,6 +57,20 @@ def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], 
     parts: list[Any] = [tool_version, names, item.columns, problem, images, deciding]
     parts += [item.outlines] if item.outlines else []
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
+
+
+def said_of(item: Item, class_names: Sequence[str], features: Sequence[FeatureSpec]) -> bytes:
+    """Return a digest of what a source says of an image: labels, values of columns with boxes, outlines, masks' sizes.
+
+    `features` are those of the records. A column without a value counts as missing.
+    """
+    names = [class_names[each] if 0 <= each < len(class_names) else None for each in (item.labels or (item.label,))]
+    columns = [spec.name for spec in features if spec.name not in OWN_NAMES and not spec.is_picture]
+    values = sorted(
+        (name, value) for name, value in zip(columns, item.columns, strict=True) if value not in ((), ("",))
+    )
+    sizes = [image.bytes for image in item.images]
+    return hashlib.blake2b(msgspec.json.encode([names, values, item.outlines, sizes]), digest_size=8).digest()
 
 
 class StandingDataset:
@@ -139,4 +154,5 @@ def iter_known(store: Store, base: str) -> Iterator[Known]:
             None if digest == UNREAD else digest,
             outcome,
             None if is_taken else fate_of(item, header.class_names, header.options, header.tool_version),
+            said_of(item, header.class_names, header.features) if is_taken else None,
         )
