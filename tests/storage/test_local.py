@@ -13,11 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from tpufeed.errors import LinkError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError, StoreError
+from tpufeed.errors import (
+    LinkError,
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    OptionError,
+    StoreError,
+)
 from tpufeed.storage.filesystem import FsspecStore
 from tpufeed.storage.local import LocalStore, find_mount
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.storage.store import BROKEN_LINK
+from tpufeed.storage.store import BROKEN_LINK, open_store
 
 HOLD = """
 import sys
@@ -505,6 +512,7 @@ def test_relative_absolute_and_file_urls_are_the_same_store(tmp_path, monkeypatc
         "photos/",
         f"{tmp_path}/photos",
         f"file://{tmp_path}/photos",
+        f"file://localhost{tmp_path}/photos",
         "x/../photos",
         "~/photos",
     ]
@@ -514,6 +522,12 @@ def test_relative_absolute_and_file_urls_are_the_same_store(tmp_path, monkeypatc
         assert store.url == f"{tmp_path}/photos"
         assert store.read("a") == b"1"
         assert store.local_path("a/b") == tmp_path / "photos" / "a" / "b"
+
+
+@pytest.mark.parametrize("url", ["", "file://", "file://elsewhere/photos", "FILE://photos"])
+def test_what_names_no_folder_of_this_machine_is_not_the_present_folder(url):
+    with pytest.raises(OptionError, match="folder"):
+        open_store(url)
 
 
 def test_put_file_moves_what_it_is_given(tmp_path):

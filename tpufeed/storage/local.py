@@ -28,7 +28,7 @@ from tpufeed.errors import (
     StoreError,
 )
 from tpufeed.processes.limits import FULL, room_left
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, file_path
 
 _TEMPORARY = "_tpufeed/tmp"
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -58,7 +58,10 @@ class LocalStore(Store):
     checks_reads = True
 
     def __init__(self, url: str, follow: bool = True) -> None:
-        self.url = os.path.abspath(os.path.expanduser(url.removeprefix("file://")))  # noqa: PTH100, PTH111  # resolves '..'
+        path = file_path(url)
+        if not path:
+            raise OptionError("an empty path was given; name a folder, or '.' for the present one")
+        self.url = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111  # resolves '..'
         self._root = Path(self.url)
         self._prefix = self.url.rstrip("/") + "/"
         self._follow = follow

@@ -190,6 +190,18 @@ def url_scheme(url: str) -> str:
     return match.group(1).lower() if match else "file"
 
 
+def file_path(url: str) -> str:
+    """Return the path of a `file://` URL, or a path unchanged. Raises OptionError for a URL of another host."""
+    if not url.lower().startswith("file://"):
+        return url
+    host, slash, rest = url[len("file://") :].partition("/")
+    if slash and host.lower() in ("", "localhost"):
+        return slash + rest
+    raise OptionError(
+        f"{url} names no folder of this machine; write file:///folder, with three slashes, or the path alone"
+    )
+
+
 def check_name(name: str) -> str:
     """Return `name` if it is relative, without NUL and parts like `..`. Otherwise raise OptionError.
 

@@ -16,6 +16,7 @@ from tpufeed.sharding.sources.source import MOST_ANNOTATION_BYTES, chunks_of, re
         ("/data", "/database/a.jpg", "/database/a.jpg"),
         ("/", "a.jpg", "a.jpg"),
         ("/data", "file:///x/a.jpg", "/x/a.jpg"),
+        ("/data", "file://localhost/x/a.jpg", "/x/a.jpg"),
         ("/data", "gs://b/a.jpg", "gs://b/a.jpg"),
         ("gs://bucket/t", "a.jpg", "a.jpg"),
         ("gs://bucket/t", "../x/a.jpg", "gs://bucket/x/a.jpg"),

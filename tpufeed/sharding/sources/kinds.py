@@ -24,7 +24,7 @@ from tpufeed.sharding.sources.tars import TarSource
 from tpufeed.sharding.sources.voc import VocSource, find_annotations
 from tpufeed.sharding.sources.yolo import YoloSource, find_yaml
 from tpufeed.storage.local import is_folder, mode_of
-from tpufeed.storage.store import ObjectInfo, Store, open_store, url_scheme
+from tpufeed.storage.store import ObjectInfo, Store, file_path, open_store, url_scheme
 
 # Kinds of files by their endings; a .parquet without images is a table.
 _KINDS: tuple[type[Source], ...] = (TarSource, ColumnarSource, CocoSource, TableSource, YoloSource, VocSource)
@@ -177,7 +177,7 @@ def expand(pattern: str) -> list[str]:
 
 def _is_folder(url: str) -> bool:
     with listing("the source cannot be read"):
-        return url_scheme(url) == "file" and is_folder(url.removeprefix("file://"))
+        return url_scheme(url) == "file" and is_folder(file_path(url))
 
 
 def _no_folder(path: str) -> SourceError:

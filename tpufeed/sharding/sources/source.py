@@ -275,7 +275,9 @@ def identity_of(base: str, path: str) -> str:
 def resolve(base: str, path: str) -> str:
     """Return the file that `path` in a table at `base` means: a name below `base` if possible, else a path or URL."""
     if url_scheme(path) == "file":
-        path = path.partition("://")[2] if "://" in path else path
+        if "://" in path:
+            host, slash, rest = path.partition("://")[2].partition("/")
+            path = ("" if host == "localhost" else host) + slash + rest
     else:
         name = path.removeprefix(base.rstrip("/") + "/")
         is_clean = posixpath.normpath(name) == name and not name.startswith(("/", "../"))  # false for URLs, for "//"

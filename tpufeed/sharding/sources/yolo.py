@@ -386,7 +386,7 @@ def _open(base: str, path: str) -> tuple[Store, str]:
     if not path.endswith(".txt"):
         return open_store(path), ""
     folder, _, name = path.rpartition("/")
-    return open_store(folder), name
+    return open_store(folder or "/"), name
 
 
 def _look(root: str, entry: str) -> tuple[Store, str] | None:
