@@ -1,5 +1,6 @@
 """A destination that holds something else."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -45,8 +46,29 @@ def test_another_option_belongs_to_another_build(build_options, change, option, 
 
 def test_another_source_belongs_to_another_build(build_options, photo_folder, unfinished, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "others")
+    os.utime(next((tmp_path / "others").glob("*/*")))
     with pytest.raises(DuplicateWriterError, match="source"):
         tpufeed.shard(tmp_path / "others", unfinished, workers=1, **build_options)
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_the_same_inputs_under_another_path_continue_a_build(is_table, photo_folder, tmp_path, bytes_of):
+    """A folder is mounted elsewhere the next day."""
+    shutil.copytree(photo_folder, tmp_path / "one")
+    rows = [f"{path.relative_to(tmp_path / 'one')},{path.parent.name}" for path in (tmp_path / "one").glob("*/*.jpg")]
+    (tmp_path / "one/table.csv").write_text("\n".join(["image,label", *rows]))
+    name = "table.csv" if is_table else ""
+    first = tpufeed.shard(tmp_path / "one" / name, tmp_path / "d", shards=4, workers=1)
+    whole = bytes_of(tmp_path / "d")
+    lost = next((tmp_path / "d").glob("train-00002-*"))
+    for path in (lost, tmp_path / "d/manifest.json", tmp_path / "d/_tpufeed/reports/000002.json"):
+        path.unlink()
+    (tmp_path / "one").rename(tmp_path / "two")
+    result = tpufeed.shard(tmp_path / "two" / name, tmp_path / "d", shards=4, workers=1)
+    assert 0 < result.earlier_images < result.images == first.images
+    assert bytes_of(tmp_path / "d") == whole
+    again = tpufeed.shard(tmp_path / "two" / name, tmp_path / "d", shards=4, workers=1)
+    assert again.earlier_images == again.images
 
 
 def test_a_budget_for_rejects_belongs_to_no_plan(build_options, photo_folder, unfinished, undisturbed):

@@ -8,7 +8,7 @@ that has lost the destination publishes nothing.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,16 @@ from typing import Any, NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef, check_same_plan, read_plan, read_run_id
+from tpufeed.build.plan import (
+    Owner,
+    Plan,
+    PlanHeader,
+    TaskRef,
+    check_same_plan,
+    find_same_plan,
+    read_plan,
+    read_run_id,
+)
 from tpufeed.dataset.manifest import Manifest, Markers
 from tpufeed.dataset.naming import (
     DIGESTS,
@@ -115,8 +124,15 @@ class Standing(NamedTuple):
     foreign: set[str]  # names of all other files
 
 
-def check_destination(store: Store, kind: str, source: str, identity: dict[str, Any], overwrite: bool) -> Standing:
-    """Check that a build can begin or continue at `store`. Changes nothing.
+def check_destination(
+    store: Store,
+    kind: str,
+    source: str,
+    identity: dict[str, Any],
+    overwrite: bool,
+    follow: Callable[[Plan], Plan | None] = lambda _: None,
+) -> Standing:
+    """Check that a build can begin or continue at `store`. Changes nothing. `follow` is the recipe's.
 
     Raises:
         DuplicateWriterError: the destination belongs to a build with another source or other options.
@@ -129,7 +145,7 @@ def check_destination(store: Store, kind: str, source: str, identity: dict[str, 
     old = find_build(store) if overwrite else []
     plan = None if overwrite or store.stat(PLAN) is None else _read_current_plan(store)
     if plan is not None:
-        check_same_plan(store, plan.header, kind, source, identity)
+        plan = find_same_plan(store, plan, kind, source, identity, follow)
     check_writable(store)  # now, not after hours of work
     foreign = set() if plan is not None else {info.name for info in store.iter_objects()} - {info.name for info in old}
     return Standing(plan, old, foreign)
@@ -452,7 +468,12 @@ def _discard(store: Store, name: str, data: bytes) -> None:
 
 
 def find_lost(store: Store, manifest: Manifest) -> str | None:
-    """Return the first file of a manifest that is missing or has another size or, if the store knows it, another CRC.
+    """Return the first file that `iter_lost` yields."""
+    return next(iter_lost(store, manifest), None)
+
+
+def iter_lost(store: Store, manifest: Manifest) -> Iterator[str]:
+    """Yield each file of a manifest that is missing or has another size or, if the store knows it, another CRC.
 
     This lists the store once, and reads nothing.
     """
@@ -461,8 +482,7 @@ def find_lost(store: Store, manifest: Manifest) -> str | None:
         for file in (file for variant in split.variants for file in variant.files):
             found = present.get(file.name)
             if found is None or found.size_bytes != file.bytes or found.crc32c not in (None, file.crc32c):
-                return file.name
-    return None
+                yield file.name
 
 
 def is_stored(store: Store, name: str, size_bytes: int, crc: int) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from tpufeed.build.commit import find_finished
-from tpufeed.build.plan import Plan, PlanHeader, Task, check_forged
+from tpufeed.build.plan import Plan, PlanHeader, Task, at_place, check_forged
 from tpufeed.build.recipe import Draft, Recipe, SplitPreview
 from tpufeed.build.run import ProgressListener
 from tpufeed.build.run import run as run_recipe
@@ -203,6 +203,10 @@ class Compaction(Recipe):
         """Check that the plan equals the one that this run would make."""
         with self.draft(is_preview=True) as draft:
             check_forged(store, plan, draft.header, draft.tasks)
+
+    def follow(self, plan: Plan) -> Plan:
+        """Return the plan for the present URL of the dataset, whose contents its options name."""
+        return at_place(plan, self.source)
 
     def context(self, store: Store, plan: Plan) -> "CompactContext":
         """Return what all tasks share."""

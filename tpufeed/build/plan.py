@@ -7,8 +7,8 @@ digest of its line, so that workers neither receive nor read a whole plan, which
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -343,6 +343,28 @@ def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, opt
             f"{store.url} already holds a dataset, maybe unfinished, of another build: {'; '.join(differing)}; "
             "nothing was changed. Take another destination, give the options of that build, or pass --overwrite"
         )
+
+
+def at_place(plan: Plan, source: str, base: str | None = None) -> Plan:
+    """Return the plan of a source that has another URL now, and maybe another base."""
+    place = {"source": url_identity(source)} | ({} if base is None else {"base": url_identity(base)})
+    return replace(plan, header=msgspec.structs.replace(plan.header, **place))
+
+
+def find_same_plan(
+    store: Store, found: Plan, kind: str, source: str, options: dict[str, Any], follow: Callable[[Plan], Plan | None]
+) -> Plan:
+    """Return the plan if it is of this build, or what `follow` makes of it if only its source has another URL.
+
+    Raises DuplicateWriterError as `check_same_plan` does.
+    """
+    header = found.header
+    if header.source != url_identity(source):
+        with suppress(DuplicateWriterError):
+            check_same_plan(store, header, kind, header.source, options)
+            found = follow(found) or found
+    check_same_plan(store, found.header, kind, source, options)
+    return found
 
 
 def check_forged(store: Store, plan: Plan, header: PlanHeader | None, tasks: Iterable[Task]) -> None:

@@ -135,6 +135,17 @@ class Recipe(Protocol):
             ManifestError: it names files that are not the source's, or contradicts itself. Nothing was read.
         """
 
+    def check_inputs(self, store: Store, plan: Plan) -> None:
+        """Check, as `check_joined` does, a plan of a part that may be older than `base`."""
+        self.check_joined(store, plan)
+
+    def follow(self, plan: Plan) -> Plan | None:
+        """Return the plan of this source when it had another URL, as one with the present URL; None for other inputs.
+
+        A folder is mounted elsewhere the next day, say.
+        """
+        return None
+
     def context(self, store: Store, plan: Plan) -> TaskContext:
         """Return the context that all tasks of the plan share."""
 

@@ -41,7 +41,8 @@ from tpufeed.build.digests import Duplicates
 from tpufeed.build.plan import Owner, Plan, PlanHeader, TaskRef, read_plan, with_access, write_plan
 from tpufeed.build.recipe import Preview, Recipe, SplitPreview
 from tpufeed.build.rejects import Rejects, allowed_rejects, too_many
-from tpufeed.build.versions import publish
+from tpufeed.build.repair import repair
+from tpufeed.build.versions import check_base, publish
 from tpufeed.dataset.manifest import (
     IndexFile,
     Manifest,
@@ -208,6 +209,10 @@ def run(  # noqa: PLR0913  # the options of all builds
         try:
             with show_progress(recipe.verb, progress, listener) as listen:
                 finished = recipe.look(destination, overwrite)
+                if (present := finished or recipe.base) is not None:
+                    repair(recipe, present)
+                if recipe.base is not None:
+                    check_base(recipe.base)
                 if finished is not None:
                     dataset, duplicates = recipe.finish(finished)
                     said = () if duplicates is None else duplicates.warnings
@@ -241,6 +246,15 @@ def preview(
     """
     destination, _ = _open(recipe, dst, max_rejects, workers, engine)
     finished, base = recipe.look(destination, overwrite), recipe.base
+    present = finished or base
+    lost = None if present is None else find_lost(present.store, present.manifest)
+    if present is not None and lost is not None:
+        raise BuildError(
+            f"{present.url}/{lost} is missing or damaged. Nothing was changed. The command that made it makes it "
+            "again, alone, if run without --dry-run"
+        )
+    if base is not None:
+        check_base(base)
     if finished is not None:
         return _preview_of(recipe, finished)
     store, standing = _check(recipe, destination, overwrite)
@@ -344,7 +358,7 @@ def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, 
     base, takes_over = recipe.base, overwrite or recipe.is_stale
     store = destination if base is None else open_part(destination, base.number + 1)
     try:
-        standing = check_destination(store, recipe.kind, recipe.source, recipe.identity, takes_over)
+        standing = check_destination(store, recipe.kind, recipe.source, recipe.identity, takes_over, recipe.follow)
     except DuplicateWriterError as error:
         if base is None:
             raise

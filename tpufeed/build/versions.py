@@ -247,18 +247,7 @@ def follows(base: Dataset) -> dict[str, Any]:
 
 
 def check_base(base: Dataset) -> None:
-    """Check that all files of a version are there, before a part is built for it.
-
-    Raises:
-        BuildError: a file is missing or has another size, by a listing.
-        ShardError: an index does not match the manifest.
-    """
-    lost = find_lost(base.store, base.manifest)
-    if lost is not None:
-        raise BuildError(
-            f"{base.url}/{lost} is missing or damaged, so the dataset cannot grow. Nothing was changed. Run: "
-            f"{advised('verify', base.url)}"
-        )
+    """Check the indexes of a version, before a part is built for it. Raises ShardError if one is not the manifest's."""
     for split in base.manifest.splits.values():
         for variant in split.variants:
             index = variant.index

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -123,19 +124,14 @@ class TaskContext(ABC):
 def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> None:
     """Make the shards that `ref` refers to."""
     context.check()
-    destination, header = open_store(context.destination, follow=False), context.header
+    destination = open_store(context.destination, follow=False)
     if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was faster
         return
-    task, layout = read_task(destination, ref), record_layout(header.features)
-    names, shards = header.shard_names(task), list[ShardReport]()
+    task, shards = read_task(destination, ref), list[ShardReport]()
     with destination.temporary_folder() as folder:
-        paths = [folder / f"shard-{number}" for number in range(len(names))]
-        with ExitStack() as stack:
-            writers = [stack.enter_context(closing(ShardWriter(path, layout))) for path in paths]
-            output = Output(writers, report_progress, [0] * len(header.class_names))
-            context.write(task, output)
-        with output.putting(sum(writer.offsets[-1] for writer in writers)):
-            for name, path, writer in zip(names, paths, writers, strict=True):
+        output, made = make_shards(context, task, folder, report_progress)
+        with output.putting(sum(writer.offsets[-1] for writer in output.writers)):
+            for name, path, writer in made:
                 size, lengths = writer.offsets[-1], tuple(np.diff(writer.offsets).tolist())
                 full_name = counted(name, len(lengths))
                 stored = put(destination, full_name, path, context.owner, size, writer.crc32c)
@@ -156,6 +152,20 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
     )
     # Last: without its report a task counts as not done, and its shards as orphans.
     put_report(destination, report, context.owner)
+
+
+def make_shards(
+    context: TaskContext, task: Task, folder: Path, report_progress: ReportProgress
+) -> tuple[Output, list[tuple[str, Path, ShardWriter]]]:
+    """Write the shards of a task to files in `folder`; return each with its name in the plan."""
+    header, layout = context.header, record_layout(context.header.features)
+    names = header.shard_names(task)
+    paths = [folder / f"shard-{number}" for number in range(len(names))]
+    with ExitStack() as stack:
+        writers = [stack.enter_context(closing(ShardWriter(path, layout))) for path in paths]
+        output = Output(writers, report_progress, [0] * len(header.class_names))
+        context.write(task, output)
+    return output, list(zip(names, paths, writers, strict=True))
 
 
 def reach(context: TaskContext, ref: TaskRef) -> dict[str, str]:

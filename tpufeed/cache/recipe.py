@@ -17,7 +17,7 @@ import numpy as np
 from tpufeed.build.commit import Reject, find_finished, find_lost, is_stored, open_part
 from tpufeed.build.compact import default_shard_bytes
 from tpufeed.build.digests import Duplicates
-from tpufeed.build.plan import Plan, PlanHeader, Task, check_forged, differing_options, forged, read_plan
+from tpufeed.build.plan import Plan, PlanHeader, Task, at_place, check_forged, differing_options, forged, read_plan
 from tpufeed.build.recipe import Draft, Recipe, SplitPreview
 from tpufeed.build.versions import follows, put_version
 from tpufeed.cache.moving import cached_spec, encode_pixels
@@ -121,8 +121,8 @@ class CacheRecipe(Recipe):
                 return self._grow(present, before)
         if not differing:
             raise DatasetExistsError(
-                f"{present.url} already holds this cache, but it is damaged. Run: "
-                f"{advised('verify', present.url)}; pass --overwrite to warm it again"
+                f"{present.url} already holds this cache, but it is damaged. Run: {advised('verify', present.url)}. Remove "
+                "the damaged files, and the same command makes them again; or pass --overwrite to warm it again"
             )
         what = "another cache: " if present.manifest.cache is not None else ""
         raise DatasetExistsError(
@@ -276,6 +276,12 @@ class CacheRecipe(Recipe):
             header = msgspec.structs.replace(self._header(listing), splits=shards)
             check_forged(store, plan, header, iter_ranges(samples, shards, None, self.before))
 
+    def follow(self, plan: Plan) -> Plan | None:
+        """Return the plan for the present URL of a dataset: the options of a plan name its contents."""
+        if isinstance(self.origin, RawSource):
+            return None
+        return at_place(plan, self.source)
+
     def context(self, store: Store, plan: Plan) -> CacheContext:
         """Return the context that all tasks share."""
         return CacheContext(store.url, plan.header, plan.owner, self.origin, self.options)
@@ -322,10 +328,10 @@ def _options_of(present: Dataset) -> dict[str, Any]:
 
 
 def _is_sound(present: Dataset) -> bool:
-    """Return True if all files have the right sizes and, up to 2 GB in total, the right CRCs."""
+    """Return True if, up to 2 GB in total, all files have the right CRCs, or if some are lost: these are made again."""
     files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
     if find_lost(present.store, present.manifest) is not None:
-        return False
+        return True
     if sum(file.bytes for file in files) > _READ_WHOLE_BYTES:
         return True
     with ThreadPoolExecutor(available_cores(), "tpufeed-verify") as executor:

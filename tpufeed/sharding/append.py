@@ -8,7 +8,7 @@ from typing import Any
 from tpufeed.build.commit import find_finished
 from tpufeed.build.plan import Plan, differing_options
 from tpufeed.build.run import BuildResult, ProgressListener, run
-from tpufeed.build.versions import check_base, check_class_names, follows
+from tpufeed.build.versions import check_class_names, follows
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import OWN_NAMES
 from tpufeed.dataset.writer import check_writable
@@ -135,7 +135,6 @@ class AppendRecipe(ShardRecipe):
                 "was changed. Give those of the dataset (tpufeed append takes them by itself), or --allow-different"
             )
         check_writable(destination)
-        check_base(base)
         self.identity, self.warnings = options.to_dict() | follows(base), options.warnings
 
     def _inherit(self, base: Dataset) -> ShardOptions:
@@ -183,6 +182,8 @@ class AppendRecipe(ShardRecipe):
         if "split_by" in given:
             options["splits"] = None
         return ShardOptions(**(options | given))
+
+    check_inputs = ShardRecipe.check_joined
 
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan keeps the ids of classes, too."""

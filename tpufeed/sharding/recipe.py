@@ -4,6 +4,7 @@ The plan cuts the inputs into shards by the sizes of their records, estimated fr
 """
 
 import itertools
+import logging
 import secrets
 import time
 from collections import Counter
@@ -20,13 +21,13 @@ from tpufeed import __version__
 from tpufeed.build.commit import Reject, find_finished, find_lost
 from tpufeed.build.digests import Duplicates, find_duplicates, report_duplicates
 from tpufeed.build.item import Item
-from tpufeed.build.plan import Plan, PlanHeader, Task, check_same_plan, read_plan
+from tpufeed.build.plan import Plan, PlanHeader, Task, at_place, find_same_plan, read_plan
 from tpufeed.build.recipe import Draft, Recipe, SplitPreview
 from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import further_columns, record_schema
-from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError, advised
+from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError, advised, mask_secrets
 from tpufeed.images.modern import readable_formats
 from tpufeed.sharding.inputs import Files, files_of, iter_taken
 from tpufeed.sharding.inventory import Inventory, take_inventory
@@ -40,6 +41,7 @@ from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardCont
 from tpufeed.storage.store import Store, open_store
 
 KIND = "shard"
+_logger = logging.getLogger(__name__)
 _FEATURES_BYTES = 320  # of a record, besides the image, its path and further columns
 _PROBED_IMAGES = 64
 
@@ -123,13 +125,9 @@ class ShardRecipe(Recipe):
                 "would tell whether it is this one, is gone. Nothing was changed; take another destination, or pass "
                 "--overwrite"
             ) from None
-        check_same_plan(destination, plan.header, KIND, self.source, self.identity)
-        lost = find_lost(destination, finished.manifest)
-        if lost is not None:
-            raise DatasetExistsError(
-                f"{finished.url} already holds the dataset of this command, but {lost} is missing or damaged. Nothing "
-                f"was changed. Run: {advised('verify', finished.url)}; pass --overwrite to build it again"
-            )
+        plan = find_same_plan(destination, plan, KIND, self.source, self.identity, self.follow)
+        if find_lost(destination, finished.manifest) is not None:
+            return finished  # the run repairs it, also if the source has grown since
         with take_inventory(self.source, self.options) as inventory:
             if inventory.digest != plan.header.input_digest:
                 raise DatasetExistsError(
@@ -184,6 +182,21 @@ class ShardRecipe(Recipe):
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan names only files of the source."""
         check_joined(store, plan, self.source, self.options, None, record_schema(labelled=False)[0])
+
+    def follow(self, plan: Plan) -> Plan | None:
+        """Return the plan for the present place of the source, if that lists the same inputs as the plan's place."""
+        before = mask_secrets(plan.header.source)
+        with take_inventory(self.source, self.options, self.standing) as inventory:
+            is_same = inventory.digest == plan.header.input_digest
+            if is_same:
+                plan = at_place(plan, self.source, inventory.base)
+        said = (
+            "has the same inputs: the build continues with it"
+            if is_same
+            else "has other paths, sizes or times of files"
+        )
+        _logger.warning("%s, compared with %s, %s", mask_secrets(self.source), before, said)
+        return plan if is_same else None
 
     def context(self, store: Store, plan: Plan) -> ShardContext:
         """Return what all tasks share."""
