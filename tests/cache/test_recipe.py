@@ -180,11 +180,12 @@ def test_a_complete_cache_that_is_damaged_is_not_taken_for_sound(damage, source,
     file.unlink()
     if damage != "gone":
         file.write_bytes(data[:100] if damage == "cut" else data)
-    changes = changes_in(place)
-    with pytest.raises(DatasetExistsError, match=f"tpufeed verify {place}"):
-        warmup(source, place, **OPTIONS)
-    assert changes == []
-    warmup(source, place, **OPTIONS, overwrite=True)
+    changes, is_lost = changes_in(place), damage in ("gone", "cut")
+    if not is_lost:
+        with pytest.raises(DatasetExistsError, match=f"tpufeed verify {place}"):
+            warmup(source, place, **OPTIONS)
+        assert changes == []
+    warmup(source, place, **OPTIONS, overwrite=not is_lost)
     assert bytes_of(place) == bytes_of(cached.url)
 
 
@@ -193,8 +194,8 @@ def test_of_a_large_cache_sizes_alone_are_looked_at(source, cached, place, monke
     shard = place / cached.manifest.splits["val"].variants[1].shards[0].name
     assert warmup(source, place, **OPTIONS).seconds == 0
     os.truncate(shard, 100)
-    with pytest.raises(DatasetExistsError, match="damaged"):
-        warmup(source, place, **OPTIONS)
+    assert warmup(source, place, **OPTIONS).seconds == 0
+    assert shard.stat().st_size > 100
 
 
 @pytest.mark.parametrize("manifest", [b"{", b'{"format":"tpufeed-dataset","format_version":99}'])

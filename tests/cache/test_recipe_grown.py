@@ -122,7 +122,7 @@ def test_other_options_or_another_source_do_not_grow(source, photos, cache, tmp_
 def test_a_damaged_cache_does_not_grow(source, photos, cache):
     tpufeed.append(photos[1], source, workers=1)
     next(Path(cache).glob("train-v0*.tfrecord")).unlink()
-    with pytest.raises(DatasetExistsError, match="damaged"):
+    with pytest.raises(BuildError, match=r"damaged.*--overwrite"):
         warmup(source, cache, **OPTIONS)
     assert warmup(source, cache, overwrite=True, **OPTIONS).images == 80
     tpufeed.verify(cache)

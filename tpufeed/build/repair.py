@@ -54,22 +54,23 @@ def repair(recipe: Recipe, dataset: Dataset) -> None:
 def _find_plan(recipe: Recipe, dataset: Dataset, folder: str, name: str) -> tuple[Store, Plan]:
     """Return store and plan of the build that has put the shards of a folder. Raises BuildError if it is another's."""
     part = open_store(f"{dataset.url.rstrip('/')}/{folder}", follow=False) if folder else dataset.store
-    whose = "the command that made it"
+    plan, advice = None, "No command can make it alone: restore it, or build all again with --overwrite"
     with suppress(ObjectNotFoundError, DamageError):
         plan = read_plan(part)
-        header, is_grown_cache = plan.header, dataset.manifest.cache is not None and dataset.number > 1
+    # A cache that grows, or has grown, has other samples than the tasks of its first plan make now.
+    is_first = dataset.manifest.cache is None or (dataset.number == 1 and recipe.base is None)
+    if plan is not None and plan.header.kind != "compact" and is_first:
+        header = plan.header
         if header.kind == recipe.kind and header.source != url_identity(recipe.source):
             plan = recipe.follow(plan) or plan
-        if (plan.header.kind, plan.header.source) == (recipe.kind, url_identity(recipe.source)) and not is_grown_cache:
+        if (plan.header.kind, plan.header.source) == (recipe.kind, url_identity(recipe.source)):
             recipe.check_inputs(part, plan)
             return part, with_access(plan, recipe.source)
-        if header.kind == "compact" or is_grown_cache:
-            whose = "a copy of the dataset, or build it again with --overwrite: no command can make it alone"
-        else:
-            whose = f"tpufeed {'append' if folder else header.kind} of {header.source}, which makes it again, alone"
+        command = "append" if folder else header.kind
+        advice = f"It is made again, alone, by the command that made it: {command} of {header.source}"
     raise BuildError(
-        f"{mask_secrets(dataset.url)}/{name} is missing or damaged. Nothing was changed. Get it from {whose}. To see "
-        f"all that is lost: tpufeed verify {mask_secrets(dataset.url)}"
+        f"{mask_secrets(dataset.url)}/{name} is missing or damaged. Nothing was changed. {advice}. To see all that is "
+        f"lost: tpufeed verify {mask_secrets(dataset.url)}"
     )
 
 
