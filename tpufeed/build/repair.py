@@ -19,7 +19,7 @@ from tpufeed.dataset.naming import counted, uncounted
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.walk import Walker
 from tpufeed.dataset.writer import IndexWriter
-from tpufeed.errors import BuildError, DamageError, ObjectNotFoundError, mask_secrets, url_identity
+from tpufeed.errors import BuildError, DamageError, ObjectNotFoundError, advised, mask_secrets, url_identity
 from tpufeed.storage.store import Store, open_store
 
 _logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def _find_plan(recipe: Recipe, dataset: Dataset, folder: str, name: str) -> tupl
         advice = f"It is made again, alone, by the command that made it: {command} of {header.source}"
     raise BuildError(
         f"{mask_secrets(dataset.url)}/{name} is missing or damaged. Nothing was changed. {advice}. To see all that is "
-        f"lost: tpufeed verify {mask_secrets(dataset.url)}"
+        f"lost: {advised('verify', mask_secrets(dataset.url))}"
     )
 
 
@@ -109,7 +109,7 @@ def _remake_index(store: Store, variant: Variant) -> None:
             writer.add(np.array(offsets, np.uint64))
         made = writer.finish()
         if made != (index.bytes, index.crc32c):
-            raise _differs(store, index.name, f"a shard is damaged; run: tpufeed verify {store.url}")
+            raise _differs(store, index.name, f"a shard is damaged; run: {advised('verify', store.url)}")
         put(store, index.name, path, None, *made)
 
 

@@ -411,7 +411,8 @@ class _IndexRead:
     def _differs(self, found: str) -> ShardError:
         return ShardError(
             f"{self._store.url}/{self._index.name} is not the manifest's index of {self._index.bytes} bytes with "
-            f"CRC-32C {self._index.crc32c:08x}: {found}. Nothing was published. Run: {advised('verify', self._store.url)}"
+            f"CRC-32C {self._index.crc32c:08x}: {found}. Nothing was published. Run: "
+            f"{advised('verify', self._store.url)}"
         )
 
 

@@ -121,8 +121,9 @@ class CacheRecipe(Recipe):
                 return self._grow(present, before)
         if not differing:
             raise DatasetExistsError(
-                f"{present.url} already holds this cache, but it is damaged. Run: {advised('verify', present.url)}. Remove "
-                "the damaged files, and the same command makes them again; or pass --overwrite to warm it again"
+                f"{present.url} already holds this cache, but it is damaged. Run: "
+                f"{advised('verify', present.url)}. Remove the damaged files, and the same command makes "
+                "them again; or pass --overwrite to warm it again"
             )
         what = "another cache: " if present.manifest.cache is not None else ""
         raise DatasetExistsError(
