@@ -25,6 +25,7 @@ ENVIRONMENTS = [
         ["tensorflow-cpu==2.18.*", "torch==2.6.*", "numpy==1.26.4"],
         [".", "numpy<2"],
     ),
+    ("pandas 2.1 with numpy 1.26, which has to be named", ["pandas==2.1.4", "numpy==1.26.4"], [".", "numpy<2"]),
 ]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import tpufeed
 from tests.frameworks import lazy
+from tpufeed.errors import UsageError
 
 torch = lazy("torch")
 DataLoader = lazy("torch.utils.data:DataLoader")
@@ -130,6 +131,15 @@ def test_it_continues_within_shorter_epochs_with_checks_between(cache_url, epoch
                 fit(model, loader, val, **given)
     expected = [each for each in epochs if each[1] < 3]
     assert (first.trained, second.trained) == (expected[:5], expected[5:])
+
+
+def test_overfit_batches_needs_a_loader_that_does_not_shuffle(cache_url, lightning, fit):
+    model = lightning.Model()
+    with make(cache_url) as loader, pytest.raises(UsageError, match="shuffle=False"):
+        fit(model, loader, overfit_batches=1)
+    with make(cache_url, shuffle=False) as loader:
+        fit(model, loader, overfit_batches=1)
+    assert model.trained == [(epoch, 0, list(range(10))) for epoch in range(EPOCHS)]
 
 
 def test_lightning_and_hugging_face_call_a_metrics_logger_after_each_step(cache_url, monkeypatch, lightning):

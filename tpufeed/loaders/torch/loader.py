@@ -1,5 +1,6 @@
 """torch: batches on the host, with DataLoader's conventions. Tensors share memory with the batch buffers."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ import numpy as np
 import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
+from torch.utils.data import SequentialSampler
 
-from tpufeed.errors import LoaderError, OptionError
+from tpufeed.errors import LoaderError, OptionError, UsageError
 from tpufeed.loaders.columns import Batch
 from tpufeed.loaders.device import Exchange
-from tpufeed.loaders.feed import Feed
+from tpufeed.loaders.feed import Feed, loader_of
 from tpufeed.loaders.options import LoaderOptions
 from tpufeed.loaders.rank_check import EpochSpec, begin_together
 from tpufeed.loaders.torch.host import TFRecordImages
@@ -23,6 +25,7 @@ from tpufeed.loaders.torch.host import TFRecordImages
 if TYPE_CHECKING:
     from tpufeed.loaders.loader import EpochIterator, Loader
 
+_FRAMES_TO_LIGHTNING = 3  # the property that asks, a generator, and the function
 _LONGEST_PAUSE_SECONDS = 0.1  # between two checks for the other ranks
 
 
@@ -42,7 +45,15 @@ class Undivided:
     @property
     def sampler(self) -> "EpochSampler":
         """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
-        return EpochSampler(self)
+        host = loader_of(self)
+        if host is None or host.options.shuffle:
+            if _overfits():
+                raise UsageError(
+                    "overfit_batches trains on the same batches in each epoch, and this loader shuffles: give "
+                    "tpufeed.Loader shuffle=False for it"
+                )
+            return EpochSampler(self)
+        return SequentialEpochSampler(self)
 
     batch_sampler = sampler
 
@@ -74,6 +85,23 @@ class EpochSampler:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the loader."""
         self.loader.set_epoch(epoch)
+
+
+class SequentialEpochSampler(EpochSampler, SequentialSampler):
+    """An `EpochSampler` by which Lightning sees that a loader does not shuffle."""
+
+
+def _overfits() -> bool:
+    """Return True if Lightning asks for the sampler because of its overfit_batches, to replace one that shuffles.
+
+    It would then fail, as a feed is no DataLoader, with an error that says nothing of overfit_batches.
+    """
+    frame = sys._getframe()
+    for _ in range(_FRAMES_TO_LIGHTNING):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return frame.f_code.co_name == "_resolve_overfit_batches"
 
 
 class TorchFeed(Undivided, Feed):
