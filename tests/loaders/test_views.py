@@ -425,6 +425,8 @@ def test_classes_that_cannot_be_mixed_are_named(dataset, urls):
         Mixture.by_class(dataset, {"ant": 1, "bee": 0})
     with pytest.raises(OptionError, match="split 'val'"):
         Mixture.by_class(dataset, split="val")
+    with pytest.raises(OptionError, match="by_class split='val'"):
+        tpufeed.Loader(Mixture.by_class(dataset), "val")
 
 
 def test_a_grown_mixture_of_classes_continues(urls, dataset):

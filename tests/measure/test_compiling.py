@@ -99,6 +99,13 @@ def test_step_trace_syncs_in_the_step(found: Any) -> None:
     assert found["traced"] == [[LOOK] * 4, [SYNC, 0, 0, SYNC], [COMPUTE + SYNC] * 4]
 
 
+def test_what_the_device_still_computes_at_the_end_is_counted(found: Any) -> None:
+    for seen in found["not waited"]:
+        assert seen["share"] > 0.8  # of the time until the device was done
+    assert "xm.wait_device_ops()" in found["not waited"][0]["notes"][0]
+    assert found["not waited"][1]["notes"] == []
+
+
 def test_leaving_early_takes_the_clock_out_of_the_loader(found: Any) -> None:
     assert found["left early"] == {"steps": 1, "rest": False, "short": []}
 

@@ -27,7 +27,7 @@ from torch_xla.utils import keyd_queue
 import tpufeed
 from tpufeed.loaders import device as device_loaders
 from tpufeed.measure.clock import StepClock
-from tpufeed.measure.compiling import compile_advice, xla_counts
+from tpufeed.measure.compiling import compile_advice, wait_for_xla, xla_counts
 
 gc.freeze()  # collections need not look through torch_xla
 gc.enable()
@@ -172,6 +172,24 @@ def trained(loader):
     }
 
 
+def not_waited():
+    """Steps that change nothing in place, after which sync(wait=True) returns early; and the same with a real wait."""
+    weights = torch.rand(600, 600, device=torch_xla.device())
+    found = []
+    for wait in (lambda: torch_xla.sync(wait=True), lambda: (torch_xla.sync(), wait_for_xla())):
+        clock, begun = StepClock(), 0.0
+        for number, _ in enumerate(clock([torch.ones(8)] * 12)):
+            if number == 1:  # the first step does not count
+                begun = time.perf_counter()
+            for _ in range(12):
+                weights = torch.tanh(weights @ weights)
+            wait()
+        wait_for_xla()
+        report = clock.report()
+        found.append({"share": report.wall_seconds / (time.perf_counter() - begun), "notes": report.notes})
+    return found
+
+
 def counted():
     """Everything once or so, at known numbers."""
     device = torch_xla.device()
@@ -197,6 +215,7 @@ def main():
             "PerDeviceLoader": exact(lambda: ParallelLoader(Source(), [device]).per_device_loader(device)),
             "XlaFeed": exact(lambda: tpufeed.device_loader(Source(), "xla")),
         },
+        "not waited": not_waited(),
         "two epochs of one": two_epochs_of_one(),
         "left early": left_early(),
         "traced": traced(),

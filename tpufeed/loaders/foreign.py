@@ -56,7 +56,7 @@ def device_loader(
     ours = loader_of(loader)
     if ours is None and isinstance(loader, str | Path):
         raise OptionError(f"device_loader takes a loader; for a dataset give tpufeed.Loader({str(loader)!r})")
-    if isinstance(loader, Iterator) or not (isinstance(loader, Iterable) or hasattr(loader, "__getitem__")):
+    if isinstance(loader, Iterator) or not any(hasattr(loader, name) for name in ("__iter__", "__getitem__")):
         raise OptionError(
             "device_loader takes a loader that can be iterated again and again, such as a torch DataLoader, not "
             f"{type(loader).__name__}"

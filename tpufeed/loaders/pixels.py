@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from tpufeed.errors import OptionError
+from tpufeed.options import checked
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 _FOLDERS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "tensorflow": "tf"}
 
 
+@checked()
 def to_device_float(
     images: Any,
     mean: Sequence[float] = IMAGENET_MEAN,
@@ -56,8 +58,6 @@ def to_device_float(
             f"images are uint8 with as many channels as mean ({len(means)}) and std ({len(stds)}) have values, not "
             f"{images.dtype} of {channels}"
         )
-    if layout not in ("NCHW", "NHWC", None):
-        raise OptionError(f"layout is 'NCHW' or 'NHWC', not {layout!r}")
     scale, shift = [1 / (255 * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
     arrays = importlib.import_module(f"tpufeed.loaders.{_FOLDERS[framework]}.arrays").ARRAYS
     floats = arrays.floats(images) * arrays.row(scale, images) + arrays.row(shift, images)

@@ -367,6 +367,12 @@ def test_every_column_is_split_as_its_spec_says(spmd, sums, case, form, specs, l
     assert found["batches"] == sums
 
 
+def test_a_mesh_of_two_axes_copies_the_parts_of_images_and_leaves_vectors_whole(spmd, sums):
+    found = spmd["cases"]["two axes"]
+    assert (found["error"], found["batches"]) == (None, sums)
+    assert found["shards"] == [[4] * 4, [8] * 4, [8] * 4]
+
+
 def test_columns_without_a_spec(spmd, sums):
     """Every device holds everything without a sharding; strings want no spec; names are for lists in their order."""
     whole, strings, lists = (spmd["cases"][case] for case in ("none", "strings", "a DataLoader"))
@@ -381,6 +387,9 @@ def test_columns_without_a_spec(spmd, sums):
     [
         ("missing", "OptionError: .*'sample'"),
         ("other axes", "OptionError: .*'label'.* 4 axes"),
+        ("two axes, each", "OptionError: .*'label'.*None"),
+        ("two axes, minibatch", "OptionError: .*2 parts for 4 devices"),
+        ("no spec", "OptionError: .*ShardingSpec.* 3$"),
         ("not divisible", "OptionError: .*batch of 6 .*4 devices"),
     ],
 )

@@ -23,6 +23,7 @@ from tpufeed.images import HorizontalFlip
 faulthandler.dump_traceback_later(280, exit=True)
 
 COLUMNS = ("image", "label", "sample")
+ROWS = ("data", None, None, None)
 
 
 def shards(tensor):
@@ -62,6 +63,8 @@ def main(cache):
     images = spmd.ShardingSpec(mesh, ("data", None, None, None), minibatch=True)
     each = spmd.ShardingSpec(mesh, ("data",), minibatch=True)
     whole = spmd.ShardingSpec(mesh, ("data", None, None, None))
+    square = spmd.Mesh(np.arange(4), (2, 2), ("data", "model"))
+    copied, rows = spmd.ShardingSpec(square, ROWS), spmd.ShardingSpec(square, ROWS[:1])
     three = {"image": images, "label": each, "sample": None}
     given = {"columns": COLUMNS, "batch_size": 8, "shuffle": False}
     host = DataLoader(tpufeed.TFRecordImages(cache), batch_size=8, drop_last=True)
@@ -75,6 +78,10 @@ def main(cache):
         "device ops": iterate(cache, sharding=three, device_ops=[HorizontalFlip(p=1.0)], **given),
         "device ops, one for all": iterate(cache, sharding=images, device_ops=[HorizontalFlip(p=1.0)], **given),
         "a DataLoader": iterate(host, sharding={"image": images, "label": each}),
+        "two axes": iterate(cache, sharding=copied, **given),
+        "two axes, each": iterate(cache, sharding={"image": copied, "label": rows, "sample": None}, **given),
+        "two axes, minibatch": iterate(cache, sharding=spmd.ShardingSpec(square, ROWS, minibatch=True), **given),
+        "no spec": iterate(cache, sharding=3, **given),
         "missing": iterate(cache, sharding={"image": images, "label": each}, **given),
         "other axes": iterate(cache, sharding=three | {"label": images}, **given),
         "not divisible": iterate(cache, sharding=three, **given | {"batch_size": 6}),
