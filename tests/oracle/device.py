@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from tests.oracle.ops import draws, resized, window
+from tests.oracle.ops import draws, mixed, resized, window
 from tpufeed.images import (
     CenterCrop,
     ColorJitter,
@@ -218,43 +218,6 @@ def changed(op, image, u):
         "VerticalFlip": lambda: image[::-1],
         "Grayscale": lambda: grey(image),
     }.get(kind, lambda: cut(op, image, u))()
-
-
-def beta(u, alpha):
-    """Where the distribution function of Beta(alpha, alpha) is u."""
-    return {
-        0.5: lambda: math.sin(math.pi * u / 2) ** 2,
-        1.0: lambda: u,
-        2.0: lambda: 0.5 - math.sin(math.asin(1 - 2 * u) / 3),
-    }[alpha]()
-
-
-def mixed(op, columns, all_draws):
-    """What a mixing op makes of the columns of a batch: image, further images, masks, and labels as shares."""
-    found = {name: column.copy() for name, column in columns.items()}
-    height, width = columns["image"].shape[1:3]
-    for row, u in enumerate(all_draws):
-        other, applied = row ^ 1, u[0] < op.p
-        if type(op).__name__ == "MixUp":
-            share = beta(u[1], op.alpha) if applied else 1.0
-            for name in columns:
-                blend = columns[name][row] * share + columns[name][other] * (1 - share)
-                found[name][row] = blend if name == "label" else np.rint(blend)
-            continue
-        reach = [math.floor(0.5 * math.sqrt(1 - beta(u[1], op.alpha)) * side) for side in (height, width)]
-        middle = math.floor(u[2] * height), math.floor(u[3] * width)
-        (top, bottom), (left, right) = (
-            (max(at - half, 0), min(at + half, side))
-            for at, half, side in zip(middle, reach, (height, width), strict=True)
-        )
-        if applied and top < bottom and left < right:
-            share = 1 - (bottom - top) * (right - left) / (height * width)
-            for name in columns:
-                if name == "label":
-                    found[name][row] = columns[name][row] * share + columns[name][other] * (1 - share)
-                else:
-                    found[name][row, top:bottom, left:right] = columns[name][other, top:bottom, left:right]
-    return found
 
 
 def pictures(random, count, height, width):

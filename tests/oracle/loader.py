@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.oracle.ops import Moved, decoded, halves
+from tests.oracle.ops import DRAWS, Moved, decoded, draws, halves, mixed
 from tests.oracle.order import MixtureLane, epoch_lanes, source_seed, whole_shares, words
 from tests.oracle.records import Stored
 
@@ -69,8 +69,8 @@ class Version:
         return names if self.classes is None else [names[each] for each in self.classes]
 
 
-def kept_by(stored, way):
-    """(ids of the samples by split, ids of the classes if they are renumbered) of the view `select(**way)`."""
+def kept_by_one(stored, way):
+    """(ids of the samples by split, ids of the classes if they are renumbered) of `select(**way)`."""
     kept, numbers = {}, None
     names = stored.manifest["class_names"]
     classes = [names.index(each) for each in way.get("classes", ())]
@@ -94,6 +94,17 @@ def kept_by(stored, way):
     return kept, numbers
 
 
+def kept_by(stored, ways):
+    """The same of views of views: `select(**way)` for each way in turn."""
+    kept, numbers = {}, None
+    for way in ways:
+        more, renumbered = kept_by_one(stored, way)
+        for split, ids in more.items():
+            kept[split] = [each for each in ids if each in set(kept.get(split, ids))]
+        numbers = renumbered or numbers
+    return kept, numbers
+
+
 @dataclass
 class Options:
     split: str = "train"
@@ -105,6 +116,7 @@ class Options:
     repeat: bool = False
     columns: tuple[str, ...] = ("image", "label")
     ops: Any = None  # None: the live ops of a cache
+    device_ops: tuple[Any, ...] = ()
     views: Any = None  # lists of ops, each already as often as it is asked for
     fill: dict[str, Any] = field(default_factory=dict)
     pad: dict[str, int] = field(default_factory=dict)
@@ -112,6 +124,17 @@ class Options:
     min_visibility: float = 0.0
     multi_hot: bool = False
     max_bad_records: int = 0
+
+    @property
+    def mixing(self):
+        return [op for op in self.device_ops if type(op).__name__ in ("MixUp", "CutMix")]
+
+    @property
+    def cannot_mix(self):
+        """Columns that would not fit mixed images."""
+        blends = any(type(op).__name__ == "MixUp" for op in self.mixing)
+        moving = {"boxes", "hidden", "poses", "window", *(["mask"] if blends else [])}
+        return moving & {*self.columns} if self.mixing else set()
 
 
 @dataclass
@@ -441,9 +464,24 @@ class Reference:
             raise DamagedError(places)
         filled = [rows[row] or rows[max((g for g in good if g < row), default=good[0])] for row in range(len(rows))]
         found = {name: [each[name] for each in filled] for name in filled[0]}
+        if self.options.mixing:
+            found |= self.mixed_of(found)
         if self.options.max_bad_records:
             found[self.mask] = np.array([row is not None for row in rows])
         return found
+
+    def mixed_of(self, found):
+        """Images, masks and labels of a batch once its pairs are mixed."""
+        pixels = {name: np.array(found[name], float) for name in ("image", "mask") if name in found}
+        labels = found["label"]
+        if not self.options.multi_hot:
+            names = self.names if self.mixed else self.versions[0].names
+            labels = [[float(label == number) for number in range(len(names))] for label in labels]
+        batch = pixels | {"label": np.array(labels)}
+        for number, op in enumerate(self.options.mixing):
+            batch = mixed(op, batch, [each[number] for each in found["mixing"]])
+        blends = any(type(op).__name__ == "MixUp" for op in self.options.mixing)
+        return batch | {"resizes": [each + blends for each in found["resizes"]]}
 
     def sample(self, source, epoch, seed, variant, shard, record):
         """The columns of one sample."""
@@ -459,7 +497,9 @@ class Reference:
             pixels, jpeg = decoded(data), data if data.startswith(b"\xff\xd8") else None
         if cache:
             seed ^= int.from_bytes(hashlib.blake2b(cache["fingerprint"].encode(), digest_size=8).digest(), "little")
-        views = options.views or [version.live if options.ops is None else options.ops]
+        here = version.live if options.ops is None else options.ops
+        later = [op for op in options.device_ops if op not in options.mixing]
+        views = options.views or [[*here, *later]]
         seeds = [seed]  # of each view
         for view in range(1, len(views)):
             salt = hashlib.blake2b(str(view).encode(), digest_size=7).digest()
@@ -467,8 +507,11 @@ class Reference:
         each_view = list(zip(views, seeds, strict=True))
         if not all(halves(ops, pixels.shape[:2], salted, epoch, number) for ops, salted in each_view):
             jpeg = None  # all views share one decoding
+        if later and not here:
+            jpeg = None  # a device gets whole images
         moved = [Moved(pixels, ops, salted, epoch, number, jpeg) for ops, salted in each_view]
-        found = {}
+        places = enumerate(options.mixing, len(views[0]))
+        found = {"mixing": [draws(seed, epoch, number, place, DRAWS[type(op).__name__]) for place, op in places]}
         for name in options.columns:
             if name == "image":
                 found |= {"image": moved[0].pixels} if not options.views else self.views_of(moved)

@@ -2,8 +2,10 @@
 
 import copy
 import json
+import os
 import pickle
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +15,17 @@ from hypothesis import strategies as st
 
 import tpufeed
 from tests.oracle.loader import DamagedError, Mixed, Options, Reference, RefusedError, kept_by
-from tpufeed.errors import LoaderError, OptionError
-from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize, VerticalFlip
+from tpufeed.errors import LoaderError, OptionError, RecordError
+from tpufeed.images import (
+    CenterCrop,
+    CutMix,
+    HorizontalFlip,
+    MixUp,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    VerticalFlip,
+)
 
 OPS = (
     (RandomCrop(12),),
@@ -23,6 +34,15 @@ OPS = (
     (Resize((15, 13)), VerticalFlip(), RandomCrop(10, padding=2, fill=(1, 2, 3))),
     (HorizontalFlip(), Resize(15), CenterCrop((9, 12))),
 )
+DEVICE_OPS = (
+    (HorizontalFlip(),),
+    (RandomCrop(8),),
+    (Resize((7, 8)), VerticalFlip()),
+    (RandomResizedCrop(8, scale=(0.3, 1.0)), HorizontalFlip()),
+    (RandomResizedCrop((6, 9)),),
+)
+MIXING = ((MixUp(),), (CutMix(),), (CutMix(2.0),), (MixUp(0.5, p=0.5), CutMix()))
+CROPPED = {"crops", "grown-crops", "lists-crops"}  # caches of random crops, which no device crops again
 SEEDS = (0, 1, 7, -3, 1 << 40, (1 << 64) + 5)
 
 
@@ -34,27 +54,29 @@ class Spec:
         names: of datasets of the pool; of a mixture in the order of its weights.
         numbers: the version of each.
         grown: whether each was opened with `grown`.
-        views: what is selected of each; {} for all of it.
+        views: what is selected of each, and of that: the ways of `select`; () for all of it.
         mixed: weights and options of a mixture; None for one dataset.
+        runs_first: whether a feed gives a batch before it loads a state.
     """
 
     names: list[str]
     numbers: list[int]
     grown: list[bool]
-    views: list[dict[str, Any]]
+    views: list[tuple[dict[str, Any], ...]]
     options: Options
     mixed: Mixed | None
     size: int
     feed: str
     processes: int = 0
+    runs_first: bool = False
 
     def reference(self, pool):
         versions = []
-        for name, number, grown, way in zip(self.names, self.numbers, self.grown, self.views, strict=True):
+        for name, number, grown, ways in zip(self.names, self.numbers, self.grown, self.views, strict=True):
             version = replace(pool[name].versions[number - 1], grown=grown)
-            if way:  # its digests and its name are only names here
-                view = tpufeed.open_dataset(version.url, number).select(**way)
-                kept, classes = kept_by(version.stored, way)
+            if ways:  # its digests and its name are only names here
+                view = selected(tpufeed.open_dataset(version.url, number), ways)
+                kept, classes = kept_by(version.stored, ways)
                 version = replace(
                     version,
                     digest=view.content_digest,
@@ -69,10 +91,10 @@ class Spec:
     def data(self, pool):
         """What a loader is given."""
         opened: list[Any] = []
-        for name, number, grown, way in zip(self.names, self.numbers, self.grown, self.views, strict=True):
-            if way or (number, grown) != (len(pool[name].versions), False):
+        for name, number, grown, ways in zip(self.names, self.numbers, self.grown, self.views, strict=True):
+            if ways or (number, grown) != (len(pool[name].versions), False):
                 found = tpufeed.open_dataset(pool[name].url, number, grown=grown)
-                opened.append(found.select(**way) if way else found)
+                opened.append(selected(found, ways))
             else:
                 opened.append(pool[name].url)
         if self.mixed is None:
@@ -90,6 +112,12 @@ class Spec:
         """The feeds of all ranks."""
         data = self.data(pool)
         return [FEEDS[self.feed](data, self, rank) for rank in range(self.size)]
+
+
+def selected(dataset, ways):
+    for way in ways:
+        dataset = dataset.select(**way)
+    return dataset
 
 
 class NumpyFeed:
@@ -126,6 +154,7 @@ class NumpyFeed:
             "max_bad_records": given.max_bad_records,
             "world": (self.rank, self.spec.size),
             "processes": self.spec.processes,
+            "device_ops": list(given.device_ops) or None,
             "threads": 2,
         }
         return options | ({"views": given.views} if given.views else {"ops": given.ops})
@@ -231,6 +260,9 @@ class TfFeed(NumpyFeed):
         self.iterator = None
 
 
+NO_BATCH = (StopIteration, OptionError, RecordError)
+
+
 class KerasFeed(NumpyFeed):
     """As Keras asks for batches on JAX and torch: by number, as many as it was told when it began."""
 
@@ -241,6 +273,10 @@ class KerasFeed(NumpyFeed):
 
         feed = KerasFeed(tpufeed.Loader(data, **self.options()))
         self.skipped = 0
+        if state is not None and spec.runs_first:
+            feed.on_epoch_begin()
+            with suppress(*NO_BATCH):
+                feed[0]
         if state is not None:  # of the rest of an epoch: keras_state tells Keras how many batches that has
             feed.load_state_dict(state)
             samples = feed.state_dict()["samples"]
@@ -330,7 +366,7 @@ class SamplerFeed(NumpyFeed):
 
     @staticmethod
     def takes(options):
-        return options.remainder == "drop" and not (options.repeat or options.max_bad_records)
+        return options.remainder == "drop" and not (options.repeat or options.max_bad_records or options.device_ops)
 
 
 FEEDS = {
@@ -363,7 +399,8 @@ def _draw_spec(draw, pool, feeds):
     by_class = mixed and "png" in family and pick(False, False, True)
     if by_class:  # the classes of one dataset, also of one sample
         views = [
-            {"classes": [each], "keep_ids": True} for each in pool[names[0]].versions[0].stored.manifest["class_names"]
+            ({"classes": [each], "keep_ids": True},)
+            for each in pool[names[0]].versions[0].stored.manifest["class_names"]
         ]
         views = [way for way in views if kept_by(pool[names[0]].versions[0].stored, way)[0]["train"]]
         names = names[:1] * len(views)
@@ -388,11 +425,13 @@ def _draw_spec(draw, pool, feeds):
     )
     options.lanes = pick(None, size, 2 * size, 12) if not mixed else pick(size, 2 * size, 12, 36)
     sizes = {pool[name].size for name in names}
-    if sizes != {(16, 16)} or pick(True, False):
+    if len(sizes) > 1 or None in sizes or pick(True, False):
         options.ops = pick(*OPS)
     if options.columns == ("image",) and pick(False, True):
         options.views, options.ops = [OPS[2], OPS[2], OPS[1]], None
     draw_columns(options, names, pick)
+    if options.views is None and "image" in options.columns and pick(False, False, True):
+        draw_device_ops(options, names, pick)
     mixture = None
     if mixed:
         mixture = Mixed(
@@ -410,7 +449,7 @@ def _draw_spec(draw, pool, feeds):
 
 
 def draw_view(made, split, pick):
-    """What is selected of a dataset, the same of all its versions; {} for nothing."""
+    """What is selected of a dataset, the same of all its versions; () for nothing."""
     stored = made.versions[0].stored
     classes, records = stored.manifest["class_names"], len(stored.samples[split, 0])
     ways = [{"fold": (pick(0, 1), 2)}, {"without_fold": (pick(0, 1, 2), 3)}]
@@ -420,8 +459,12 @@ def draw_view(made, split, pick):
         picked = [each for each in classes[:: pick(1, -1)] if pick(0, 1, 1)] or [classes[-1]]
         ways += [{"classes": picked, "keep_ids": True}] + [{"classes": picked}] * 2
         ways += [{"classes": picked, "fold": (0, 2)}]
-    way = pick({}, pick(*ways))
-    return way if kept_by(stored, way)[0].get(split, True) else {}
+    drawn = pick((), (pick(*ways),), (pick(*ways), pick(*ways)))
+    numbers = kept_by(stored, drawn[:1])[1]
+    if numbers and "classes" in drawn[-1]:  # the first view has only these
+        left = [each for each in drawn[-1]["classes"] if classes.index(each) in numbers] or [classes[numbers[0]]]
+        drawn = (*drawn[:-1], drawn[-1] | {"classes": left})
+    return drawn if all(kept_by(stored, drawn[:count])[0].get(split, True) for count in (1, 2)) else ()
 
 
 def draw_columns(options, names, pick):
@@ -436,6 +479,24 @@ def draw_columns(options, names, pick):
         options.pad["kp"], options.truncate = 3, True
     if names == ["bad"]:
         options.max_bad_records = pick(0, 2, 3, 9)
+
+
+def draw_device_ops(options, names, pick):
+    """Ops on the device, and ops that mix rows, which need labels, pairs, and columns that can be mixed."""
+    ops = pick((), *DEVICE_OPS)
+    options.device_ops = ops if not crops_again(ops, names) else DEVICE_OPS[0]
+    if "label" in options.columns and pick(False, True):
+        options.device_ops += pick(*MIXING)
+        options.batch_size += options.batch_size % 2
+        options.remainder = "drop" if options.remainder == "pad" else options.remainder
+        options.multi_hot = names[0].startswith(("lists", "tags"))
+        if pick(True, True, False):
+            left = tuple(name for name in options.columns if name not in options.cannot_mix)
+            options.columns = left
+
+
+def crops_again(ops, names):
+    return bool(CROPPED & {*names}) and any(isinstance(op, RandomResizedCrop) for op in ops)
 
 
 def takes(feed, options, mixed):
@@ -453,7 +514,7 @@ class Walk:
         self.pool, self.spec, self.draw, self.names, self.counts = pool, spec, draw, feeds, counts
         self.reference, self.feeds = spec.reference(pool), []
         self.said: list[Any] = [spec]
-        self.stale: list[Any] = []
+        self.last: list[Any] = []  # batches, of each rank
 
     def pick(self, *choices):
         return self.draw(st.sampled_from(choices))
@@ -462,6 +523,12 @@ class Walk:
         try:
             if self.refused(self.reference.batches) or self.empty():
                 return
+            if self.spec.options.cannot_mix:
+                try:
+                    self.spec.open(self.pool)
+                except OptionError:
+                    return
+                raise AssertionError(f"columns that cannot be mixed were taken: {self.spec}")
             self.feeds = self.spec.open(self.pool)
             self.check_state()
             actions = [
@@ -476,6 +543,7 @@ class Walk:
             ]
             actions += [self.reweight] * 4 if self.spec.mixed else [self.continue_]
             actions += [self.grow] * 3 if self.can_grow() else []
+            actions += [self.fork] * 3 if self.spec.processes else []
             for _ in range(self.draw(st.integers(2, 8))):
                 action = self.pick(*(each.__name__ for each in actions))
                 self.counts[action] += 1
@@ -555,8 +623,10 @@ class Walk:
                 self.raises((OptionError, RuntimeError), feed)
             self.restart()
             return False
+        self.last = []
         for feed, columns in zip(self.feeds, expected, strict=True):
-            same(feed.next(), columns, feed.names())
+            self.last.append(feed.next())
+            same(self.last[-1], columns, feed.names())
             self.counts["batches"] += 1
         return True
 
@@ -602,10 +672,13 @@ class Walk:
             remainder=self.pick("drop", "pad", "repeat"),
             lanes=self.pick(None, lanes),
         )
+        if options.mixing:
+            options.batch_size += options.batch_size % 2
+            options.remainder = "drop" if options.remainder == "pad" else options.remainder
         feed = self.pick(*self.names)
         size = 1 if feed == "jax" else self.pick(*(size for size in (1, 2, 3, 4, 6) if lanes % size == 0))
         feed = feed if takes(feed, options, self.spec.mixed) else "numpy"
-        spec = replace(self.spec, options=options, size=size, feed=feed)
+        spec = replace(self.spec, options=options, size=size, feed=feed, runs_first=self.pick(False, True))
         return replace(spec, mixed=replace(spec.mixed, reweight=self.pick(False, True))) if spec.mixed else spec
 
     def continue_(self, spec=None):
@@ -645,6 +718,9 @@ class Walk:
                 continue
             feed = FEEDS[spec.feed](data, spec, rank)
             other.feeds.append(feed)
+            if spec.runs_first:
+                with suppress(*NO_BATCH):
+                    feed.next()
             before = feed.state() if refused else None
             # Iterations of other loaders begin with their first batch, wherever the loader is then. A mixture may have
             # too few samples for the default lanes, until those of the state are loaded.
@@ -709,8 +785,41 @@ class Walk:
         """Whether a loader can be made of it at all: all columns are there, and images come out in one size."""
         columns = set.intersection(*({*self.pool[name].columns} for name in spec.names))
         sizes = {self.pool[name].size for name in spec.names}
-        fixed = spec.options.ops is not None or spec.options.views is not None or sizes == {(16, 16)}
+        fixed = (
+            spec.options.ops is not None or spec.options.views is not None or (len(sizes) == 1 and None not in sizes)
+        )
+        fixed = fixed and not crops_again(spec.options.device_ops, spec.names)
         return fixed and set(spec.options.columns) <= columns | {"image", "sample", "source"}
+
+    def fork(self):
+        """A child has for itself the batches that it was forked with, whatever its parent does then."""
+        if not self.step():
+            return
+        kept, self.last = self.last, []
+        if not self.step():
+            return
+        self.said.append("fork")
+        dropped, self.last = self.last, []
+        pixels = [column for batch in (*kept, *dropped) for column in batch.values() if column.dtype == np.uint8]
+        before, (waits, go) = [column.copy() for column in pixels], os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(go)
+            os.read(waits, 1)
+            equal = all(map(np.array_equal, pixels, before))
+            for column in pixels:
+                column[...] = 7
+            os._exit(0 if equal else 9)
+        try:
+            del dropped, pixels
+            self.take(6)
+        finally:
+            os.close(go)
+            os.close(waits)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status == 0, "a child saw later batches in its own"
+        pixels = [column for batch in kept for column in batch.values() if column.dtype == np.uint8]
+        assert all(map(np.array_equal, pixels, before)), "a child wrote into its parent's batch"
 
     def set_epoch(self):
         if not all(feed.moves for feed in self.feeds):
