@@ -109,6 +109,22 @@ def test_options_that_messages_name_exist():
     assert {each for each in named if each[0] not in FLAGS and not FOREIGN.fullmatch(each[0])} == set()
 
 
+def test_keywords_that_messages_name_exist():
+    known = {"auto_scale_loss", "ignore_data_skip", "minibatch", "row_group_size", "multiprocessing_context", "style"}
+    for node in itertools.chain.from_iterable(map(ast.walk, SOURCES.values())):
+        if isinstance(node, ast.arg):
+            known.add(node.arg)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            known.add(node.target.id)
+    written = re.compile(r"(?<![\w?&;{.-])([a-z_]{3,})=(?=[\[('\"\w{])")
+    texts = ((name, text) for name, tree in SOURCES.items() for text in texts_of(tree))
+    texts = (
+        (name, text) for name, text in texts if " " in text and not re.search(r"PRAGMA|charset|boundary|<svg", text)
+    )
+    named = {(word, name) for name, text in texts for word in written.findall(text) if name != "measure/report.py"}
+    assert {each for each in named if each[0] not in known} == set()
+
+
 def test_words_are_quoted_for_a_shell(place):
     shutil.rmtree(place / "dataset")
     done = run_here("verify", place / "dataset")

@@ -83,7 +83,8 @@ def draw_epochs(seed):
     draw = random.Random(seed)
     slow, length = draw.choice((0.2, 0.97, 1.04, 2.0)), draw.choice((1, 3, 13, 40))
     fault, epochs = draw.choice(("none", "none", "drops", "last", "some", "empty")), list[Epoch]()
-    while sum(len(epoch.batches) for epoch in epochs) < draw.choice((12, 45)):
+    steps = draw.choice((12, 45))
+    while sum(len(epoch.batches) for epoch in epochs) < steps:
         sizes = [BATCH] * length
         if fault == "drops" and draw.random() < 0.5:
             sizes = sizes[: max(1, length // 2)]

@@ -158,7 +158,7 @@ def measure_files(
     if unreadable:
         notes.append(f"{len(unreadable):,} of the images in the sample cannot be read, the first: {unreadable[0]}")
     if isinstance(source, TableSource):  # the printed commands cannot know its columns
-        notes.append("add --label COLUMN and --split-by COLUMN to the commands, as this table needs them")
+        notes.append("if its columns need it, add --label COLUMN or --split-by COLUMN to the commands")
     mean = total_bytes / count if count else 0.0
     stages = [Stage(ASSEMBLY, why_not="none of the files in the sample can be read")]
     alternatives: tuple[Alternative, ...] = ()
