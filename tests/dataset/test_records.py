@@ -17,6 +17,7 @@ from tpufeed.errors import (
     RecordError,
     ShardError,
 )
+from tpufeed.storage.store import open_store
 
 tf = lazy("tensorflow")
 
@@ -98,6 +99,16 @@ def test_a_file_that_is_cut_or_missing_is_named_when_it_is_opened(name, size, me
         os.truncate(copy / name, size)
     with pytest.raises(ShardError, match=message):
         open_dataset(copy).reader("train").read(0, 0)
+
+
+def test_verify_is_advised_for_the_dataset_of_shards_elsewhere(write_tfrecords, photo, tmp_path):
+    write_tfrecords(tmp_path / "train.tfrecord", [{"image": photo, "label": 0}])
+    shards = open_store("memory://shards-of-another-tool")
+    shards.put("train.tfrecord", (tmp_path / "train.tfrecord").read_bytes())
+    dataset = open_dataset(tpufeed.adopt(shards.url, "memory://adopted").url)
+    shards.delete("train.tfrecord")
+    with pytest.raises(ShardError, match=r"Run: tpufeed verify memory://adopted$"):
+        dataset.reader("train").read(0, 0)
 
 
 @pytest.mark.parametrize("change", ["replaced", "deleted"])

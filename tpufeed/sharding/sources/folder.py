@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tpufeed.build.item import ImageRef, Item
-from tpufeed.dataset.naming import MANIFEST, SPLIT_OF_WORD, count_ending, show_endings, splits_mentioned
+from tpufeed.dataset.naming import MANIFEST, PLAN, SPLIT_OF_WORD, count_ending, show_endings, splits_mentioned
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, advised
@@ -154,6 +154,8 @@ def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError
     """Return the error for a folder without images, with advice by what it holds."""
     if _is_dataset(store):
         advice = f", but a {MANIFEST}. To make a cache of a dataset: {advised('cache warmup', store.url, 'CACHE')}"
+    elif store.stat(PLAN) is not None:
+        advice = ", but an unfinished build of a dataset; run its command again"
     elif has_tfrecords:
         advice = f". {adopt_advice(store.url)}"
     else:
