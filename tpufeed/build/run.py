@@ -367,10 +367,12 @@ def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, 
         except (ObjectNotFoundError, DamageError):
             raise error from None
         kind = "append" if header.kind == "shard" else header.kind
+        # A warmup with --overwrite would warm all of the cache again.
+        way = "by removing" if recipe.grows_by == "warmup" else "with --overwrite, which removes only"
         raise DuplicateWriterError(
             f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
             f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run that "
-            f"command again to finish it; or discard it by removing {store.url}"
+            f"command again to finish it; or discard it {way} {store.url}"
         ) from error
     if standing.plan is not None:
         recipe.check_joined(store, standing.plan)
