@@ -70,7 +70,7 @@ LAYOUTS = {
         layouts.write_imagefolder, "imagefolder", {"imagefolder": {"train": ("train",), "validation": ("val",)}}
     ),
 }
-OTHERS = {"Photos of phones", "Views"}  # and ImageNet
+OTHERS = {"Kaggle's tables", "Photos of phones", "Views"}  # and ImageNet
 
 
 def pixels_of(data: bytes) -> bytes:
@@ -151,6 +151,19 @@ def test_the_commands_for_boxes_run_as_they_stand(name: str, tmp_path: Path) -> 
         texts = {bytes(features["text"].values[0]).decode() for features in samples}
         assert texts == {f'A "{scene.name}", seen from above' for scene in SCENES}
         assert captions.manifest.class_names == CLASSES
+
+
+def test_the_command_for_a_table_of_names_runs_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "leaves/train_images").mkdir(parents=True)
+    rows = ["image_id,label"]
+    for number in range(8):
+        (tmp_path / f"leaves/train_images/{number}.jpg").write_bytes(photo(str(number)))
+        rows.append(f"{number}.jpg,{number % 2}")
+    (tmp_path / "leaves/train.csv").write_text("\n".join(rows))
+    run_section("Kaggle's tables", tmp_path)
+    dataset = tpufeed.open_dataset(tmp_path / "out/leaves")
+    assert sum(split.records for split in dataset.manifest.splits.values()) == 8
+    assert dataset.manifest.class_names == ("0", "1")
 
 
 def test_the_commands_for_photos_and_views_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
