@@ -33,6 +33,7 @@ from PIL import Image
 
 import tpufeed
 from tpufeed import cache
+from tpufeed.dataset import records
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.errors import DatasetDamagedError, TpufeedError
 from tpufeed.images import CenterCrop, HorizontalFlip
@@ -70,22 +71,33 @@ def repeat(data, draw):
     return (data[: start + len(part)] + part + data[start + 2 * len(part) :])[: len(data)]
 
 
+def other(data, whole, start, draw):
+    """The bytes of another place of the object, as far away as they are many: maybe another sound record."""
+    places = range(start % len(data), len(whole) - len(data) + 1, len(data))
+    place = draw.choice(places) if places else 0
+    return whole[place : place + len(data)]
+
+
+KINDS_OF_DAMAGE = (flip, flip, cut, skip, repeat)
+
+
 class Damage:
     """Damages reads by seed, object, range and number of the read, whichever thread is first."""
 
     def __init__(self, seed, rate):
         self.seed, self.rate, self.reads, self.done = seed, rate, Counter(), []
+        self.kinds = KINDS_OF_DAMAGE
         self.given = {}  # by place: the same damage never comes twice, or it would be the object's
 
-    def __call__(self, url, name, start, data):
+    def __call__(self, url, name, start, data, whole):
         place = url, name, start
         self.reads[place] += 1
         draw = random.Random(f"{self.seed} {name} {start} {self.reads[place]}")  # not the URL: it is drawn
         is_due = self.reads[place] == 1 if self.rate == "first" else draw.random() < self.rate
         if not data or not is_due:
             return data
-        kind = draw.choice([flip, flip, cut, skip, repeat])
-        found = kind(data, draw)
+        kind = draw.choice(self.kinds)
+        found = kind(data, draw) if kind is not other else other(data, whole, start, draw)
         given = self.given.setdefault(place, {data})
         while found in given:
             kind, found = flip, flip(found or data, draw)
@@ -101,13 +113,15 @@ class FaultyStore(MemoryStore):
     damage = None
 
     def read(self, name, version=""):
-        return self.struck(name, 0, super().read(name, version))
+        data = super().read(name, version)
+        return self.struck(name, 0, data, data)
 
     def read_range(self, name, start, stop, version=""):
-        return self.struck(name, start, super().read(name, version)[start:stop])
+        data = super().read(name, version)
+        return self.struck(name, start, data[start:stop], data)
 
-    def struck(self, name, start, data):
-        return data if FaultyStore.damage is None else FaultyStore.damage(self.url, name, start, data)
+    def struck(self, name, start, data, whole):
+        return data if FaultyStore.damage is None else FaultyStore.damage(self.url, name, start, data, whole)
 
 
 @contextmanager
@@ -217,10 +231,15 @@ def walk(kind, seed, temporary):
     damage = Damage(seed, draw.choice(RATES))
     root = f"memory://faults/{kind}/{secrets.token_hex(4)}"
     try:
-        with mock.patch.object(memory, "MemoryStore", FaultyStore):  # where `open_store` looks for it
+        with (
+            mock.patch.object(memory, "MemoryStore", FaultyStore),  # where `open_store` looks for it
+            mock.patch.object(records, "_MERGED_BYTES", draw.choice([1, 4 << 20])),  # a request for each record, or few
+        ):
             left, batches = right(kind)
             for (name, folder, work), (wanted, files) in zip(chain(root, kind), left, strict=True):
                 before = digest_of(folder)
+                # No reader of single records could know; a compaction sums up what it has copied.
+                damage.kinds = (*KINDS_OF_DAMAGE, *[other] * 4) if name == "compact" else KINDS_OF_DAMAGE
                 for tries_left in reversed(range(4)):
                     try:
                         with damaging(damage if tries_left else None):

@@ -7,7 +7,7 @@ and their CRCs verified. The small shards stay for earlier versions, until `prun
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +23,15 @@ from tpufeed.build.run import ProgressListener
 from tpufeed.build.run import run as run_recipe
 from tpufeed.build.versions import COMPACT, Layout, Piece, follows, read_offsets
 from tpufeed.build.worker import Output, TaskContext
-from tpufeed.dataset.manifest import Manifest
-from tpufeed.dataset.naming import MANIFEST
+from tpufeed.dataset.manifest import Manifest, Shard
+from tpufeed.dataset.naming import MANIFEST, report_name
 from tpufeed.dataset.reader import Dataset
 from tpufeed.display.summary import Summary
 from tpufeed.engines.engine import Engine
-from tpufeed.errors import DatasetNotFoundError, ManifestError, OptionError, advised
+from tpufeed.errors import BuildError, DatasetNotFoundError, ManifestError, OptionError, advised
 from tpufeed.options import checked
 from tpufeed.storage.store import Store
+from tpufeed.tfrecord.framing import join_crc32c
 
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64
 _MOST_HOSTS = 1 << 20
@@ -213,7 +214,28 @@ class Compaction(Recipe):
         return CompactContext(store.url, plan.header, plan.owner, self._base)
 
     def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
-        """Keep the manifest's entry of a cache."""
+        """Keep the manifest's entry of a cache, and check that joined shards have the bytes of the old ones.
+
+        Each record's CRCs tell that it is sound, but not that it is the right one. No byte is read for this.
+
+        Raises:
+            BuildError: they have not. Reports of their tasks are removed, so that these run again.
+        """
+        for name, runs in self.runs.items():
+            made = itertools.accumulate((run.shards for run in runs), initial=0)
+            for first, run in zip(made, runs, strict=False):
+                for old, new in zip(self.manifest.splits[name].variants, manifest.splits[name].variants, strict=True):
+                    shards = new.shards[first : first + run.shards]
+                    if _crc32c_of(old.shards[run.start : run.stop]) == _crc32c_of(shards):
+                        continue
+                    for ref in plan.tasks:
+                        if ref.split == name:
+                            store.delete(report_name(ref.number))
+                    raise BuildError(
+                        f"{store.url}/{shards[0].name}: reads of {self._base.url}/{old.shards[run.start].name} or of "
+                        "shards after it returned other records than were asked for. Nothing was published. Look for a "
+                        "fault of the store or of a proxy; then run the same command again"
+                    )
         return msgspec.structs.replace(manifest, cache=self.manifest.cache), None
 
     @property
@@ -296,6 +318,14 @@ def _cut(sizes: "np.ndarray[Any, np.dtype[np.int64]]", count: int) -> list[int]:
         edge = int(np.searchsorted(ends - sizes / 2, ends[-1] * number / count))  # by the middle bytes of records
         edges.append(min(max(edge, edges[-1] + 1), len(sizes) - (count - number)))
     return [*edges, len(sizes)]
+
+
+def _crc32c_of(shards: Iterable[Shard]) -> int:
+    """Return the CRC-32C of all these shards, one after the other."""
+    crc = 0
+    for shard in shards:
+        crc = join_crc32c(crc, shard.crc32c, shard.bytes)
+    return crc
 
 
 def _count_shards(manifest: Manifest) -> int:

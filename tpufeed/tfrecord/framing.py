@@ -36,6 +36,24 @@ def encode_footer(payload_crc32c: int) -> bytes:
     return _CRC.pack(mask_crc32c(payload_crc32c))
 
 
+def join_crc32c(first: int, second: int, second_bytes: int) -> int:
+    """Return the CRC-32C of two pieces, one after the other, from their own: as zlib's crc32_combine does."""
+    power, square, bits = 1 << 31, 1 << 30, second_bytes * 8  # x^0 and x^1, whose bits are in reverse
+    while bits:
+        power = _multiply(square, power) if bits & 1 else power
+        square, bits = _multiply(square, square), bits >> 1
+    return _multiply(power, first) ^ second
+
+
+def _multiply(a: int, b: int) -> int:
+    """Return the product of two polynomials modulo that of CRC-32C."""
+    product = 0
+    for place in range(31, -1, -1):
+        product ^= b if a >> place & 1 else 0
+        b = b >> 1 ^ (0x82F63B78 if b & 1 else 0)
+    return product
+
+
 def decode_records(
     records: Sequence[memoryview], where: Callable[[int], str], use: Callable[[int, memoryview], None] | None = None
 ) -> list[memoryview]:
