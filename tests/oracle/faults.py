@@ -134,9 +134,11 @@ def damaging(damage):
 
 
 def png(number):
-    pixels = np.random.default_rng(number).integers(0, 256, (SIDE + number % 5, SIDE + 3, 3), np.uint8)
+    """Files of one length, so that a record may be taken for another."""
+    pixels = np.random.default_rng(number).integers(0, 256, (SIDE + 1, SIDE + 3, 3), np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")  # not JPEG: no decoder sees a bit that has flipped there
+    # Not JPEG: no decoder sees a bit that has flipped there.
+    Image.fromarray(pixels).save(buffer, "PNG", compress_level=0)
     return buffer.getvalue()
 
 
@@ -168,7 +170,7 @@ def chain(root, kind):
     def warm():
         cache.warmup(dataset, cached, ops=ops, variants=2, shard_bytes="4KB", workers=1)
 
-    yield "shard", dataset, lambda: tpufeed.shard(first, dataset, splits=split, shard_bytes="6KB", **options, **few)
+    yield "shard", dataset, lambda: tpufeed.shard(first, dataset, splits=split, shard_bytes="12KB", **options, **few)
     yield "warmup", cached, warm
     yield "append", dataset, lambda: tpufeed.append(more, dataset, **few)
     yield "grow", cached, warm
@@ -185,7 +187,7 @@ def chain(root, kind):
 
 @functools.cache
 def sources(kind):
-    numbers = range(18), range(18, 25), [25], [26]
+    numbers = range(10, 28), range(28, 35), [35, 37, 39], [36, 38, 40]
     return [put_source(f"memory://faults/{kind}/{at}", kind, each) for at, each in enumerate(numbers)]
 
 

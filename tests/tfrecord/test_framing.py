@@ -16,6 +16,7 @@ from tpufeed.tfrecord.framing import (
     decode_records,
     encode_footer,
     encode_header,
+    join_crc32c,
     mask_crc32c,
 )
 
@@ -23,6 +24,14 @@ PAYLOADS = [b"", b"x", b"hello", b"\0" * 1000, bytes(range(256)) * 400, b""]
 # tf.io.TFRecordWriter(path).write(b"hello") of TensorFlow 2.21
 HELLO = bytes.fromhex("0500000000000000eab2043e68656c6c6fbb1f1c19")
 SHARD = encode_record(b"one") + encode_record(b"") + encode_record(b"three")
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5))
+def test_the_crc_of_pieces_follows_from_theirs(pieces):
+    joined = 0
+    for piece in pieces:
+        joined = join_crc32c(joined, crc32c(piece), len(piece))
+    assert joined == crc32c(b"".join(pieces))
 
 
 def payloads_of(shard):
