@@ -225,7 +225,7 @@ def test_names_in_a_tar_are_names_and_its_links_lead_nowhere(tmp_path):
             info.size = 0 if kind else len(jpeg(1))
             tar.addfile(info, None if kind else io.BytesIO(jpeg(1)))
     result = tpufeed.shard(tmp_path / "in/a.tar", tmp_path / "in/out", workers=1, label="none")
-    assert (result.images, sum(result.ignored_files.values())) == (3, 2)
+    assert (result.images, sum(result.listed.ignored_files.values())) == (3, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -34,16 +34,18 @@ def test_beside_the_files(run, flowers, tmp_path):
     lines = done.stdout.splitlines()
     for line, split in zip(lines, ("train", "val"), strict=False):
         assert re.fullmatch(rf"{split}: 7 images, 1 shard, \d\.\d MB, 2 of 2 classes", line)
-    assert lines[2:8] == [
+    assert lines[2:9] == [
         "image: image (bytes)",
         "label: class (int64)",
         "text: none",
         "filename: id (string)",
-        "images: jpeg 6, png 8",
-        "left out: 1 file not named as TFRecords are (1 .csv)",
+        "taken as: TFRecord files of another tool",
+        "labels: the key class: 2 classes: 0 8, 1 6",
+        "splits: the names of folders or files",
     ]
-    assert re.fullmatch(r"adopted \d\.\d MB in \d+\.\d s at [\d,]+ MB/s", lines[8])
-    assert lines[9:] == [f"dataset: {folder}"]
+    assert lines[10:12] == ["left out: 1 file not named as TFRecords are (1 .csv)", "images: jpeg 6, png 8"]
+    assert re.fullmatch(r"adopted \d\.\d MB in \d+\.\d s at [\d,]+ MB/s", lines[12])
+    assert lines[13:] == [f"dataset: {folder}"]
     facts = json.loads(run("info", folder, "--json").stdout)
     assert facts["options"]["keys"] == {"image": "image", "label": "class", "text": None, "filename": "id"}
     assert facts["classes"] == {"0": 8, "1": 6}
@@ -66,7 +68,7 @@ def test_elsewhere_with_flags(run, flowers, tmp_path):
     )
     done = run("adopt", flowers, "--to", tmp_path / "to", *flags, "--classes", tmp_path / "classes.txt")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "filename: none\nother features: id (string)\n" in done.stdout
+    assert {"filename: none", "columns: id string"} <= set(done.stdout.splitlines())
     assert not (flowers / "manifest.json").exists()
     assert run("info", tmp_path / "to").returncode == 0
     assert json.loads(run("info", tmp_path / "to", "--json").stdout)["classes"] == {"rose": 4, "tulip": 3}
@@ -80,7 +82,8 @@ def test_as_json(run, flowers, tmp_path):
     facts = json.loads(done.stdout)
     size = (flowers / "train/00-224x224-7.tfrec").stat().st_size
     assert facts["splits"]["train"] == {"images": 7, "variants": 1, "shards": 1, "bytes": size}
-    assert (facts["classes"], facts["ignored_files"], facts["left_out"]) == (2, {".csv": 1}, [])
+    assert (facts["classes"], facts["listed"]["ignored_files"]) == (2, {".csv": 1})
+    assert facts["listed"]["classes"] == {"0": 8, "1": 6}
     assert facts["keys"] == {"image": "image", "label": "class", "text": None, "filename": "id"}
     assert facts["content_digest"] == open_dataset(tmp_path / "to").content_digest
 

@@ -146,7 +146,7 @@ def test_the_manifest_and_the_records(adopted, layout, sources, photos):
     for split in manifest.splits.values():
         for shard in split.variants[0].shards:
             assert dataset.shards.read(shard.name) == stored[shard.name]
-    assert sum(adopted.ignored_files.values()) == (2 if layout == "tfds" else 0)
+    assert sum(adopted.listed.ignored_files.values()) == (2 if layout == "tfds" else 0)
     image = manifest.features[0].key
     for split in manifest.splits:
         examples = list(dataset.iter_examples(split))
@@ -255,7 +255,7 @@ def test_the_same_adoption_again_does_nothing(photos, tmp_path, write_tfrecords,
         patch.setattr("os.access", lambda *_: False)
         again = tpufeed.adopt(tmp_path / "a", classes=["rose"], label_key="label")
     assert (again.manifest, again.url, again.seconds) == (first.manifest, first.url, 0.0)
-    assert (first.ignored_files, again.ignored_files) == ({}, {})
+    assert (first.listed.ignored_files, again.listed.ignored_files) == ({}, {})
     assert (tmp_path / "a/manifest.json").stat().st_mtime_ns == before.st_mtime_ns
 
 

@@ -67,7 +67,7 @@ def test_members_of_tars(photo_folder, fenced, tmp_path):
             member.type, member.linkname = kind, target
             tar.addfile(member)
     result = fenced(lambda folder: tpufeed.shard(tmp_path / "x.tar", folder, workers=1))
-    assert (result.images, sum(result.ignored_files.values())) == (len(names), 2)
+    assert (result.images, sum(result.listed.ignored_files.values())) == (len(names), 2)
     stored = [bytes(e["image/filename"].values[0]).decode() for e in open_dataset(result.url).iter_examples("train")]
     assert sorted(stored) == sorted(f"x.tar/{name}{number}.jpg" for number, name in enumerate(names))
 

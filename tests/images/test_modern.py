@@ -267,7 +267,7 @@ def test_folders_tables_and_tars_take_them_and_loaders_show_them(files, cat, tmp
             tmp_path / source, tmp_path / "of" / source, **({"label": "none"} if source == "photos.tar" else {})
         )
         assert result.manifest.images == {"jpeg, encoded anew": 5}
-        assert result.ignored_files == {}
+        assert result.listed.ignored_files == {}
         with tpufeed.Loader(
             tmp_path / "of" / source, batch_size=5, columns=["image", "sample"], ops=[CenterCrop((99, 150))]
         ) as loader:

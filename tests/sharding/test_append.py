@@ -329,7 +329,7 @@ def test_a_file_that_was_signed_twice_is_listed_twice(sign, tmp_path):
     table = sign(4, "a")
     table.write_text(table.read_text() + "".join(sign(4, "b").read_text().splitlines(keepends=True)[1:3]))
     result = tpufeed.shard(table, tmp_path / "d", **SIGNED)
-    assert (result.images, result.listed_twice) == (6, 2)
+    assert (result.images, result.listed.listed_twice) == (6, 2)
     assert result.duplicates is None, "each pair is in one split"
 
 

@@ -138,7 +138,7 @@ def test_the_manifest_counts_what_is_there(odd_build, odd_files):
     assert odd_build.rejects == len(odd_files["refused"])
     assert manifest.images == {"jpeg": 3, "jpeg, encoded anew": 2, "png": 2, "png, encoded anew": 1, "webp": 1}
     assert manifest.odd == {"alpha": 1, "cmyk": 1, "exif": 1, "greyscale": 2}
-    assert sum(odd_build.ignored_files.values()) == 1
+    assert sum(odd_build.listed.ignored_files.values()) == 1
     assert tpufeed.verify(odd_build.url).records == len(found)
 
 

@@ -332,7 +332,7 @@ def test_one_file_in_several_rows_is_no_duplicate_unless_it_is_in_two_splits(dou
     rows = [f"{doubled}/dog/{number:02d}.png,{part}\n" for number in (21, 23) for part in ("train", "train")]
     (tmp_path / "t.csv").write_text("path,part\n" + "".join(rows))
     result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "d", split_by="part", workers=1)
-    assert (result.listed_twice, result.duplicates) == (2, None)
+    assert (result.listed.listed_twice, result.duplicates) == (2, None)
     (tmp_path / "t.csv").write_text("path,part\n" + "".join([*rows, rows[0].replace("train", "val")]))
     result = tpufeed.shard(tmp_path / "t.csv", tmp_path / "e", split_by="part", workers=1)
     assert result.duplicates.crossing == {"val": Overlap(1, 1, ("train",))}

@@ -173,7 +173,7 @@ def test_a_plan_sorts_all_inputs_once(large):
     large.database.set_trace_callback(statements.append)
     draft = plan_shards(large, SizeEstimate(), "memory://s", {})
     list(draft.tasks)
-    assert draft.header.listed_twice == ROWS // 100
+    assert draft.header.listed.listed_twice == ROWS // 100
     whole = [statement for statement in statements if " ORDER BY " in statement and " LIMIT " not in statement]
     sorts = [statement.partition(" ORDER BY ")[2].partition(",")[0] for statement in whole]
     assert sorts == ["key"]

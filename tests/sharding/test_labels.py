@@ -168,7 +168,7 @@ def test_classes_of_few_images_are_told():
     (said,) = warnings({f"red,{name}": 2 for name in names})
     assert "30 of 30 classes" in said
     assert "'red,00'" in said
-    assert "lists of labels" in said
+    assert "--label-separator ','" in said
 
 
 def test_negative_numbers_are_no_ids():

@@ -167,6 +167,7 @@ def test_no_option_is_left_out_of_the_plan():
         "image_columns",
         "masks",
         "group_by",
+        "label_separator",
         "outlines",
         "boxes",
         "box_format",

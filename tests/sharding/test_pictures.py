@@ -206,7 +206,7 @@ def test_a_parallel_folder_of_masks(folders, tmp_path):
     assert set(samples_of(result.url)) == {"train/a/0.png", "train/b/x.y.jpeg", "val/a/0.png"}
     assert samples_of(result.url)["train/b/x.y.jpeg"]["mask"] == png(classes(seed=8))
     assert result.manifest.features[-1].kind == "mask"
-    assert Counter(result.ignored_files) == {".png": 1, ".txt": 1, "": 1}
+    assert Counter(result.listed.ignored_files) == {".png": 1, ".txt": 1, "": 1}
     preview = preview_shard(images, tmp_path / "e", masks=masks)
     assert preview.source_bytes == sum(p.stat().st_size for f in (images, masks) for p in f.rglob("*/?/[0x]*"))
 

@@ -48,11 +48,11 @@ def test_what_it_says(photo_folder, odd_folder, tmp_path):
     preview = preview_shard(tmp_path / "photos", tmp_path / "d", workers=2)
     assert state_of(tmp_path) == before
     assert (preview.source, preview.destination) == (str(tmp_path / "photos"), str(tmp_path / "d"))
-    assert (preview.splits["train"].inputs, preview.listed_twice) == (105, 0)
+    assert (preview.splits["train"].inputs, preview.listed.listed_twice) == (105, 0)
     assert preview.classes == len([path for path in (tmp_path / "photos").iterdir() if path.is_dir()])
     all_files = [path for path in (tmp_path / "photos").rglob("*") if path.is_file()]
     files = [path for path in all_files if path.suffix in (".jpg", ".jpeg", ".png", ".webp")]
-    assert sum(preview.ignored_files.values()) == len(all_files) - len(files) > 0
+    assert sum(preview.listed.ignored_files.values()) == len(all_files) - len(files) > 0
     assert preview.source_bytes == sum(path.stat().st_size for path in files)
     assert preview.probed == 64
     assert 0 <= preview.probed_rejects <= 6

@@ -108,7 +108,7 @@ def test_the_order_of_rows_for_the_same_path_changes_nothing(order):
     header, tasks = make_plan(rows, ShardOptions())
     again, tasks_again = make_plan([rows[n] for n in order], ShardOptions())
     assert (again.input_digest, tasks_again) == (header.input_digest, tasks)
-    assert header.listed_twice == 5
+    assert header.listed.listed_twice == 5
 
 
 @few
@@ -246,8 +246,8 @@ def test_the_header_says_what_was_listed():
     header, _ = make_plan(equal_rows(10), ShardOptions())
     assert (header.kind, header.source, header.base) == ("shard", "memory://source", "memory://source")
     assert header.class_names == ("c0", "c1", "c2")
-    assert (header.images, header.listed_twice) == (10, 0)
-    assert header.ignored_files == {".txt": 2}
+    assert (header.images, header.listed.listed_twice) == (10, 0)
+    assert header.listed.ignored_files == {".txt": 2}
     assert [feature.name for feature in header.features][:2] == ["image/encoded", "image/class/label"]
 
 

@@ -17,6 +17,7 @@ import msgspec
 from crc32c import crc32c
 
 from tpufeed.build.item import Item
+from tpufeed.dataset.listed import UNLISTED, Listed
 from tpufeed.dataset.naming import PLAN, check_split_name, index_name, kaggle_shard_name, shard_name
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import (
@@ -89,12 +90,10 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     base: str = ""
     box_format: str | msgspec.UnsetType = msgspec.UNSET  # that the source declares itself; else it is in `options`
     images: int  # inputs of all tasks, once for each variant
-    listed_twice: int = 0  # inputs that the source names more than once
     skipped: int = 0  # inputs of an append that are in the dataset already
     dropped: int = 0  # inputs that are left out as duplicates
     read_before: int = 0  # images that were read before the plan
-    ignored_files: dict[str, int] = {}
-    warnings: tuple[str, ...] = ()  # on the source; a run that continues repeats them
+    listed: Listed = UNLISTED  # what the source was taken for; a run that continues says it again
     tool_version: str = ""  # another version may take inputs that this one has rejected
 
     def shard_names(self, task: _TaskHead) -> list[str]:

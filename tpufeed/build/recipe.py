@@ -16,7 +16,8 @@ from tpufeed.build.digests import Duplicates
 from tpufeed.build.plan import Plan, PlanHeader, Task
 from tpufeed.build.versions import Layout
 from tpufeed.build.worker import TaskContext
-from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.listed import UNLISTED, Listed
+from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.reader import Dataset
 from tpufeed.storage.store import Store
 
@@ -47,7 +48,8 @@ class Draft:
         warnings: sentences that the plan does not store.
         skipped: number of samples that the dataset has already, if there is no header with this number.
         source_bytes: size of all input images.
-        columns: types of the further columns of a table.
+        sizes: sizes of the images that were tried, after presizing.
+        odd: odd cases of these, counted.
         read_before: number of images that have to be read before the plan, if a preview has skipped that.
         probed: number of samples that were tried.
         probed_rejects: number of these that cannot be taken.
@@ -63,7 +65,8 @@ class Draft:
     warnings: tuple[str, ...] = ()
     skipped: int = 0
     source_bytes: int = 0
-    columns: dict[str, str] = field(default_factory=dict)
+    sizes: Sizes | None = None
+    odd: Counter[str] = field(default_factory=Counter)
     read_before: int = 0
     probed: int = 0
     probed_rejects: int = 0
@@ -89,7 +92,6 @@ class Recipe(Protocol):
         different: options that decide bytes and differ from those of `base`.
         layout: the shards of the version after `base`; None: the part's shards come last.
         is_stale: an interrupted run has left an unfinished part that is no longer wanted; it is removed.
-        names_base: the result names the folder of the source's files.
     """
 
     kind: str
@@ -104,7 +106,6 @@ class Recipe(Protocol):
     different: Mapping[str, Any] = {}
     layout: Layout | None = None
     is_stale: bool = False
-    names_base: bool = False
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
         """Look at what is at the destination. A recipe that makes a dataset grow learns its `base` here.
@@ -174,10 +175,10 @@ class Preview:
         bytes: estimated size of all shards together.
         variants: number of variants of a cache; 1 for other datasets.
         classes: number of classes.
-        columns: types of the further columns of a table, see `further_columns`.
         source_bytes: size of all input images.
-        ignored_files: files in the source whose names are not those of images, counted by their endings (`.txt`).
-        listed_twice: number of inputs that the source names more than once.
+        listed: what the source is taken for.
+        sizes: sizes of the images that were tried; None if there are none.
+        odd: odd cases of these, counted.
         free_bytes: free space at the destination; None if unknown.
         seconds: estimated time of the build.
         probed: number of samples that were tried.
@@ -189,7 +190,6 @@ class Preview:
         read_before: number of images that are read before the build, to find duplicates or to deal them to splits by
             content.
         version: the dataset's number afterwards, if it grows; else None.
-        images_from: the folder that file names in COCO's JSON are taken to be relative to; else empty.
         fingerprint: fingerprint of the cache that this build makes; else empty.
     """
 
@@ -199,10 +199,10 @@ class Preview:
     bytes: int
     variants: int = 1
     classes: int = 0
-    columns: dict[str, str] = field(default_factory=dict)
     source_bytes: int = 0
-    ignored_files: dict[str, int] = field(default_factory=dict)
-    listed_twice: int = 0
+    listed: Listed = UNLISTED
+    sizes: Sizes | None = None
+    odd: dict[str, int] = field(default_factory=dict)
     free_bytes: int | None = None
     seconds: float = 0.0
     probed: int = 0
@@ -213,5 +213,4 @@ class Preview:
     skipped: int = 0
     read_before: int = 0
     version: int | None = None
-    images_from: str = ""
     fingerprint: str = ""

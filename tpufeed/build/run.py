@@ -43,6 +43,7 @@ from tpufeed.build.recipe import Preview, Recipe, SplitPreview
 from tpufeed.build.rejects import Rejects, allowed_rejects, too_many
 from tpufeed.build.repair import repair
 from tpufeed.build.versions import check_base, publish
+from tpufeed.dataset.listed import UNLISTED, Listed
 from tpufeed.dataset.manifest import (
     IndexFile,
     Manifest,
@@ -57,7 +58,7 @@ from tpufeed.dataset.manifest import (
 )
 from tpufeed.dataset.naming import DIGESTS, MANIFEST, REJECTS, counted, index_name, part_folder, report_name
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import further_columns, several_labels
+from tpufeed.dataset.schema import several_labels
 from tpufeed.dataset.writer import IndexWriter
 from tpufeed.display.progress import Figures, show_progress
 from tpufeed.display.summary import Summary
@@ -71,7 +72,6 @@ from tpufeed.errors import (
     OptionError,
     StoreError,
     TaskError,
-    mask_secrets,
 )
 from tpufeed.storage.store import Store, open_store
 
@@ -126,8 +126,7 @@ class BuildResult(Summary):
         images: number of images taken, counting each variant of a cache; only of the new part if a dataset has grown.
         bytes: size of the shards that hold them.
         earlier_images: number of `images` that were done before this run.
-        ignored_files: files in the source whose names are not those of images, counted by their endings (`.txt`).
-        listed_twice: number of inputs that the source names more than once.
+        listed: what the source was taken for.
         retries: number of requests to stores that this run repeated.
         warnings: sentences on what would be better for training.
         skipped: number of images of an append that were in the dataset already.
@@ -135,7 +134,6 @@ class BuildResult(Summary):
         duplicates: images that the source has more than once; None if there are none, or they were not counted.
         read_before: number of images that were read before the plan, to find duplicates or to deal them to splits.
         rejected: inputs that this build has rejected, counted by reason; `manifest` counts those of all versions.
-        images_from: the folder that file names in COCO's JSON were taken to be relative to; else empty.
     """
 
     url: str
@@ -144,8 +142,7 @@ class BuildResult(Summary):
     images: int
     bytes: int
     earlier_images: int
-    ignored_files: dict[str, int]
-    listed_twice: int = 0
+    listed: Listed = UNLISTED
     retries: int = 0
     warnings: tuple[str, ...] = ()
     skipped: int = 0
@@ -153,7 +150,6 @@ class BuildResult(Summary):
     duplicates: Duplicates | None = None
     read_before: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
-    images_from: str = ""
 
     @property
     def rejects(self) -> int:
@@ -166,8 +162,12 @@ class BuildResult(Summary):
         return {name: value for name, value in facts.items() if value}
 
     def _details(self) -> dict[str, Any]:
-        rejects = {"rejects": self.rejected, "ignored_files": self.ignored_files}
-        return self.manifest._details() | rejects | {"warnings": self.warnings}
+        understood = tuple(self.listed.iter_lines(self.manifest.sizes, self.manifest.odd))
+        return self.manifest._details() | {
+            "rejects": self.rejected,
+            "understood": understood,
+            "warnings": self.warnings,
+        }
 
 
 def run(  # noqa: PLR0913  # the options of all builds
@@ -294,20 +294,24 @@ def preview(
             bytes=sum(split.bytes for split in splits.values()),
             variants=variants,
             classes=len(header.class_names),
-            columns=draft.columns,
             source_bytes=draft.source_bytes,
-            ignored_files=header.ignored_files,
-            listed_twice=header.listed_twice,
+            listed=header.listed,
+            sizes=draft.sizes,
+            odd=draft.odd,
             free_bytes=store.free_bytes(),
             seconds=inputs * draft.probed_seconds / (workers or default_workers()),
             probed=draft.probed,
             probed_rejects=draft.probed_rejects,
             probed_seconds=draft.probed_seconds,
-            warnings=(*recipe.warnings, *header.warnings, *itertools.chain.from_iterable(of_shards), *draft.warnings),
+            warnings=(
+                *recipe.warnings,
+                *header.listed.warnings,
+                *itertools.chain.from_iterable(of_shards),
+                *draft.warnings,
+            ),
             skipped=header.skipped,
             read_before=0 if standing.plan else draft.read_before,
             version=None if base is None else base.number + 1,
-            images_from=mask_secrets(header.base) if recipe.names_base else "",
             fingerprint=draft.fingerprint,
         )
 
@@ -330,7 +334,7 @@ def _preview_of(recipe: Recipe, finished: Dataset) -> Preview:
         bytes=sum(split.bytes for split in splits.values()),
         variants=1 if cache is None else cache.variants,
         classes=len(finished.manifest.class_names),
-        columns=further_columns(finished.manifest.features),
+        listed=finished.manifest.listed,
         free_bytes=finished.store.free_bytes(),
         complete=True,
         fingerprint="" if cache is None else cache.fingerprint,
@@ -413,8 +417,13 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
     header = plan.header
     result = replace(
         result,
-        warnings=(*recipe.warnings, *said, *header.warnings, *recipe.judge(result.manifest), *result.warnings),
-        images_from=header.base if recipe.names_base else "",
+        warnings=(
+            *recipe.warnings,
+            *said,
+            *header.listed.warnings,
+            *recipe.judge(result.manifest),
+            *result.warnings,
+        ),
     )
     if base is None:
         return result
@@ -428,6 +437,7 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
         records={} if recipe.layout is not None else records,
         skipped=header.skipped,
         different=dict(recipe.different),
+        listed=header.listed,
     )
     grown = publish(base, Dataset(store, result.manifest), about, recipe.layout)
     return replace(
@@ -503,8 +513,7 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
         _finished_result(store.url, manifest),
         seconds=time.monotonic() - start,
         earlier_images=earlier,
-        ignored_files=header.ignored_files,
-        listed_twice=header.listed_twice,
+        listed=header.listed,
         retries=retries + store.retries,
         warnings=(*said, *(() if duplicates is None else duplicates.warnings)),
         duplicates=duplicates,
@@ -516,7 +525,7 @@ def _finished_result(url: str, manifest: Manifest) -> BuildResult:
     """Return the result of a build that an earlier run finished: nothing was done."""
     shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
     images, size_bytes = sum(shard.records for shard in shards), sum(shard.bytes for shard in shards)
-    return BuildResult(url, manifest, 0.0, images, size_bytes, images, {}, rejected=dict(manifest.rejects))
+    return BuildResult(url, manifest, 0.0, images, size_bytes, images, manifest.listed, rejected=dict(manifest.rejects))
 
 
 def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
@@ -652,6 +661,7 @@ def _finish(
         odd=dict(sorted(totals.odd.items())),
         markers=totals.markers,
         sizes=totals.sizes,
+        listed=header.listed,
     )
     manifest, duplicates = recipe.conclude(store, plan, folder, manifest)
     remove_leftovers(store, header, manifest)

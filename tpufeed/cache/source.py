@@ -13,6 +13,7 @@ from tpufeed.build.commit import Reject
 from tpufeed.build.plan import PlanHeader, Task
 from tpufeed.cache.moving import moves
 from tpufeed.cache.options import CacheOptions
+from tpufeed.dataset.listed import Listed
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import PLAN, check_split_name
 from tpufeed.dataset.reader import Dataset, find_dataset
@@ -163,7 +164,7 @@ class DatasetSource:
         facts = {
             "input_digest": self.digest(),
             "class_names": dataset.class_names,
-            "warnings": (*iter_flip_warnings(manifest.features, options.applied), *unmoved, *left_out),
+            "listed": Listed(warnings=(*iter_flip_warnings(manifest.features, options.applied), *unmoved, *left_out)),
         }
         yield Listing(samples, tuple(spec for spec in manifest.features if spec.name not in plain), facts)
 
@@ -262,12 +263,10 @@ class RawSource:
                 )
             samples = {name: count for name, (count, _, _) in inventory.totals.items()}
             facts = {
-                "listed_twice": inventory.listed_twice,
                 "input_digest": inventory.digest,
                 "class_names": inventory.classes.names,
                 "base": inventory.base,
-                "ignored_files": inventory.ignored_files,
-                "warnings": inventory.warnings,
+                "listed": inventory.listed,
             }
             yield Listing(samples, inventory.features, facts, inventory)
 

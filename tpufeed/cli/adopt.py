@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import given, say_left_out, split_facts
+from tpufeed.cli.builds import given, split_facts
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
@@ -94,8 +94,7 @@ def _facts(result: "AdoptResult") -> dict[str, Any]:
         "keys": manifest.options["keys"],
         "stored": manifest.images,
         "odd": manifest.odd,
-        "left_out": result.left_out,
-        "ignored_files": result.ignored_files,
+        "listed": result.listed,
         "seconds": result.seconds,
         "content_digest": manifest.content_digest,
     }
@@ -116,16 +115,13 @@ def _print_result(result: "AdoptResult") -> None:
         echo(f"{name}: {counts}, {classes if manifest.labelled else 'no labels'}")
     dtypes = {feature.key: f"{feature.key} ({feature.dtype})" for feature in manifest.features}
     for role, key in manifest.options["keys"].items():
-        echo(f"{role}: {'none' if key is None else dtypes.pop(key, key)}")
-    if dtypes:
-        echo(f"other features: {', '.join(dtypes.values())}")
-    if result.left_out:
-        echo(f"features left out: {', '.join(result.left_out)}")
+        echo(f"{role}: {'none' if key is None else dtypes.get(key, key)}")
+    for line in result.listed.iter_lines(manifest.sizes, manifest.odd):
+        echo(line)
     echo(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
     if manifest.odd:
         how = "loaders rotate them" if manifest.upright else "loaders leave them as stored"
         echo(f"with an EXIF orientation: {number_of(manifest.odd['exif'], 'image')}; {how}")
-    say_left_out(result.ignored_files, "as TFRecords are")
     rate = total / result.seconds / 1e6
     echo(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s at {rate:,.0f} MB/s")
     echo(f"dataset: {result.url}")

@@ -96,13 +96,11 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
         "stored": manifest.images,
         "odd": manifest.odd,
         "rejects": result.rejected,
-        "ignored_files": result.ignored_files,
-        "listed_twice": result.listed_twice,
+        "listed": result.listed,
         "warnings": result.warnings,
         "retries": result.retries,
         "duplicates": None if result.duplicates is None else asdict(result.duplicates),
         "read_before": result.read_before,
-        **({"images_from": result.images_from} if result.images_from else {}),
         "seconds": result.seconds,
         "images_per_second": done / result.seconds if done and result.seconds else None,
         "content_digest": manifest.content_digest,
@@ -123,8 +121,6 @@ def split_facts(split: "Split") -> dict[str, int]:
 
 
 def _print_build(result: "BuildResult") -> None:
-    from tpufeed.dataset.schema import further_columns
-
     manifest = result.manifest
     if result.added == 0:
         echo(_nothing_new(result.skipped, result.url, manifest.number))
@@ -141,7 +137,9 @@ def _print_build(result: "BuildResult") -> None:
     for what, counts in (("stored", manifest.images), ("odd images", manifest.odd)):
         if counts:
             echo(f"{what}: {_say(counts)}")
-    say_listing(result, further_columns(manifest.features))
+    of_all = manifest.sizes if result.added is None else None
+    for line in result.listed.iter_lines(of_all, manifest.odd):
+        echo(line)
     if result.rejects:
         rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(result.rejected)})"
         folder = "" if result.added is None else f"{manifest.history[-1].folder}/"
@@ -202,25 +200,6 @@ def print_preview(
 
 def _nothing_new(skipped: int, url: str, version: int) -> str:
     return f"nothing new: all {number_of(skipped, 'image')} are already in {url}, which stays at version {version}"
-
-
-def say_listing(listing: "BuildResult | Preview", columns: Mapping[str, str]) -> None:
-    """Print the columns of the user's table, and the inputs that were left out or listed twice."""
-    if listing.images_from:
-        echo(f"image names are relative to: {listing.images_from}")
-    if columns:
-        echo(f"columns: {', '.join(f'{name} {dtype}' for name, dtype in columns.items())}")
-    say_left_out(listing.ignored_files)
-    if listing.listed_twice:
-        echo(f"listed more than once: {number_of(listing.listed_twice, 'row')}")
-
-
-def say_left_out(endings: Mapping[str, int], named: str = "as images are") -> None:
-    """Print how many files of a source were left out because of their names, if any."""
-    from tpufeed.dataset.naming import show_endings
-
-    if endings:
-        echo(f"left out: {number_of(sum(endings.values()), 'file')} not named {named}{show_endings(endings)}")
 
 
 def _say(counts: dict[str, int]) -> str:

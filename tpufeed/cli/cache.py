@@ -136,6 +136,8 @@ def warmup_command(
         def say_details() -> None:
             each = f"{foretold.probed_seconds * 1e3:,.1f} ms on one core each"
             echo(f"source: {values['src'].label if select else foretold.source}")
+            for line in foretold.listed.iter_lines():
+                echo(line)
             echo(f"tried: {number_of(foretold.probed, 'sample')}, {each}")
             echo(f"fingerprint: {foretold.fingerprint}")
 

@@ -24,7 +24,7 @@ POLICIES = {
     "exif": ("apply", "ignore"),
     "cmyk": ("rgb", "reject"),
     "alpha": ("white", "black", "reject"),
-    "deep": ("scale", "reject"),
+    "deep": ("scale", "10", "12", "14", "reject"),
     "greyscale": ("keep", "rgb", "reject"),
     "animated": ("first", "reject"),
     "bands": ("drop", "reject"),
@@ -214,8 +214,9 @@ Label = Annotated[
     str | None,
     in_source(
         metavar="COLUMN",
-        autocompletion=one_of("auto", "none"),
-        help="auto; none; or the column of a table, or the part of a tar's samples, that gives the label.",
+        autocompletion=one_of("auto", "none", "parent"),
+        help="auto; none; the column of a table, or the part of a tar's samples, that gives the label; or parent: the "
+        "innermost folders.",
         show_default="auto",
     ),
 ]

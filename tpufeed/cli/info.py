@@ -83,6 +83,9 @@ def _print_versions(dataset: "Dataset", as_json: bool) -> None:
         if part["different"]:
             options = ", ".join(f"{name} {_value(value)}" for name, value in part["different"].items())
             echo(f"version {part['version']} was made with other options: {options}")
+    for number, version in enumerate(dataset.manifest.history, 1):
+        for line in version.listed.iter_lines():
+            echo(f"version {number}, {line}")
 
 
 def _facts(dataset: "Dataset") -> dict[str, Any]:
@@ -111,6 +114,8 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
         "splits": splits,
         "classes": dict(zip(dataset.class_names, totals, strict=False)),
         "sizes": {**msgspec.to_builtins(manifest.sizes), "text": str(manifest.sizes)} if manifest.sizes else None,
+        "listed": manifest.listed,
+        "understood": list(manifest.listed.iter_lines(manifest.sizes, manifest.odd)),
         "markers": msgspec.to_builtins(manifest.markers) if manifest.markers else None,
         "cache": None if manifest.cache is None else cache | {"source": manifest.options.get("source")},
         "content_digest": dataset.content_digest,
@@ -158,8 +163,9 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["data_url"] is not None:
         yield f"shards are at: {facts['data_url']}"
     yield f"images: {_counts(facts['images'])}"
-    if facts["sizes"]:
-        yield f"sizes: {facts['sizes']['text']}"
+    yield from facts["understood"]
+    for warning in facts["listed"].warnings:
+        yield f"said at the build: {warning}"
     if facts["odd"]:
         yield f"odd cases: {_counts(facts['odd'])}"
     if facts["markers"]:

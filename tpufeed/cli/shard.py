@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import engine_of_flags, given, parse_pairs, print_preview, run_build, say_listing
+from tpufeed.cli.builds import engine_of_flags, given, parse_pairs, print_preview, run_build
 from tpufeed.cli.console import echo, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
@@ -24,6 +24,9 @@ def shard_command(
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
     label: flags.Label = None,
+    label_separator: Annotated[
+        str | None, flags.in_source(metavar="TEXT", help="What stands between several labels in one text, e.g. '|'.")
+    ] = None,
     classes: flags.Classes = None,
     columns: flags.Columns = None,
     shard_bytes: flags.ShardSize = None,
@@ -190,9 +193,9 @@ def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -
         rows.append((name, f"{split.inputs:,}", str(split.shards), f"{split.bytes / 1e6:,.1f}", each))
 
     def say_details() -> None:
-        classes = number_of(preview.classes, "class", "classes")
-        echo(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB, {classes}")
-        say_listing(preview, preview.columns)
+        echo(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB")
+        for line in preview.listed.iter_lines(preview.sizes, preview.odd):
+            echo(line)
         if preview.version is not None:
             new = sum(split.inputs for split in preview.splits.values())
             echo(f"version {preview.version}: {number_of(new, 'image')} to add")

@@ -1,6 +1,7 @@
 """`adopt`: make a dataset from foreign TFRecords by writing only an index and a manifest."""
 
 import hashlib
+import itertools
 import logging
 import secrets
 import threading
@@ -20,11 +21,12 @@ from tpufeed import __version__
 from tpufeed.dataset.adopt_keys import NONE, BoxesOf, FirstRecord, choose_keys, glimpse, make_features
 from tpufeed.dataset.adopt_scan import Keys, ShardScan, Totals, iter_records, scan_shard
 from tpufeed.dataset.index import encode_index, is_index_of
+from tpufeed.dataset.listed import MOST_CLASSES, Listed
 from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Sizes, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST, index_name, read_classes
 from tpufeed.dataset.object_boxes import Told
 from tpufeed.dataset.reader import Dataset, find_dataset
-from tpufeed.dataset.schema import OBJECT_XMIN, UNMOVED
+from tpufeed.dataset.schema import OBJECT_XMIN, UNMOVED, FeatureSpec, further_columns
 from tpufeed.dataset.tfrecord_files import ForeignFiles, sort_files
 from tpufeed.dataset.walk import Walker, WalkProgress, map_shards
 from tpufeed.dataset.writer import check_writable
@@ -61,21 +63,20 @@ class AdoptResult(Summary):
         url: URL of the dataset.
         manifest: its manifest.
         seconds: time that it took.
-        ignored_files: number of files below the source that are not TFRecord files, by their endings (`.txt`).
-        left_out: keys of features without a place in the schema: of varying kinds, or with one of tpufeed's own names.
+        listed: what its records were taken for. A key is left out if its feature has varying kinds, or one of tpufeed's
+            own names.
     """
 
     url: str
     manifest: Manifest
     seconds: float
-    ignored_files: dict[str, int]
-    left_out: tuple[str, ...]
+    listed: Listed
 
     def _facts(self) -> dict[str, Any]:
         return {"url": self.url, "splits": self.manifest.records, "seconds": self.seconds}
 
     def _details(self) -> dict[str, Any]:
-        return self.manifest._details() | {"ignored_files": self.ignored_files, "left_out": self.left_out}
+        return self.manifest._details() | {"understood": tuple(self.listed.iter_lines(self.manifest.sizes))}
 
 
 @checked()
@@ -147,7 +148,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     }
     finished = _find_finished(source, target, files, options, names, exif)
     if finished is not None:
-        return AdoptResult(target.url, finished, 0.0, files.ignored, tuple(finished.options.get("left_out", ())))
+        return AdoptResult(target.url, finished, 0.0, finished.listed)
     _check_target(target, files)
 
     infos = [info for infos in files.splits.values() for info in infos]
@@ -182,6 +183,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     features, left_out = make_features(keys, total.tallies, walked.records, all_boxes_of)
     class_names = _name_classes(keys, total) if names is None else names
     options |= {"keys": {role: getattr(keys, role) for role in told}, "splits": list(by_split), "left_out": left_out}
+    listed = _understand(keys, total, class_names, features, files, left_out)
     shards = [(scan.info.name, scan.info.size_bytes, scan.crc32c) for found in by_split.values() for scan in found]
     manifest = Manifest(
         run_id=secrets.token_hex(8),
@@ -195,6 +197,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         images=dict(sorted(total.formats.items())),
         odd=+Counter({"exif": total.turned, "exif, of another size": total.told["another"]}),
         sizes=Sizes.of_all(total.heights, total.widths, walked.records),
+        listed=listed,
         data_url=None if target.url == source.url else source.url,
         exif="apply" if exif == "apply" else msgspec.UNSET,
     )
@@ -203,7 +206,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         target.put(MANIFEST, encode_manifest(manifest))
     except ObjectExistsError as error:
         raise DatasetExistsError(f"{target.url}: another {MANIFEST} was put meanwhile; nothing was replaced") from error
-    return AdoptResult(target.url, manifest, time.monotonic() - start, files.ignored, tuple(left_out))
+    return AdoptResult(target.url, manifest, time.monotonic() - start, listed)
 
 
 def _find_finished(
@@ -339,6 +342,31 @@ def _name_classes(keys: Keys, total: Totals) -> tuple[str, ...]:
         if names and None not in names.values() and len(set(names.values())) == len(names):
             return tuple(names.get(label) or str(label) for label in range(count))
     return tuple(map(str, range(count)))
+
+
+def _understand(
+    keys: Keys,
+    total: Totals,
+    class_names: Sequence[str],
+    features: Sequence[FeatureSpec],
+    files: ForeignFiles,
+    left_out: Sequence[str],
+) -> Listed:
+    """Return what the records were taken for."""
+    first = itertools.islice(sorted(total.class_counts.items()), MOST_CLASSES)
+    return Listed(
+        kind="TFRecord files of another tool",
+        labels="" if keys.label is None else f"the key {keys.label}",
+        classes={class_names[label]: count for label, count in first},
+        class_count=len(class_names),
+        splits="the names of folders or files",
+        columns=further_columns(features),
+        boxes=next((spec.name for spec in features if spec.kind == "boxes"), ""),
+        box_format="xyxy,relative",
+        ignored_files=dict(files.ignored),
+        named="as TFRecords are",
+        left_out=tuple(left_out),
+    )
 
 
 def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardScan], classes: int) -> Split:

@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 
 import msgspec
 
+from tpufeed.dataset.listed import UNLISTED, Listed
 from tpufeed.dataset.schema import LABEL, FeatureSpec, flip_problem, several_labels
 from tpufeed.display.summary import Summary
 from tpufeed.errors import ManifestError, ManifestVersionError
@@ -181,6 +182,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         skipped: number of its inputs that were in the dataset already.
         different: options that change bytes and differ from those of the first version.
         follows: content digest of the version before; empty for the first version.
+        listed: what its source was taken for; the first version's is in the manifest itself.
     """
 
     folder: str
@@ -192,6 +194,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     skipped: int = 0
     different: dict[str, Any] = {}
     follows: str = ""
+    listed: Listed = UNLISTED
 
 
 class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -213,6 +216,8 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         markers: restart markers of kept JPEGs; only in manifests of builds that write them.
         sizes: sizes of the images. Caches, whose shape says it, do not have it, nor datasets of which not all sizes are
             known.
+        listed: what the source was taken for: kind, labels, splits, columns and the like. Of a dataset that was made of
+            another one it only has warnings.
         version: number of the version; only of a dataset that has grown.
         parts: all versions up to this one; only of a dataset that has grown.
         data_url: URL of the shards, if they are not beside the manifest.
@@ -238,6 +243,7 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     exif: Literal["apply"] | msgspec.UnsetType = msgspec.UNSET
     markers: Markers | msgspec.UnsetType = msgspec.UNSET
     sizes: Sizes | msgspec.UnsetType = msgspec.UNSET
+    listed: Listed = UNLISTED
     version: int | msgspec.UnsetType = msgspec.UNSET
     parts: tuple[Part, ...] | msgspec.UnsetType = msgspec.UNSET
 

@@ -84,7 +84,9 @@ def decode(
     return decode_by_pillow(data, "RGB")
 
 
-def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: int = 255) -> Pixels:
+def decode_stored(
+    data: bytes, header: ImageHeader, reduce: int = 1, backdrop: int = 255, deep_bits: int = 16
+) -> Pixels:
     """Decode the stored pixels, not turned: alpha over a backdrop, 16 bits scaled to 8, frame or page 0.
 
     Args:
@@ -92,6 +94,7 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
         header: its header, from `read_header`.
         reduce: as in `decode`.
         backdrop: 255 for white, 0 for black.
+        deep_bits: bits of the grey values in files of 16 bits.
 
     Returns:
         uint8 of shape (height, width, header.channels).
@@ -105,7 +108,9 @@ def decode_stored(data: bytes, header: ImageHeader, reduce: int = 1, backdrop: i
             return found
         _check_jpeg(data, header.jpeg)  # raises, as Pillow would leave grey what it cannot decode
     mode = "L" if header.channels == 1 else "RGB"
-    pixels = decode_by_pillow(data, mode, backdrop)
+    if deep_bits < 16 and "deep" in header.odd and header.channels > 1 and header.format not in MODERN:
+        raise ImageError("unsupported", f"a colour image of 16 bits; deep={deep_bits} is for grey ones")
+    pixels = decode_by_pillow(data, mode, backdrop, deep_bits)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
     if header.format == "tiff" and header.orientation != 1:  # Pillow turns a TIFF, and nothing else, as it loads it
         pixels = turn(pixels, inverse_orientation(header.orientation))
@@ -232,10 +237,10 @@ def _check_jpeg(data: bytes | memoryview, jpeg: JpegHeader, must: bool = True) -
     return False
 
 
-def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255) -> Pixels:
+def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255, deep_bits: int = 16) -> Pixels:
     """Decode to pixels in `mode`, "RGB" or "L". Errors in our own scaling are not taken for errors of the image."""
     image = _open_by_pillow(data, lambda image, data: flatten(_load(image, data), mode, backdrop))
-    return np.asarray(image if image.mode == mode else to_8_bits(image, backdrop).convert(mode))
+    return np.asarray(image if image.mode == mode else to_8_bits(image, backdrop, deep_bits).convert(mode))
 
 
 def _open_by_pillow(
@@ -314,11 +319,11 @@ def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:
     return image.convert(mode)
 
 
-def to_8_bits(image: Image.Image, backdrop: int) -> Image.Image:
+def to_8_bits(image: Image.Image, backdrop: int, deep_bits: int = 16) -> Image.Image:
     """Scale a grey image of integers of 16 or 32 bits, or of floats, to 8 bits; transparent pixels are `backdrop`.
 
-    Integers of 32 bits are taken for 0 to 65,535. Files do not say what floats mean: their range is [0, 1], [0, 255] or
-    [0, 65535], the first that holds every pixel, and NaN is black.
+    Integers have `deep_bits`, also those of 32 bits: 0 to 65,535 by default. Files do not say what floats mean: their
+    range is [0, 1], [0, 255] or [0, 65535], the first that holds every pixel, and NaN is black.
     """
     values: npt.NDArray[Any] = np.asarray(image)
     if image.mode == "F":
@@ -326,7 +331,8 @@ def to_8_bits(image: Image.Image, backdrop: int) -> Image.Image:
         highest = float(values.max())
         top = 1.0 if highest <= 1 else 255.0 if highest <= 255 else 65535.0
         return Image.fromarray((np.clip(values, 0, top) * (255 / top)).round().astype(np.uint8))
-    scaled = ((np.clip(values, 0, 65535).astype(np.uint32) + 128) // 257).astype(np.uint8)
+    top = (1 << deep_bits) - 1
+    scaled = ((np.clip(values, 0, top).astype(np.uint32) * 255 + top // 2) // top).astype(np.uint8)
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         scaled[values == transparent] = backdrop

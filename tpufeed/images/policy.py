@@ -7,6 +7,7 @@ and three times as fast, because OpenCV runs both in SIMD.
 """
 
 import io
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -40,6 +41,8 @@ _LONGEST_SIDE_PX = {"jpeg": 65_500, "png": 2**31 - 1, "webp": 16_383}
 _LEAST_OVERSAMPLING = 1.9
 _LEAST_AFTER_MEANS = 3
 _LOBES = 3
+DEEP_BITS = (10, 12, 14)  # that the policy for deep images may name
+_BITS_USED = {bits: f"deep ({bits} bits used)" for bits in range(9, DEEP_BITS[-1] + 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class ImagePolicy:
         cmyk: convert to RGB as Pillow does, without the ICC profile.
         alpha: put transparent pixels over white or black.
         deep: scale more than 8 bits per channel, 32-bit integers and floats (see `decoding.to_8_bits`) to 8 bits.
+            "10", "12" or "14": grey values in 16-bit files have only so many bits, as those of many X-ray machines;
+            larger values become white.
         greyscale: keep one channel, or make three. WebP has no grey and always has three.
         animated: take the first frame or page, or the primary image of a HEIC.
         bands: leave out the bands of a TIFF beyond its colours and alpha, like near infrared.
@@ -91,7 +96,7 @@ class ImagePolicy:
     exif: Literal["apply", "ignore"] = "apply"
     cmyk: Literal["rgb", "reject"] = "rgb"
     alpha: Literal["white", "black", "reject"] = "white"
-    deep: Literal["scale", "reject"] = "scale"
+    deep: Literal["scale", "10", "12", "14", "reject"] = "scale"
     greyscale: Literal["keep", "rgb", "reject"] = "keep"
     animated: Literal["first", "reject"] = "first"
     bands: Literal["drop", "reject"] = "drop"
@@ -109,6 +114,11 @@ class ImagePolicy:
                 "progressive='baseline' rewrites JPEGs: that takes encode='keep' or 'jpeg', and a tpufeed with its C "
                 "extension (docs/install.md)"
             )
+
+    @property
+    def deep_bits(self) -> int:
+        """Bits of the grey values in 16-bit files."""
+        return int(self.deep) if self.deep.isdigit() else 16
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, as plain JSON data for plan and manifest.
@@ -229,7 +239,8 @@ def _encode_anew(
         wanted = scaled_size(*size, policy.presize_px, policy.presize_mode)
         least = min(size[0] / wanted[0], size[1] / wanted[1]) / _LEAST_OVERSAMPLING
         reduce = max(factor for factor in (1, 2, 4, 8) if factor == 1 or factor <= least)
-    pixels = turn(decode_stored(data, header, reduce, backdrop), orientation)
+    pixels = turn(decode_stored(data, header, reduce, backdrop, policy.deep_bits), orientation)
+    odd = _tell_bits(pixels, header, odd, policy)
     if policy.presize_px is not None:
         height, width = wanted if orientation < 5 else wanted[::-1]
         if policy.presize_mode == "fit":  # cut first: at a pixel of the source, not of the result
@@ -304,7 +315,9 @@ def _load(data: bytes, policy: ImagePolicy, name: str) -> tuple[bytes | Pixels, 
     if header.plain and (header.orientation == 1 or policy.exif == "ignore"):
         return data, odd
     orientation = header.orientation if policy.exif == "apply" else 1
-    pixels = turn(decode_stored(data, header, 1, 0 if policy.alpha == "black" else 255), orientation)
+    backdrop = 0 if policy.alpha == "black" else 255
+    pixels = turn(decode_stored(data, header, 1, backdrop, policy.deep_bits), orientation)
+    odd = _tell_bits(pixels, header, odd, policy)
     return pixels.repeat(3, axis=2) if pixels.shape[2] == 1 else pixels, odd
 
 
@@ -322,6 +335,20 @@ def _read(data: bytes, policy: ImagePolicy, name: str) -> tuple[ImageHeader, tup
         if getattr(policy, case) == "reject":
             raise ImageError("unsupported", f"the policy for {case} is to reject")
     return header, odd
+
+
+def _tell_bits(pixels: Pixels, header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy) -> tuple[str, ...]:
+    """Return the odd cases of a decoded image. If it was scaled from 16 bits and uses at most 14, they say how many."""
+    if "deep" not in odd or header.format in MODERN or policy.deep_bits < 16:
+        return odd
+    top = int(pixels.max())  # 4,095 of 65,535 has become 16
+    return (*odd, *[case for bits, case in _BITS_USED.items() if top <= 1 << bits - 8][:1])
+
+
+def bits_used(odd: Mapping[str, int]) -> int | None:
+    """Return the most bits that images scaled from 16 use, by their odd cases; None if one uses more than 14."""
+    low = {bits: count for bits, case in _BITS_USED.items() if (count := odd.get(case))}
+    return max(low) if low and sum(low.values()) == odd.get("deep") else None
 
 
 def scaled_size(height: int, width: int, side_px: int, mode: PresizeMode) -> tuple[int, int]:

@@ -25,6 +25,7 @@ def shard(  # noqa: PLR0913  # the public face
     split_by: str | None = None,
     image: str | None = None,
     label: str = "auto",
+    label_separator: str | None = None,
     classes: str | Path | Sequence[str] | None = None,
     shard_bytes: str | int | None = None,
     shards: Count | None = None,
@@ -81,7 +82,10 @@ def shard(  # noqa: PLR0913  # the public face
         image: the table column that holds paths, names or images, or the place of the images whose names it holds:
             "train_images", "train_images/{}.jpg" or "train_images/{image_id}.jpg"; the extension of the images in tars;
             or the folder that COCO's file names are relative to, like "train=DIR,val=DIR" for several splits.
-        label: "auto", "none", or the column or key that holds the labels.
+        label: "auto", "none", or the column or key that holds the labels. In a folder of images "parent" takes the
+            innermost folders for the classes instead of the outer ones.
+        label_separator: what stands between several labels in one text, like "|" in "Mass|Nodule": such a sample has
+            a list of labels.
         classes: names of the classes in the order of their ids, or a file with one name per line. Default: the names
             that occur.
         shard_bytes: aim for shards of this size, in bytes or like "64MB". Default: 128 MB.

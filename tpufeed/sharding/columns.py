@@ -4,7 +4,9 @@ import base64
 import json
 import math
 import re
+import shlex
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.build.item import ColumnValue
+from tpufeed.dataset.naming import splits_mentioned
 from tpufeed.dataset.schema import OWN_NAMES, DType, FeatureSpec, Kind
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.tfrecord.example import Feature
@@ -30,6 +33,7 @@ _EXACT_FLOAT = 1 << 24  # up to this, float32 holds all whole numbers
 _KEPT_DIGITS = 7  # of a float32
 _EXACT_DOUBLE = 1 << 53  # up to this, float64 holds all whole numbers
 _NUMBERS = ("int64", "float32")
+_MOST_TEXTS = 6  # different texts of a column that may name splits
 _TEXT = (None, "bytes", "string")  # None: the column has only nulls
 _DECLARED = re.compile(r"(?P<dtype>[a-z0-9]+)(?P<list>\[(?P<shape>[0-9, ]*)\])?")
 _FORM = "write a type and maybe a shape: float32, float32[512], uint8[28,28], int64[] for a list, float32[,2] for pairs"
@@ -204,6 +208,7 @@ class _Column:
     numbers: int = 0
     odd: tuple[int, str] | None = None  # row and text of the first value that is not a number
     rounded: Any = None  # the first number whose digits float32 does not keep
+    texts: Counter[str] = field(default_factory=Counter)  # values of rows, up to a few different ones
 
     def add(self, value: Any, row: int) -> None:
         """Record the value of a row, which may be a list."""
@@ -221,6 +226,8 @@ class _Column:
             self.rows += 1
             self.flat = True
             self._widen(value, row)
+            if isinstance(value, str) and len(self.texts) <= _MOST_TEXTS:
+                self.texts[value] += 1
 
     def _widen(self, value: Any, row: int) -> None:
         """Record a value or an item of a list; only an item may be None or empty text."""
@@ -395,6 +402,18 @@ class ColumnTypes:
         """Yield warnings of columns whose types may not be what the user meant."""
         for name, column in self._columns.items():
             yield from column.iter_warnings(name, self._declared.get(name))
+
+    def iter_split_warnings(self) -> Iterator[str]:
+        """Yield a warning of a column with the names of splits, which nobody has asked for."""
+        for name, column in self._columns.items():
+            # PublicTest, as some contests have it, has two words.
+            said = [splits_mentioned([re.sub("([a-z])([A-Z])", r"\1 \2", text)]) for text in column.texts]
+            if len(column.texts) <= _MOST_TEXTS and all(said) and len(set[str]().union(*said)) > 1:
+                counts = ", ".join(f"{text} {count:,}" for text, count in column.texts.most_common())
+                yield (
+                    f"the column {name} names splits ({counts}), and all samples become train: pass --split-by "
+                    f"{shlex.quote(name)}, or --splits train=1 if that is meant"
+                )
 
 
 def encode_values(

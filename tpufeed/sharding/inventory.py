@@ -12,6 +12,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,16 @@ import msgspec
 from tpufeed.build.commit import Reject
 from tpufeed.build.item import Item, Label, decode_item
 from tpufeed.build.versions import join_features
+from tpufeed.dataset.listed import MOST_CLASSES, Listed
 from tpufeed.dataset.naming import check_split_name
-from tpufeed.dataset.schema import kaggle_features, kaggle_keys, plain_boxes, record_schema, several_labels
+from tpufeed.dataset.schema import (
+    further_columns,
+    kaggle_features,
+    kaggle_keys,
+    plain_boxes,
+    record_schema,
+    several_labels,
+)
 from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.boxes import mark_boxes
 from tpufeed.sharding.columns import ColumnTypes, as_text, encode_values, long_as_text
@@ -68,7 +77,7 @@ class Inventory:
         schema: the features that further columns become.
         box_format: the numbers of boxes in the source, see `boxes.check_format`; None for corners in pixels.
         splits: names of the splits, in the order of the dataset.
-        ignored_files: files whose names are not those of images, counted by their endings (`.txt`).
+        listed: what the source was taken for.
         labelled: inputs have labels.
         several_labels: inputs have lists of labels.
         totals: for each split: number of inputs, bytes of all their files, and bytes of their paths and columns;
@@ -84,9 +93,9 @@ class Inventory:
         first_corrected: the first of them.
         rejected_before: number of inputs left out because the dataset rejected them before and they have not changed.
         listed_twice: number of rows that name a file which another row names as well, in any spelling.
+        said: warnings of the passes over the inputs.
         rejects: inputs that are rejected without being read, counted by reason.
         first_rejects: the first few of `rejects`.
-        warnings: sentences on labels, columns and folders that may not be what the user meant.
         database: has a line for each input, and what `passes` find out about it.
     """
 
@@ -104,6 +113,7 @@ class Inventory:
         self.base, self.options, self.standing = source.base, options, standing
         self.skipped, self.compared_by_size, self.renewed, self.dropped, self.read_before = 0, 0, 0, 0, 0
         self.rejected_before, self.corrected, self.first_corrected = 0, 0, ""
+        self.said = tuple[str, ...]()
         # No journal and no commit: the file is useless after a crash. The cache also bounds the memory of sorting.
         self.database = sqlite3.connect(folder / "inventory.sqlite")
         self.database.executescript(
@@ -130,8 +140,11 @@ class Inventory:
         types = ColumnTypes(declared, options.box_columns or ()) if source.has_values or declared else None
         has_boxes = contents.boxes is not None or contents.keypoints is not None
         labels, list_lengths, has_outlines = Counter[Label](), set[int](), options.outlines is None
+        first_box = ""
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
+        if options.label_separator is not None:
+            items = map(partial(split_label, options.label_separator), items)
         self.database.executescript(
             f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs({_COLUMNS});"
             "DROP TABLE IF EXISTS digests; CREATE TABLE digests(row INTEGER PRIMARY KEY, digest BLOB);"
@@ -151,6 +164,7 @@ class Inventory:
                         learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
                 if has_boxes and learnt.values and (sides := size_columns(tuple(learnt.values))):
                     learnt = _with_size(learnt, *sides)
+                first_box = first_box or _say_box(learnt, contents.boxes)
                 has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
                 lines.append(to_line(learnt, options.seed, shares, base))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
@@ -168,22 +182,66 @@ class Inventory:
                 taken = self._count_left(types, list_lengths)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         self._find_features(labels, taken, list_lengths, types, contents, source.labels_are_names)
-        self.ignored_files: dict[str, int] = dict(found.ignored_files)
         columns = [spec.name for spec in self.schema]
-        self.warnings: tuple[str, ...] = (
+        warnings = (
             *found.notes,
             *source.iter_warnings(found, self.classes.names if self.labelled else None, columns),
             *iter_class_warnings(labels, self.classes, source.labels_are_names or contents.class_names is not None),
             *(() if types is None else types.iter_warnings()),
             *(() if has_outlines else ("no object has an outline, only a box: all masks are empty",)),
+            *(() if types is None or shares is None or options.splits is not None else types.iter_split_warnings()),
         )
         if standing is not None:
             find_corrected(self)
             skip_rejected(self)
         self._sum_up()
         self._look_at_each(source.spells_files)
-        repeats = list(self._iter_repeats(contents.boxes, source)) if source.spells_files and self.listed_twice else []
-        self.warnings += tuple(repeats or self._iter_plain_boxes(source))
+        said = tuple(self._iter_repeats(contents.boxes, source)) if source.spells_files and self.listed_twice else ()
+        said = said or tuple(self._iter_plain_boxes(source))
+        self._listed = Listed(
+            kind=source.what,
+            why=source.why,
+            labels=self._say_labels(source, contents.class_names is not None) if self.labelled else "",
+            classes=self._count_classes(labels),
+            class_count=len(self.classes.names),
+            splits=self._say_splits(source),
+            columns=further_columns(self.features),
+            boxes=contents.boxes or "",
+            box_format=contents.box_format or "xyxy",
+            first_box=first_box,
+            images_from=mask_secrets(url_identity(source.images_from)),
+            ignored_files=dict(found.ignored_files),
+            listed_twice=self.listed_twice,
+            warnings=(*warnings, *said),
+        )
+
+    @property
+    def listed(self) -> Listed:
+        """What the source was taken for, with the warnings of `prepare`."""
+        return msgspec.structs.replace(self._listed, warnings=(*self._listed.warnings, *self.said))
+
+    def _say_labels(self, source: Source, is_fixed: bool) -> str:
+        """Return where labels come from, and what their ids are."""
+        names = self.classes.names
+        ids = ", in the order of --classes" if self.options.classes is not None else ""
+        if not is_fixed and not source.labels_are_names and names == tuple(map(str, range(len(names)))):
+            ids = ", whose whole numbers are class ids"
+        return source.labels_from + ids + (", several for a sample" if self.several_labels else "")
+
+    def _say_splits(self, source: Source) -> str:
+        options = self.options
+        if source.splits:
+            return source.splits_from
+        if options.split_shares is None:
+            return "not in the source: all samples are train"
+        return f"shares, by a hash of each image's {'bytes' if options.split_by_content else 'path'}"
+
+    def _count_classes(self, labels: Counter[Label]) -> dict[str, int]:
+        """Return the first classes that occur, with the number of their samples."""
+        counts = Counter[int]()
+        for label, number in self.classes.ids.items():
+            counts[number] += labels[label]
+        return {self.classes.names[number]: counts[number] for number in sorted(+counts)[:MOST_CLASSES]}
 
     def _count_left(self, types: ColumnTypes | None, list_lengths: set[int]) -> Counter[Label]:
         """Return the labels of the rows that are left, and let them alone decide the types of columns."""
@@ -458,6 +516,20 @@ def _with_size(item: Item, height: str, width: str) -> Item:
     pixels, wrong = read_size(values[height], values[width])
     problem = item.problem or (("bad_box", f"the columns {width!r} and {height!r} have {wrong}") if wrong else None)
     return msgspec.structs.replace(item, pixels=item.pixels or pixels, problem=problem)
+
+
+def _say_box(item: Item, boxes: str | None) -> str:
+    """Return the first box of an item with its path; empty text if it has no box or is a reject."""
+    found = None if boxes is None or item.problem is not None or item.values is None else item.values.get(boxes)
+    return f"{found[0]} in {item.path}" if found else ""
+
+
+def split_label(separator: str, item: Item) -> Item:
+    """Return an item whose label is a text with several labels in it as one with a list of labels."""
+    if not isinstance(item.label_name, str):
+        return item
+    parts = map(str.strip, item.label_name.split(separator))
+    return msgspec.structs.replace(item, label_name=tuple(filter(None, parts)))
 
 
 def say_identity(item: Item, base: str = "") -> str:

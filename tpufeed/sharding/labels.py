@@ -18,6 +18,9 @@ _MISSING_AMONG_IDS = _MISSING | {"na", "null", "none"}
 _SAID = 40  # characters of a label
 _FEW_IMAGES, _MANY_CLASSES = 5, 20  # among fewer classes an odd one is seen at a glance
 _MOST_CLASSES = 2_000_000
+_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+# Between the parts of joined labels. The later ones are in many names, too: then each part has to be a label itself.
+_JOINTS, _LOOSE_JOINTS = ("|", ";", ",", "+", "&"), ("/", " ", "_", "-")
 _BEYOND = 1e15
 # One spelling of names that look the same: macOS may write an accent as a character of its own.
 _normalize = partial(unicodedata.normalize, "NFC")
@@ -176,6 +179,13 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
     numbers = [label for label, text in texts.items() if _WHOLE.fullmatch(text)]
     odd = next((text for text in texts.values() if not _WHOLE.fullmatch(text)), None)
     of_numbers, of_all = (sum(counts[label] for label in labels) for labels in (numbers, texts))
+    fractions = [text for text in texts.values() if _NUMBER.fullmatch(text) and not _WHOLE.fullmatch(text)]
+    if not are_names and fractions and all(map(_NUMBER.fullmatch, texts.values())):
+        yield (
+            f"labels are numbers with fractions, like {fractions[0][:_SAID]}, and {len(classes.names):,} classes are "
+            "made of them, sorted as text; if they are measured values, pass --label none, which keeps them as a column"
+        )
+        return
     if odd is not None and not are_names and of_numbers * 2 > of_all:
         way = "Correct it, leave it empty, or fix the ids with --classes FILE"
         if _NUMBER.fullmatch(odd):
@@ -199,18 +209,38 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
     for label, number in classes.ids.items():
         images[number] += counts[label]
     few = [classes.names[number] for number, count in images.items() if count < _FEW_IMAGES]
-    if len(images) >= _MANY_CLASSES and len(few) * 2 > len(images):
-        of_several = next((mark for mark in ",;|" if sum(mark in name for name in few) * 2 > len(few)), None)
-        remedy = "; check that labels are what you mean"
-        if of_several is not None:
-            remedy = (
-                f": labels of several parts ({of_several!r}) make a class for each combination. To train on the parts, "
-                'give lists of labels, like ["cat", "dog"] in a table of JSON lines'
-            )
+    joined, joint = ([], "") if are_names else _find_joined(list(texts.values()))
+    if joined:
+        yield (
+            f"{len(joined):,} of {len(images):,} classes look like several labels in one text, such as "
+            f"{joined[0][:_SAID]!r}; to give such samples a list of labels, pass --label-separator '{joint}'"
+        )
+    elif len(images) >= _MANY_CLASSES and len(few) * 2 > len(images):
         yield (
             f"{len(few):,} of {len(images):,} classes have fewer than {_FEW_IMAGES} images, like "
-            f"{few[0][:_SAID]!r}{remedy}"
+            f"{few[0][:_SAID]!r}; check that labels are what you mean"
         )
+
+
+def _find_joined(texts: Sequence[str]) -> tuple[list[str], str]:
+    """Return the labels that join others, and what stands between these; no labels if there are none.
+
+    `Mass|Nodule` does if any other label has one of its parts; `scab rust` only if `scab` and `rust` are labels.
+    """
+    alone = set(texts)
+    for joint in (*_JOINTS, *_LOOSE_JOINTS):
+        parts = {text: {part.strip() for part in text.split(joint)} for text in texts if joint in text}
+        uses = Counter(part for several in parts.values() for part in several)
+        uses.update(text for text in texts if text in uses and joint not in text)
+        joined = [
+            text
+            for text, several in parts.items()
+            if len(several) > 1
+            and (several <= alone if joint in _LOOSE_JOINTS else any(uses[part] > 1 for part in several))
+        ]
+        if joined:
+            return joined, joint
+    return [], ""
 
 
 def _is_missing(label: str | int, spellings: frozenset[str]) -> bool:

@@ -79,7 +79,7 @@ _NO_EXTENSION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 30.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 31.
 
     Raises:
         OptionError: a value is not valid, or two options do not fit together.
@@ -90,6 +90,7 @@ class ShardOptions:
     # A folder of images if the source is COCO's, else a column or a suffix.
     image: str | None = field(default=None, metadata={"role": Role.COCO_PLACE})
     label: str = field(default="auto", metadata=_READING)
+    label_separator: str | None = field(default=None, metadata=_READING)
     classes: str | Path | Sequence[str] | None = None
     shard_bytes: str | int | None = field(default=None, metadata=_READING)
     shards: Count | None = field(default=None, metadata=_READING)
@@ -133,12 +134,16 @@ class ShardOptions:
     sizes_differ: bool = field(init=False)  # records may have other sizes than their files
     warnings: tuple[str, ...] = field(init=False)  # sentences for the user before the build
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # one check after the other
         check_fields(self)
         if self.shards is not None and self.shard_bytes is not None:
             raise OptionError("give either the size of the shards or their number, not both")
         if self.splits is not None and self.split_by is not None:
             raise OptionError("give either shares of the splits or what the source is split by, not both")
+        if self.label_separator is not None and (not self.label_separator or self.label == "none"):
+            raise OptionError(
+                "label_separator stands between several labels in one text, like '|'; not with label='none'"
+            )
         if self.boxes is None and self.box_columns:
             raise OptionError("box_columns have a value for each box; name the column of the boxes: --boxes COLUMN")
         if self.box_format is not None:
@@ -207,6 +212,7 @@ class ShardOptions:
             "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
             "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
+            "label_separator": self.label_separator,
             "group_by": self.group_by,
             "outlines": self.outlines,
             "boxes": self.boxes,

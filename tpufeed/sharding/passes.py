@@ -259,7 +259,7 @@ def drop_duplicates(inventory: "Inventory") -> None:
     inventory.dropped = sum(lost for _, _, lost in said)
     if inventory.dropped:
         each = ", ".join(f"{lost:,} of {count:,} of {split}" for split, count, lost in said)
-        inventory.warnings += (f"duplicate images are left out: {each}; {DUPLICATES} names them",)
+        inventory.said += (f"duplicate images are left out: {each}; {DUPLICATES} names them",)
     inventory.query("UPDATE inputs SET size = NULL WHERE rowid IN doubles")
     # A split without records has no shard, so that no task would name its dropped images.
     inventory.query(

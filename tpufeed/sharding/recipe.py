@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,15 +26,15 @@ from tpufeed.build.recipe import Draft, Recipe, SplitPreview
 from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import further_columns, record_schema
+from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError, advised, mask_secrets
 from tpufeed.images.modern import readable_formats
+from tpufeed.images.policy import DEEP_BITS, bits_used
 from tpufeed.sharding.inputs import Files, files_of, iter_taken
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.passes import iter_growth_warnings
-from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.sources.coco_folders import named_splits
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardContext
@@ -55,11 +55,12 @@ class SizeEstimate:
 
 
 class Probed(NamedTuple):
-    """Says what a sample becomes: the bytes of its images, and the size of its image."""
+    """Says what a sample becomes: the bytes of its images, the size of its image, and its odd cases."""
 
     bytes: int
     height: int
     width: int
+    odd: tuple[str, ...] = ()
 
 
 def probe_images(inventory: Inventory) -> list[tuple[Item, Probed | ImageError]]:
@@ -72,7 +73,7 @@ def probe_images(inventory: Inventory) -> list[tuple[Item, Probed | ImageError]]
 
     def probe(item: Item, data: Sequence[bytes]) -> Probed:
         made = make(item, data)
-        return Probed(made.bytes, made.image.height, made.image.width)
+        return Probed(made.bytes, made.image.height, made.image.width, (*made.image.odd, *made.odd))
 
     return [(item, found) for item, _, found in iter_taken(Files(inventory.base), inputs, probe)]
 
@@ -109,7 +110,6 @@ class ShardRecipe(Recipe):
         self.stores, self.options = tuple(store for _, store, _ in splits) or (open_store(src),), options
         named = (f"{split}={store.url.rstrip('/')}/{name}" for split, store, name in splits)
         self.source = ",".join(named) or self.stores[0].url
-        self.names_base = self.source.lower().endswith(CocoSource.suffixes)
         self.identity, self.warnings = options.to_dict(), options.warnings
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
@@ -158,9 +158,10 @@ class ShardRecipe(Recipe):
                 probed = probe_images(inventory)
             seconds = time.perf_counter() - start
             found = [each for _, each in probed if isinstance(each, Probed)]
+            sizes, odd = None, Counter(case for each in found for case in each.odd)
             if is_preview and found:
                 sizes = Sizes.of(Counter(each.height for each in found), Counter(each.width for each in found))
-                said += self._judge_sizes(sizes, f" of the {len(found)} that were tried")
+                said += self._judge(sizes, odd, f" of the {len(found)} that were tried")
             rejects = [(item, wrong) for item, wrong in probed if isinstance(wrong, ImageError)]
             read = [Reject(item.path, wrong.reason, str(wrong)) for item, wrong in rejects if item.problem is None]
             estimate = fit_sizes(probed) if options.sizes_differ else SizeEstimate()
@@ -169,7 +170,8 @@ class ShardRecipe(Recipe):
             yield replace(
                 plan_shards(inventory, estimate, self.source, self.identity),
                 warnings=tuple(said),
-                columns=further_columns(inventory.features) if is_preview else {},
+                sizes=sizes,
+                odd=odd,
                 source_bytes=sum(size for _, size, _ in inventory.totals.values()),
                 read_before=inventory.read_before,
                 probed=len(probed),
@@ -210,15 +212,31 @@ class ShardRecipe(Recipe):
         return manifest, None if self.options.duplicates == "keep" else report_duplicates(store, plan, folder, parts)
 
     def judge(self, manifest: Manifest) -> Iterator[str]:
-        """Yield warnings of images too small to be square, of boxes that look like shares, or may need to be turned."""
-        if isinstance(manifest.sizes, Sizes):
-            yield from self._judge_sizes(manifest.sizes)
-        if tiny := manifest.odd.get(TINY):
+        """Yield warnings of images that are too small or too dark, and of boxes that may be shares or turned."""
+        yield from self._judge(manifest.sizes if isinstance(manifest.sizes, Sizes) else None, manifest.odd)
+
+    def _judge(self, sizes: Sizes | None, odd: Mapping[str, int], whose: str = "") -> Iterator[str]:
+        side, used = self.options.presize, bits_used(odd)
+        if side is not None and sizes is not None and self.options.presize_mode == "fit" and min(sizes.least) < side:
+            ops = "--op", f"Resize({side})", "--op", f"CenterCrop({side})"
+            yield (
+                f"--presize {side} --presize-mode fit never enlarges, and some images are smaller than {side}x{side}; "
+                f"sizes{whose}: {sizes}. To have one size, reject smaller images with --min-side {side}, or enlarge "
+                f"them in a cache of the dataset: {advised('cache warmup', 'DATASET', 'CACHE', *ops)}"
+            )
+        if used is not None:
+            bits = min(bits for bits in DEEP_BITS if bits >= used)
+            yield (
+                f"images{whose} with 16 bits per channel use at most {used} of them, and are scaled from 16: of 256 "
+                f"levels at most {(1 << used - 8) + 1} are left. If their values end at {(1 << bits) - 1:,}, build "
+                f"with --policy deep={bits}"
+            )
+        if tiny := odd.get(TINY):
             yield (
                 f"all boxes of {tiny:,} images are within the first pixel: if their numbers are shares of the width "
                 "and height, build with --box-format xyxy,relative, or another format with ,relative"
             )
-        unsure, turned = manifest.odd.get(UNSURE), manifest.odd.get(TURNED)
+        unsure, turned = odd.get(UNSURE), odd.get(TURNED)
         if unsure:
             others = f"; {turned:,} others referred to the other image and were turned" if turned else ""
             yield (
@@ -226,17 +244,6 @@ class ShardRecipe(Recipe):
                 "whose sizes do not tell whether the boxes refer to the stored or to the upright image: they were not "
                 f"turned{others}. Look at some: tpufeed show. If boxes refer to stored images, build with --policy "
                 "exif=ignore, which stores images as they are"
-            )
-
-    def _judge_sizes(self, sizes: Sizes, whose: str = "") -> Iterator[str]:
-        """Yield a warning if presizing should make all images squares of one size, and some are smaller."""
-        side = self.options.presize
-        if side is not None and self.options.presize_mode == "fit" and min(sizes.least) < side:
-            ops = "--op", f"Resize({side})", "--op", f"CenterCrop({side})"
-            yield (
-                f"--presize {side} --presize-mode fit never enlarges, and some images are smaller than {side}x{side}; "
-                f"sizes{whose}: {sizes}. To have one size, reject smaller images with --min-side {side}, or enlarge "
-                f"them in a cache of the dataset: {advised('cache warmup', 'DATASET', 'CACHE', *ops)}"
             )
 
 
@@ -291,12 +298,10 @@ def plan_shards(inventory: Inventory, estimate: SizeEstimate, source: str, ident
         base=inventory.base,
         box_format=msgspec.UNSET if options.box_format else inventory.box_format or msgspec.UNSET,
         images=inventory.count,
-        listed_twice=inventory.listed_twice,
         skipped=inventory.skipped,
         dropped=inventory.dropped,
         read_before=inventory.read_before,
-        ignored_files=inventory.ignored_files,
-        warnings=inventory.warnings,
+        listed=inventory.listed,
         tool_version=__version__,
     )
     numbers = itertools.count()

@@ -39,6 +39,7 @@ _PART = re.compile(r"part-[0-9]{5,}")  # a folder within a dataset, see `dataset
 _TRIES = 100
 _BLOCK_BYTES = 4 << 20
 _LARGE_BYTES, _HOLLOW, _MOST_EXTENTS = 1 << 28, 16, 10_000
+_MOST_SPECIAL = 1000
 _ABANDONED_SECONDS = 86_400.0  # without a change, for a folder that another host made
 _INTS = ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
 _MMAP = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *_INTS, use_errno=True)(
@@ -65,6 +66,7 @@ class LocalStore(Store):
         self._root = Path(self.url)
         self._prefix = self.url.rstrip("/") + "/"
         self._follow = follow
+        self.special_files: set[str] = set()
         # Length of the part of the path whose links are trusted: the dataset's path, if this is the folder of a part.
         self._trusted = len(str(self._root.parent)) if _PART.fullmatch(self._root.name) else len(self.url.rstrip("/"))
 
@@ -149,6 +151,8 @@ class LocalStore(Store):
                             inside.append((entry.path, above | {here}))
                         elif stat.S_ISREG(found.st_mode):
                             yield ObjectInfo(entry.path[skip:], found.st_size, str(found.st_mtime_ns))
+                        elif len(self.special_files) < _MOST_SPECIAL:
+                            self.special_files.add(entry.path[skip:])
                 waiting += reversed(inside)
 
     def iter_folders(self) -> Iterator[str]:

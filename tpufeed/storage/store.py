@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
@@ -57,6 +57,7 @@ class Store(Protocol):
         generations: the store assigns versions, and no two contents of a name ever have the same version.
         retries: number of repeated requests.
         checks_reads: `read` returns what is stored: the store, or this machine's disk, compares its own checksum.
+        special_files: names of the first pipes, sockets and devices that listings have left out.
     """
 
     url: str
@@ -65,6 +66,7 @@ class Store(Protocol):
     generations: bool = False
     retries: int = 0
     checks_reads: bool = False
+    special_files: Set[str] = frozenset()
 
     def read(self, name: str, version: str = "") -> bytes:
         """Read all bytes. Raises ObjectNotFoundError, ObjectChangedError."""

@@ -234,7 +234,7 @@ def test_tfds_imagenet(photos, tmp_path):
     (folder / "label.labels.txt").write_text("\n".join(SYNSETS) + "\n")
     result = tpufeed.adopt(folder, classes=folder / "label.labels.txt")
     assert result.manifest.class_names == SYNSETS
-    assert sum(result.ignored_files.values()) == 2
+    assert sum(result.listed.ignored_files.values()) == 2
     check_feeds(folder, photos[:18], "train", "filename")
     check_feeds(folder, photos[18:], "validation", "filename")
 

@@ -74,14 +74,14 @@ REFUSED = [
 def test_the_folder_that_is_taken_is_named(path, folders, taken, make, tmp_path):
     path = make(path, folders)
     result = tpufeed.shard(path, tmp_path / "out", workers=1)
-    assert result.images_from == str(tmp_path / taken)
+    assert result.listed.images_from == str(tmp_path / taken)
     missing = [name for name in NAMES if name not in folders[taken]]
     assert result.rejects == len(missing)
     if missing:
         assert {name: reason for name, (reason, _) in rejects_of(tmp_path / "out").items()} == {
             name: "unreadable" for name in missing
         }
-    assert preview_shard(path, tmp_path / "e").images_from == result.images_from
+    assert preview_shard(path, tmp_path / "e").listed.images_from == result.listed.images_from
 
 
 @pytest.mark.parametrize(("path", "folders", "said"), REFUSED)
@@ -108,4 +108,4 @@ def test_the_command_names_the_folder(make, tmp_path):
         done = CliRunner().invoke(app, ["shard", str(path), str(tmp_path / "out"), *dry_run])
         assert str(tmp_path / "c/val2017") in done.stdout
     done = CliRunner().invoke(app, ["shard", str(path), str(tmp_path / "more"), "--json"])
-    assert json.loads(done.stdout)["images_from"] == str(tmp_path / "c/val2017")
+    assert json.loads(done.stdout)["listed"]["images_from"] == str(tmp_path / "c/val2017")

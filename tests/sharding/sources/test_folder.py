@@ -24,7 +24,7 @@ def test_class_folders(tree, take):
     listing, inputs = take(tree("dog/2.PNG", "dog/1.jpg", "cat/1.jpeg", "ant/x.webp"))
     assert listing.classes.names == ("ant", "cat", "dog")
     assert by_name(inputs) == {"ant/x.webp": 0, "cat/1.jpeg": 1, "dog/1.jpg": 2, "dog/2.PNG": 2}
-    assert listing.ignored_files == {}
+    assert listing.listed.ignored_files == {}
 
 
 def test_inputs_carry_what_identifies_them(tree, take):
@@ -42,7 +42,7 @@ def test_images_beside_class_folders_are_refused(tree, take):
 def test_files_without_an_images_name_are_counted(tree, take):
     listing, inputs = take(tree("cat/1.jpg", "cat/notes.txt", "labels.csv", "cat/noextension", "cat/archive.jpg.zip"))
     assert list(by_name(inputs)) == ["cat/1.jpg"]
-    assert listing.ignored_files == {".txt": 1, ".csv": 1, "": 1, ".zip": 1}
+    assert listing.listed.ignored_files == {".txt": 1, ".csv": 1, "": 1, ".zip": 1}
 
 
 def test_what_is_there_in_place_of_images_is_said(tree, take):
@@ -77,7 +77,7 @@ LEAVINGS = [
 def test_files_of_other_programs_are_no_images_and_no_classes(tree, take):
     listing, inputs = take(tree("cat/1.jpg", "dog/1.jpg", *LEAVINGS))
     assert by_name(inputs) == {"cat/1.jpg": 0, "dog/1.jpg": 1}
-    assert (listing.classes.names, sum(listing.ignored_files.values())) == (("cat", "dog"), len(LEAVINGS))
+    assert (listing.classes.names, sum(listing.listed.ignored_files.values())) == (("cat", "dog"), len(LEAVINGS))
 
 
 def test_a_class_may_be_called_nearly_so(tree, take):
@@ -111,7 +111,7 @@ def test_a_name_that_is_not_utf8_is_refused_by_name(name, tree, take):
 
 
 def test_a_name_that_is_not_utf8_does_not_matter_where_it_is_no_images(tree, take):
-    assert take(tree("cat/1.jpg", "cat/b\udcffd.txt"))[0].ignored_files == {".txt": 1}
+    assert take(tree("cat/1.jpg", "cat/b\udcffd.txt"))[0].listed.ignored_files == {".txt": 1}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_other_names_are_classes(names, tree, take):
 
 def test_a_folder_without_images_beside_the_splits_does_not_matter(tree, take):
     inventory, _ = take(tree(*SPLIT_TREE, "annotations/x/y.xml", "docs/.thumbs/1.jpg"))
-    assert (inventory.splits, inventory.classes.names, inventory.warnings) == (
+    assert (inventory.splits, inventory.classes.names, inventory.listed.warnings) == (
         ("test", "train", "val"),
         ("cat", "dog"),
         (),
@@ -180,7 +180,7 @@ def test_a_folder_without_images_beside_the_splits_does_not_matter(tree, take):
 def test_a_folder_of_images_beside_the_splits_makes_classes_and_a_warning(tree, take):
     inventory, _ = take(tree(*SPLIT_TREE, "extra/cat/6.jpg"))
     assert inventory.classes.names == ("extra", "test", "train", "val")
-    (warning,) = inventory.warnings
+    (warning,) = inventory.listed.warnings
     assert "test, train, val" in warning
     assert "--split-by folder" in warning
 
@@ -196,26 +196,26 @@ def test_a_folder_of_images_beside_the_splits_makes_classes_and_a_warning(tree, 
     ids=str,
 )
 def test_classes_that_are_called_like_splits(names, mentioned, tree, take):
-    warnings = take(tree(*names))[0].warnings
+    warnings = take(tree(*names))[0].listed.warnings
     assert len(warnings) == (mentioned is not None)
     assert mentioned is None or mentioned in warnings[0]
-    assert take(tree(*names), label="none")[0].warnings == ()
+    assert take(tree(*names), label="none")[0].listed.warnings == ()
 
 
 def test_one_folder_around_the_classes(tree, take):
     folder = tree("flowers/rose/1.jpg", "flowers/tulip/x/2.jpg", "LICENSE.txt")
-    (warning,) = take(folder)[0].warnings
+    (warning,) = take(folder)[0].listed.warnings
     assert "(rose, tulip)" in warning
     assert f"shard {folder}/flowers" in warning
     assert "--label none" in warning
-    assert take(folder / "flowers")[0].warnings == take(folder, label="none")[0].warnings == ()
+    assert take(folder / "flowers")[0].listed.warnings == take(folder, label="none")[0].listed.warnings == ()
 
 
 def test_one_class(tree, take):
-    (warning,) = take(tree("images/1.jpg"))[0].warnings
+    (warning,) = take(tree("images/1.jpg"))[0].listed.warnings
     assert "one folder, images" in warning
     assert "--label none" in warning
-    assert take(tree("images/1.jpg"), classes=["images", "others"])[0].warnings == ()
+    assert take(tree("images/1.jpg"), classes=["images", "others"])[0].listed.warnings == ()
 
 
 @pytest.mark.all
@@ -230,7 +230,7 @@ def test_warnings_of_folders_reach_result_and_preview(photo_folder, tmp_path):
 def test_files_and_hidden_folders_beside_the_splits_do_not_matter(tree, take):
     inventory, _ = take(tree(*SPLIT_TREE, "readme.txt", ".git/x", "__MACOSX/train/1.jpg", "train/cat/.x.jpg"))
     assert inventory.splits == ("test", "train", "val")
-    assert sum(inventory.ignored_files.values()) == 4
+    assert sum(inventory.listed.ignored_files.values()) == 4
 
 
 def test_any_folders_can_be_splits(tree, take):

@@ -69,7 +69,7 @@ def test_columns_are_those_of_the_metadata(suffix, folder, tmp_path):
     (said,) = result.warnings
     assert f"metadata.{suffix}" in said
     assert "1 other images" in said
-    assert result.ignored_files == {".md": 1}
+    assert result.listed.ignored_files == {".md": 1}
 
 
 @pytest.mark.parametrize("form", ["object", "list", "parquet"])

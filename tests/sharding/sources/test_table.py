@@ -343,7 +343,7 @@ def test_a_missing_value_among_ids_is_a_reject(table, take):
         inventory, inputs = take(table(text))
         assert inventory.classes.names == tuple(map(str, range(12)))
         assert sorted(item.label for item in inputs) == [-1, *range(12)]
-        assert ["2 images are in several rows" in said for said in inventory.warnings] == [True]
+        assert ["2 images are in several rows" in said for said in inventory.listed.warnings] == [True]
 
 
 def test_labels_that_are_several_or_written_in_several_ways_are_told(table, tmp_path):
@@ -680,7 +680,7 @@ def test_a_table_elsewhere(place, small_jpegs, take, tmp_path):
 def test_blanks_around_the_names_of_columns(delimiter, text, table, take):
     suffix = "csv" if delimiter == "," else "tsv"
     inventory, inputs = take(table(text.replace(",", delimiter).encode(), suffix), label="label")
-    assert (inventory.classes.names, inventory.warnings) == (("cat", "dog"), ())
+    assert (inventory.classes.names, inventory.listed.warnings) == (("cat", "dog"), ())
     assert {name: item.columns for name, item in by_path(inputs).items()} == {"0.jpg": (("x",),), "1.jpg": ((),)}
     assert take(table(text.replace(",", delimiter).encode(), suffix))[0].classes.names == ("cat", "dog")
 
@@ -688,7 +688,7 @@ def test_blanks_around_the_names_of_columns(delimiter, text, table, take):
 def test_blanks_in_a_table_whose_header_has_none_are_values_and_said(table, take):
     inventory, inputs = take(table("image,label\n0.jpg, cat\n1.jpg,cat\n"))
     assert inventory.classes.names == (" cat", "cat")
-    assert any("spaces around their names, like ' cat'" in said for said in inventory.warnings)
+    assert any("spaces around their names, like ' cat'" in said for said in inventory.listed.warnings)
     assert len(by_path(inputs)) == 2
 
 

@@ -119,7 +119,7 @@ def test_what_is_no_part_of_a_sample_is_counted(make_tar, sample, take):
     ]
     inventory, inputs = take(make_tar(members))
     assert list(by_path(inputs)) == ["a.tar/000000.jpg"]
-    assert inventory.ignored_files == {"": 2, ".jpg": 2, ".link": 1, ".npy": 1}  # a folder is not counted
+    assert inventory.listed.ignored_files == {"": 2, ".jpg": 2, ".link": 1, ".npy": 1}  # a folder is not counted
 
 
 def test_a_folder_of_tars_may_hold_what_others_put_there(make_tar, sample, take):
@@ -156,7 +156,7 @@ def test_keys_with_dots_are_to_be_renamed(make_tar, small_jpegs, take):
     path = make_tar([(name, small_jpegs[0] if name.endswith("jpg") else b"1") for name in names])
     with pytest.raises(OptionError, match=r"im_v0\.jpg"):
         take(path)
-    (warning,) = take(make_tar([("im.v0.jpg", small_jpegs[0]), ("im.v0.cls", b"1")]))[0].warnings
+    (warning,) = take(make_tar([("im.v0.jpg", small_jpegs[0]), ("im.v0.cls", b"1")]))[0].listed.warnings
     assert ".cls" in warning
     assert "rename" in warning
 
@@ -234,10 +234,10 @@ def test_names_that_loaders_own_are_no_keys(name, make_tar, sample, take):
 )
 def test_tars_without_labels_are_warned_of(others, way, make_tar, sample, take, tmp_path):
     path = make_tar([(f"dog/{name}", data) for name, data in sample(0, cls=None, **others)])
-    (warning,) = take(path)[0].warnings
+    (warning,) = take(path)[0].listed.warnings
     assert way in warning
     assert "--label none" in warning
-    assert take(path, label="none")[0].warnings == ()
+    assert take(path, label="none")[0].listed.warnings == ()
     assert preview_shard(path, tmp_path / "d").warnings[0] == warning
     assert tpufeed.shard(path, tmp_path / "d", workers=1).warnings[0] == warning
 
@@ -278,10 +278,10 @@ def test_a_hard_link_is_refused(sample, take, tmp_path):
 def test_tars_of_several_splits_are_warned_of(make_tar, sample, take, tmp_path):
     for number, name in enumerate(("flowers-train-0.tar", "flowers-train-1.tar", "flowers-val-0.tar")):
         make_tar(sample(number), name)
-    (warning,) = take(tmp_path / "tars")[0].warnings
+    (warning,) = take(tmp_path / "tars")[0].listed.warnings
     assert "(train, val)" in warning
-    assert take(tmp_path / "tars", splits="a=0.5,b=0.5")[0].warnings == ()
-    assert take(tmp_path / "tars/flowers-train-*.tar")[0].warnings == ()
+    assert take(tmp_path / "tars", splits="a=0.5,b=0.5")[0].listed.warnings == ()
+    assert take(tmp_path / "tars/flowers-train-*.tar")[0].listed.warnings == ()
 
 
 @pytest.mark.parametrize(

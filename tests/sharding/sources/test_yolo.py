@@ -136,7 +136,7 @@ def test_images_without_labels_are_counted(yolo, tmp_path):
     assert [len(sample["boxes"]) for _, sample in sorted(texts_of(result.url).items())] == [4, 0, 0, 0, 0]
     assert any("2 images have no label file" in warning for warning in result.warnings)
     assert any("1 label file" in warning and "lost.txt" in warning for warning in result.warnings)
-    assert result.ignored_files == {".md": 1}
+    assert result.listed.ignored_files == {".md": 1}
 
 
 def test_labels_may_be_left_out_and_images_dealt_anew(yolo, tmp_path):

@@ -15,12 +15,12 @@ from tpufeed.errors import TpufeedError, advised
 from tpufeed.sharding.inputs import Files
 from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.sources.coco import CocoSource
-from tpufeed.sharding.sources.source import is_hidden, resolve
+from tpufeed.sharding.sources.source import IMAGE_SUFFIXES, is_hidden, resolve
 from tpufeed.sharding.sources.table import LABEL_COLUMNS, TableColumns, TableSource, iter_head, say_boxes
 from tpufeed.sharding.sources.voc import find_images
 from tpufeed.sharding.sources.yolo import YoloSource, is_yolo
 from tpufeed.storage.reading import open_object
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store, url_scheme
 
 _MOST_KEPT = 32  # names of a kind; the beginnings of these files are read
 _HEAD_BYTES = 1 << 16
@@ -99,7 +99,9 @@ class AnnotationFiles:
             names = self.names.get(suffix, [])
             heads[suffix] = [_read_head(store, name) for name in (*names[:_SHOWN], *names[_SHOWN:][-_SHOWN:])]
         for suffix, (what, is_one) in _OWN_FORMATS.items():
-            if any(map(is_one, heads[suffix])):
+            if not any(map(is_one, heads[suffix])):
+                yield from self._say_captions(store, suffix)
+            else:
                 commands = self._find_commands(store, suffix)
                 yield from _say(f"{what} files", commands, store)
                 if not commands:
@@ -107,6 +109,19 @@ class AnnotationFiles:
                     named = [name for kind in YoloSource.suffixes for name in self.names.get(kind, [])]
                     way += f"; {named[0]} lacks some of these keys" if named and suffix == ".txt" else ""
                     yield f"{what} files among the images ({count}), with labels and boxes, are not read{way}"
+
+    def _say_captions(self, store: Store, suffix: str) -> Iterator[str]:
+        """Yield a warning of texts that have the names of images, as captions have them."""
+        stems = [posixpath.splitext(name)[0] for name in self.names.get(suffix, [])[:_SHOWN]]
+        images = [f"{stem}{ending}" for stem in stems for ending in IMAGE_SUFFIXES]
+        if suffix == ".xml" or not any(isinstance(info, ObjectInfo) for info in Files(store.url).stats(images)):
+            return
+        folder = shlex.quote(store.url) if url_scheme(store.url) == "file" else "FOLDER"
+        yield (
+            f"{self.counts[suffix]:,} {suffix} files have the names of images beside them, like {stems[0]}{suffix}, "
+            "and are not read. If they are captions, pack each image with its files: tar --sort=name -cf captions.tar "
+            f"-C {folder} . && tpufeed shard captions.tar DST --label none"
+        )
 
     def _find_commands(self, store: Store, suffix: str) -> list[str]:
         """Return the commands that read files of YOLO or Pascal VOC, as far as their images and names are known."""

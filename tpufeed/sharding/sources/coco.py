@@ -323,7 +323,8 @@ def _pair_names(names: Any, points: int) -> FlipPairs | None:
 class CocoSource(Source):
     """The images of COCO files with their boxes, maybe of several splits. Images without annotations have no boxes."""
 
-    suffixes, has_outlines = (".json",), True
+    what, suffixes, has_outlines = "COCO's JSON", (".json",), True
+    labels_from, splits_from = "the categories of its boxes", "a file for each"
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
@@ -351,6 +352,7 @@ class CocoSource(Source):
         if place.is_folder and self.splits and bases[0].startswith(f"{place.store.url.rstrip('/')}/"):
             bases.append(posixpath.dirname(bases[0]))  # so that paths stay when a second split comes
         self.base = _common_base(bases)
+        self.images_from = "" if place.is_folder else self.base
         self._notes = [*place.notes, *itertools.chain.from_iterable(coco.notes for coco in cocos)]
         if place.is_folder:
             found = (f"{coco.where} with the images in {coco.base}" for coco in cocos)

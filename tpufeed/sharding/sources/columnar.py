@@ -169,6 +169,7 @@ def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) ->
 class ColumnarSource(Source):
     """The rows of Parquet and Arrow files that hold images."""
 
+    what = "files with the images in a column"
     suffixes, numbers_rows = (ARROW, PARQUET), True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
@@ -199,9 +200,13 @@ class ColumnarSource(Source):
             with listing(), _open_file(store, name) as file:
                 self._plain |= find_plain(file)
                 layout = _Layout(file, f"{store.url}/{name}", self._plain)
-                names = layout.class_names(layout.choose(options).label)
+                columns = layout.choose(options)
+                names = layout.class_names(columns.label)
             if names and options.label != "none" and self.contents.class_names is None:
                 self.contents = Contents(class_names=names)
+        named = ", with its list of names" if self.contents.class_names is not None else ""
+        self.labels_from = f"the column {columns.label}{named}"
+        self.splits_from = "the names of the files" if self._by_name else f"the column {columns.split}"
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         empty, files = True, Files(self.base)

@@ -4,6 +4,7 @@ import posixpath
 import re
 import shlex
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -33,6 +34,7 @@ from tpufeed.storage.store import BROKEN_LINK, Store, check_name, open_store
 
 _SHOWN = 3
 _MOST_NESTED = 1000
+PARENT = "parent"  # as the label: the folder right around an image
 # train, Training_Set, trainset, test_images, val2017
 SPLIT_NAME = re.compile(
     rf"({'|'.join(SPLIT_OF_WORD)})(?:_?(?:sets?|data|dataset|images?|imgs?|split|[0-9]{{4}}))?", re.IGNORECASE
@@ -42,7 +44,8 @@ SPLIT_NAME = re.compile(
 class FolderSource(Source):
     """Images below a folder; masks may be in a parallel one."""
 
-    has_values, labels_are_names = False, True
+    what, has_values, labels_are_names = "folder of images", False, True
+    splits_from = "the first folders"
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store, label = place.store, options.label
@@ -52,8 +55,11 @@ class FolderSource(Source):
             raise OptionError(
                 "--image is for the column of a table or the extension of images in tars, not for folders"
             )
-        if label not in ("auto", "none"):
-            raise OptionError(f"the labels of a folder are its class folders, or none; it has no column {label!r}")
+        if label not in ("auto", "none", PARENT):
+            raise OptionError(
+                f"the labels of a folder are its class folders ({PARENT}: the innermost ones), or none; it has no "
+                f"column {label!r}"
+            )
         if options.split_by not in (None, "folder"):
             raise OptionError(f"a folder is split by 'folder' or by shares; it has no column {options.split_by!r}")
         split_folders = options.split_by == "folder" or has_split_folders(store)
@@ -64,11 +70,14 @@ class FolderSource(Source):
             )
         self._store, self._place, self._options, self.base = store, place, options, store.url
         self.splits = split_folders and options.split_shares is None
+        place_of_class = "innermost" if label == PARENT else "second" if self.splits else "first"
+        self.labels_from = f"the {place_of_class} folders"
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the images. The first folder of a path is its split, if there are split folders; then its class."""
         store, labelled, masks = self._store, self._options.label != "none", self._options.masks
-        self._nested = set[tuple[str, str]]()  # folders in class folders, as (class, folder)
+        # Folders in class folders: those right in them, and those right around images, as (class, folder).
+        self._nested, self._innermost = set[tuple[str, str]](), set[tuple[str, str]]()
         images, classed, annotations = 0, 0, AnnotationFiles()
         has_tfrecords, beside = False, list[str]()
         objects, self._place.objects = self._place.objects, store.iter_objects()  # for another reading
@@ -84,10 +93,11 @@ class FolderSource(Source):
                 if self.splits and not folders:
                     raise SourceError(f"{store.url}: {info.name} is beside the folders of splits; move it into one")
                 split = folders.pop(0) if self.splits else None
-                label = folders[0] if folders and labelled else None
+                label = folders[-1 if self._options.label == PARENT else 0] if folders and labelled else None
                 classed += label is not None
-                if label is not None and len(folders) > 1 and len(self._nested) < _MOST_NESTED:
+                if label is not None and len(folders) > 1 and len(self._innermost) < _MOST_NESTED:
                     self._nested.add((label, folders[1]))
+                    self._innermost.add((label, folders[-1]))
                 if label is None and len(beside) < _SHOWN:
                     beside.append(info.name)
                 if labelled and classed and beside:
@@ -104,13 +114,18 @@ class FolderSource(Source):
                 yield item if add_mask is None else add_mask(item)
             if not images:
                 raise _no_images(store, found, has_tfrecords)
+        if special := len(store.special_files):
+            found.ignored_files["special files"] = special
         if labelled and annotations.counts:
             found.notes.extend(annotations.iter_notes(store, bool(classed)))
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
         if classes is None or self._options.class_names is not None:
             return
-        folders = sorted({folder for _, folder in self._nested})
+        folders, outer = sorted({folder for _, folder in self._nested}), defaultdict[str, set[str]](set)
+        for label, folder in self._innermost:
+            outer[folder].add(label)
+        shared = sorted(folder for folder, labels in outer.items() if len(labels) > 1)
         if (len(classes) > 1 and len(splits_mentioned(classes)) > 1) or any(
             SPLIT_NAME.fullmatch(label) for label, _ in self._nested
         ):
@@ -118,10 +133,16 @@ class FolderSource(Source):
                 f"classes have names of splits: {show([name for name in classes if splits_mentioned([name])])}; if so, "
                 "pass --split-by folder, which makes every folder that holds images a split with its classes inside"
             )
+        elif len(shared) > 1 and self._options.label != PARENT:
+            yield (
+                f"classes are the outer folders ({show(classes)}), and several of them have the same folders inside "
+                f"({show(shared)}); if those are the classes, pass --label {PARENT}, which takes the folder right "
+                "around each image"
+            )
         elif len(classes) == 1:
             (name,) = classes
-            outer, chain, rest = self.base.partition("::")  # zip::x.zip, zip://inner::x.zip
-            scheme, _, inside = outer.partition("://")
+            first, chain, rest = self.base.partition("::")  # zip::x.zip, zip://inner::x.zip
+            scheme, _, inside = first.partition("://")
             below = f"{scheme}://{posixpath.join(inside, name)}::{rest}" if chain else posixpath.join(self.base, name)
             way = "move them one folder up" if self.splits else f"shard {shlex.quote(below)}"
             inner = f"make its folders ({show(folders)}) classes or splits, {way}"

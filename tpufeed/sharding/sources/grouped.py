@@ -138,6 +138,8 @@ def differing(rows: Rows, name: str) -> tuple[tuple[int, Any], tuple[int, Any]] 
 class GroupedSource(TableSource):
     """The images of a table that has a row for each box, or a row for each label, of an image."""
 
+    what = "table with several rows per image"
+
     def __init__(self, place: Place, options: ShardOptions) -> None:
         super().__init__(place, options)
         if len(place.files) > 1:
@@ -162,7 +164,7 @@ class GroupedSource(TableSource):
         self._where, self._unboxed = f"{self.base}/{info.name}", Counter[str]()
         group, boxes = str(options.group_by), options.boxes_name
         with self.open(info.name) as (columns, records), open_groups(records, group, self._where) as groups:
-            self.image_column, found.notes = columns.files[0], [*found.notes, *dict.fromkeys(self.notes)]
+            found.notes += dict.fromkeys(self.notes)
             single = {group, columns.split, *columns.files}
             lists = {boxes, columns.label, *options.box_sides}
             each = options.box_columns

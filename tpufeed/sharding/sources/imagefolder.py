@@ -50,7 +50,7 @@ def find_metadata(store: Store) -> list[ObjectInfo]:
 class ImageFolderSource(TableSource):
     """The images of a folder that its metadata names, with the columns there. Class folders do not count."""
 
-    groups = False
+    what, groups = "folder of images with metadata", False
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.splits is None and options.split_by is None and has_split_folders(place.store):
@@ -115,7 +115,6 @@ class ImageFolderSource(TableSource):
         for info in self._files:
             where = f"{self.base}/{info.name}"
             with self.open(info.name) as (columns, records), open_groups(records, columns.files[0], where) as groups:
-                self.image_column = columns.files[0]
                 for item in columns.iter_items((_one_of(rows, where) for rows in groups.iter_groups()), files):
                     is_there = bool(item.version or item.bytes) and is_image_name(item.path)
                     named += is_there and not (item.file or item.path).startswith("/") and "://" not in item.path

@@ -66,20 +66,23 @@ def find_source(url: str, options: ShardOptions) -> Source:
                 "--masks DIR, or --image-column mask=COLUMN:mask"
             )
         import_pycocotools()
-    return kind(place, options)
+    source = kind(place, options)
+    source.why = place.why if options.group_by is None else f"--group-by {options.group_by}"
+    return source
 
 
 def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
     """Return the kind of the source at `url`, and its place."""
     if splits := named_splits(url):
         parts = [Place(store, [file], split=split) for split, store, name in splits for file in find_files(store, name)]
-        return CocoSource, Place(parts[0].store, (), parts=parts)
+        return CocoSource, Place(parts[0].store, (), parts=parts, why="its files are named by split")
     if (named := named_files(url)) is not None:
         store, pattern = named
         files = find_files(store, pattern)
         kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
         is_table = pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, files[0].name)
-        return TableSource if is_table else kind, Place(store, files)
+        why = f"named {pattern}" + (", which holds no images itself" if is_table else "")
+        return TableSource if is_table else kind, Place(store, files, why=why)
     store = open_store(url)
     with listing():
         if url_scheme(store.url) == "file" and not is_folder(store.url):
@@ -87,10 +90,11 @@ def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
         kind, place = _peek(store)
         if kind is FolderSource and options.masks is None:
             if metadata := find_metadata(store):
-                return ImageFolderSource, Place(store, metadata, is_folder=True)
+                return ImageFolderSource, Place(store, metadata, is_folder=True, why=f"it has {metadata[0].name}")
             parts, note = ([], "") if options.split_by == "folder" else find_splits(store)
             if parts:
-                return CocoSource, Place(store, (), is_folder=True, parts=parts, notes=[note] if note else [])
+                notes, why = [note] if note else [], f"it has {parts[0].files[0].name}"
+                return CocoSource, Place(store, (), is_folder=True, parts=parts, notes=notes, why=why)
     return kind, place
 
 
@@ -103,9 +107,9 @@ def _peek(store: Store) -> tuple[type[Source], Place]:
     objects, drawn, tars, rows = store.iter_objects(), list[ObjectInfo](), list[ObjectInfo](), list[ObjectInfo]()
     first = list(itertools.islice(objects, 1))  # an error of access is that of the listing, and comes once
     if files := find_yaml(store):
-        return YoloSource, Place(store, files, is_folder=True)
+        return YoloSource, Place(store, files, is_folder=True, why=f"it has {files[0].name}")
     if files := find_annotations(store):
-        return VocSource, Place(store, files, is_folder=True)
+        return VocSource, Place(store, files, is_folder=True, why=f"it has {files[0].name}")
     is_flat: bool | None = None
     has_rows = False  # and not only the JSON that `save_to_disk` puts beside them
     for info in itertools.chain(first, objects):
@@ -125,10 +129,12 @@ def _peek(store: Store) -> tuple[type[Source], Place]:
             break
     else:
         if tars:
-            return TarSource, Place(store, sorted(tars, key=lambda info: info.name))
+            why = "it has tars and no images"
+            return TarSource, Place(store, sorted(tars, key=lambda info: info.name), why=why)
         if has_rows:
-            return ColumnarSource, Place(store, rows, is_folder=True)
-    return FolderSource, Place(store, (), itertools.chain(drawn, objects))
+            return ColumnarSource, Place(store, rows, is_folder=True, why="it has files of rows and no images")
+    why = "it has no metadata, and no annotations in the layout of COCO, YOLO or Pascal VOC"
+    return FolderSource, Place(store, (), itertools.chain(drawn, objects), why=why)
 
 
 def named_files(url: str) -> tuple[Store, str] | None:

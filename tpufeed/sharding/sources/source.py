@@ -105,12 +105,14 @@ class Place:
     is_folder: bool = False  # the user named the folder, and `files` are all that it has
     split: str | None = None  # of all that it holds
     parts: Sequence["Place"] = ()  # places of several splits, each with a file
+    why: str = ""  # it is of its kind, for people
     notes: Sequence[str] = ()  # sentences for the user
 
 
 class Source(Protocol):
     """Raw images of one kind, at one place."""
 
+    what: ClassVar[str]  # the kind, for people
     suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
     has_values: ClassVar[bool] = True  # items may have further values, which become columns
     has_outlines: ClassVar[bool] = False  # items may have the outlines of their objects
@@ -123,6 +125,11 @@ class Source(Protocol):
     # As the source declares them; `box_columns` and `box_format` may follow while it is listed.
     contents: Contents = Contents()
     image_column: str = ""  # of paths in a table, once it is listed
+    why: str = ""  # it is of this kind, for people
+    # Where labels and splits come from, for people; known once it is listed.
+    labels_from: str = ""
+    splits_from: str = ""
+    images_from: str = ""  # the folder that names were found to be relative to
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         """Look at a place of this kind.

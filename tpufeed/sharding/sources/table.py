@@ -217,6 +217,7 @@ def check_others(said: str, names: AbstractSet[str], options: ShardOptions, imag
 class TableSource(Source):
     """The rows of one or more tables, with paths below their folder or elsewhere, or URLs."""
 
+    what = "table of paths"
     suffixes, spells_files, groups = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"), True, True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
@@ -344,7 +345,6 @@ class TableSource(Source):
         files = Files(self.base)
         for info in self._files:
             with self.open(info.name) as (columns, records):
-                self.image_column = columns.files[0]
                 yield from columns.iter_items(number_rows(records), files)
         found.notes += dict.fromkeys(self.notes)
 
@@ -367,6 +367,9 @@ class TableSource(Source):
                 raise NoInputsError(f"{where}: the table has no rows")
             names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
             columns, change = self.prepare(name, names, first)
+            self.image_column = columns.files[0]
+            self.labels_from = "" if columns.label is None else f"the column {columns.label}"
+            self.splits_from = "folders" if columns.split is None else f"the column {columns.split}"
             records = itertools.chain(first, records)
             yield columns, records if change is None else map(change, records)
 

@@ -39,7 +39,7 @@ class TarSource(Source):
     the json. If a file and a key have the same name, their values must agree.
     """
 
-    suffixes = (".tar",)
+    what, suffixes = "WebDataset tars", (".tar",)
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by is not None:
@@ -47,6 +47,7 @@ class TarSource(Source):
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self._image = options.image and options.image.lower().removeprefix(".")
         self._label = {"none": None, "auto": "cls"}.get(options.label, options.label)
+        self.labels_from = "" if self._label is None else f"the files or keys {self._label}"
         self._pictures = {picture.column.lower().removeprefix("."): picture for picture in options.pictures}
 
     def iter_items(self, found: Found) -> Iterator[Item]:

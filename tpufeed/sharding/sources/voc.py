@@ -102,8 +102,8 @@ def _is_xml(name: str) -> bool:
 class VocSource(Source):
     """The images of .xml files with their boxes."""
 
-    suffixes = (_SUFFIX,)
-    labels_are_names = True
+    what, suffixes, labels_are_names = "Pascal VOC's XML", (_SUFFIX,), True
+    labels_from = "the names of its objects"
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         check_declares_all(options, "Pascal VOC's .xml", takes=("box_format",))
@@ -137,6 +137,7 @@ class VocSource(Source):
         elif by_folder is None:
             self._split_of, self._shared = _read_lists(self._store)
         self.splits = bool(self._split_of)
+        self.splits_from = f"the lists of {_LISTS}" if by_folder is None else "folders"
         columns = {BOXES: "float32[,4]", **dict.fromkeys(_FLAGS, "int64[]")}
         box_format = VOC if options.box_format is None else None
         self.contents = Contents.of_boxes(None, columns, box_columns=_FLAGS, box_format=box_format)

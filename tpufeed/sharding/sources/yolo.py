@@ -121,8 +121,8 @@ def is_yolo(text: str) -> bool:
 class YoloSource(Source):
     """The images of a data.yaml with their boxes; an image without a label file is a sample without boxes."""
 
-    suffixes = (".yaml", ".yml")
-    has_outlines = True
+    what, suffixes, has_outlines = "YOLO's data.yaml", (".yaml", ".yml"), True
+    labels_from, splits_from = "the names of its boxes' classes", "the keys of the file"
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
