@@ -221,7 +221,7 @@ def test_own_records_without_their_manifest_keep_their_content(dataset_url, tmp_
     result = tpufeed.adopt(copy)
     assert result.manifest.content_digest == original.content_digest
     assert contents(copy)["train.index.npy"] == contents(dataset_url)["train.index.npy"]
-    assert result.left_out == ()
+    assert result.listed.left_out == ()
 
 
 def test_empty_shards_and_images_that_are_none(photos, write_tfrecords, tmp_path, caplog):

@@ -154,7 +154,7 @@ def test_an_unknown_and_a_missing_field_are_errors(place):
     with pytest.raises(ManifestError, match="extra"):
         decode(data)
     for field in place(as_json(a_cache())):
-        if field in ("format", "format_version", "generation", "cache", "shape", "data_url"):
+        if field in ("format", "format_version", "generation", "cache", "shape", "data_url", "listed"):
             continue  # these have defaults, or are tested above
         data = as_json(a_cache())
         del place(data)[field]

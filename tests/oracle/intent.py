@@ -212,7 +212,7 @@ def draw_table(layout):  # noqa: PLR0912, PLR0915  # one column after the other
     layout.url = str(layout.folder / f"table.{form}")
     write_table(layout, f"table.{form}", rows)
     layout.places = {"--image": image, "--label": column if labels not in ("none", "fractions") else "none"}
-    layout.places |= {"--split-by": str(split), "--group-by": image}
+    layout.places |= {"--split-by": str(split), **({"--group-by": image} if boxes == "rows" else {})}
     if split is not None and layout.pick("splits told", False, False, True):
         layout.options += ["--split-by", split]
     if labels in ("|", ",", " ") and layout.pick("separator told", False, False, True):
@@ -346,6 +346,8 @@ def invoke(*words):
 def advice(layout, said, wrong):
     """The options that messages name for what is wrong: those of one message, with the person's own names filled in."""
     for line in said.splitlines():
+        if "--group-by" not in layout.places:  # no image has several rows
+            line = line.partition("With a row for each box")[0]  # noqa: PLW2901
         flags = dict(reversed(FLAG.findall(line)))  # of each name the first
         for aspect in sorted(wrong):
             fit = [flag for flag in flags if flag in CHANGES[aspect] and flag not in layout.options]
