@@ -180,8 +180,8 @@ def draw_table(layout):  # noqa: PLR0912, PLR0915  # one column after the other
     words = layout.pick(
         "words", ("train", "val", "test"), ("Training", "PublicTest", "PrivateTest"), ("train", "valid")
     )
-    boxes = layout.pick("boxes", None, None, "objects", "list", "rows")
-    boxes = None if boxes in ("objects", "list") and not nested else boxes
+    boxes = layout.pick("boxes", None, None, None, "objects", "list", "flat", "rows")
+    boxes = None if boxes not in (None, "rows") and not nested else boxes
     if boxes == "rows":
         labels, split = "names", None
     elif boxes is not None:
@@ -205,7 +205,7 @@ def draw_table(layout):  # noqa: PLR0912, PLR0915  # one column after the other
         if sizes:  # some boxes are of photographs that were shrunk since
             layout.refused |= {number} if number % 5 == 4 else set()
             row |= dict.fromkeys(("width", "height"), SIDE * 2 if number in layout.refused else SIDE)
-        corners = [draw_box(layout.draw) for _ in range(1 + number % 2)]
+        corners = [draw_box(layout.draw) for _ in range(1 if boxes == "flat" else 1 + number % 2)]
         meant.boxes = tuple(corners)
         if boxes == "rows":
             kinds = [layout.draw.choice(CLASSES) for _ in corners]
@@ -216,10 +216,12 @@ def draw_table(layout):  # noqa: PLR0912, PLR0915  # one column after the other
         else:
             found = list(map(as_xywh, corners))
             rows.append(row | ({"objects": {"bbox": found}} if boxes == "objects" else {"bbox": found}))
+            if boxes == "flat":  # one box for each image
+                (rows[-1]["bbox"],) = found
     layout.url = str(layout.folder / f"table.{form}")
     write_table(layout, f"table.{form}", rows)
     layout.places = {"--image": image, "--label": column if labels not in ("none", "fractions") else "none"}
-    layout.places |= {"--split-by": str(split), **({"--group-by": image} if boxes == "rows" else {})}
+    layout.places |= {"--split-by": str(split), **({"--group-by": image} if boxes in ("rows", "flat") else {})}
     if split is not None and layout.pick("splits told", False, False, True):
         layout.options += ["--split-by", split]
     if labels in ("|", ",", " ") and layout.pick("separator told", False, False, True):

@@ -103,22 +103,13 @@ def test_a_column_with_the_names_of_splits(name, words, table, tmp_path):
     assert set(tpufeed.shard(source, tmp_path / "d", workers=1, split_by=name).manifest.splits) == set(words)
 
 
-@pytest.mark.parametrize(
-    ("row", "option"),
-    [
-        ({"objects": {"bbox": [[1, 2, 3, 4]]}}, "--boxes objects.bbox --box-format xywh"),
-        ({"boxes": [[1, 2, 3, 4], [1, 2, 3, 4]]}, "--boxes boxes ("),
-        ({"bbox": [1, 2, 3, 4]}, "--group-by path --boxes bbox --box-format xywh"),
-        ({"xmin": 1, "ymin": 2, "xmax": 3, "ymax": 4}, "--group-by path --boxes xmin,ymin,xmax,ymax"),
-        ({"size": [1, 2, 3, 4]}, None),
-    ],
-    ids=str,
-)
-def test_columns_like_those_of_boxes(row, option, table, tmp_path):
-    source = table([{"path": f"{n}.png", "label": "a", **row} for n in range(3)])
-    said = " ".join(preview_shard(source, tmp_path / "d").listed.warnings)
-    assert ("like those of boxes" in said) == (option is not None)
-    assert (option or "") in said
+def test_one_box_for_each_row(table, tmp_path):
+    source = table([{"path": f"{n}.png", "label": "a", "bbox": [n, 1, 3, 4]} for n in range(3)])
+    (said,) = preview_shard(source, tmp_path / "d").listed.warnings
+    assert "pass --group-by path --boxes bbox --box-format xywh;" in said
+    options = {"group_by": "path", "boxes": "bbox", "box_format": "xywh", "label": "none"}
+    tpufeed.shard(source, tmp_path / "d", workers=1, **options)
+    assert samples_of(tmp_path / "d")["2.png"]["bbox"] == [2, 1, 5, 5]
 
 
 def test_labels_in_one_text_and_labels_that_are_values(table, tmp_path):

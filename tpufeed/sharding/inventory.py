@@ -283,11 +283,11 @@ class Inventory:
         found = plain_boxes(self.features, self.options.to_dict())
         if not found:
             return
-        way = f"pass{say_boxes(found)}"
-        if len(found) > 1:  # a side each
-            way = f"pass --group-by {shlex.quote(source.image_column)}{say_boxes(found)}"
-            way = way if source.groups else "put the four numbers of each box into one list"
         spec = next(spec for spec in self.schema if spec.name == found[0])
+        way = f"pass{say_boxes(found)}"
+        if len(found) > 1 or not spec.each:  # a side each, or one box for each row
+            way = f"pass --group-by {shlex.quote(source.image_column)}{say_boxes(found)}"
+            way = way if source.groups else "put the four numbers of each box into a list, and these into one list"
         size = "" if len(found) > 1 else "[,4]" if spec.each else "[4]"
         yield (
             f"{', '.join(found)}: they look like boxes, but are stored as plain numbers of the source's image, which "
