@@ -106,7 +106,7 @@ def draw_layout(number, folder):
     layout = Layout(random.Random(number), folder)
     layout.bits = layout.pick("bits", 8, 8, 8, 16, 12, 10)
     {"folder": draw_folder, "table": draw_table, "imagefolder": draw_imagefolder}[
-        layout.pick("kind", "folder", "folder", "table", "table", "table", "imagefolder")
+        layout.pick("kind", "folder", "folder", "table", "table", "table", "imagefolder", "imagefolder")
     ](layout)
     return layout
 
@@ -236,8 +236,8 @@ def draw_table(layout):  # noqa: PLR0912, PLR0915  # one column after the other
 
 def draw_imagefolder(layout):
     """A folder with metadata, or with metadata in its folders of splits; boxes as Hugging Face has them."""
-    form = layout.pick("form", "csv", "jsonl")
-    has_splits, boxes = layout.pick("splits", False, True), form == "jsonl" and layout.pick("boxes", False, True)
+    form = layout.pick("form", "csv", "jsonl", "jsonl")
+    has_splits, boxes = layout.pick("splits", False, True), form == "jsonl" and layout.pick("boxes", False, True, True)
     labels = "none" if boxes else layout.pick("labels", "names", "ids", "fractions", "|")
     disagree = boxes and has_splits and layout.pick("files disagree", False, True)
     for split in ("train", "test") if has_splits else ("",):
