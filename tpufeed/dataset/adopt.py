@@ -132,8 +132,9 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     target = source if dst is None else open_store(dst, follow=False)
     path = source.local_path(MANIFEST)
     if path is not None and is_file(path.parent):
-        folder = advised("adopt", str(path.parent.parent))
-        raise NoInputsError(f"{source.url} is a file; adopt takes the folder: {folder}")
+        raise NoInputsError(
+            f"{source.url} is a file; adopt takes the folder: {advised('adopt', str(path.parent.parent))}"
+        )
     if target.url != source.url and mask_secrets(source.url) != source.url:
         raise OptionError(
             f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all its readers; "

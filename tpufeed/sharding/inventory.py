@@ -152,18 +152,13 @@ class Inventory:
         while chunk := list(itertools.islice(items, _AT_ONCE)):
             lines = []
             for item in chunk:  # one by one: converted values take much more memory than their text
-                if isinstance(item.label_name, tuple):
-                    labels.update(item.label_name)
-                    list_lengths.add(len(item.label_name))
-                else:
-                    labels[item.label_name] += 1
+                _count_labels(item, labels, list_lengths)
                 learnt = item
                 if types is not None:
                     values, wrong = types.learn(item.values)
                     if values is not None or wrong is not None:
                         learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
-                if has_boxes and learnt.values and (sides := size_columns(tuple(learnt.values))):
-                    learnt = _with_size(learnt, *sides)
+                learnt = _with_size(learnt) if has_boxes else learnt
                 first_box = first_box or _say_box(learnt, contents.boxes)
                 has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
                 lines.append(to_line(learnt, options.seed, shares, base))
@@ -251,11 +246,7 @@ class Inventory:
             types.forget()
         for (line,) in self.query("SELECT item FROM inputs ORDER BY rowid"):
             item = decode_item(line)
-            if isinstance(item.label_name, tuple):
-                labels.update(item.label_name)
-                list_lengths.add(len(item.label_name))
-            else:
-                labels[item.label_name] += 1
+            _count_labels(item, labels, list_lengths)
             if types is not None and (item.values is not None or item.problem is None):
                 types.count(item.values)
         return labels
@@ -508,11 +499,22 @@ def take_inventory(source: str, options: ShardOptions, standing: StandingDataset
             ) from error
 
 
-def _with_size(item: Item, height: str, width: str) -> Item:
-    """Return an item with the size of its image that two of its columns say."""
+def _count_labels(item: Item, labels: Counter[Label], list_lengths: set[int]) -> None:
+    """Count the labels of an item, and the length of a list of them."""
+    if isinstance(item.label_name, tuple):
+        labels.update(item.label_name)
+        list_lengths.add(len(item.label_name))
+    else:
+        labels[item.label_name] += 1
+
+
+def _with_size(item: Item) -> Item:
+    """Return an item with the size of its image that two of its columns say, if it has such columns."""
     values = item.values or {}
-    if isinstance(values[height], list) or isinstance(values[width], list):  # of each box
+    sides = size_columns(tuple(values))
+    if sides is None or any(isinstance(values[side], list) for side in sides):  # lists: of each box
         return item
+    height, width = sides
     pixels, wrong = read_size(values[height], values[width])
     problem = item.problem or (("bad_box", f"the columns {width!r} and {height!r} have {wrong}") if wrong else None)
     return msgspec.structs.replace(item, pixels=item.pixels or pixels, problem=problem)
