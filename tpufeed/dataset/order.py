@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import OptionError
-from tpufeed.options import Count, Number, at_least, check_fields
+from tpufeed.options import Whole, at_least, check_fields
 
 Ints = npt.NDArray[np.int64]
 Remainder = Literal["drop", "pad", "repeat"]
@@ -205,8 +205,8 @@ class World:
         OptionError: the rank is not in [0, size).
     """
 
-    rank: Number = 0
-    size: Count = 1
+    rank: Whole = 0
+    size: Whole = 1
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -39,7 +39,7 @@ def to_device_float(
         OptionError: images or parameters of another kind.
     """
     try:
-        means, stds = [float(value) for value in mean], [float(value) for value in std]
+        means, stds = ([] if isinstance(each, str | bytes) else [*map(float, each)] for each in (mean, std))
     except (TypeError, ValueError):
         means, stds = [], []
     if not means or not all(map(math.isfinite, means)) or not all(0 < value < math.inf for value in stds):

@@ -13,6 +13,7 @@ from typing import Any
 
 from tpufeed.dataset.order import World
 from tpufeed.errors import OptionError
+from tpufeed.options import is_whole
 
 _logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def to_world(world: Any) -> World:
         return world
     if hasattr(world, "num_input_pipelines"):
         return World(world.input_pipeline_id, world.num_input_pipelines)
-    if not isinstance(world, tuple | list) or len(world) != 2:
+    if not (isinstance(world, tuple | list) and len(world) == 2 and all(map(is_whole, world))):
         raise OptionError(f"world is (rank, size), like (0, 8), not {world!r}")
     return World(*world)
 
