@@ -395,7 +395,7 @@ def _draw_spec(draw, pool, feeds):
         names = draw(st.lists(st.sampled_from(family), min_size=1, max_size=3, unique=True))
         names += ["grown"] if "grown" in family and "grown" not in names and pick(False, True) else []
     else:
-        names = [pick(*pool, *["grown", "grown-crops"] * 3)]
+        names = [pick(*pool, *["grown", "grown-crops", "small-jpegs"] * 3)]
     by_class = mixed and "png" in family and pick(False, False, True)
     if by_class:  # the classes of one dataset, also of one sample
         views = [
@@ -430,7 +430,7 @@ def _draw_spec(draw, pool, feeds):
     if options.columns == ("image",) and pick(False, True):
         options.views, options.ops = [OPS[2], OPS[2], OPS[1]], None
     draw_columns(options, names, pick)
-    if options.views is None and "image" in options.columns and pick(False, False, True):
+    if options.views is None and "image" in options.columns and pick(False, "small-jpegs" in names, True):
         draw_device_ops(options, names, pick)
     mixture = None
     if mixed:
@@ -459,7 +459,8 @@ def draw_view(made, split, pick):
         picked = [each for each in classes[:: pick(1, -1)] if pick(0, 1, 1)] or [classes[-1]]
         ways += [{"classes": picked, "keep_ids": True}] + [{"classes": picked}] * 2
         ways += [{"classes": picked, "fold": (0, 2)}]
-    drawn = pick((), (pick(*ways),), (pick(*ways), pick(*ways)))
+    twice = (ways[-2], {"classes": ways[-2]["classes"][1::-1]}) if "classes" in ways[-2] else (pick(*ways), pick(*ways))
+    drawn = pick((), (pick(*ways),), twice)
     numbers = kept_by(stored, drawn[:1])[1]
     if numbers and "classes" in drawn[-1]:  # the first view has only these
         left = [each for each in drawn[-1]["classes"] if classes.index(each) in numbers] or [classes[numbers[0]]]
@@ -721,11 +722,11 @@ class Walk:
             if spec.runs_first:
                 with suppress(*NO_BATCH):
                     feed.next()
-            before = feed.state() if refused else None
             # Iterations of other loaders begin with their first batch, wherever the loader is then. A mixture may have
             # too few samples for the default lanes, until those of the state are loaded.
             opens = spec.feed == "numpy" and (spec.options.lanes is not None or not spec.mixed)
             stale = [iter(feed.loader) for _ in range(self.pick(0, 0, 2) if opens else 0)]
+            before = feed.state() if refused else None
             try:
                 feed.load(state)
             except OptionError:
