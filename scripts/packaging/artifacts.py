@@ -127,7 +127,7 @@ def check_sdist(sdist: Path) -> str:
 def check_same(wheel: Path, sdist: Path, folder: Path) -> str:
     """The sdist gives the same wheel as the tree."""
     tree = unpack(sdist, folder / "source")
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", folder / "again", tree]
+    command = [sys.executable, "-m", "build", "--installer", "uv", "--wheel", "--outdir", folder / "again", tree]
     environment = os.environ | SAME_TIMES
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
     if done.returncode:

@@ -30,6 +30,7 @@ EXTRAS = (
 )
 CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")
 OLDEST_PYTHON = "3.11"
+UV = (sys.executable, "-m", "uv")
 INSTALL_SECONDS, SMOKE_SECONDS, TESTS_SECONDS = 1800, 600, 1800
 # What runs on the lower bounds, besides the smoke. Tests of the command line want the test runner of a later click, and
 # most of tests/storage Google's client.
@@ -110,7 +111,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def build(folder: Path) -> tuple[Path, Path]:
     """The wheel and the sdist that it is built from: the tree may hold objects of an earlier build."""
-    command = [sys.executable, "-m", "build", "--outdir", folder, ROOT]
+    command = [sys.executable, "-m", "build", "--installer", "uv", "--outdir", folder, ROOT]
     call("build", command, INSTALL_SECONDS, environment=SAME_TIMES)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, sdist
@@ -158,17 +159,17 @@ def extras_of(case: str) -> tuple[str, ...]:
 
 def install(interpreter: Path, venv: Path, requirements: list[str], environment: dict[str, str]) -> tuple[float, int]:
     """Seconds and megabytes of what was asked for."""
-    call("venv", [interpreter, "-m", "venv", venv], INSTALL_SECONDS)
+    call("uv venv", [*UV, "venv", "-q", "--python", interpreter, venv], INSTALL_SECONDS)
     bare, began = size_bytes(venv), time.monotonic()
     uv_install(venv, requirements, environment)
     seconds = time.monotonic() - began
-    call("pip check", [venv / "bin/python", "-m", "pip", "check"], SMOKE_SECONDS)
+    call("uv pip check", [*UV, "pip", "check", "--python", venv / "bin/python"], SMOKE_SECONDS)
     return seconds, round((size_bytes(venv) - bare) / 1e6)
 
 
 def uv_install(venv: Path, arguments: Sequence[object], environment: dict[str, str] | None = None) -> None:
     # Without --refresh-package, what an earlier case built of the sdist would be taken.
-    command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", venv / "bin/python"]
+    command = [*UV, "pip", "install", "-q", "--python", venv / "bin/python"]
     call(
         "uv pip install",
         [*command, "--refresh-package", "tpufeed", *arguments],
@@ -197,7 +198,8 @@ def run_tests(venv: Path, sdist: Path, folder: Path) -> None:
 
 
 def pip_freeze(venv: Path) -> list[str]:
-    return call("pip freeze", [venv / "bin/python", "-m", "pip", "freeze"], SMOKE_SECONDS).splitlines()
+    command = [*UV, "pip", "freeze", "--python", venv / "bin/python"]
+    return call("uv pip freeze", command, SMOKE_SECONDS).splitlines()
 
 
 @contextmanager
