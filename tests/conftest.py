@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import frameworks
+from tests import frameworks, lean
 from tests.frameworks import (  # noqa: F401  # hooks
     pytest_addoption,
     pytest_make_collect_report,
@@ -25,6 +25,7 @@ from tests.frameworks import (  # noqa: F401  # hooks
 )
 from tests.quick_xla import QUICK
 
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), lean.FOLDER]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")  # JAX reads it once
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: more spin while they wait, and keep cores from other tests

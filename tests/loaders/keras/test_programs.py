@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks import lazy
-from tests.quick_xla import QUICK
+from tests.quick_xla import COMPILE_ONCE, QUICK
 from tests.repo.docs.pages import blocks
 from tests.repo.docs.pages import ran as note
 
@@ -40,6 +40,8 @@ def ran(run_forks, dataset_url, cache_url, tmp_path_factory):
             programs["page"] = ["program.py"]
         runs = [{"command": list(map(str, command)), "cwd": str(folder)} for command in programs.values()]
         flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}", "KERAS_BACKEND": backend}
+        # Most models have the layers of one before, which is compiled. The cache asks for TensorFlow unless told.
+        flags |= COMPILE_ONCE | {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), "EPATH_USE_TF": "false"}
         return dict(zip(programs, run_forks("keras", runs, folder, **flags), strict=True)), folder
 
     return run

@@ -13,6 +13,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+from tests import lean
 from tests.repo.docs.pages import ROOT
 
 INSTALLED = Path(sysconfig.get_path("purelib"))
@@ -36,15 +37,13 @@ pip.chmod(0o755)
 """
 
 
-def build_wheel(folder: Path) -> Path:
+def build_wheel(folder: Path) -> None:
     """Build the wheel of this tree into the folder."""
     tree = folder / "tree"
     shutil.copytree(ROOT / "tpufeed", tree / "tpufeed", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     _call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, tree)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 def link_frameworks(folder: Path) -> Path:
@@ -53,6 +52,7 @@ def link_frameworks(folder: Path) -> Path:
     for path in INSTALLED.iterdir():
         if "tpufeed" not in path.name and path.suffix != ".pth":
             (folder / path.name).symlink_to(path)
+    (folder / "sitecustomize.py").symlink_to(Path(lean.FOLDER, "sitecustomize.py"))
     return folder
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests import lean
 from tpufeed.cli.app import app
 
 ROOT = Path(__file__).parents[3]
@@ -90,8 +91,9 @@ def run(command: str | list[str], folder: Path, **variables: str) -> str:
     """Run a command in a process of its own and return what it printed."""
     given = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PJRT_DEVICE": "CPU"}
     given |= {"USE_TORCH_XLA": "0", "CPU_NUM_DEVICES": "1"} | variables
-    # jax sets the latter for good, and torch_xla stumbles over it
-    environment = {name: value for name, value in given.items() if name not in ("PYTHONPATH", "TPU_SKIP_MDS_QUERY")}
+    given["PYTHONPATH"] = lean.FOLDER
+    # jax sets it for good, and torch_xla stumbles over it
+    environment = {name: value for name, value in given.items() if name != "TPU_SKIP_MDS_QUERY"}
     done = subprocess.run(
         command,
         shell=isinstance(command, str),

@@ -83,7 +83,8 @@ def outputs(folder: Path) -> dict[str, str]:
         "xla": [code for code in blocks("xla.md") if not re.search("torch_xla.launch|use_spmd|Lightning", code)]
     }
     programs |= {name: blocks(f"{name}.md") for name in ("torch", "loaders")}
-    programs["device_ops"] = [code for code in blocks("device_ops.md") if "torch_xla" in code]
+    for name, theirs in (("device_ops", True), ("device_ops_others", False)):
+        programs[name] = [code for code in blocks("device_ops.md") if ("torch_xla" in code) == theirs]
     programs["resume"] = blocks("resume.md")[:2]
     programs["guides"] = blocks("coming-from.md")
     programs["capture"] = [code for code in blocks("measuring.md") if "torch_xla.debug.profiler" in code]
@@ -95,9 +96,9 @@ def outputs(folder: Path) -> dict[str, str]:
     for name, parts in programs.items():
         (folder / name).write_text("\n".join(parts))
     (folder / "one_device.py").write_text(ONE_DEVICE)
-    output = run(
-        [sys.executable, "one_device.py", *programs], folder, TPUFEED_PROCESSES="0"
-    )  # worker processes start slowly
+    # Worker processes start slowly.
+    given = {"TPUFEED_PROCESSES": "0", "XLA_FLAGS": QUICK}
+    output = run([sys.executable, "one_device.py", *programs], folder, **given)
     ran(*(code for parts in programs.values() for code in parts))
     parts = re.split(r"^== (\w+)\n", output, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -135,10 +136,9 @@ def test_device_ops_of_torch_xla(outputs: dict[str, str]) -> None:
     assert outputs["device_ops"].endswith("of images (16, 224, 224, 3)\n")
 
 
-def test_device_ops_of_jax_and_tensorflow(folder: Path) -> None:
-    code = "\n".join(code for code in blocks("device_ops.md") if "torch_xla" not in code)
-    output = run_program(code, folder, TPUFEED_PROCESSES="0", XLA_FLAGS=QUICK)
-    assert re.fullmatch(r"loss \d\.\d+ of images \(16, 224, 224, 3\)\nmean -?\d\.\d+\n", output)
+def test_device_ops_of_jax_and_tensorflow(outputs: dict[str, str]) -> None:
+    told = r"loss \d\.\d+ of images \(16, 224, 224, 3\)\nmean -?\d\.\d+\n"
+    assert re.fullmatch(told, outputs["device_ops_others"])
 
 
 def test_the_script_of_the_guides(outputs: dict[str, str]) -> None:

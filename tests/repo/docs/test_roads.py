@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.gcs_server import GcsServer
-from tests.quick_xla import QUICK
+from tests.quick_xla import COMPILE_ONCE, QUICK
 from tests.repo.docs.environments import build_wheel, make_environment
 from tests.repo.docs.pages import commands, make_photos
 
@@ -22,9 +22,9 @@ PROGRAMS = Path(__file__).parent / "roads"
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("environment")
-    return make_environment(folder / "env", build_wheel(folder / "wheel"))
+def python(once: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (wheel,) = once(build_wheel).glob("*.whl")
+    return make_environment(tmp_path_factory.mktemp("environment") / "env", wheel)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,7 @@ def run(python: Path, tmp_path: Path) -> Run:
     given = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "TPUFEED_LOCAL_DIR": str(tmp_path)}
     given |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     given |= {"TPUFEED_PROCESSES": "0", "COLUMNS": "1000", "XLA_FLAGS": QUICK}  # worker processes start slowly
+    given |= COMPILE_ONCE | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "OMP_NUM_THREADS": "1"}
 
     def run(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -8,14 +8,16 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.gcs_server import GcsServer
+from tests.quick_xla import QUICK
 from tests.repo.docs.environments import build_wheel, make_image
 from tests.repo.docs.gcloud import FLAGS
 from tests.repo.docs.pages import ROOT, SHORT, blocks, commands, make_photos, run_program, text_of
@@ -62,14 +64,15 @@ def lines(skipped: str, page: str = PAGE) -> Iterator[str]:
 class Machine:
     """One's own machine: a folder to work in, and gcloud on PATH."""
 
-    def __init__(self, folder: Path, server: GcsServer) -> None:
-        self.home, self.state, self.server = folder / "home", folder / "state", server
+    def __init__(self, folder: Path, server: GcsServer, wheels: Path) -> None:
+        self.home, self.state, self.server, self.wheels = folder / "home", folder / "state", server, wheels
         (folder / "bin").mkdir()
         self.home.mkdir()
         self.state.mkdir()
         image, index = make_image(folder)
         vm = {"PATH": f"{image}:/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
         vm |= {"TPUFEED_LOCAL_DIR": str(folder), "TPUFEED_PROCESSES": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        vm |= {"XLA_FLAGS": QUICK}
         program = folder / "bin/gcloud"
         stand_in = f"{sys.executable} {ROOT}/tests/repo/docs/gcloud.py {self.state} {server.url}"
         program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {stand_in} "$@"\n')
@@ -78,8 +81,8 @@ class Machine:
 
     def bring(self, photos: int) -> None:
         """Put the wheel and photographs into the folder that one works in."""
-        wheel = build_wheel(self.home.parent / "wheel")
-        wheel.rename(self.home / wheel.name)
+        (wheel,) = self.wheels.glob("*.whl")
+        shutil.copy(wheel, self.home)
         make_photos(self.home, photos, "160x120")
 
     def type(self, text: str) -> str:
@@ -107,9 +110,9 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
+def machine(once: Callable[..., Path], tmp_path: Path) -> Iterator[Machine]:
     with GcsServer([], process=True) as server:
-        yield Machine(tmp_path, server)
+        yield Machine(tmp_path, server, once(build_wheel))
 
 
 def test_from_the_first_line_to_the_last(machine: Machine) -> None:

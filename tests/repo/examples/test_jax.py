@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.quick_xla import QUICK
+from tests.quick_xla import COMPILE_ONCE, QUICK
 from tests.repo.examples.conftest import Output
 
 RUNS = {"examples/README.md": "jax_flowers[.]py --data"}
@@ -45,8 +45,8 @@ def test_it_learns_and_goes_on_after_a_kill_as_if_there_were_none(
 ):
     """The devices' rounding is the same each time, so losses come out equal where batches do."""
     compiled = str(tmp_path_factory.mktemp("compiled"))
-    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {QUICK}", "JAX_COMPILATION_CACHE_DIR": compiled}
-    devices["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    devices = COMPILE_ONCE | {"JAX_COMPILATION_CACHE_DIR": compiled}
+    devices["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {QUICK}"
     arguments = page_arguments("jax_flowers.py")
     (workplace / "program.py").write_text(PROGRAM)
     killed = run_example(
