@@ -430,7 +430,7 @@ def _draw_spec(draw, pool, feeds):
     if options.columns == ("image",) and pick(False, True):
         options.views, options.ops = [OPS[2], OPS[2], OPS[1]], None
     draw_columns(options, names, pick)
-    if options.views is None and "image" in options.columns and pick(False, "small-jpegs" in names, True):
+    if options.views is None and "image" in options.columns and pick(True, True, "small-jpegs" in names):
         draw_device_ops(options, names, pick)
     mixture = None
     if mixed:
@@ -486,12 +486,14 @@ def draw_device_ops(options, names, pick):
     """Ops on the device, and ops that mix rows, which need labels, pairs, and columns that can be mixed."""
     ops = pick((), *DEVICE_OPS)
     options.device_ops = ops if not crops_again(ops, names) else DEVICE_OPS[0]
-    if "label" in options.columns and pick(False, True):
-        options.device_ops += pick(*MIXING)
+    if names != ["plain"] and pick(True, True, False):
+        more = ("label", "mask") if names[0].startswith("lists") else ("label",)
+        options.columns += tuple(name for name in more if name not in options.columns)
+        options.device_ops += pick(*MIXING[1:3], *([] if "mask" in options.columns else MIXING))
         options.batch_size += options.batch_size % 2
         options.remainder = "drop" if options.remainder == "pad" else options.remainder
         options.multi_hot = names[0].startswith(("lists", "tags"))
-        if pick(True, True, False):
+        if pick(True, True, True, False):
             left = tuple(name for name in options.columns if name not in options.cannot_mix)
             options.columns = left
 
