@@ -144,7 +144,7 @@ def draw_folder(layout):
         os.mkfifo(layout.folder / "src/pipe")
         layout.strays += 2
     layout.url = str(layout.folder / "src")
-    if depth == "domain/class" and layout.pick("told", False, True):
+    if depth == "domain/class" and layout.pick("told", False, False, True):
         layout.options += ["--label", "parent"]
 
 
