@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tests.quick_xla import QUICK
+from tests.quick_xla import COMPILE_ONCE, QUICK
 from tests.repo.docs.pages import commands, ran
 from tpufeed import cache
 from tpufeed.images import CenterCrop, Resize
@@ -120,6 +120,8 @@ def run_example() -> Callable[..., Output]:
             "TPU_SKIP_MDS_QUERY": None,  # jax sets it for good, and torch_xla stumbles over it
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "TPUFEED_PROCESSES": "0",  # worker processes take a second to start, for each of several loaders
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+            **COMPILE_ONCE,
         }
         environment = {k: v for k, v in (os.environ | given | variables).items() if v is not None}
         command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.quick_xla import COMPILE_ONCE, QUICK
+from tests.quick_xla import QUICK
 from tests.repo.examples.conftest import Output
 
 RUNS = {"examples/README.md": "jax_flowers[.]py --data"}
@@ -40,13 +40,9 @@ jax_flowers.main(jax_flowers.parse([*arguments, "--every", "2", "--out", "killed
 """
 
 
-def test_it_learns_and_goes_on_after_a_kill_as_if_there_were_none(
-    flowers, workplace, page_arguments, run_example, tmp_path_factory
-):
+def test_it_learns_and_goes_on_after_a_kill_as_if_there_were_none(flowers, workplace, page_arguments, run_example):
     """The devices' rounding is the same each time, so losses come out equal where batches do."""
-    compiled = str(tmp_path_factory.mktemp("compiled"))
-    devices = COMPILE_ONCE | {"JAX_COMPILATION_CACHE_DIR": compiled}
-    devices["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {QUICK}"
+    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {QUICK}"}
     arguments = page_arguments("jax_flowers.py")
     (workplace / "program.py").write_text(PROGRAM)
     killed = run_example(
