@@ -1,4 +1,4 @@
-"""Walks with a fresh seed, for as long as is asked for: python -m tests.oracle [--seconds 1800] [--seed N]."""
+"""Walks, and chains of device ops, with a fresh seed, for as long as is asked for: python -m tests.oracle [--seconds 1800] [--seed N]."""
 
 import argparse
 import logging
@@ -14,6 +14,7 @@ from pathlib import Path
 os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"})
 
 from tests.oracle.datasets import make_pool
+from tests.oracle.device import by_torch, check_often
 from tests.oracle.walks import FEEDS, walk_often
 
 WALKS = 50  # of one seed, before the next
@@ -38,6 +39,7 @@ def main() -> None:
         while time.monotonic() < until:
             try:
                 walk_often(pool, number, WALKS, options.feeds.split(","), counts)
+                check_often(number, WALKS, by_torch)
             except Exception:  # noqa: BLE001  # whatever a walk comes upon
                 print(f"walks: failed with --seed {number}\n{traceback.format_exc()}", flush=True)
                 failed.append(number)
