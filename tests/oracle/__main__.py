@@ -1,4 +1,4 @@
-"""Walks, and chains of device ops, with a fresh seed, for as long as is asked for: python -m tests.oracle [--seconds 1800] [--seed N]."""
+"""Walks and chains of device ops with fresh seeds: python -m tests.oracle [--seconds 1800] [--seed N]."""
 
 import argparse
 import logging
