@@ -26,7 +26,7 @@ FILLED = "{}"  # what the message fills in
 # Options of other programs: Beam and its runners, Ray, docker, tar, uv; and variables of the report's style.
 FOREIGN = re.compile(
     r"--(runner|streaming|direct|sdk|requirements|setup|extra|environment|num-cpus|head|address|privileged|help"
-    r"|hard-dereference|python|page|card|ink|faint|grid|line|band|wait|sync|compute|chosen|good|fair|bad)"
+    r"|hard-dereference|python|page|card|ink|faint|grid|line|band|wait|sync|compute|chosen|good|fair|bad|sort)"
 )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import tpufeed
 from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.verify import REMEDY
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_every_damage_is_a_line(run, damaged):
     last = open_dataset(folder).split("train").variants[0].shards[1].records - 1
     done = run("verify", folder)
     assert done.returncode == 1
-    assert done.stderr == f"error: {folder} is damaged: 3 damages in 2 files\n"
+    assert done.stderr == f"error: {folder} is damaged: 3 damages in 2 files. {REMEDY}\n"
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     assert re.match(rf"{one}, record 0, byte 0: the CRC of the payload", lines[0])
@@ -41,7 +42,7 @@ def test_every_damage_is_a_line(run, damaged):
 def test_json_of_a_damaged_dataset(run, damaged):
     folder, one, two = damaged
     done = run("verify", folder, "--json")
-    assert (done.returncode, done.stderr) == (1, f"error: {folder} is damaged: 3 damages in 2 files\n")
+    assert (done.returncode, done.stderr) == (1, f"error: {folder} is damaged: 3 damages in 2 files. {REMEDY}\n")
     facts = json.loads(done.stdout)
     assert (facts["sound"], facts["url"], facts["records"]) == (False, str(folder), None)
     assert [damage["shard"] for damage in facts["damages"]] == [one, two, two]

@@ -57,8 +57,8 @@ def test_features_that_vary(photos, write_tfrecords, tmp_path):
         "note": ("bytes", ()),
         "some": ("int64", None),
     }
-    assert set(result.left_out) == {"odd", "image/class/label", "h"}
-    assert set(result.manifest.options["left_out"]) == set(result.left_out)
+    assert set(result.listed.left_out) == {"odd", "image/class/label", "h"}
+    assert set(result.manifest.options["left_out"]) == set(result.listed.left_out)
     assert tpufeed.verify(tmp_path).records == 2
     assert result.manifest.splits["train"].class_counts == (1, 0, 0, 0, 1)
     with tpufeed.Loader(tmp_path, batch_size=2, ops=OPS, shuffle=False, columns=["score", "image"]) as loader:

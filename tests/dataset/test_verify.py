@@ -178,7 +178,7 @@ def test_sound_records_in_another_order(copy):
 def test_the_message_names_the_first_and_the_count(copy):
     for shard in shards_of(copy)[:5]:
         flip(copy / shard.name, 100)
-    with pytest.raises(DamageError, match=rf"^{re.escape(str(copy))}: 5 damages: .* 2 more$"):
+    with pytest.raises(DamageError, match=rf"^{re.escape(str(copy))}: 5 damages: .* 2 more\. "):
         verify(copy)
 
 

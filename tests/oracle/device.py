@@ -53,11 +53,11 @@ OPS = (
     ColorJitter(hue=0.5),
     ColorJitter(0.5, 0.6, 0.7, 0.5),
     ColorJitter(contrast=(0.1, 2.0), hue=(0.1, 0.3)),
-    GaussianBlur((0.3, 1.1)),
+    GaussianBlur(0.5, (0.3, 1.1)),
     RandomErasing(0.7, value=(5, 250, 100)),
-    RandAugment(2, 9, 44, TRANSFORMS[:-2]),
-    RandAugment(1, 9, 44, TRANSFORMS),
-    RandAugment(1, 30, (1, 2, 3), TRANSFORMS),
+    RandAugment(2, 9, fill=44, transforms=TRANSFORMS[:-2]),
+    RandAugment(1, 9, fill=44, transforms=TRANSFORMS),
+    RandAugment(1, 30, fill=(1, 2, 3), transforms=TRANSFORMS),
 )
 # Levels of 255 by which an op may be off: Pillow cuts off where OpenCV rounds.
 ROUNDED = ("Resize", "CenterCrop", "RandomResizedCrop", "Grayscale", "GaussianBlur")

@@ -418,7 +418,7 @@ def test_the_same_command_with_another_format_is_another_build(table, tmp_path):
     with pytest.raises(DuplicateWriterError, match="boxes"):
         tpufeed.shard(source, tmp_path / "d")
     assert first.manifest.options["boxes"] == "boxes"
-    assert preview_shard(source, tmp_path / "e", boxes="boxes").columns["boxes"] == "float32[0 to 2, 4] boxes"
+    assert preview_shard(source, tmp_path / "e", boxes="boxes").listed.columns["boxes"] == "float32[0 to 2, 4] boxes"
 
 
 def test_flags(table, tmp_path):

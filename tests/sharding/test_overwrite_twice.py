@@ -243,10 +243,13 @@ def test_files_follow_the_umask(few, tmp_path):
 def test_a_manifest_over_empty_files_is_not_complete(name, few, tmp_path):
     """A power cut leaves such files if they were never written to the disk."""
     tpufeed.shard(few, tmp_path / "d", **OPTIONS)
-    (tmp_path / "d" / name).write_bytes(b"")
-    with pytest.raises(tpufeed.errors.DatasetExistsError, match=name):
-        tpufeed.shard(few, tmp_path / "d", **OPTIONS)
-    assert tpufeed.shard(few, tmp_path / "d", overwrite=True, **OPTIONS).images == 6
+    path = tmp_path / "d" / name
+    stored = path.read_bytes()
+    path.write_bytes(b"")
+    with pytest.raises(tpufeed.errors.DatasetDamagedError, match=rf"{name}.*run the `tpufeed shard`"):
+        tpufeed.verify(tmp_path / "d")
+    tpufeed.shard(few, tmp_path / "d", **OPTIONS)
+    assert path.read_bytes() == stored
 
 
 @pytest.mark.all

@@ -74,6 +74,8 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
                 echo(each)
             if len(found) > _LINES_SHOWN:
                 echo(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
+    from tpufeed.dataset.verify import REMEDY
+
     unread = f"{number_of(len(unreadable), 'file')} cannot be read"
     if not damages:
         echo_error(
@@ -83,7 +85,9 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
         return
     files = len({damage.shard for damage in damages})
     also = f"; {unread} besides" if unreadable else ""
-    echo_error(f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}{also}")
+    echo_error(
+        f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}{also}. {REMEDY}"
+    )
 
 
 def _print_json(

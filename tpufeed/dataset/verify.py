@@ -43,6 +43,10 @@ _DAMAGES_NAMED = 3
 _CLASSES_NAMED = 5
 _MISSING = "is missing; the manifest names it"
 _REMOVED = "was removed while it was read"
+REMEDY = (
+    "To get files back, remove the damaged ones, and run the `tpufeed shard`, `append` or `cache warmup` that made "
+    "the dataset again: it makes lost files alone"
+)
 _ANOTHER = "Its records are sound: it is the file of another build, or was edited"
 
 
@@ -145,7 +149,7 @@ def verify(
     if damages:
         count = "1 damage" if len(damages) == 1 else f"{len(damages):,} damages"
         also = f"; {cannot} besides" if unreadable else ""
-        message = f"{dataset.url}: {count}: {_name_some(damages)}{also}"
+        message = f"{dataset.url}: {count}: {_name_some(damages)}{also}. {REMEDY}"
         raise DatasetDamagedError(message, tuple(damages), tuple(unreadable))
     if unreadable:
         message = f"{dataset.url}: {cannot}, the others are not damaged: {_name_some(unreadable)}"

@@ -198,7 +198,7 @@ class Inventory:
             why=source.why,
             labels=self._say_labels(source, contents.class_names is not None) if self.labelled else "",
             classes=self._count_classes(labels),
-            class_count=len(self.classes.names),
+            class_count=len(self.listed_classes.names),
             splits=self._say_splits(source),
             columns=further_columns(self.features),
             boxes=contents.boxes or "",
@@ -234,9 +234,9 @@ class Inventory:
     def _count_classes(self, labels: Counter[Label]) -> dict[str, int]:
         """Return the first classes that occur, with the number of their samples."""
         counts = Counter[int]()
-        for label, number in self.classes.ids.items():
+        for label, number in self.listed_classes.ids.items():
             counts[number] += labels[label]
-        return {self.classes.names[number]: counts[number] for number in sorted(+counts)[:MOST_CLASSES]}
+        return {self.listed_classes.names[number]: counts[number] for number in sorted(+counts)[:MOST_CLASSES]}
 
     def _count_left(self, types: ColumnTypes | None, list_lengths: set[int]) -> Counter[Label]:
         """Return the labels of the rows that are left, and let them alone decide the types of columns."""
@@ -345,7 +345,7 @@ class Inventory:
         if not self.labelled:
             self.classes = self.listed_classes = Classes((), {})
         elif standing is None:
-            self.classes = make_classes(labels, contents.class_names, are_names)
+            self.classes = self.listed_classes = make_classes(labels, contents.class_names, are_names)
         else:
             self.classes = self._grow_classes(standing, taken, contents.class_names, are_names)
             self.listed_classes = self._grow_classes(standing, labels, contents.class_names, are_names)
