@@ -131,9 +131,11 @@ def test_a_service_that_is_not_there_and_options_that_do_not_fit(cache_url):
             tpufeed.Loader(cache_url, repeat=True, batch_size=5).to_tf(service=address)
     with pytest.raises(OptionError, match="repeat=True"):
         tpufeed.Loader(cache_url).to_tf(service=address)
-    for wrong in ("localhost:5000", "grpc://localhost", "http://localhost:1", 5, "grpc://a:b"):
+    for wrong in ("localhost:5000", "grpc://localhost", "http://localhost:1", "grpc://a:b"):
         with pytest.raises(OptionError, match="grpc://"):
             tpufeed.Loader(cache_url, repeat=True).to_tf(service=wrong)
+    with pytest.raises(OptionError, match="service is a text, not 5"):
+        tpufeed.Loader(cache_url, repeat=True).to_tf(service=5)
     with pytest.raises(OptionError, match="'data'"):
         tpufeed.Loader(cache_url, repeat=True).to_tf(service=address, sharding="data")
     with pytest.raises(OptionError, match="service="):
