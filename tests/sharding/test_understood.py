@@ -121,6 +121,11 @@ def test_labels_in_one_text_and_labels_that_are_values(table, tmp_path):
     assert result.manifest.class_names == ("Edema", "Mass", "No Finding", "Nodule")
     assert result.listed.classes == {"Edema": 2, "Mass": 4, "No Finding": 2, "Nodule": 4}
     assert tpufeed.append(source, tmp_path / "d", workers=1).added == 0
+    rows = [{"path": "0.png", "label": label, "box": [0, 0, 4, 4]} for label in ("Mass|Nodule", "Nodule|Edema")]
+    foretold = preview_shard(table(rows), tmp_path / "e", group_by="path", label_separator="|")
+    assert foretold.listed.classes == {"Edema": 1, "Mass": 1, "Nodule": 1}
+    with pytest.raises(OptionError, match=r"0\.png: each box has one label, and 'Mass\|Nodule' has several"):
+        preview_shard(table(rows), tmp_path / "e", group_by="path", boxes="box", label_separator="|")
     source = table([{"path": f"{n}.png", "label": 20.5 + n} for n in range(4)])
     (said,) = preview_shard(source, tmp_path / "e").listed.warnings
     assert "--label none" in said

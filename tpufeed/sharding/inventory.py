@@ -144,7 +144,7 @@ class Inventory:
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
         if options.label_separator is not None:
-            items = map(partial(split_label, options.label_separator), items)
+            items = map(partial(split_label, options.label_separator, options.boxes is not None), items)
         self.database.executescript(
             f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs({_COLUMNS});"
             "DROP TABLE IF EXISTS digests; CREATE TABLE digests(row INTEGER PRIMARY KEY, digest BLOB);"
@@ -526,12 +526,24 @@ def _say_box(item: Item, boxes: str | None) -> str:
     return f"{found[0]} in {item.path}" if found else ""
 
 
-def split_label(separator: str, item: Item) -> Item:
-    """Return an item whose label is a text with several labels in it as one with a list of labels."""
-    if not isinstance(item.label_name, str):
+def split_label(separator: str, of_boxes: bool, item: Item) -> Item:
+    """Return an item whose label is a text with several labels in it as one with a list of labels.
+
+    A list of labels, as of several rows, becomes one list. Raises OptionError if each of its labels is that of a box.
+    """
+    is_list = isinstance(item.label_name, tuple)
+    labels = list[Label]()
+    for label in item.label_name if isinstance(item.label_name, tuple) else (item.label_name,):
+        parts = list(filter(None, map(str.strip, label.split(separator)))) if isinstance(label, str) else [label]
+        if is_list and of_boxes and len(parts) > 1:
+            raise OptionError(
+                f"{item.path}: each box has one label, and {label!r} has several with label_separator={separator!r}: "
+                "leave it out, or shard the images without boxes"
+            )
+        labels += parts
+    if not is_list and not isinstance(item.label_name, str):
         return item
-    parts = map(str.strip, item.label_name.split(separator))
-    return msgspec.structs.replace(item, label_name=tuple(filter(None, parts)))
+    return msgspec.structs.replace(item, label_name=tuple(labels if of_boxes else dict.fromkeys(labels)))
 
 
 def say_identity(item: Item, base: str = "") -> str:

@@ -40,7 +40,7 @@ def test_what_keras_cannot_take_is_refused(cache_url):
         tpufeed.Loader(cache_url, batch_size=8, columns=["image"]).to_keras(class_weight={0: 1.0})
     with pytest.raises(OptionError, match="from 0 to 2, not for 3"):
         tpufeed.Loader(cache_url, batch_size=8).to_keras(class_weight={3: 1.0})
-    with pytest.raises(OptionError, match="weights of 0 or more by class.*nan"):
+    with pytest.raises(OptionError, match=r"weights of 0 or more by class.*nan"):
         tpufeed.Loader(cache_url, batch_size=8).to_keras(class_weight={0: np.nan})
 
 

@@ -303,9 +303,9 @@ class TableSource(Source):
                 )
             return partial(found[0].replace, "{}") if found else lambda key: paths.get(key, key)
         if place is not None or not (is_web(store) or any(map(is_image_name, keys))):
-            there = "no folder here has images" if place is None else f"{place} has no images"
+            there = "no folder here has the images of all" if place is None else f"{place} has no images of the"
             raise OptionError(
-                f"{self.base}: {column!r} has names like {keys[0]} instead of paths, and {there} of the {len(keys)} "
+                f"{self.base}: {column!r} has names like {keys[0]} instead of paths, and {there} {len(keys)} "
                 f"names that were tried, like {keys[0]}.jpg: pass --image 'FOLDER/{{}}.jpg', {{}} for the name, or "
                 "--image COLUMN for a column of paths"
             )
