@@ -6,19 +6,13 @@ numbers and classes their ids, and nothing outside of the destination was touche
     python -m tests.oracle.builds [--seconds 1800] [--seed N] [--kinds folder,csv] [--shrink]
 """
 
-import argparse
 import functools
 import itertools
 import json
-import logging
 import os
 import random
-import secrets
 import shutil
-import sys
 import tempfile
-import time
-import traceback
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -31,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 import tpufeed
 from tests.oracle.commands import dawdle, kill_at, run
+from tests.oracle.seeds import make_parser, try_seeds
 from tests.oracle.sources import (
     BRINGS_CLASSES,
     EDITS,
@@ -631,32 +626,23 @@ def settings_of(examples, steps, shrink=False, **more):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1800.0)
-    parser.add_argument("--seed", type=int, default=None, help="of a run to be repeated; by default a fresh one")
+    parser = make_parser(__doc__)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--without", default="", help=f"no sources like this: {', '.join(TRAITS)}")
     parser.add_argument("--shrink", action="store_true", help="look for the fewest steps that fail")
     options = parser.parse_args()
-    first = secrets.randbits(32) if options.seed is None else options.seed
     kinds = options.kinds.split(",")
     traits = [trait for trait in TRAITS if trait not in options.without.split(",")]
-    print(f"builds: seed {first}, {options.seconds:g} s, kinds {options.kinds}", flush=True)
-    logging.getLogger("tpufeed").setLevel(logging.CRITICAL)
-    failed: list[int] = []
-    until, number = time.monotonic() + options.seconds, first
-    while time.monotonic() < until:
-        kind = kinds[number % len(kinds)]
+
+    def take(number: int) -> None:
+        chosen = [kinds[number % len(kinds)]]
         try:
-            run_state_machine_as_test(machine([kind], number, traits), settings=settings_of(6, 14, options.shrink))
-        except Exception:  # noqa: BLE001  # whatever a machine comes upon
-            failed.append(number)
-            print(f"builds: failed with --seed {number} --kinds {options.kinds}\n{traceback.format_exc()}")
+            run_state_machine_as_test(machine(chosen, number, traits), settings=settings_of(6, 14, options.shrink))
+        except Exception:
             print("\n".join(LAST), flush=True)
-        number += 1
-    print("builds:", ", ".join(f"{count:,} {what}" for what, count in sorted(COUNTS.items())), flush=True)
-    if failed:
-        sys.exit(f"builds: {len(failed)} of {number - first} seeds failed: {failed}")
+            raise
+
+    try_seeds("builds", options, COUNTS, take, f" --kinds {options.kinds}")
 
 
 if __name__ == "__main__":

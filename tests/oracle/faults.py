@@ -7,18 +7,13 @@ command continues. Nothing wrong is ever published, verified, or given to a trai
     python -m tests.oracle.faults [--seconds 1800] [--seed N]
 """
 
-import argparse
 import functools
 import io
 import json
-import logging
 import os
 import random
 import secrets
-import sys
 import tempfile
-import time
-import traceback
 import zlib
 from collections import Counter
 from contextlib import contextmanager
@@ -32,6 +27,7 @@ import numpy as np
 from PIL import Image
 
 import tpufeed
+from tests.oracle.seeds import make_parser, try_seeds
 from tpufeed import cache
 from tpufeed.dataset import records
 from tpufeed.dataset.naming import MANIFEST
@@ -293,26 +289,11 @@ def load(folder, split, wanted, damage, way):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1800.0)
-    parser.add_argument("--seed", type=int, default=None, help="of a run to be repeated; by default a fresh one")
-    options = parser.parse_args()
-    first = secrets.randbits(32) if options.seed is None else options.seed
-    print(f"faults: seed {first}, {options.seconds:g} s", flush=True)
-    logging.getLogger("tpufeed").setLevel(logging.CRITICAL)
-    failed: list[int] = []
-    until, number = time.monotonic() + options.seconds, first
-    while time.monotonic() < until:
-        try:
-            with tempfile.TemporaryDirectory(prefix="tpufeed-faults-") as folder:
-                walk(KINDS[number % len(KINDS)], number, Path(folder))
-        except Exception:  # noqa: BLE001  # whatever a chain comes upon
-            failed.append(number)
-            print(f"faults: failed with --seed {number}\n{traceback.format_exc()}", flush=True)
-        number += 1
-    print("faults:", ", ".join(f"{count:,} {what}" for what, count in sorted(COUNTS.items())), flush=True)
-    if failed:
-        sys.exit(f"faults: {len(failed)} of {number - first} seeds failed: {failed}")
+    def take(number: int) -> None:
+        with tempfile.TemporaryDirectory(prefix="tpufeed-faults-") as folder:
+            walk(KINDS[number % len(KINDS)], number, Path(folder))
+
+    try_seeds("faults", make_parser(__doc__).parse_args(), COUNTS, take)
 
 
 if __name__ == "__main__":

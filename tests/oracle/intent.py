@@ -8,22 +8,16 @@ be silent, and no advice may be wrong. The block that says what was understood i
 For as long as is asked for, with a fresh seed: python -m tests.oracle.intent [--seconds 1200] [--seed N].
 """
 
-import argparse
 import csv
 import io
 import itertools
 import json
-import logging
 import os
 import random
 import re
-import secrets
 import shlex
 import subprocess
-import sys
 import tempfile
-import time
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +27,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
+from tests.oracle.seeds import make_parser, try_seeds
 from tests.oracle.sources import SIDE, number_of, picture
 from tpufeed.cli.app import app
 from tpufeed.images.decoding import decode
@@ -405,36 +400,23 @@ def settle(number, folder):
     raise AssertionError(f"not what was meant after {ROUNDS} builds:\n{where}")
 
 
+def settle_one(number):
+    with tempfile.TemporaryDirectory(prefix="tpufeed-intent-") as folder:
+        settle(number, Path(folder))
+    COUNTS["layouts"] += 1
+
+
 def settle_often(first, count):
     for number in range(first, first + count):
-        with tempfile.TemporaryDirectory(prefix="tpufeed-intent-") as folder:
-            try:
-                settle(number, Path(folder))
-            except BaseException:
-                print(f"intent: failed with --seed {number}", flush=True)
-                raise
-        COUNTS["layouts"] += 1
+        try:
+            settle_one(number)
+        except BaseException:
+            print(f"intent: failed with --seed {number}", flush=True)
+            raise
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=1200.0)
-    parser.add_argument("--seed", type=int, default=None, help="of a layout to be repeated; by default a fresh one")
-    options = parser.parse_args()
-    logging.getLogger("tpufeed").setLevel(logging.CRITICAL)
-    first = secrets.randbits(32) if options.seed is None else options.seed
-    failed: list[int] = []
-    until, number = time.monotonic() + options.seconds, first
-    while time.monotonic() < until:
-        try:
-            settle_often(number, 1)
-        except Exception:  # noqa: BLE001  # whatever a layout comes upon
-            print(traceback.format_exc(), flush=True)
-            failed.append(number)
-        number += 1
-    print("intent:", ", ".join(f"{count:,} {what}" for what, count in sorted(COUNTS.items())), flush=True)
-    if failed:
-        sys.exit(f"intent: {len(failed)} of {number - first} layouts failed: {failed}")
+    try_seeds("intent", make_parser(__doc__, 1200.0).parse_args(), COUNTS, settle_one)
 
 
 if __name__ == "__main__":
