@@ -329,7 +329,7 @@ def _options_of(present: Dataset) -> dict[str, Any]:
 
 
 def _is_sound(present: Dataset) -> bool:
-    """Return True if, up to 2 GB in total, all files have the right CRCs, or if some are lost: these are made again."""
+    """Return True if the CRCs of all files (up to 2 GB) are right, or if files are lost; a run repairs these."""
     files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
     if find_lost(present.store, present.manifest) is not None:
         return True

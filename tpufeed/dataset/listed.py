@@ -1,4 +1,4 @@
-"""What a listing found and understood of a source: as data for plan, manifest and results, and as text."""
+"""Hold what a listing found and understood of a source: data for plan, manifest and results, and their text."""
 
 from collections.abc import Iterator, Mapping
 
@@ -17,7 +17,7 @@ _NUMBERS = {
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a source was taken for: each guess, so that a person sees a wrong one before it is trained on.
+    """Names what a source was taken for: each guess, so that a person sees a wrong one before training on it.
 
     A plan or manifest of another tpufeed may lack some of these fields, or have more.
 

@@ -212,7 +212,7 @@ class Inventory:
 
     @property
     def listed(self) -> Listed:
-        """What the source was taken for, with the warnings of `prepare`."""
+        """Return what the source was taken for, with the warnings of `prepare`."""
         return msgspec.structs.replace(self._listed, warnings=(*self._listed.warnings, *self.said))
 
     def _say_labels(self, source: Source, is_fixed: bool) -> str:
