@@ -42,9 +42,9 @@ from tpufeed.images import (
     Resize,
 )
 from tpufeed.images.protocols import Op
-from tpufeed.loaders.device_ops import DeviceOps
 from tpufeed.measure.bench import BenchOptions, Measurement, measure_apart
 from tpufeed.measure.tpu import find_tpu, profile
+from tpufeed.stream.device_ops import DeviceOps
 
 SIDE, OUT, BATCH = 256, 224, 128
 CROP: tuple[Op, ...] = (RandomResizedCrop(OUT), HorizontalFlip())
@@ -198,7 +198,7 @@ def costs(ops: Sequence[Op], batch_size: int) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from tpufeed.loaders.jax.arrays import ARRAYS
+    from tpufeed.adapters.jax.arrays import ARRAYS
 
     device_ops = DeviceOps(ops, (SIDE, SIDE))
     given = (

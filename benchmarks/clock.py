@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.entry import make_parser
 from benchmarks.harness import describe, figure, flatten, machine, print_table, write_result
-from tpufeed.loaders.loader import LoaderStats
-from tpufeed.loaders.metrics_logger import MetricsLogger
+from tpufeed.adapters.loader import LoaderStats
+from tpufeed.adapters.metrics_logger import MetricsLogger
 from tpufeed.measure.clock import StepClock
 
 STEP_SECONDS = 0.01

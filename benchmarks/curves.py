@@ -22,12 +22,12 @@ PLAN = """
 import json, resource, sys, time
 from contextlib import closing
 from pathlib import Path
-from tpufeed.build.item import Item
-from tpufeed.build.plan import write_plan
+from tpufeed.builds.item import Item
+from tpufeed.builds.plan import write_plan
 from tpufeed.sharding.inventory import Inventory
-from tpufeed.sharding.options import ShardOptions
+from tpufeed.sources.options import ShardOptions
 from tpufeed.sharding.recipe import SizeEstimate, plan_shards
-from tpufeed.sharding.sources.source import Source
+from tpufeed.sources.source import Source
 folder, count, classes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 class MadeUp(Source):
     base, labels_are_names = "/made/up", True

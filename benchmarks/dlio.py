@@ -122,8 +122,8 @@ def put_manifest(folder: Path, records: int) -> None:
     from crc32c import crc32c
 
     import tpufeed
-    from tpufeed.dataset.adopt_keys import make_features
-    from tpufeed.dataset.adopt_scan import Keys, Totals, scan_shard
+    from tpufeed.adoption.keys import make_features
+    from tpufeed.adoption.scan import Keys, Totals, scan_shard
     from tpufeed.dataset.index import encode_index
     from tpufeed.dataset.manifest import IndexFile, Manifest, Shard, Split, Variant, encode_manifest
     from tpufeed.storage.store import open_store

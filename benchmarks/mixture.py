@@ -28,8 +28,8 @@ import tpufeed
 from benchmarks.entry import command_of, make_parser
 from benchmarks.harness import flatten, print_table, write_result
 from tests.gcs_server import GcsServer
-from tpufeed.loaders.mixture import Mixture
 from tpufeed.measure.alternatives import write_sample
+from tpufeed.stream.mixture import Mixture
 
 IMAGES, SHARDS, SIDE, BATCH = 20_000, 100, 64, 128
 COUNTS = (0, 1, 10, 100)  # sources; 0 is the dataset without a mixture

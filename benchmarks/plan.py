@@ -20,9 +20,9 @@ CLASSES = 1000
 
 PLAN = """
 import json, resource, sys, time
-from tpufeed.build.commit import check_destination, put_plan
-from tpufeed.build.plan import write_plan
-from tpufeed.sharding.options import ShardOptions
+from tpufeed.builds.commit import check_destination, put_plan
+from tpufeed.builds.plan import write_plan
+from tpufeed.sources.options import ShardOptions
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.storage.store import open_store
 destination, recipe = open_store(sys.argv[2]), ShardRecipe(sys.argv[1], ShardOptions(shard_bytes="128KB"))

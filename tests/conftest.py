@@ -40,7 +40,17 @@ settings.load_profile("tpufeed")
 # The first tier leaves out tests of these. CONTRIBUTING says what is in which tier, and why.
 _LATER = {"tensorflow", "keras", "torch_xla", "grain", "ray", "apache_beam", "xprof"}
 # Groups that take long. If they came last, one worker would be busy while the others have nothing.
-_LONG = ("tensorflow", "frameworks", "repo/examples/", "repo/", "engines/", "loaders/", "faults/", "oracle/")
+_LONG = (
+    "tensorflow",
+    "frameworks",
+    "repo/examples/",
+    "repo/",
+    "engines/",
+    "adapters/",
+    "stream/",
+    "faults/",
+    "oracle/",
+)
 
 _SKIMAGE = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "rocket.jpg")  # camera is grey
 _SKLEARN = ("china.jpg", "flower.jpg")

@@ -115,12 +115,12 @@ def need(name: str) -> None:
 
 # The folders of frameworks, and the groups of tests that share a process.
 _FOLDERS = {
-    "loaders/tf": "tensorflow",
-    "loaders/keras": "keras",
-    "loaders/torch": "torch",
-    "loaders/xla": "torch_xla",
-    "loaders/jax": "jax",
-    "loaders/grain": "grain",
+    "adapters/tf": "tensorflow",
+    "adapters/keras": "keras",
+    "adapters/torch": "torch",
+    "adapters/xla": "torch_xla",
+    "adapters/jax": "jax",
+    "adapters/grain": "grain",
 }
 _GROUPS = {"tensorflow", "keras", "torch", "jax"}
 

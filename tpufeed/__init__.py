@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from tpufeed._version import __version__
 
 # pip refuses an older Python, but nothing else keeps one from importing a checkout.
 if sys.version_info < (3, 11):  # noqa: UP036
@@ -22,25 +22,25 @@ if sys.byteorder != "little":
 
 if TYPE_CHECKING:
     from tpufeed import cache, errors, images
-    from tpufeed.build.compact import compact
-    from tpufeed.build.prune import prune
-    from tpufeed.dataset.adopt import adopt
+    from tpufeed.adapters.foreign import device_loader
+    from tpufeed.adapters.grain.source import grain_source
+    from tpufeed.adapters.keras.dataset import keras_state
+    from tpufeed.adapters.loader import Loader
+    from tpufeed.adapters.metrics_logger import MetricsLogger
+    from tpufeed.adapters.pixels import to_device_float
+    from tpufeed.adapters.torch.host import TFRecordImages
+    from tpufeed.adapters.torch.lanesampler import LaneSampler
+    from tpufeed.adoption.adopt import adopt
+    from tpufeed.builds.compact import compact
+    from tpufeed.builds.prune import prune
     from tpufeed.dataset.order import World
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
-    from tpufeed.loaders.foreign import device_loader
-    from tpufeed.loaders.grain.source import grain_source
-    from tpufeed.loaders.keras.dataset import keras_state
-    from tpufeed.loaders.loader import Loader
-    from tpufeed.loaders.metrics_logger import MetricsLogger
-    from tpufeed.loaders.mixture import Mixture
-    from tpufeed.loaders.pixels import to_device_float
-    from tpufeed.loaders.torch.host import TFRecordImages
-    from tpufeed.loaders.torch.lanesampler import LaneSampler
-    from tpufeed.loaders.world import count_cores
     from tpufeed.measure.clock import StepClock
     from tpufeed.sharding.append import append
     from tpufeed.sharding.build import shard
+    from tpufeed.stream.mixture import Mixture
+    from tpufeed.stream.world import count_cores
 
 __all__ = [
     "LaneSampler",
@@ -70,24 +70,24 @@ __all__ = [
 
 _ROOMS = ("cache", "errors", "images")
 _ROOM_OF_NAME = {
-    "LaneSampler": "loaders.torch.lanesampler",
-    "Loader": "loaders.loader",
-    "MetricsLogger": "loaders.metrics_logger",
-    "Mixture": "loaders.mixture",
+    "LaneSampler": "adapters.torch.lanesampler",
+    "Loader": "adapters.loader",
+    "MetricsLogger": "adapters.metrics_logger",
+    "Mixture": "stream.mixture",
     "StepClock": "measure.clock",
-    "TFRecordImages": "loaders.torch.host",
+    "TFRecordImages": "adapters.torch.host",
     "World": "dataset.order",
-    "adopt": "dataset.adopt",
+    "adopt": "adoption.adopt",
     "append": "sharding.append",
-    "compact": "build.compact",
-    "count_cores": "loaders.world",
-    "device_loader": "loaders.foreign",
-    "grain_source": "loaders.grain.source",
-    "keras_state": "loaders.keras.dataset",
+    "compact": "builds.compact",
+    "count_cores": "stream.world",
+    "device_loader": "adapters.foreign",
+    "grain_source": "adapters.grain.source",
+    "keras_state": "adapters.keras.dataset",
     "open_dataset": "dataset.reader",
-    "prune": "build.prune",
+    "prune": "builds.prune",
     "shard": "sharding.build",
-    "to_device_float": "loaders.pixels",
+    "to_device_float": "adapters.pixels",
     "verify": "dataset.verify",
 }
 

@@ -19,8 +19,8 @@ from run import PROXIES
 
 from benchmarks import figures, ran_page
 
-LOADING = ("dataset", "images", "loaders", "processes", "storage", "tfrecord")
-BUILDING = ("build", "dataset", "engines", "images", "processes", "sharding", "storage", "tfrecord")
+LOADING = ("adapters", "dataset", "images", "processes", "storage", "stream", "tfrecord")
+BUILDING = ("builds", "dataset", "engines", "images", "processes", "sharding", "sources", "storage", "tfrecord")
 MEASURED = {  # rooms and files of tpufeed by the script that measures them; a script that is not here measures all
     **dict.fromkeys(("dlio", "feed", "gil", "grain", "imread", "mixture", "soak", "spdl", "views", "window"), LOADING),
     **dict.fromkeys(("bench-device", "doctor", "stages"), (*LOADING, "measure")),
@@ -28,8 +28,8 @@ MEASURED = {  # rooms and files of tpufeed by the script that measures them; a s
     **dict.fromkeys(("ops", "pixels"), ("images",)),
     "clock": ("measure/clock.py",),
     "engines": ("engines",),
-    "grown": (*BUILDING, "loaders"),
-    "order": ("dataset/order.py", "loaders/sampler.py"),
+    "grown": (*BUILDING, "adapters", "stream"),
+    "order": ("dataset/order.py", "stream/sampler.py"),
     "staging": ("storage",),
 }
 # What each of scripts/platforms runs beside its own program, and those that run the tests, too.

@@ -35,7 +35,15 @@ INSTALL_SECONDS, SMOKE_SECONDS, TESTS_SECONDS = 1800, 600, 1800
 # What runs on the lower bounds, besides the smoke. Tests of the command line want the test runner of a later click, and
 # most of tests/storage Google's client.
 STORAGE = ("tests/storage/test_local.py", "tests/storage/test_reading.py")
-TESTS = ("tests/images", "tests/tfrecord", "tests/dataset", "tests/sharding", *STORAGE)
+TESTS = (
+    "tests/images",
+    "tests/tfrecord",
+    "tests/dataset",
+    "tests/adoption",
+    "tests/sources",
+    "tests/sharding",
+    *STORAGE,
+)
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "scikit-image", "scikit-learn")
 # Not for a case's processes: they would find this tree, or compile at each start all that uv has left uncompiled.
 UNWANTED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")

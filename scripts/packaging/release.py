@@ -85,9 +85,9 @@ def check_tree(root: Path) -> str:
 
 
 def read_version(root: Path) -> str:
-    found = re.search(r'^__version__ = "(.+)"$', (root / "tpufeed/__init__.py").read_text(), re.MULTILINE)
+    found = re.search(r'^__version__ = "(.+)"$', (root / "tpufeed/_version.py").read_text(), re.MULTILINE)
     if found is None:
-        raise NotReadyError('tpufeed/__init__.py has no line __version__ = "...": pyproject.toml takes it from there')
+        raise NotReadyError('tpufeed/_version.py has no line __version__ = "...": pyproject.toml takes it from there')
     return found[1]
 
 
@@ -106,7 +106,7 @@ def check_version(root: Path) -> str:
         if line not in citation.replace("'", "").replace('"', "").splitlines():
             problems.append(f"CITATION.cff has no line `{line}`")
     if git(root, "tag", "--list", f"v{version}").strip():
-        problems.append(f"the tag v{version} is there already: raise __version__ in tpufeed/__init__.py")
+        problems.append(f"the tag v{version} is there already: raise __version__ in tpufeed/_version.py")
     if problems:
         raise NotReadyError(*problems)
     return f"{version} of {day}, in tpufeed, CHANGELOG.md and CITATION.cff"

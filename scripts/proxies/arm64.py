@@ -33,7 +33,7 @@ PHOTOS = 60
 TESTS = {
     "tests/tfrecord": ["-n2"],
     "tests/images": ["-n2", *(f"--deselect=tests/{name}" for name in IMPOSSIBLE)],
-    "tests/loaders/test_workers.py": [],
+    "tests/stream/test_workers.py": [],
 }
 # Each command may take an hour, each test half of it: no check is of the time that emulation takes.
 SECONDS, TEST_SECONDS = 3600, 1800

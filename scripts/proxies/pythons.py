@@ -29,7 +29,7 @@ LARGE = ("torch", "lightning", "xla", "torchtpu")  # CUDA's libraries, some giga
 LAST = ("ray", "tf", "beam")  # of those in one environment: Keras's smoke wants no TensorFlow, and Beam pins much
 TESTS = (
     *("images", "tfrecord", "dataset", "engines", "cli", "storage"),
-    *("sharding", "build", "cache", "processes", "loaders"),
+    *("adoption", "sources", "sharding", "builds", "cache", "processes", "stream", "adapters"),
 )
 IMPOSSIBLE = ("images/test_restart.py::test_no_mutant_reaches_beyond_its_memory",)  # compiles what is in tpufeed/
 TESTED_WITH = "gcs,rapid,report,parquet,annotations"  # none is a framework, and web servers and gs:// want them

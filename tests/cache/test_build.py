@@ -17,7 +17,7 @@ from tpufeed.cache.worker import Augmenter
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
 from tpufeed.images.pipeline import Pipeline, run_views
-from tpufeed.sharding.options import ShardOptions
+from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.memory import MemoryStore
 
 tf = lazy("tensorflow")

@@ -137,7 +137,7 @@ def interrupted(source, photos, cache, monkeypatch):
         raise BuildError("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tpufeed.build.run.publish", stop)
+        patch.setattr("tpufeed.builds.run.publish", stop)
         with pytest.raises(BuildError, match="stopped"):
             warmup(source, cache, **OPTIONS)
     assert open_dataset(cache).number == 1

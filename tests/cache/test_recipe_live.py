@@ -11,7 +11,7 @@ from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResized
 from tpufeed.images.ops import from_dict
 from tpufeed.images.pipeline import Pipeline
 
-TFRecordImages = lazy("tpufeed.loaders.torch.host:TFRecordImages")
+TFRecordImages = lazy("tpufeed.adapters.torch.host:TFRecordImages")
 
 SIDE, LARGE = 24, 32
 LIVE = [RandomCrop(SIDE), HorizontalFlip()]

@@ -8,7 +8,7 @@ from rich.emoji import Emoji
 
 import tpufeed
 from tests.repo.docs.test_cli_page import all_commands
-from tpufeed.build.compact import compact
+from tpufeed.builds.compact import compact
 from tpufeed.cache import warmup
 from tpufeed.measure.bench import BenchOptions
 from tpufeed.measure.doctor import examine

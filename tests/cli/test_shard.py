@@ -8,7 +8,7 @@ import shutil
 import pytest
 import typer
 
-from tpufeed.build.plan import read_plan
+from tpufeed.builds.plan import read_plan
 from tpufeed.cli.app import app
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import open_dataset

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import tpufeed
-from tests.dataset.test_adopt_orientation import with_orientation
+from tests.adoption.test_orientation import with_orientation
 from tpufeed import cache
 from tpufeed.errors import DatasetExistsError
 from tpufeed.images import (

@@ -30,11 +30,11 @@ from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 from tpufeed.dataset.reader import Dataset, find_dataset, open_dataset
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OptionError
-from tpufeed.loaders.options import LoaderOptions
-from tpufeed.loaders.sampler import Sampler
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.memory import MemoryStore
+from tpufeed.stream.options import LoaderOptions
+from tpufeed.stream.sampler import Sampler
 
 WORLDS = (1, 2, 3, 24, 128)
 SHARDS_A_RANK = 20

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 import pytest
 
 import tpufeed
+from tpufeed.adapters.device import DeviceStats
+from tpufeed.adapters.loader import LoaderStats
 from tpufeed.images import RandomResizedCrop
-from tpufeed.loaders.device import DeviceStats
-from tpufeed.loaders.loader import LoaderStats
 from tpufeed.measure.clock import StepReport
 
 HOSTILE = "<script>alert(1)</script>"

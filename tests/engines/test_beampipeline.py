@@ -8,7 +8,7 @@ import pytest
 
 import tpufeed
 from tests.frameworks import lazy
-from tpufeed.build.plan import TaskRef
+from tpufeed.builds.plan import TaskRef
 from tpufeed.errors import OptionError
 
 pytestmark = pytest.mark.uses("apache_beam")

@@ -16,10 +16,10 @@ import tpufeed
 from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, until_error
 from tests.local_copies import wait_copied
 from tpufeed import cache
-from tpufeed.build import versions
-from tpufeed.build.commit import read_report
-from tpufeed.build.plan import read_plan
-from tpufeed.build.worker import see_destination
+from tpufeed.builds import versions
+from tpufeed.builds.commit import read_report
+from tpufeed.builds.plan import read_plan
+from tpufeed.builds.worker import see_destination
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError
 from tpufeed.storage import reading

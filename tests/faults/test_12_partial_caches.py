@@ -8,8 +8,8 @@ import pytest
 
 import tpufeed
 from tpufeed import cache
-from tpufeed.build.commit import put_report, read_report
-from tpufeed.build.plan import read_plan
+from tpufeed.builds.commit import put_report, read_report
+from tpufeed.builds.plan import read_plan
 from tpufeed.dataset.naming import MANIFEST, report_name
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, DatasetExistsError, TpufeedError

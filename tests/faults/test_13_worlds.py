@@ -1,6 +1,6 @@
 """Class 13: a state that is none, or of another world, is refused by name; nothing is skipped or repeated for it.
 
-That ranks share an epoch out, and that another world goes on with the rest: `tests/loaders/test_sampler.py`.
+That ranks share an epoch out, and that another world goes on with the rest: `tests/stream/test_sampler.py`.
 """
 
 import numpy as np

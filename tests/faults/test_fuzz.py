@@ -23,19 +23,19 @@ from PIL import Image
 
 import tpufeed
 from tests.tfrecords import encode_record
-from tpufeed.build.commit import is_stored, read_report
-from tpufeed.build.plan import read_plan, read_task
-from tpufeed.dataset.adopt_scan import Keys, scan_shard
+from tpufeed.adoption.scan import Keys, scan_shard
+from tpufeed.builds.commit import is_stored, read_report
+from tpufeed.builds.plan import read_plan, read_task
 from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.schema import record_layout
 from tpufeed.dataset.walk import Walker
 from tpufeed.errors import ManifestError, RecordError, TpufeedError
 from tpufeed.images.header import read_header
-from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources.source import Found, Place
-from tpufeed.sharding.sources.table import TableSource
-from tpufeed.sharding.sources.tars import TarSource
+from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.source import Found, Place
+from tpufeed.sources.table import TableSource
+from tpufeed.sources.tars import TarSource
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.tfrecord.example import Feature, decode_entries, decode_example, encode_entry, encode_example
 from tpufeed.tfrecord.framing import decode_records

@@ -26,7 +26,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
-from tpufeed.build import commit
+from tpufeed.builds import commit
 from tpufeed.cli.app import app
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.errors import TpufeedError

@@ -25,7 +25,7 @@ from torch_xla.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
 from torch_xla.utils import keyd_queue
 
 import tpufeed
-from tpufeed.loaders import device as device_loaders
+from tpufeed.adapters import device as device_loaders
 from tpufeed.measure.clock import StepClock
 from tpufeed.measure.compiling import compile_advice, wait_for_xla, xla_counts
 

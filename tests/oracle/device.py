@@ -28,9 +28,9 @@ from tpufeed.images import (
     Resize,
     VerticalFlip,
 )
-from tpufeed.loaders.columns import DEVICE_NUMBERS
-from tpufeed.loaders.device_ops import DeviceOps
-from tpufeed.loaders.mixing import BatchOps, Mixing
+from tpufeed.stream.columns import DEVICE_NUMBERS
+from tpufeed.stream.device_ops import DeviceOps
+from tpufeed.stream.mixing import BatchOps, Mixing
 
 CLASSES = 5
 TRANSFORMS = ("identity", "translate_x", "translate_y", "brightness", "color", "contrast", "sharpness", "posterize")
@@ -278,7 +278,7 @@ def by_torch(ops, columns, numbers):
     """Run ops by torch, without a compiler."""
     import torch
 
-    from tpufeed.loaders.torch.arrays import ARRAYS
+    from tpufeed.adapters.torch.arrays import ARRAYS
 
     tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
     made = ops.run(tensors | {DEVICE_NUMBERS: torch.from_numpy(numbers)}, ARRAYS)

@@ -7,7 +7,7 @@ from tests.frameworks import lazy
 from tests.oracle.device import by_torch, check_often
 
 jax = lazy("jax")
-JAX = lazy("tpufeed.loaders.jax.arrays:ARRAYS")
+JAX = lazy("tpufeed.adapters.jax.arrays:ARRAYS")
 
 
 @pytest.mark.uses("torch")

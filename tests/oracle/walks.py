@@ -269,7 +269,7 @@ class KerasFeed(NumpyFeed):
     moves = False
 
     def make(self, data, spec, rank, state):
-        from tpufeed.loaders.keras.dataset import KerasFeed
+        from tpufeed.adapters.keras.dataset import KerasFeed
 
         feed = KerasFeed(tpufeed.Loader(data, **self.options()))
         self.skipped = 0

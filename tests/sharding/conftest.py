@@ -21,8 +21,8 @@ from tests.conftest import make_photos
 from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.sharding.inventory import Inventory
-from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources.kinds import find_source
+from tpufeed.sources.kinds import find_source
+from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.store import open_store
 
 PHOTOS = 90

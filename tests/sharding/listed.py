@@ -1,6 +1,6 @@
 """A source that gives items which a test has made."""
 
-from tpufeed.sharding.sources.source import Source
+from tpufeed.sources.source import Source
 
 
 class Listed(Source):

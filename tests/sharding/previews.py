@@ -1,12 +1,12 @@
 """`preview`, called with the keywords of `shard`, `append` and `warmup`."""
 
-from tpufeed.build.run import preview
+from tpufeed.builds.run import preview
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.recipe import CacheRecipe
 from tpufeed.cache.source import RAW_OPTIONS
 from tpufeed.sharding.append import AppendRecipe
 from tpufeed.sharding.build import shard_recipe
-from tpufeed.sharding.options import ShardOptions
+from tpufeed.sources.options import ShardOptions
 
 RUN = {"max_rejects", "overwrite", "workers", "engine"}
 

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 import tpufeed
 from tests.gcs_server import GcsServer
 from tests.sharding.forging import begun, forge
-from tpufeed.build.commit import put_report, read_report
-from tpufeed.build.digests import Overlap, group_equal, read_digests
-from tpufeed.build.item import Item
-from tpufeed.build.plan import Owner, iter_tasks, read_plan
+from tpufeed.builds.commit import put_report, read_report
+from tpufeed.builds.digests import Overlap, group_equal, read_digests
+from tpufeed.builds.item import Item
+from tpufeed.builds.plan import Owner, iter_tasks, read_plan
 from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, PLAN, report_name
 from tpufeed.errors import DuplicateWriterError, ManifestError, OptionError, TooManyRejectsError
@@ -393,7 +393,7 @@ def test_a_forged_digest_is_refused(doubled, tmp_path):
 def test_the_report_is_written_block_by_block(doubled, tmp_path, monkeypatch):
     """It is the same with room for the names of three groups at once."""
     whole = tpufeed.shard(doubled, tmp_path / "whole", splits=SHARES, workers=1)
-    monkeypatch.setattr("tpufeed.build.digests._GROUPS_AT_ONCE", 3)
+    monkeypatch.setattr("tpufeed.builds.digests._GROUPS_AT_ONCE", 3)
     result = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, workers=1)
     assert report_of(tmp_path / "d") == report_of(tmp_path / "whole")
     assert result.duplicates.crossing == whole.duplicates.crossing

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tpufeed.build.commit import read_report
-from tpufeed.build.plan import read_plan
+from tpufeed.builds.commit import read_report
+from tpufeed.builds.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetNotFoundError, ManifestError
 from tpufeed.storage.store import open_store

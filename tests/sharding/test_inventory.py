@@ -11,11 +11,11 @@ import pytest
 
 import tpufeed
 from tests.sharding.listed import Listed
-from tpufeed.build.item import Item
+from tpufeed.builds.item import Item
 from tpufeed.errors import BuildError, OptionError, SourceError
 from tpufeed.sharding.inventory import Inventory
-from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.recipe import SizeEstimate, plan_shards
+from tpufeed.sources.options import ShardOptions
 
 ROWS = 6_000  # more than are taken from the source at once
 

@@ -14,8 +14,8 @@ from tests.sharding.forging import PLAN, begun, forge
 from tests.sharding.other_versions import OtherVersions
 from tests.sharding.previews import preview_shard, preview_warmup
 from tpufeed import cache
-from tpufeed.build.commit import put_report, read_report
-from tpufeed.build.plan import read_plan
+from tpufeed.builds.commit import put_report, read_report
+from tpufeed.builds.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError
 from tpufeed.storage.local import LocalStore
@@ -298,7 +298,7 @@ def test_what_a_policy_refuses_is_not_read_twice(photo_folder, tmp_path, monkeyp
         Image.new("L", (64, 64), number).save(path)
     again = []
     monkeypatch.setattr(
-        "tpufeed.sharding.inputs.read_span", lambda store, span: again.append(span) or read_span(store, span)
+        "tpufeed.sources.inputs.read_span", lambda store, span: again.append(span) or read_span(store, span)
     )
     tpufeed.shard(source, tmp_path / "d", workers=1, policy={"greyscale": "reject"}, max_rejects=10)
     assert not again

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tpufeed.build.commit import find_build
+from tpufeed.builds.commit import find_build
 from tpufeed.errors import BuildError, DatasetExistsError, DuplicateWriterError, NoInputsError, OptionError, SourceError
 from tpufeed.storage.local import LocalStore
 

@@ -341,7 +341,7 @@ def test_a_mask_that_came_damaged_is_read_again(few, tmp_path, monkeypatch):
         return read_span(store, span)
 
     monkeypatch.setattr(LocalStore, "read", damage)
-    monkeypatch.setattr("tpufeed.sharding.inputs.read_span", read_again)
+    monkeypatch.setattr("tpufeed.sources.inputs.read_span", read_again)
     result = shard(few, tmp_path / "d", **MASKS)
     assert "masks/1.png" in again
     assert (result.images, result.rejects) == (3, 0)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sharding.listed import Listed
-from tpufeed.build.item import Item
-from tpufeed.build.plan import iter_tasks, read_plan, read_task, write_plan
+from tpufeed.builds.item import Item
+from tpufeed.builds.plan import iter_tasks, read_plan, read_task, write_plan
 from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import OptionError
 from tpufeed.sharding.inventory import Inventory, say_identity, split_of
-from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.recipe import SizeEstimate, plan_shards
+from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.local import LocalStore
 
 SPLITS = st.sampled_from([{"train": 1.0}, {"train": 0.9, "val": 0.1}, {"a": 0.5, "b": 0.3, "c": 0.2}])

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from tpufeed.build.run import BuildResult, ProgressListener, run
+from tpufeed.builds.run import BuildResult, ProgressListener, run
 from tpufeed.cache.options import CacheOptions, Encoding, Seed, Variants
 from tpufeed.cache.recipe import CacheRecipe
 from tpufeed.cache.source import RAW_OPTIONS
@@ -14,7 +14,7 @@ from tpufeed.images.header import MAX_PIXELS
 from tpufeed.images.policy import MaxPixels, MinSidePx, Quality
 from tpufeed.images.protocols import Ops
 from tpufeed.options import Count, checked
-from tpufeed.sharding.options import NameStyle, ShardOptions
+from tpufeed.sources.options import NameStyle, ShardOptions
 
 _ELSEWHERE = {
     "presize": "all images of a cache have one size: give size=..., or ops=[...] with one that fixes the size",

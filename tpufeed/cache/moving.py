@@ -15,7 +15,7 @@ from tpufeed.images.mending import seen_size
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import encode
 from tpufeed.images.protocols import Draws
-from tpufeed.loaders.columns import Sample as ParsedSample
+from tpufeed.stream.columns import Sample as ParsedSample
 from tpufeed.tfrecord.example import Feature, encode_entry
 from tpufeed.tfrecord.framing import BytesLike
 

@@ -16,7 +16,7 @@ from tpufeed.images.policy import Quality
 from tpufeed.images.protocols import Op, Ops
 from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.options import between, check_fields, parse_size
-from tpufeed.sharding.options import NameStyle
+from tpufeed.sources.options import NameStyle
 
 Encoding = Literal["raw", "jpeg", "png", "webp"]
 Size = tuple[int, int]

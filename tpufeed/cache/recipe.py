@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tpufeed.build.commit import Reject, find_finished, find_lost, is_stored, open_part
-from tpufeed.build.compact import default_shard_bytes
-from tpufeed.build.digests import Duplicates
-from tpufeed.build.plan import Plan, PlanHeader, Task, at_place, check_forged, differing_options, forged, read_plan
-from tpufeed.build.recipe import Draft, Recipe, SplitPreview
-from tpufeed.build.versions import follows, put_version
+from tpufeed.builds.commit import Reject, find_finished, find_lost, is_stored, open_part
+from tpufeed.builds.compact import default_shard_bytes
+from tpufeed.builds.digests import Duplicates
+from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, check_forged, differing_options, forged, read_plan
+from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
+from tpufeed.builds.versions import follows, put_version
 from tpufeed.cache.moving import cached_spec, encode_pixels
 from tpufeed.cache.options import CacheOptions, Size, fingerprint
 from tpufeed.cache.source import SELECT, SOURCE_VERSION, Listing, RawSource, open_source
@@ -56,8 +56,8 @@ from tpufeed.images.pipeline import Pipeline, check_deterministic
 from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sharding.joined import check_joined
-from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.recipe import one_hot_bytes
+from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.store import Store
 
 KIND = "cache warmup"

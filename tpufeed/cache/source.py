@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from tpufeed.build.commit import Reject
-from tpufeed.build.plan import PlanHeader, Task
+from tpufeed.builds.commit import Reject
+from tpufeed.builds.plan import PlanHeader, Task
 from tpufeed.cache.moving import moves
 from tpufeed.cache.options import CacheOptions
 from tpufeed.dataset.listed import Listed
@@ -34,12 +34,12 @@ from tpufeed.errors import DatasetNotFoundError, ImageError, OptionError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import OPS
 from tpufeed.images.policy import load_image
-from tpufeed.loaders.columns import iter_flip_warnings
-from tpufeed.loaders.mixture import own_ids
-from tpufeed.sharding.inputs import Files, iter_taken
-from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.worker import SampleMaker, see_inputs
+from tpufeed.sources.inputs import Files, iter_taken
+from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.store import Store, open_store
+from tpufeed.stream.columns import iter_flip_warnings
+from tpufeed.stream.mixture import own_ids
 from tpufeed.tfrecord.example import (
     Feature,
     decode_arrays,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpufeed.build.commit import Reject
-from tpufeed.build.plan import Task
-from tpufeed.build.worker import Output, TaskContext, reach, run
+from tpufeed.builds.commit import Reject
+from tpufeed.builds.plan import Task
+from tpufeed.builds.worker import Output, TaskContext, reach, run
 from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.source import CacheSource, SourceSample

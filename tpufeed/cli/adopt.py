@@ -12,7 +12,7 @@ from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
-    from tpufeed.dataset.adopt import AdoptResult
+    from tpufeed.adoption.adopt import AdoptResult
 
 _KEY = "its key in the records"
 _in_features = partial(typer.Option, rich_help_panel="Features")
@@ -78,7 +78,7 @@ def adopt_command(
       tpufeed adopt gs://bucket/tfrecords --image-key image --label-key class --classes classes.txt
     """
     values = locals()
-    from tpufeed.dataset.adopt import adopt
+    from tpufeed.adoption.adopt import adopt
 
     result = adopt(progress=True, **given(adopt, values))
     print_json(_facts(result)) if as_json else _print_result(result)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tpufeed import __version__
+from tpufeed._version import __version__
 from tpufeed.cli import adopt, bench, cache, compact, doctor, info, shard, show, verify
 from tpufeed.cli.console import echo
 

@@ -12,8 +12,8 @@ from tpufeed.errors import OptionError
 from tpufeed.measure.wording import between, number_of
 
 if TYPE_CHECKING:  # a command only imports its code when it runs
-    from tpufeed.build.recipe import Preview
-    from tpufeed.build.run import BuildProgress, BuildResult
+    from tpufeed.builds.recipe import Preview
+    from tpufeed.builds.run import BuildProgress, BuildResult
     from tpufeed.dataset.manifest import Split
     from tpufeed.engines.engine import Engine
 

@@ -111,13 +111,13 @@ def warmup_command(
         "policy": parse_pairs(policy, "policy", "alpha=black") or None,
         "engine": engine_of_flags(engine, workers, ray_address, beam),
     }
-    from tpufeed.build.run import preview
+    from tpufeed.builds.run import preview
     from tpufeed.cache.build import warmup
     from tpufeed.cache.options import CacheOptions
     from tpufeed.cache.recipe import CacheRecipe
     from tpufeed.cache.source import RAW_OPTIONS
     from tpufeed.images.ops import parse_op
-    from tpufeed.sharding.options import ShardOptions
+    from tpufeed.sources.options import ShardOptions
 
     if select:
         values["src"] = flags.open_selected(src, None, select)

@@ -30,7 +30,7 @@ def compact_command(
       tpufeed compact gs://bucket/flowers --workers 4 --json
     """
     values = locals()
-    from tpufeed.build.compact import compact
+    from tpufeed.builds.compact import compact
 
     result = compact(progress=True, **given(compact, values))
     if as_json:
@@ -59,7 +59,7 @@ def prune_command(
       tpufeed prune flowers --dry-run
       tpufeed prune gs://bucket/flowers --keep 3
     """
-    from tpufeed.build.prune import prune
+    from tpufeed.builds.prune import prune
 
     result = prune(url, keep=keep, dry_run=dry_run)
     if as_json:

@@ -84,7 +84,7 @@ def doctor_command(
         values[name] = None if texts is None else [parse_op(text) for text in texts]
     if report is not None:
         check_report_path(report)
-    logger = logging.getLogger("tpufeed.loaders")
+    logger = logging.getLogger("tpufeed.adapters")
     level = logger.level
     # Otherwise each measurement warns about the same bad records; the diagnosis has a note about them.
     logger.setLevel(logging.ERROR)

@@ -11,7 +11,7 @@ from tpufeed.cli.flags import one_of
 from tpufeed.measure.wording import number_of
 
 if TYPE_CHECKING:
-    from tpufeed.build.recipe import Preview
+    from tpufeed.builds.recipe import Preview
     from tpufeed.engines.engine import Engine
 
 
@@ -124,9 +124,9 @@ def shard_command(
         "box_columns": None if box_columns is None else box_columns.split(","),
         "engine": engine_of_flags(engine, workers, ray_address, beam),
     }
-    from tpufeed.build.run import preview
+    from tpufeed.builds.run import preview
     from tpufeed.sharding.build import shard, shard_recipe
-    from tpufeed.sharding.options import ShardOptions
+    from tpufeed.sources.options import ShardOptions
 
     if dry_run:
         recipe = shard_recipe(src, ShardOptions(**given(ShardOptions, values)), append, allow_different)
@@ -175,7 +175,7 @@ def append_command(  # each option is a flag
       tpufeed append gs://bucket/raw/new gs://bucket/flowers --dry-run
     """
     values: dict[str, Any] = locals() | {"engine": engine_of_flags(engine, workers, ray_address, beam)}
-    from tpufeed.build.run import preview
+    from tpufeed.builds.run import preview
     from tpufeed.sharding.append import AppendRecipe, append
 
     if dry_run:

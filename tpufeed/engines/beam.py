@@ -16,7 +16,7 @@ from importlib.metadata import version
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-import tpufeed
+from tpufeed._version import __version__
 from tpufeed.engines.engine import NOTHING, Done, Events, Job, Progress, task_name
 from tpufeed.engines.preflight import HostView, view_here
 from tpufeed.errors import BuildError, LoaderError, MissingExtraError, OptionError, TaskError
@@ -91,7 +91,7 @@ class BeamEngine:
     def describe(self) -> str:
         """Describe what remote workers need, and how to install it."""
         release = ".".join(platform.python_version_tuple()[:2])
-        need = f"tpufeed {tpufeed.__version__} on Python {release}"
+        need = f"tpufeed {__version__} on Python {release}"
         if "direct" in self.runner.lower():
             return f"engine: Beam's {self.runner}, on this host"
         given = [argument for argument in self.arguments if argument.startswith(_SOURCES_OF_PACKAGES)]

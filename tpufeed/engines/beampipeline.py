@@ -27,7 +27,7 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-import tpufeed
+from tpufeed._version import __version__
 from tpufeed.engines.beam import Failed, Message, Ready, Work
 from tpufeed.engines.engine import NOTHING, Progress
 from tpufeed.engines.preflight import check_hosts, run_pickled, view_here
@@ -239,7 +239,7 @@ def explain(text: str) -> Failed:
         return Failed(unquote(found[2]), int(found[1]) if found[1] else None)
     if re.search(r"No module named \W*tpufeed", text):
         return Failed(
-            f"a worker of Beam has no tpufeed; the launcher has tpufeed {tpufeed.__version__} on Python "
+            f"a worker of Beam has no tpufeed; the launcher has tpufeed {__version__} on Python "
             f"{platform.python_version()}. Install it there, e.g. with --sdk_container_image (docs/scaleout.md)"
         )
     return Failed(f"the Beam pipeline failed: {text.strip()[-_SHOWN_CHARACTERS:]}")

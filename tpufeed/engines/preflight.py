@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pkgutil import resolve_name
 
-from tpufeed import __version__
+from tpufeed._version import __version__
 from tpufeed.engines.engine import Job, ReportProgress, TaskFunction
 from tpufeed.errors import BuildError, install_command
 from tpufeed.processes.limits import failure_message

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from tpufeed import __version__
+from tpufeed._version import __version__
 from tpufeed.engines.engine import NOTHING, Done, Events, Job, Progress, note_death, task_name
 from tpufeed.engines.preflight import HostView, check_hosts, view_here
 from tpufeed.errors import BuildError, MissingExtraError, OptionError, TaskError

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
+from tpufeed.adapters.loader import Loader
 from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.manifest import CacheInfo, IndexFile, Manifest, Shard, Sizes, Split, Variant, encode_manifest
 from tpufeed.dataset.naming import MANIFEST
@@ -33,14 +34,13 @@ from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
-from tpufeed.loaders.device_ops import DeviceOps
-from tpufeed.loaders.loader import Loader
 from tpufeed.measure.commands import make_again, name_beside
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
 from tpufeed.measure.wording import reason_of
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.copies_folder import free_bytes
+from tpufeed.stream.device_ops import DeviceOps
 
 _SPLIT = "train"
 _BLOCK = 16
@@ -78,7 +78,7 @@ def write_sample(  # noqa: PLR0913  # what tests and benchmarks vary
     Raises:
         StoreError: the dataset cannot be written.
     """
-    from tpufeed import __version__
+    from tpufeed._version import __version__
 
     features = (FeatureSpec(ENCODED, "bytes") if shape is None else FeatureSpec(TENSOR, "uint8", shape),)
     made, offsets = list[Shard](), []

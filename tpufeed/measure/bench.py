@@ -7,14 +7,13 @@ from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from typing import Annotated, Any
 
-import tpufeed
+from tpufeed.adapters.loader import Loader
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.affine import HorizontalFlip
 from tpufeed.images.ops import parse_op
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.measure.accelerator import Limits
 from tpufeed.measure.feeding import DeviceChoice, feed
 from tpufeed.measure.machine import machine, place_of
@@ -24,6 +23,7 @@ from tpufeed.measure.tpu import AcceleratorProfile, find_tpu, nearest, profile
 from tpufeed.measure.wording import number_of
 from tpufeed.options import Count, Number, above, at_least, check_fields
 from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
+from tpufeed.stream.mixture import Mixture, parse_mixture
 
 EMULATED = "emulated"
 DEFAULT_DEVICE = "emulated:tpu-v3-8"
@@ -187,7 +187,7 @@ def measure(measurement: Measurement) -> BenchRun:
     choice, split, size = options.choice, options.split, options.images_a_step
     check_loaders([name], options)
     if choice.kind == "xla" or name == "xla":
-        from tpufeed.loaders.xla import runtime  # noqa: F401  # torch_xla cannot be imported after TensorFlow
+        from tpufeed.adapters.xla import runtime  # noqa: F401  # torch_xla cannot be imported after TensorFlow
     data, datasets = _open(url, split, size)
     are_caches = all(dataset.manifest.cache is not None for dataset in datasets)
     source, batches = "cache" if are_caches else "shards", None
@@ -207,7 +207,7 @@ def measure(measurement: Measurement) -> BenchRun:
         if options.ops is not None:
             ops = [parse_op(text) for text in options.ops]
         adapter, own, always = LOADERS[name]
-        loader = tpufeed.Loader(
+        loader = Loader(
             data,
             split,
             batch_size=size,
@@ -231,7 +231,7 @@ def measure(measurement: Measurement) -> BenchRun:
 class _LeftToDevice:
     """The batches of a loader as a device gets them: its device ops still have to run."""
 
-    def __init__(self, loader: tpufeed.Loader) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader, self.close = loader, loader.close
 
     def __len__(self) -> int:

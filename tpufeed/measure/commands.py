@@ -6,7 +6,7 @@ from shlex import join, quote
 from typing import Any
 
 from tpufeed.dataset.manifest import Manifest
-from tpufeed.sharding.options import POLICIES, ShardOptions
+from tpufeed.sources.options import POLICIES, ShardOptions
 
 _UNKNOWN = "DATASET"  # a name to fill in, if the source suggests none
 # Options that are no flags: workers of this release set the first, and an append the second.

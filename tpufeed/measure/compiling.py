@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tpufeed.loaders.device import DeviceFeed
+from tpufeed.adapters.device import DeviceFeed
 
 # Two graphs after the first step are usual: optimizers create their state in it, so that the next steps differ.
 _USUAL_COMPILATIONS = 2

@@ -26,7 +26,6 @@ from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
-from tpufeed.loaders.columns import Sample
 from tpufeed.measure.files import check_output, write_file
 from tpufeed.measure.sampling import (
     Place,
@@ -39,6 +38,7 @@ from tpufeed.measure.sampling import (
 )
 from tpufeed.measure.wording import number_of
 from tpufeed.options import between, checked
+from tpufeed.stream.columns import Sample
 from tpufeed.tfrecord.example import Feature, decode_arrays
 
 # Format and longest side in pixels, by the ending of the sheet's name.

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-import tpufeed
+from tpufeed.adapters.loader import Loader
 from tpufeed.dataset.manifest import GOOD_BYTES, iter_warnings
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.errors import OptionError, TpufeedError, advised
@@ -20,7 +20,6 @@ from tpufeed.images import HorizontalFlip
 from tpufeed.images.mixing import MixingOp
 from tpufeed.images.protocols import Op
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.loaders.mixture import Mixture, parse_mixture
 from tpufeed.measure.alternatives import try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps
 from tpufeed.measure.commands import make_again
@@ -46,6 +45,7 @@ from tpufeed.measure.xplane import read_profile
 from tpufeed.options import Count, between, checked
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import open_store
+from tpufeed.stream.mixture import Mixture, parse_mixture
 
 Listener = Callable[[str], None]
 
@@ -195,7 +195,7 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
     # Device ops may crop themselves.
     default = asked.ops is None and not later and any(source.manifest.cache is None for source in sources)
     live = _DEFAULT_OPS if default else asked.ops
-    with tpufeed.Loader(data, split, ops=live, device_ops=later, world=(0, 1)) as loader:
+    with Loader(data, split, ops=live, device_ops=later, world=(0, 1)) as loader:
         shape = loader.image_shape if loader.device_ops is None else (*loader.device_ops.ops.size, 3)
         ops, shares = loader.pipeline.ops[: len(loader.pipeline.ops) - len(later)], loader.shares
     dataset = sources[max(range(len(sources)), key=shares.__getitem__)]

@@ -149,7 +149,7 @@ def _make_jax_step(platform: str) -> Callable[[Any], None]:
     import jax
     import jax.numpy as jnp
 
-    from tpufeed.loaders.pixels import to_device_float
+    from tpufeed.adapters.pixels import to_device_float
 
     jax.devices(platform)
     shapes = (7, 7, 3, 16), (3, 3, 16, 32)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tpufeed.build.item import Item
+from tpufeed.builds.item import Item
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import (
     DatasetNotFoundError,
@@ -36,11 +36,11 @@ from tpufeed.measure.results import Stage
 from tpufeed.measure.stages import measure_transfer
 from tpufeed.measure.wording import number_of
 from tpufeed.processes.limits import available_cores
-from tpufeed.sharding.inputs import Files, files_of, iter_read
-from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources.kinds import find_source
-from tpufeed.sharding.sources.source import Found, Source
-from tpufeed.sharding.sources.table import TableSource
+from tpufeed.sources.inputs import Files, files_of, iter_read
+from tpufeed.sources.kinds import find_source
+from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.source import Found, Source
+from tpufeed.sources.table import TableSource
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import read_span
 from tpufeed.tfrecord.example import decode_example

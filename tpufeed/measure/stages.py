@@ -13,18 +13,17 @@ from typing import Any
 
 import numpy as np
 
-import tpufeed
+from tpufeed.adapters.loader import Loader, LoaderStats
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ImageError, OpError, TpufeedError
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
-from tpufeed.loaders.loader import LoaderStats
-from tpufeed.loaders.mixture import Mixture
 from tpufeed.measure.machine import memory_bytes
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Storage
 from tpufeed.measure.results import Span, Stage
 from tpufeed.measure.wording import number_of
 from tpufeed.storage.copies_folder import find_folder, free_bytes
+from tpufeed.stream.mixture import Mixture
 
 _CONNECTIONS = {True: 16, False: 4}  # to a remote store, as many as loaders use; or threads that read local files
 _PIECES_A_CONNECTION = 4
@@ -116,7 +115,7 @@ def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds
     """
     batch = min(batch_size, data.split(split).records) if isinstance(data, Dataset) else batch_size
     begun = time.perf_counter()
-    loader = tpufeed.Loader(data, split, batch_size=batch, repeat=True, world=(0, 1), **options)
+    loader = Loader(data, split, batch_size=batch, repeat=True, world=(0, 1), **options)
     with loader, closing(loader.iterate(on_device=True)) as batches:
         next(batches)
         first = loader.stats()

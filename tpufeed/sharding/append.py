@@ -5,20 +5,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tpufeed.build.commit import find_finished
-from tpufeed.build.plan import Plan, differing_options
-from tpufeed.build.run import BuildResult, ProgressListener, run
-from tpufeed.build.versions import check_class_names, follows
+from tpufeed.builds.commit import find_finished
+from tpufeed.builds.plan import Plan, differing_options
+from tpufeed.builds.run import BuildResult, ProgressListener, run
+from tpufeed.builds.versions import check_class_names, follows
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import OWN_NAMES
 from tpufeed.dataset.writer import check_writable
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import DatasetNotFoundError, OptionError, advised
 from tpufeed.options import Names, checked
-from tpufeed.sharding.options import POLICIES, ROLES, Handling, Role, ShardOptions
 from tpufeed.sharding.recipe import ShardRecipe
-from tpufeed.sharding.sources.coco import CocoSource
 from tpufeed.sharding.standing import StandingDataset
+from tpufeed.sources.coco import CocoSource
+from tpufeed.sources.options import POLICIES, ROLES, Handling, Role, ShardOptions
 from tpufeed.storage.store import Store
 
 # Stored options that decide no bytes of records.

@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpufeed.build.run import BuildResult, ProgressListener, run
+from tpufeed.builds.run import BuildResult, ProgressListener, run
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import OptionError
 from tpufeed.images.header import MAX_PIXELS
 from tpufeed.images.policy import Check, Encode, MaxPixels, MinSidePx, PresizeMode, PresizePx, Progressive, Quality
 from tpufeed.options import Count, Names, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
-from tpufeed.sharding.boxes import Outside
-from tpufeed.sharding.options import POLICIES, ROLES, Handling, NameStyle, ShardOptions
-from tpufeed.sharding.outlines import Outlines
 from tpufeed.sharding.recipe import ShardRecipe
+from tpufeed.sources.boxes import Outside
+from tpufeed.sources.options import POLICIES, ROLES, Handling, NameStyle, ShardOptions
+from tpufeed.sources.outlines import Outlines
 
 
 @checked({name: f"use policy={{{name!r}: ...}}" for name in POLICIES})

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from tpufeed.build.commit import Reject
-from tpufeed.build.item import Item, Label, decode_item
-from tpufeed.build.versions import join_features
+from tpufeed.builds.commit import Reject
+from tpufeed.builds.item import Item, Label, decode_item
+from tpufeed.builds.versions import join_features
 from tpufeed.dataset.listed import MOST_CLASSES, Listed
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.schema import (
@@ -32,12 +32,6 @@ from tpufeed.dataset.schema import (
     several_labels,
 )
 from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, url_identity
-from tpufeed.sharding.boxes import mark_boxes
-from tpufeed.sharding.columns import ColumnTypes, as_text, encode_values, long_as_text
-from tpufeed.sharding.inputs import UNREACHABLE, files_of, place_of
-from tpufeed.sharding.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
-from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.outlines import MOST_VALUES
 from tpufeed.sharding.passes import (
     drop_duplicates,
     find_corrected,
@@ -46,10 +40,16 @@ from tpufeed.sharding.passes import (
     skip_known,
     skip_rejected,
 )
-from tpufeed.sharding.sources.kinds import find_source
-from tpufeed.sharding.sources.source import Contents, Found, Source, file_of_row, identity_of, read_size, size_columns
-from tpufeed.sharding.sources.table import say_boxes
 from tpufeed.sharding.standing import StandingDataset
+from tpufeed.sources.boxes import mark_boxes
+from tpufeed.sources.columns import ColumnTypes, as_text, encode_values, long_as_text
+from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of
+from tpufeed.sources.kinds import find_source
+from tpufeed.sources.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
+from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.outlines import MOST_VALUES
+from tpufeed.sources.source import Contents, Found, Source, file_of_row, identity_of, read_size, size_columns
+from tpufeed.sources.table import say_boxes
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import READS, DamagedReadError
 

@@ -14,16 +14,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tpufeed.build.item import ImageRef, Item
-from tpufeed.build.plan import Plan, forged, iter_tasks
+from tpufeed.builds.item import ImageRef, Item
+from tpufeed.builds.plan import Plan, forged, iter_tasks
 from tpufeed.dataset.schema import LABEL, FeatureSpec, kaggle_features, kaggle_keys, record_schema
 from tpufeed.errors import OptionError, url_identity
-from tpufeed.sharding.inputs import files_of, place_of
-from tpufeed.sharding.options import ShardOptions
-from tpufeed.sharding.sources.folder import FolderSource
-from tpufeed.sharding.sources.kinds import expand, find_source, named_files
-from tpufeed.sharding.sources.source import identity_of, is_image_name, stem_of
-from tpufeed.sharding.sources.tars import TarSource
+from tpufeed.sources.folder import FolderSource
+from tpufeed.sources.inputs import files_of, place_of
+from tpufeed.sources.kinds import expand, find_source, named_files
+from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.source import identity_of, is_image_name, stem_of
+from tpufeed.sources.tars import TarSource
 from tpufeed.storage.store import Store, check_name, open_store
 
 _WILD = re.compile(r"[*?\[]")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tpufeed import __version__
-from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
-from tpufeed.build.item import decode_item
+from tpufeed._version import __version__
+from tpufeed.builds.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
+from tpufeed.builds.item import decode_item
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, REJECTS
 from tpufeed.errors import ImageError
-from tpufeed.sharding.inputs import Files, iter_certain, iter_taken
 from tpufeed.sharding.standing import StandingDataset, fate_of, iter_known, said_of
 from tpufeed.sharding.worker import SampleMaker
+from tpufeed.sources.inputs import Files, iter_certain, iter_taken
 
 if TYPE_CHECKING:
     from tpufeed.sharding.inventory import Inventory

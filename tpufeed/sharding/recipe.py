@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from tpufeed import __version__
-from tpufeed.build.commit import Reject, find_finished, find_lost
-from tpufeed.build.digests import Duplicates, find_duplicates, report_duplicates
-from tpufeed.build.item import Item
-from tpufeed.build.plan import Plan, PlanHeader, Task, at_place, find_same_plan, read_plan
-from tpufeed.build.recipe import Draft, Recipe, SplitPreview
+from tpufeed._version import __version__
+from tpufeed.builds.commit import Reject, find_finished, find_lost
+from tpufeed.builds.digests import Duplicates, find_duplicates, report_duplicates
+from tpufeed.builds.item import Item
+from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, find_same_plan, read_plan
+from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
 from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
@@ -30,14 +30,14 @@ from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError, advised, mask_secrets
 from tpufeed.images.modern import readable_formats
 from tpufeed.images.policy import DEEP_BITS, bits_used
-from tpufeed.sharding.inputs import Files, files_of, iter_taken
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.joined import check_joined
-from tpufeed.sharding.options import ShardOptions
 from tpufeed.sharding.passes import iter_growth_warnings
-from tpufeed.sharding.sources.coco_folders import named_splits
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardContext
+from tpufeed.sources.coco_folders import named_splits
+from tpufeed.sources.inputs import Files, files_of, iter_taken
+from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.store import Store, open_store
 
 KIND = "shard"

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tpufeed.build.commit import Reject
-from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, read_digests
-from tpufeed.build.item import Item
-from tpufeed.build.plan import iter_tasks, read_plan
+from tpufeed.builds.commit import Reject
+from tpufeed.builds.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, read_digests
+from tpufeed.builds.item import Item
+from tpufeed.builds.plan import iter_tasks, read_plan
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import OWN_NAMES, FeatureSpec
 from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity
-from tpufeed.sharding.boxes import FlipPairs
-from tpufeed.sharding.columns import Declared
-from tpufeed.sharding.sources.source import file_of_row
+from tpufeed.sources.boxes import FlipPairs
+from tpufeed.sources.columns import Declared
+from tpufeed.sources.source import file_of_row
 from tpufeed.storage.reading import read_certain
 from tpufeed.storage.store import Store, open_store
 

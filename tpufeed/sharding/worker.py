@@ -6,11 +6,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tpufeed.build.commit import Reject
-from tpufeed.build.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
-from tpufeed.build.item import Item
-from tpufeed.build.plan import PlanHeader, Task
-from tpufeed.build.worker import Output, TaskContext, reach, run
+from tpufeed.builds.commit import Reject
+from tpufeed.builds.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
+from tpufeed.builds.item import Item
+from tpufeed.builds.plan import PlanHeader, Task
+from tpufeed.builds.worker import Output, TaskContext, reach, run
 from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, OWN_NAMES, TEXT, FeatureSpec, kaggle_values
 from tpufeed.errors import BuildError, ImageError
@@ -20,11 +20,11 @@ from tpufeed.images.masks import encode_mask, store_mask
 from tpufeed.images.modern import readable_formats
 from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
-from tpufeed.sharding.boxes import BoxMover
-from tpufeed.sharding.columns import decode_values
-from tpufeed.sharding.inputs import Files, files_of, iter_taken, place_of
-from tpufeed.sharding.options import MASKS
-from tpufeed.sharding.outlines import MaskDrawer
+from tpufeed.sources.boxes import BoxMover
+from tpufeed.sources.columns import decode_values
+from tpufeed.sources.inputs import Files, files_of, iter_taken, place_of
+from tpufeed.sources.options import MASKS
+from tpufeed.sources.outlines import MaskDrawer
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
 

@@ -14,7 +14,7 @@ RUNS = {"examples/README.md": "keras_flowers[.]py --data"}
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 # In one process, as TensorFlow takes seconds to import: three starts, then the command of the page, then a TPU that is
-# not there. The command for two replicas, which tests/loaders/tf runs, has two devices.
+# not there. The command for two replicas, which tests/adapters/tf runs, has two devices.
 PROGRAM = """
 import sys
 

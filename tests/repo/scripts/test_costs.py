@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import costs, scale_page
-from tpufeed.loaders.options import LoaderOptions
+from tpufeed.stream.options import LoaderOptions
 
 
 def test_the_page_shows_what_the_results_come_to():
@@ -47,7 +47,7 @@ def test_requests_of_a_start_do_not_grow_with_the_pod():
 
 def test_a_loader_s_defaults(monkeypatch):
     """What the page says of them, for the cores of the hosts of TPUs: a process per core."""
-    from tpufeed.loaders import executor as workers
+    from tpufeed.stream import executor as workers
 
     monkeypatch.delenv("TPUFEED_PROCESSES")
     manifest = SimpleNamespace(splits={}, tensor_shape=None)

@@ -165,7 +165,7 @@ def test_a_wheel_has_all_of_the_package_and_nothing_else(tmp_path):
     files = {f"tpufeed/{path.relative_to(ROOT / 'tpufeed')}" for path in (ROOT / "tpufeed").rglob("*.py")}
     files |= {"tpufeed/py.typed", EXTENSION, "tpufeed-0.dist-info/METADATA"}
     end = f"-cp311-abi3-{platform()}.whl"
-    assert any(name.startswith("tpufeed/loaders/xla/") for name in files)
+    assert any(name.startswith("tpufeed/adapters/xla/") for name in files)
     assert check_wheel(_zip(tmp_path / f"whole{end}", files)).startswith(f"whole{end}: ")
     with pytest.raises(ArtifactError, match=r"lacks \['tpufeed/py.typed'\] and has \[\]"):
         check_wheel(_zip(tmp_path / f"less{end}", files - {"tpufeed/py.typed"}))
@@ -208,7 +208,7 @@ def test_a_wheel_that_names_folders_of_its_builder_is_refused(tmp_path):
     info = "tpufeed-0.dist-info"
     files = {
         EXTENSION: b"\x7fELF\0libc.so.6\0not a JPEG\0/\0",
-        f"{info}/RECORD": "tpufeed/build/run.py,sha256=a/tmp/b,1\n",
+        f"{info}/RECORD": "tpufeed/builds/run.py,sha256=a/tmp/b,1\n",
         f"{info}/METADATA": "Project-URL: Source, https://example.com/home/tpufeed\n\nWrite into /tmp/flowers.",
     }
     assert check_paths(_zip(tmp_path / "sound.whl", files)) == "no folder of the builder in 3 files"

@@ -52,7 +52,7 @@ class Tree:
 @pytest.fixture
 def tree(tmp_path):
     tree = Tree(tmp_path)
-    files = {"tpufeed/__init__.py": '__version__ = "1.2.0"\n', "CHANGELOG.md": CHANGELOG, "CITATION.cff": CITATION}
+    files = {"tpufeed/_version.py": '__version__ = "1.2.0"\n', "CHANGELOG.md": CHANGELOG, "CITATION.cff": CITATION}
     tree.commit(files)
     return tree
 
@@ -75,8 +75,8 @@ def test_what_is_not_committed_is_named(release, tree):
         ("CHANGELOG.md", "## Unreleased\n", "## Unreleased\n\n- more\n", "lines under Unreleased"),
         ("CITATION.cff", "1.2.0", "1.1.0", "no line `version: 1.2.0`"),
         ("CITATION.cff", "02-03", "02-02", "no line `date-released: 2026-02-03`"),
-        ("tpufeed/__init__.py", "1.2.0", "1.3.0", "no section `## 1.3.0"),
-        ("tpufeed/__init__.py", "__version__", "version", "no line __version__"),
+        ("tpufeed/_version.py", "1.2.0", "1.3.0", "no section `## 1.3.0"),
+        ("tpufeed/_version.py", "__version__", "version", "no line __version__"),
     ],
 )
 def test_what_says_another_version_is_named(release, tree, name, old, new, said):
@@ -159,7 +159,7 @@ def put(tree, name, content, day, hour=12):
 
 
 def test_a_result_that_is_older_than_its_code_is_named(release, tree):
-    tree.commit({"tpufeed/loaders/a.py": CODE, "tpufeed/engines/a.py": CODE, "tpufeed/images/a.c": "1;"}, "2026-01-02")
+    tree.commit({"tpufeed/stream/a.py": CODE, "tpufeed/engines/a.py": CODE, "tpufeed/images/a.c": "1;"}, "2026-01-02")
     put(tree, "young", result("2026-01-02"), "2026-01-03")
     put(tree, "late", result("2026-01-01"), "2026-01-03")  # committed later than it was measured
     put(tree, "tasks", result("2026-01-03", "engines"), "2026-01-03")
@@ -182,26 +182,26 @@ def test_a_result_that_is_older_than_its_code_is_named(release, tree):
 @pytest.mark.parametrize(
     ("name", "code", "is_older"),
     [
-        ("loaders/a.py", CODE.replace("so.", 'not so, "really" isn\'t.'), False),
-        ("loaders/a.py", CODE.replace("# one", "# two"), False),
-        ("loaders/a.py", CODE.replace("return 1", "return 2"), True),
-        ("loaders/a.py", CODE.replace("return 1", "return '''Says.'''"), True),
-        ("loaders/b.py", "b = 1\n", True),
+        ("stream/a.py", CODE.replace("so.", 'not so, "really" isn\'t.'), False),
+        ("stream/a.py", CODE.replace("# one", "# two"), False),
+        ("stream/a.py", CODE.replace("return 1", "return 2"), True),
+        ("stream/a.py", CODE.replace("return 1", "return '''Says.'''"), True),
+        ("stream/b.py", "b = 1\n", True),
         ("images/a.c", "2;", True),
         ("cli/a.py", "a = 1\n", False),
     ],
 )
 def test_only_a_change_of_what_the_code_does_makes_a_result_older(release, tree, name, code, is_older):
-    tree.commit({"tpufeed/loaders/a.py": CODE, "tpufeed/images/a.c": "1;"}, "2026-01-02")
+    tree.commit({"tpufeed/stream/a.py": CODE, "tpufeed/images/a.c": "1;"}, "2026-01-02")
     put(tree, "feed", result("2026-01-02"), "2026-01-02", 13)
     tree.commit({f"tpufeed/{name}": code}, "2026-01-02", 14)
     assert bool(release.find_older(tree.root)[1]) == is_older
 
 
 def test_code_counts_from_the_day_of_its_merge(release, tree):
-    tree.commit({"tpufeed/loaders/a.py": CODE}, "2026-01-02")
+    tree.commit({"tpufeed/stream/a.py": CODE}, "2026-01-02")
     tree.git("checkout", "-q", "-b", "side")
-    tree.commit({"tpufeed/loaders/a.py": CODE.replace("1 ", "2 ")}, "2026-01-03")
+    tree.commit({"tpufeed/stream/a.py": CODE.replace("1 ", "2 ")}, "2026-01-03")
     tree.git("checkout", "-q", "-")
     put(tree, "feed", result("2026-01-04"), "2026-01-04")
     assert not release.find_older(tree.root)[1]
@@ -213,16 +213,16 @@ def test_code_counts_from_the_day_of_its_merge(release, tree):
 @pytest.mark.parametrize(
     ("name", "older"),
     [
-        ("tests/loaders/test_a.py", ["python3.14"]),
+        ("tests/stream/test_a.py", ["python3.14"]),
         ("scripts/proxies/pythons.py", ["python3.14"]),
         ("scripts/proxies/slurm.py", ["slurm"]),
         ("scripts/packaging/smoke.py", ["python3.14", "slurm"]),
-        ("tpufeed/loaders/a.py", ["python3.14", "slurm"]),
+        ("tpufeed/stream/a.py", ["python3.14", "slurm"]),
         ("docs/a.md", []),
     ],
 )
 def test_a_platform_is_older_than_the_tests_and_scripts_that_it_runs(release, tree, name, older):
-    tree.commit({"tpufeed/loaders/a.py": CODE}, "2026-01-02")
+    tree.commit({"tpufeed/stream/a.py": CODE}, "2026-01-02")
     row = {"check": "all of it", "date": "2026-01-03"}
     rows = [row | {"platform": platform} for platform in ("python3.14", "slurm")]
     put(tree, "platforms", {"rows": [*rows, row | {"platform": "slurm", "check": "another"}]}, "2026-01-03")

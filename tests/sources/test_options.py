@@ -1,0 +1,236 @@
+import inspect
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpufeed.cache import warmup
+from tpufeed.cache.options import CacheOptions
+from tpufeed.errors import OptionError
+from tpufeed.images.policy import ImagePolicy
+from tpufeed.options import parse_size
+from tpufeed.sharding.build import shard
+from tpufeed.sources.options import ShardOptions, parse_shares
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("64MB", 64_000_000),
+        ("128MiB", 128 << 20),
+        ("1.5 GB", 1_500_000_000),
+        ("0.5KiB", 512),
+        (" 10kb ", 10_000),
+        ("7", 7),
+        ("7b", 7),
+        (1 << 20, 1 << 20),
+        ("2gib", 2 << 30),
+        ("9007199254740993", 9007199254740993),  # no float in between
+    ],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@given(st.integers(0, 10**15), st.sampled_from([("", 1), ("kB", 10**3), ("MiB", 1 << 20), ("GB", 10**9)]))
+def test_a_size_is_number_times_unit(number, unit):
+    assert parse_size(f"{number}{unit[0]}") == number * unit[1]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MB", "64XB", "-1", "64 M B", "1e6", "1,5MB", "0x10", "inf", "nan", "٣MB", "1..5"]
+)
+def test_what_is_no_size(text):
+    with pytest.raises(OptionError, match="64MB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "splits"),
+    [
+        ("train", {"train": 1.0}),
+        ("train=1", {"train": 1.0}),
+        ("train=0.9,val=0.1", {"train": 0.9, "val": 0.1}),
+        (" train = 0.5 , val = 0.5 ", {"train": 0.5, "val": 0.5}),
+        ("a=.5,b=5e-1", {"a": 0.5, "b": 0.5}),
+    ],
+)
+def test_splits(text, splits):
+    assert parse_shares(text) == splits
+
+
+def test_a_share_alone_is_no_split():
+    with pytest.raises(OptionError, match=r"'0\.9'"):
+        parse_shares("0.9")
+
+
+@pytest.mark.parametrize("text", ["train=", "train=x", "train=0.9,val=", "train=50%", "train=0.9=0.1"])
+def test_what_is_no_split(text):
+    with pytest.raises(OptionError, match=r"train=0\.9,val=0\.1"):
+        parse_shares(text)
+
+
+def test_a_split_given_twice():
+    with pytest.raises(OptionError, match="split train"):
+        parse_shares("train=0.5,train=0.5")
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({}, "split"),
+        ({"train": 0.9}, r"0\.9, not 1"),
+        ({"train": 0.9, "val": 0.2}, r"1\.1, not 1"),
+        ({"train": 0.0, "val": 1.0}, "split train"),
+        ({"80/20": 1.0}, "'80/20'"),
+        ({"train-clean": 1.0}, "train_clean"),
+        ({"train": 1.5, "val": -0.5}, "split train"),
+        ({"train": float("nan")}, "split train"),
+        ({"train": float("inf")}, "split train"),
+        ({"": 1.0}, "''"),
+        ({"a/b": 1.0}, "'a/b'"),
+        ({"../up": 1.0}, "'../up'"),
+        ({".hidden": 1.0}, "'.hidden'"),
+        ({"train-v0": 1.0}, "'train-v0'"),  # would look like a variant
+        ({"tráin": 1.0}, "'tráin'"),
+        ({"train\n": 1.0}, r"'train\\n'"),
+    ],
+)
+def test_splits_that_cannot_be(splits, message):
+    with pytest.raises(OptionError, match=message):
+        ShardOptions(splits=splits)
+
+
+@pytest.mark.parametrize(("size", "message"), [(0, "not 0"), (-1, "-1")])
+def test_a_shard_has_a_size(size, message):
+    with pytest.raises(OptionError, match=message):
+        ShardOptions(shard_bytes=size)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"check": "fast"}, "'fast'"),
+        ({"presize_px": 0}, "presize"),
+        ({"presize_px": 20000}, "20000"),
+        ({"quality": 0}, "quality"),
+    ],
+)
+def test_image_policies_that_cannot_be(policy, message):
+    with pytest.raises(OptionError, match=message):
+        ImagePolicy(**policy)
+
+
+def test_all_that_changes_bytes_stands_in_the_plan():
+    """By the names of the keywords, as messages say what differs."""
+    given = {
+        "hosts": 3,
+        "splits": {"a": 1.0},
+        "split_by": None,
+        "image": "path",
+        "label": "kind",
+        "classes": ("x", "y"),
+        "seed": 7,
+        "check": "header",
+        "encode": "jpeg",
+        "progressive": "baseline",
+        "quality": 80,
+        "presize": 64,
+        "presize_mode": "long",
+        "max_pixels": 10**6,
+        "min_side": 5,
+    }
+    policy = {
+        "exif": "ignore",
+        "cmyk": "reject",
+        "alpha": "black",
+        "deep": "reject",
+        "greyscale": "rgb",
+        "animated": "reject",
+        "extension": "reject",
+        "damaged": "reject",
+    }
+    assert ShardOptions(**given, shard_bytes="1KB", policy=policy).to_dict() == {
+        "shard_bytes": 1000,
+        **given,
+        **policy,
+        "restart_markers": True,
+    }
+    assert ShardOptions(shards=6, hosts=3).to_dict()["shards"] == 6
+
+
+def test_no_option_is_left_out_of_the_plan():
+    keywords = {each.name for each in fields(ShardOptions) if each.init} - {"policy", "shards", "splits"}
+    keywords -= {
+        "columns",
+        "image_columns",
+        "masks",
+        "group_by",
+        "label_separator",
+        "outlines",
+        "boxes",
+        "box_format",
+        "keypoints",
+        "flip_pairs",
+        "box_columns",
+        "boxes_outside",
+        "duplicates",
+        "split_by_content",
+        "names",
+        "keeps_classes",
+    }  # in a plan only if given
+    assert ShardOptions().to_dict().keys() >= keywords | {"splits"}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"shards": 4, "shard_bytes": "1MB"}, "shards"),
+        ({"shards": 0}, "shards"),
+        ({"shards": 12, "hosts": 8}, "8 hosts"),
+        ({"hosts": 0}, "hosts"),
+        ({"splits": "train", "split_by": "fold"}, "splits"),
+        ({"policy": {"gamma": "keep"}}, "gamma"),
+        ({"policy": {"presize_px": 3}}, "presize_px"),
+        ({"shard_bytes": "many"}, "'many'"),
+        ({"splits": ""}, "split"),
+        ({"classes": []}, "classes"),
+        ({"encode": "avif"}, "encode"),
+        ({"presize_mode": "wide"}, "presize"),
+    ],
+)
+def test_keywords_that_cannot_be(keywords, message):
+    with pytest.raises(OptionError, match=message):
+        ShardOptions(**keywords)
+
+
+def test_keywords_become_options(tmp_path):
+    (tmp_path / "classes.txt").write_text("cat\ndog\n")
+    options = ShardOptions(presize=64, min_side=9, classes=tmp_path / "classes.txt", splits={"a": 1})
+    assert (options.images.presize_px, options.images.min_side_px) == (64, 9)
+    assert (options.class_names, options.split_shares) == (("cat", "dog"), {"a": 1})
+
+
+@pytest.mark.parametrize(("function", "options"), [(shard, (ShardOptions,)), (warmup, (CacheOptions, ShardOptions))])
+def test_the_signature_has_the_defaults_of_the_options(function, options):
+    parameters = inspect.signature(function).parameters
+    for option in {each.name: each for one in reversed(options) for each in fields(one) if each.init}.values():
+        if option.name in parameters:
+            assert parameters[option.name].default == option.default, option.name
+    given = {each.name for each in fields(ShardOptions) if each.init} - {"keeps_classes"}
+    assert function is not shard or given <= parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("function", "keyword", "message"),
+    [
+        (shard, "num_workers", "use workers"),
+        (shard, "alpha", r"policy=\{'alpha'"),
+        (warmup, "hosts", "'hosts'"),
+        (warmup, "presize", "'presize'"),
+    ],
+)
+def test_unknown_keywords(function, keyword, message, tmp_path):
+    with pytest.raises(OptionError, match=message):
+        function(tmp_path, tmp_path / "d", **{keyword: 1})

@@ -1,0 +1,325 @@
+"""Ops on the device against the same ops on the host, with the same draws, in every framework."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.frameworks import lazy
+from tpufeed.errors import OptionError
+from tpufeed.images import (
+    CenterCrop,
+    ColorJitter,
+    Custom,
+    GaussianBlur,
+    Grayscale,
+    HorizontalFlip,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    VerticalFlip,
+)
+from tpufeed.images.color import shift_hue
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Window
+from tpufeed.images.rng import uniforms
+from tpufeed.stream import device_ops
+from tpufeed.stream.device_ops import DeviceOps
+
+JAX = lazy("tpufeed.adapters.jax.arrays:ARRAYS")
+TF = lazy("tpufeed.adapters.tf.arrays:ARRAYS")
+TORCH = lazy("tpufeed.adapters.torch.arrays:ARRAYS")
+
+jax = lazy("jax")
+jnp = lazy("jax.numpy")
+tf = lazy("tensorflow")
+torch = lazy("torch")
+AxisType = lazy("jax.sharding:AxisType")
+NamedSharding = lazy("jax.sharding:NamedSharding")
+P = lazy("jax.sharding:PartitionSpec")
+
+SIZE = (90, 100)
+
+
+@dataclass(frozen=True)
+class Zoom:
+    """A window op of a user's: up to half the image, or three times as much around it."""
+
+    fill: tuple[int, int, int] = (250, 9, 100)
+    version: int = 1
+    draws: int = 2
+
+    def output_size(self, size):
+        return (48, 64)
+
+    def window(self, height, width, draws):
+        share = 0.5 + 2.5 * draws[0]
+        tall, wide = round(height * share), round(width * share)
+        return Window(int((height - tall) * draws[1]), int((width - wide) * (1 - draws[1])), tall, wide, 48, 64)
+
+
+def make_images(size, count=8, noise=6):
+    """Smooth colours of the whole range, with a little noise; or noise alone."""
+    random = np.random.default_rng(0)
+    if noise is None:
+        return random.integers(0, 256, (count, *size, 3), np.uint8)
+    small = random.integers(0, 256, (count, 5, 6, 3), np.uint8)
+    smooth = np.stack([cv2.resize(image, size[::-1], interpolation=cv2.INTER_CUBIC) for image in small])
+    return np.clip(smooth + random.normal(0, noise, smooth.shape), 0, 255).astype(np.uint8)
+
+
+def draw(ops, count, epoch=0):
+    return [uniforms(7, epoch, np.arange(count), position, op.draws) for position, op in enumerate(ops)]
+
+
+def on_host(ops, images, draws):
+    pipeline = Pipeline(ops, 0)
+    return np.stack([pipeline.run(image, [d[n].tolist() for d in draws]) for n, image in enumerate(images)])
+
+
+def by_jax(ops, images, parameters):
+    return np.asarray(jax.jit(lambda *given: ops.apply(*given, JAX))(images, parameters))
+
+
+def by_torch(ops, images, parameters, arrays=TORCH):
+    return ops.apply(torch.from_numpy(images), torch.from_numpy(parameters), arrays).numpy()
+
+
+def by_tf(ops, images, parameters):
+    return tf.function(lambda *given: ops.apply(*given, TF), jit_compile=True)(images, parameters).numpy()
+
+
+COMPILERS = [
+    pytest.param(by_jax, marks=pytest.mark.uses("jax")),
+    pytest.param(by_tf, marks=pytest.mark.uses("tensorflow")),
+]
+FRAMEWORKS = {
+    "jax": (JAX, lazy("jax.numpy:asarray")),
+    "torch": (TORCH, lazy("torch:from_numpy")),
+    "tensorflow": (TF, lazy("tensorflow:constant")),
+}
+
+
+def most_apart(ops, images, run, epoch=0):
+    draws = draw(ops, len(images), epoch)
+    made = DeviceOps(ops, images.shape[1:3])
+    parameters = made.parameters(draws)
+    assert (parameters.dtype, parameters.shape) == (np.float32, (len(images), made.width))
+    expected, found = on_host(ops, images, draws), run(made, images, parameters)
+    assert found.dtype == np.uint8
+    assert found.shape == expected.shape == (len(images), *made.out_size, 3)
+    return np.abs(found.astype(int) - expected).max(initial=0)
+
+
+TRANSFORMS = [
+    *[(name, m, 0) for name in ("translate_x", "translate_y", "posterize", "solarize") for m in (0, 7, 30)],
+    *[(name, m, 1) for name in ("brightness", "color", "contrast", "sharpness") for m in (0, 10, 30)],
+    ("autocontrast", 0, 1),
+]
+CASES = {
+    "resized crop": ([RandomResizedCrop(70)], 1),
+    "crops of which some shrink by two": ([RandomResizedCrop((30, 40))], 1),
+    "resize": ([Resize(64)], 1),
+    "resize to less than half": ([Resize((40, 20))], 1),
+    "enlarge": ([Resize((100, 130))], 1),
+    "centre": ([CenterCrop(64)], 0),
+    "centre of a larger image": ([CenterCrop((120, 60))], 1),
+    "crop": ([RandomCrop((50, 60))], 0),
+    "padded crop": ([RandomCrop(88, padding=9, fill=77)], 0),
+    "crop larger than the image": ([RandomCrop((120, 98), fill=(1, 200, 30))], 0),
+    "a window op of a user's": ([Zoom()], 1),
+    "flips": ([HorizontalFlip(), VerticalFlip(0.3)], 0),
+    "grey": ([Grayscale(0.5)], 0),
+    "brightness": ([ColorJitter(brightness=(0.2, 3.0))], 1),
+    "contrast": ([ColorJitter(contrast=(0.2, 3.0))], 1),
+    "saturation": ([ColorJitter(saturation=(0.2, 3.0))], 1),
+    "hue": ([ColorJitter(hue=0.5)], 0),
+    "jitter": ([ColorJitter(0.4, 0.4, 0.4, 0.1)], 2),
+    "blur": ([GaussianBlur(p=0.8)], 2),
+    "wide blur": ([GaussianBlur(sigma=(4.0, 10.0), p=0.8)], 2),
+    "erase": ([RandomErasing(0.8, value=(9, 8, 7))], 0),
+    "erase by black": ([RandomErasing(0.8)], 0),
+    **{
+        f"{name} {m}": ([RandAugment(1, m, fill=9, transforms=(name, "identity"))], most)
+        for name, m, most in TRANSFORMS
+    },
+    "nothing random": ([CenterCrop(64), Resize(32)], 1),
+    # A level before a shift of the hue may be a step of hue, and 6 levels, after it.
+    "chain": (
+        [RandomResizedCrop(64), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4), Grayscale(0.1), RandomErasing()],
+        4,
+    ),
+}
+
+
+# torch runs at once what the others compile for half a second, so it has the single transforms, and noise alone.
+COMPILED = [case for case, (ops, _) in CASES.items() if not isinstance(ops[0], RandAugment)]
+RANDAUGMENT = tuple(dict.fromkeys(name for name, *_ in TRANSFORMS))
+
+
+@pytest.mark.first_cases(18)
+@pytest.mark.uses("torch")
+@pytest.mark.parametrize("noise", [6, None])
+@pytest.mark.parametrize("case", CASES)
+def test_the_device_gives_the_host_s_pixels(case, noise):
+    ops, levels = CASES[case]
+    assert most_apart(ops, make_images(SIZE, noise=noise), by_torch) <= levels
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("run", COMPILERS)
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_ops_give_the_host_s_pixels(case, run):
+    ops, levels = CASES[case]
+    assert most_apart(ops, make_images(SIZE), run) <= levels
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("run", COMPILERS)
+def test_compiled_transforms_give_the_host_s_pixels(run):
+    assert most_apart([RandAugment(1, 9, fill=9, transforms=RANDAUGMENT)], make_images(SIZE, 32), run) <= 1
+
+
+@pytest.mark.uses("torch")
+def test_a_chain_with_hue_is_equal_but_for_a_few_pixels():
+    ops = [RandomResizedCrop(64), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(0.5)]
+    images, made = make_images(SIZE, 32), DeviceOps(ops, SIZE)
+    draws = draw(ops, 32)
+    apart = np.abs(on_host(ops, images, draws) - by_torch(made, images, made.parameters(draws)).astype(int))
+    assert apart.mean() < 0.3
+    assert (apart > 2).mean() < 0.01
+
+
+sides = st.integers(1, 40)
+sizes = st.tuples(sides, sides)
+fills = st.integers(0, 255) | st.tuples(*[st.integers(0, 255)] * 3)
+windows = st.one_of(
+    st.builds(RandomCrop, sizes, padding=st.integers(0, 30), fill=fills),
+    st.builds(RandomResizedCrop, sizes, scale=st.sampled_from([(0.08, 1.0), (0.001, 0.1), (1.0, 1.0)])),
+    st.builds(Resize, sides | sizes),
+    st.builds(CenterCrop, sizes),
+    st.builds(Zoom, st.tuples(*[st.integers(0, 255)] * 3)),
+)
+
+
+@pytest.mark.uses("torch")
+@given(windows, sizes, st.integers(0, 9))
+def test_windows_of_any_size_are_at_most_a_level_off(op, size, epoch):
+    apart = most_apart([op], make_images(size, 5, None), by_torch, epoch)
+    assert apart <= (0 if isinstance(op, RandomCrop) else 1)
+
+
+@pytest.mark.uses("torch")
+@given(sizes, st.floats(0.1, 3), st.floats(0, 3), st.integers(0, 9))
+def test_blurs_of_any_size_are_at_most_three_levels_off_or_refused(size, low, more, epoch):
+    op = GaussianBlur(0.8, (low, low + more))
+    if round(6 * (low + more) + 1) // 2 >= min(size):
+        with pytest.raises(OptionError, match="GaussianBlur"):
+            DeviceOps([op], size)
+    else:
+        assert most_apart([op], make_images(size, 5, None), by_torch, epoch) <= 3
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.uses(name)) for name in FRAMEWORKS])
+def test_every_color_has_the_host_s_hue(name):
+    arrays, make = FRAMEWORKS[name]
+    levels = np.array([*range(0, 256, 7), 1, 2, 127, 128, 254, 255], np.uint8)
+    colors = np.array(list(product(levels, repeat=3)), np.uint8).reshape(1, 43, -1, 3)
+    for steps in (0, 1, 42, 43, 100, 128, 213, 255):
+        amount = make(np.full((1, 1, 1, 1), steps, np.float32))
+        found = np.asarray(device_ops._shift_hue(make(colors.astype(np.float32)), amount, arrays))
+        np.testing.assert_array_equal(found[0], shift_hue(colors[0], steps, None))
+
+
+@pytest.mark.uses("torch")
+@pytest.mark.parametrize("op", [RandomResizedCrop(70), RandomResizedCrop(30), Zoom(), Resize(64), RandomCrop(80, 9, 9)])
+def test_windows_by_products_of_bfloat16_are_at_most_two_levels_off(op):
+    """As a TPU multiplies unless it is told otherwise: both factors rounded, sums in float32."""
+
+    def einsum(equation, *factors):
+        return torch.einsum(equation, *(factor.bfloat16().float() for factor in factors))
+
+    from tpufeed.adapters.torch.arrays import ARRAYS
+
+    rounded = replace(ARRAYS, einsum=einsum)
+    apart = most_apart([op], make_images(SIZE, noise=None), lambda *given: by_torch(*given, rounded))
+    assert apart <= (0 if isinstance(op, RandomCrop) else 2)
+
+
+@pytest.mark.all
+@pytest.mark.uses("jax")
+@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+def test_rows_stay_on_their_devices(axes):
+    ops = [RandomResizedCrop(30), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), GaussianBlur(0.5), RandomErasing()]
+    images, made = make_images(SIZE, 16), DeviceOps(ops, SIZE)
+    parameters = made.parameters(draw(ops, 16))
+    rows = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType[axes],)), P("data"))
+    apply = jax.jit(lambda *given: made.apply(*given, JAX))
+    given = [jax.device_put(value, rows) for value in (images, parameters)]
+    found = apply(*given)
+    assert found.sharding.is_equivalent_to(rows, 4)
+    program = apply.lower(*given).compile().as_text()
+    assert not any(f"{exchange}(" in program for exchange in ("all-gather", "all-reduce", "all-to-all", "permute"))
+    np.testing.assert_array_equal(np.asarray(found), by_jax(made, images, parameters))
+
+
+@pytest.mark.all
+def test_one_program_serves_every_batch_under_torch_xla():
+    script = Path(__file__).with_name("xla") / "xla_device_ops.py"
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    most_apart, compiled, on_the_host = done.stdout.split(maxsplit=2)
+    assert (int(most_apart), int(compiled), on_the_host) == (0, 1, "[]\n")
+
+
+# A level before it is solarized or posterized may be many after it.
+@pytest.mark.all
+@pytest.mark.uses("torch")
+def test_a_chain_of_random_transforms_is_equal_but_for_a_few_pixels():
+    ops = [RandAugment(3, 12, fill=(1, 2, 3), transforms=sorted({name for name, _, _ in TRANSFORMS}))]
+    images, made = make_images(SIZE, 64), DeviceOps(ops, SIZE)
+    draws = draw(ops, 64)
+    apart = np.abs(on_host(ops, images, draws) - by_torch(made, images, made.parameters(draws)).astype(int))
+    assert (apart > 2).mean() < 0.01
+    assert apart.mean() < 0.1
+
+
+OUTSIDE = [
+    RandAugment(),
+    RandAugment(1, transforms=("rotate",)),
+    Rotate(10.0),
+    Custom("tests.images.custom_ops:shade"),
+    RandomErasing(value="random"),
+    HorizontalFlip,
+]
+
+
+@pytest.mark.parametrize("op", OUTSIDE)
+def test_an_op_that_cannot_run_there_is_named(op):
+    name = op.__name__ if isinstance(op, type) else type(op).__name__
+    with pytest.raises(OptionError, match=rf"device_ops: {name} .*put it in ops"):
+        DeviceOps([HorizontalFlip(), op], SIZE)
+
+
+def test_an_op_that_changes_nothing_needs_no_numbers():
+    made = DeviceOps([ColorJitter(hue=0.001), CenterCrop(20), Resize(40)], SIZE)
+    assert (made.width, made.out_size) == (0, (40, 40))
+    assert made.parameters(draw([ColorJitter(), CenterCrop(20), Resize(40)], 5)).shape == (5, 0)

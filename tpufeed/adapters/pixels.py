@@ -1,0 +1,68 @@
+"""Images on their device as floats, in any framework."""
+
+import importlib
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tpufeed.errors import OptionError
+from tpufeed.options import checked
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+_FOLDERS = {"torch": "torch", "jax": "jax", "jaxlib": "jax", "tensorflow": "tf"}
+
+
+@checked()
+def to_device_float(
+    images: Any,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    *,
+    dtype: Any = None,
+    layout: Literal["NCHW", "NHWC"] | None = None,
+) -> Any:
+    """Return uint8 NHWC images as normalised floats, on their device: only a quarter of float32's bytes cross to it.
+
+    `(image / 255 - mean) / std`, computed in float32. In a jitted or traced step the compiler fuses this with what
+    reads the images; sharded arrays stay sharded.
+
+    Args:
+        images: uint8 of shape (batch, height, width, channels): a tensor of torch or TensorFlow, or an array of JAX.
+        mean: mean of each channel, for values in [0, 1].
+        std: standard deviation of each channel, for values in [0, 1].
+        dtype: the framework's dtype of the result; by default its bfloat16.
+        layout: layout of the result; by default what models expect: "NCHW" in torch, "NHWC" in the other frameworks.
+
+    Raises:
+        OptionError: images or parameters of another kind.
+    """
+    try:
+        means, stds = ([] if isinstance(each, str | bytes) else [*map(float, each)] for each in (mean, std))
+    except (TypeError, ValueError):
+        means, stds = [], []
+    if not means or not all(map(math.isfinite, means)) or not all(0 < value < math.inf for value in stds):
+        raise OptionError(f"mean and std have a number for each channel, in std above 0; not {mean!r}, {std!r}")
+    if dtype is not None and "float" not in str(dtype):
+        raise OptionError(f"dtype is a float type, like the framework's bfloat16, not {dtype!r}")
+    framework = type(images).__module__.partition(".")[0]
+    if framework not in _FOLDERS:
+        kind = type(images).__name__
+        raise OptionError(f"images are a tensor of torch or TensorFlow, or an array of JAX, not {kind} of {framework}")
+    if len(images.shape) != 4:
+        raise OptionError(f"images have the shape (batch, height, width, channels), not {tuple(images.shape)}")
+    channels = images.shape[3]
+    if not re.search(r"\buint8\b", str(images.dtype)) or not len(means) == len(stds) == channels:
+        raise OptionError(
+            f"images are uint8 with as many channels as mean ({len(means)}) and std ({len(stds)}) have values, not "
+            f"{images.dtype} of {channels}"
+        )
+    scale, shift = [1 / (255 * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
+    arrays = importlib.import_module(f"tpufeed.adapters.{_FOLDERS[framework]}.arrays").ARRAYS
+    floats = arrays.floats(images) * arrays.row(scale, images) + arrays.row(shift, images)
+    try:
+        result = arrays.cast(floats, dtype)
+    except TypeError as error:
+        raise OptionError(f"dtype is a float type of {framework}, like its bfloat16, not {dtype!r}") from error
+    return arrays.transpose(result, (0, 3, 1, 2)) if (layout or arrays.layout) == "NCHW" else result

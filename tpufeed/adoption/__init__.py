@@ -1,0 +1,1 @@
+"""TFRecords that others wrote become a dataset."""

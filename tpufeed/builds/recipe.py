@@ -1,0 +1,216 @@
+"""A recipe describes one kind of build; `build.run` runs and previews them all.
+
+`tpufeed shard`, `append`, `cache warmup` and `compact` are the four recipes. A recipe identifies its plan, drafts it,
+gives its tasks their context, and completes the manifest and the result.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tpufeed.builds.commit import Reject
+from tpufeed.builds.digests import Duplicates
+from tpufeed.builds.plan import Plan, PlanHeader, Task
+from tpufeed.builds.versions import Layout
+from tpufeed.builds.worker import TaskContext
+from tpufeed.dataset.listed import UNLISTED, Listed
+from tpufeed.dataset.manifest import Manifest, Sizes
+from tpufeed.dataset.reader import Dataset
+from tpufeed.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPreview:
+    """A split that a build would make.
+
+    Attributes:
+        inputs: number of input samples.
+        shards: number of shards, of all variants of a cache together.
+        bytes: estimated size of these shards.
+    """
+
+    inputs: int
+    shards: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A plan before it is stored, and what else is known about its build.
+
+    Attributes:
+        header: header of the plan; None if the growing dataset has all samples already.
+        tasks: tasks of the plan; read once, and only while the draft is open.
+        splits: splits by name.
+        warnings: sentences that the plan does not store.
+        skipped: number of samples that the dataset has already, if there is no header with this number.
+        source_bytes: size of all input images.
+        sizes: sizes of the images that were tried, after presizing.
+        odd: odd cases of these, counted.
+        read_before: number of images that have to be read before the plan, if a preview has skipped that.
+        probed: number of samples that were tried.
+        probed_rejects: number of these that cannot be taken.
+        probed_seconds: time that one core takes for one sample, with all variants of a cache.
+        refused: inputs that are known to be rejected, counted by reason.
+        first_refused: the first few of them.
+        fingerprint: fingerprint of the cache that this build makes; else empty.
+    """
+
+    header: PlanHeader | None
+    tasks: Iterable[Task] = ()
+    splits: dict[str, SplitPreview] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    skipped: int = 0
+    source_bytes: int = 0
+    sizes: Sizes | None = None
+    odd: Counter[str] = field(default_factory=Counter)
+    read_before: int = 0
+    probed: int = 0
+    probed_rejects: int = 0
+    probed_seconds: float = 0.0
+    refused: Counter[str] = field(default_factory=Counter)
+    first_refused: Sequence[Reject] = ()
+    fingerprint: str = ""
+
+
+class Recipe(Protocol):
+    """One kind of build. A method with a body need not be overridden.
+
+    Attributes:
+        kind: the command, as plan and manifest name it.
+        verb: what progress says of it ("sharding").
+        worker: the module with `run` and `reach` of a task, see `engines.engine.Job`.
+        source: URL of the input.
+        stores: the stores that workers read from.
+        identity: the options that decide every byte; with kind and source they identify a plan.
+        warnings: sentences on the options.
+        base: the version of a dataset that grows by this build; None for a new dataset.
+        grows_by: the kind of the part that is added to `base`.
+        different: options that decide bytes and differ from those of `base`.
+        layout: the shards of the version after `base`; None: the part's shards come last.
+        is_stale: an interrupted run has left an unfinished part that is no longer wanted; it is removed.
+    """
+
+    kind: str
+    verb: str
+    worker: str
+    source: str
+    identity: dict[str, Any]
+    stores: tuple[Store, ...] = ()
+    warnings: tuple[str, ...] = ()
+    base: Dataset | None = None
+    grows_by: str = ""
+    different: Mapping[str, Any] = {}
+    layout: Layout | None = None
+    is_stale: bool = False
+
+    def look(self, destination: Store, overwrite: bool) -> Dataset | None:
+        """Look at what is at the destination. A recipe that makes a dataset grow learns its `base` here.
+
+        Returns:
+            The dataset if it is finished already.
+
+        Raises:
+            TpufeedError: there is another dataset, or no dataset that can grow. Nothing was changed.
+        """
+
+    def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
+        """Complete the dataset that `look` has found, and return it with its duplicates."""
+        return finished, None
+
+    def draft(self, is_preview: bool) -> AbstractContextManager[Draft]:
+        """List the source, and plan the build. Changes nothing.
+
+        Args:
+            is_preview: try some samples, to predict the time and the rejects of the build; and do not read the whole
+                source, even if a stored plan would need that.
+        """
+
+    def check_joined(self, store: Store, plan: Plan) -> None:
+        """Check a plan that another run has put at `store`: anyone who can write there may have forged it.
+
+        Raises:
+            ManifestError: it names files that are not the source's, or contradicts itself. Nothing was read.
+        """
+
+    def check_inputs(self, store: Store, plan: Plan) -> None:
+        """Check, as `check_joined` does, a plan of a part that may be older than `base`."""
+        self.check_joined(store, plan)
+
+    def follow(self, plan: Plan) -> Plan | None:
+        """Return the plan of this source when it had another URL, as one with the present URL; None for other inputs.
+
+        A folder is mounted elsewhere the next day, say.
+        """
+        return None
+
+    def context(self, store: Store, plan: Plan) -> TaskContext:
+        """Return the context that all tasks of the plan share."""
+
+    def conclude(
+        self, store: Store, plan: Plan, folder: Path, manifest: Manifest
+    ) -> tuple[Manifest, Duplicates | None]:
+        """Complete the manifest, before it is put and after shards, digests and rejects are put.
+
+        `folder` is for temporary files.
+        """
+        return manifest, None
+
+    def judge(self, manifest: Manifest) -> Iterable[str]:
+        """Yield warnings of what the build found."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Forecast of a build: its plan, and the results of listing the source and trying a few samples.
+
+    Attributes:
+        source: URL of the input.
+        destination: URL of the destination.
+        splits: splits by name.
+        bytes: estimated size of all shards together.
+        variants: number of variants of a cache; 1 for other datasets.
+        classes: number of classes.
+        source_bytes: size of all input images.
+        listed: what the source is taken for.
+        sizes: sizes of the images that were tried; None if there are none.
+        odd: odd cases of these, counted.
+        free_bytes: free space at the destination; None if unknown.
+        seconds: estimated time of the build.
+        probed: number of samples that were tried.
+        probed_rejects: number of these that cannot be taken.
+        probed_seconds: time that one core takes for one sample, with all variants of a cache.
+        warnings: sentences on what would be better for training.
+        complete: the dataset exists already: nothing would be done.
+        skipped: number of images of an append that are in the dataset already.
+        read_before: number of images that are read before the build, to find duplicates or to deal them to splits by
+            content.
+        version: the dataset's number afterwards, if it grows; else None.
+        fingerprint: fingerprint of the cache that this build makes; else empty.
+    """
+
+    source: str
+    destination: str
+    splits: dict[str, SplitPreview]
+    bytes: int
+    variants: int = 1
+    classes: int = 0
+    source_bytes: int = 0
+    listed: Listed = UNLISTED
+    sizes: Sizes | None = None
+    odd: dict[str, int] = field(default_factory=dict)
+    free_bytes: int | None = None
+    seconds: float = 0.0
+    probed: int = 0
+    probed_rejects: int = 0
+    probed_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+    complete: bool = False
+    skipped: int = 0
+    read_before: int = 0
+    version: int | None = None
+    fingerprint: str = ""

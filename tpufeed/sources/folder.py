@@ -1,0 +1,253 @@
+"""Read a folder of images: one folder per class, maybe inside one per split, or one folder without classes."""
+
+import posixpath
+import re
+import shlex
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+
+import msgspec
+
+from tpufeed.builds.item import ImageRef, Item
+from tpufeed.dataset.naming import MANIFEST, PLAN, SPLIT_OF_WORD, count_ending, show_endings, splits_mentioned
+from tpufeed.dataset.reader import find_dataset
+from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
+from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, advised
+from tpufeed.sources.annotations import AnnotationFiles
+from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.source import (
+    IMAGE_SUFFIXES,
+    Found,
+    Place,
+    Source,
+    is_hidden,
+    is_image_name,
+    listing,
+    show,
+    stem_of,
+)
+from tpufeed.storage.local import temporary_folder
+from tpufeed.storage.store import BROKEN_LINK, Store, check_name, open_store
+
+_SHOWN = 3
+_MOST_NESTED = 1000
+PARENT = "parent"  # as the label: the folder right around an image
+# train, Training_Set, trainset, test_images, val2017
+SPLIT_NAME = re.compile(
+    rf"({'|'.join(SPLIT_OF_WORD)})(?:_?(?:sets?|data|dataset|images?|imgs?|split|[0-9]{{4}}))?", re.IGNORECASE
+)
+
+
+class FolderSource(Source):
+    """Images below a folder; masks may be in a parallel one."""
+
+    what, has_values, labels_are_names = "folder of images", False, True
+    splits_from = "the first folders"
+
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        store, label = place.store, options.label
+        if options.image_columns:
+            raise OptionError("image columns are for tables and tars; for a folder of images pass --masks DIR")
+        if options.image is not None:
+            raise OptionError(
+                "--image is for the column of a table or the extension of images in tars, not for folders"
+            )
+        if label not in ("auto", "none", PARENT):
+            raise OptionError(
+                f"the labels of a folder are its class folders ({PARENT}: the innermost ones), or none; it has no "
+                f"column {label!r}"
+            )
+        if options.split_by not in (None, "folder"):
+            raise OptionError(f"a folder is split by 'folder' or by shares; it has no column {options.split_by!r}")
+        split_folders = options.split_by == "folder" or has_split_folders(store)
+        if split_folders and options.split_shares is not None and label != "none":
+            raise OptionError(
+                f"{store.url} has a folder for each split, which `splits` would turn into classes; leave splits out "
+                "to keep them, or give the folder of one split only"
+            )
+        self._store, self._place, self._options, self.base = store, place, options, store.url
+        self.splits = split_folders and options.split_shares is None
+        place_of_class = "innermost" if label == PARENT else "second" if self.splits else "first"
+        self.labels_from = f"the {place_of_class} folders"
+
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        """Yield the images. The first folder of a path is its split, if there are split folders; then its class."""
+        store, labelled, masks = self._store, self._options.label != "none", self._options.masks
+        # Folders in class folders: those right in them, and those right around images, as (class, folder).
+        self._nested, self._innermost = set[tuple[str, str]](), set[tuple[str, str]]()
+        images, classed, annotations = 0, 0, AnnotationFiles()
+        has_tfrecords, beside = False, list[str]()
+        objects, self._place.objects = self._place.objects, store.iter_objects()  # for another reading
+        with nullcontext() if masks is None else _open_masks(masks, store, found) as add_mask, listing():
+            for info in objects:
+                if not is_image_name(info.name):
+                    count_ending(found.ignored_files, info.name)
+                    annotations.add(info.name)
+                    has_tfrecords = has_tfrecords or (not images and is_tfrecord_name(info.name))  # for an error
+                    continue
+                images += 1
+                *folders, _ = info.name.split("/")
+                if self.splits and not folders:
+                    raise SourceError(f"{store.url}: {info.name} is beside the folders of splits; move it into one")
+                split = folders.pop(0) if self.splits else None
+                label = folders[-1 if self._options.label == PARENT else 0] if folders and labelled else None
+                classed += label is not None
+                if label is not None and len(folders) > 1 and len(self._innermost) < _MOST_NESTED:
+                    self._nested.add((label, folders[1]))
+                    self._innermost.add((label, folders[-1]))
+                if label is None and len(beside) < _SHOWN:
+                    beside.append(info.name)
+                if labelled and classed and beside:
+                    raise SourceError(
+                        f"{store.url}: images are beside the class folders ({', '.join(beside)} ...); move them into a "
+                        "class folder, give one folder only, or pass --label none to take all images without labels"
+                    )
+                problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
+                try:
+                    check_name(info.name)
+                except OptionError as error:  # a//b.jpg in a bucket
+                    problem = problem or ("unreadable", str(error))
+                item = Item(info.name, info.size_bytes, info.version, label, split, problem=problem)
+                yield item if add_mask is None else add_mask(item)
+            if not images:
+                raise _no_images(store, found, has_tfrecords)
+        if special := len(store.special_files):
+            found.ignored_files["special files"] = special
+        if labelled and annotations.counts:
+            found.notes.extend(annotations.iter_notes(store, bool(classed)))
+
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        if classes is None or self._options.class_names is not None:
+            return
+        folders, outer = sorted({folder for _, folder in self._nested}), defaultdict[str, set[str]](set)
+        for label, folder in self._innermost:
+            outer[folder].add(label)
+        shared = sorted(folder for folder, labels in outer.items() if len(labels) > 1)
+        if (len(classes) > 1 and len(splits_mentioned(classes)) > 1) or any(
+            SPLIT_NAME.fullmatch(label) for label, _ in self._nested
+        ):
+            yield (
+                f"classes have names of splits: {show([name for name in classes if splits_mentioned([name])])}; if so, "
+                "pass --split-by folder, which makes every folder that holds images a split with its classes inside"
+            )
+        elif len(shared) > 1 and self._options.label != PARENT:
+            yield (
+                f"classes are the outer folders ({show(classes)}), and several of them have the same folders inside "
+                f"({show(shared)}); if those are the classes, pass --label {PARENT}, which takes the folder right "
+                "around each image"
+            )
+        elif len(classes) == 1:
+            (name,) = classes
+            first, chain, rest = self.base.partition("::")  # zip::x.zip, zip://inner::x.zip
+            scheme, _, inside = first.partition("://")
+            below = f"{scheme}://{posixpath.join(inside, name)}::{rest}" if chain else posixpath.join(self.base, name)
+            way = "move them one folder up" if self.splits else f"shard {shlex.quote(below)}"
+            inner = f"make its folders ({show(folders)}) classes or splits, {way}"
+            more = inner if folders else "train a classifier, make a folder for each class"
+            yield (
+                f"all images are in one folder, {name}, and so in one class; to {more}; to take all images without "
+                "labels, pass --label none"
+            )
+
+
+def has_split_folders(store: Store) -> bool:
+    """Return true if all folders right below that hold images have names of splits, one of them like train."""
+    with listing():
+        names = list(store.iter_folders())
+        splits = {name: SPLIT_OF_WORD[said[1].lower()] for name in names if (said := SPLIT_NAME.fullmatch(name))}
+        others = (name for name in names if name not in splits and not is_hidden(name))
+        return "train" in splits.values() and not any(
+            is_image_name(info.name) for name in others for info in store.iter_objects(name)
+        )
+
+
+def _is_dataset(store: Store) -> bool:
+    try:
+        return find_dataset(store) is not None
+    except ManifestError:  # of another program
+        return False
+
+
+def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError:
+    """Return the error for a folder without images, with advice by what it holds."""
+    if _is_dataset(store):
+        advice = f", but a {MANIFEST}. To make a cache of a dataset: {advised('cache warmup', store.url, 'CACHE')}"
+    elif store.stat(PLAN) is not None:
+        advice = ", but an unfinished build of a dataset; run its command again"
+    elif has_tfrecords:
+        advice = f". {adopt_advice(store.url)}"
+    else:
+        advice = (
+            f"; expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder per class (photos/cat/1.jpg), or "
+            "in one folder without classes"
+        )
+    others = f"{found.ignored_files.total()} files{show_endings(found.ignored_files)}"
+    return NoInputsError(f"{store.url}: no images found among {others}{advice}")
+
+
+@contextmanager
+def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callable[[Item], Item]]:
+    """List the folder of masks at `url`, and yield a function that adds its mask to an item.
+
+    The list is in a temporary file, so that a million masks take no memory. Files that are not images, and in the end
+    masks without an image, are counted in `found`.
+
+    Raises:
+        OptionError: the folder is among the images, or holds no mask.
+        SourceError: it cannot be listed.
+    """
+    store = open_store(url)
+    root = store.url.rstrip("/")
+    if f"{store.url}/".startswith(f"{images.url}/"):
+        raise OptionError(
+            f"the masks in {store.url} are inside the folder of images, {images.url}, and would be taken for images: "
+            "give a source folder that holds only the images"
+        )
+
+    def iter_lines() -> Iterator[tuple[str, str, int, str]]:
+        for info in store.iter_objects():
+            if is_image_name(info.name):
+                yield stem_of(info.name), info.name, info.size_bytes, info.version
+            else:
+                count_ending(found.ignored_files, info.name)
+
+    def add_mask(item: Item) -> Item:
+        stem = stem_of(item.path)
+        with _in_utf8():
+            query = "SELECT name, bytes, version FROM masks WHERE stem = ? ORDER BY name"
+            masks = [ImageRef(f"{root}/{name}", *rest) for name, *rest in database.execute(query, (stem,))]
+            database.execute("UPDATE masks SET used = 1 WHERE stem = ?", (stem,))
+        if not masks:
+            wrong = f"it has no mask: expected {root}/{stem}.png"
+        elif len(masks) > 1:
+            wrong = f"it has {len(masks)} masks: {', '.join(mask.file for mask in masks)}"
+        elif masks[0].version == BROKEN_LINK:
+            wrong = f"its mask {masks[0].file} is a link to nothing"
+        else:
+            return msgspec.structs.replace(item, images=tuple(masks))
+        return msgspec.structs.replace(item, problem=item.problem or ("bad_mask", wrong))
+
+    with temporary_folder() as folder, closing(sqlite3.connect(folder / "masks", isolation_level=None)) as database:
+        database.executescript(
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;"
+            "CREATE TABLE masks(stem TEXT, name TEXT, bytes INT, version TEXT, used INT DEFAULT 0);"
+        )
+        with listing("the folder of masks cannot be listed"), _in_utf8():
+            database.executemany("INSERT INTO masks(stem, name, bytes, version) VALUES(?, ?, ?, ?)", iter_lines())
+        if not database.total_changes:
+            raise OptionError(f"{store.url} holds no masks: no file name ends like that of an image")
+        database.execute("CREATE INDEX by_stem ON masks(stem)")
+        yield add_mask
+        for (name,) in database.execute("SELECT name FROM masks WHERE used = 0"):
+            count_ending(found.ignored_files, name)
+
+
+@contextmanager
+def _in_utf8() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise SourceError(f"the file name {error.object!r} is not UTF-8; rename it") from None

@@ -1,0 +1,151 @@
+"""Read a folder of images with its metadata, as Hugging Face's imagefolder has it: metadata.csv, .jsonl or .parquet.
+
+The metadata is a table with a row for each image. It is in the folder, or in the folders of splits.
+"""
+
+import dataclasses
+import itertools
+import posixpath
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tpufeed.builds.item import Item
+from tpufeed.dataset.naming import count_ending
+from tpufeed.errors import OptionError
+from tpufeed.sources.annotations import find_boxes
+from tpufeed.sources.boxes import declare
+from tpufeed.sources.folder import SPLIT_NAME, has_split_folders
+from tpufeed.sources.grouped import Rows, open_groups
+from tpufeed.sources.inputs import Files
+from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.source import Contents, Found, Place, is_image_name, listing, show
+from tpufeed.sources.table import ROWS_AT_ONCE, Change, Record, Row, TableColumns, TableSource, iter_head
+from tpufeed.storage.store import ObjectInfo, Store
+
+_IMAGE = "file_name"
+_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+
+
+def find_metadata(store: Store) -> list[ObjectInfo]:
+    """Return the metadata files of a folder of images: in it, or in its folders of splits.
+
+    Raises:
+        OptionError: a folder has several.
+        SourceError: they cannot be looked up.
+    """
+    found = list[ObjectInfo]()
+    with listing():
+        for folder in ("", *sorted(filter(SPLIT_NAME.fullmatch, store.iter_folders()))):
+            infos = [store.stat(posixpath.join(folder, name)) for name in _NAMES]
+            there = [info for info in infos if info is not None]
+            if len(there) > 1:
+                raise OptionError(
+                    f"{store.url} has {' and '.join(info.name for info in there)}: keep one of them, or name the one "
+                    f"to read: {store.url}/{there[0].name}"
+                )
+            found += there
+    return found
+
+
+class ImageFolderSource(TableSource):
+    """The images of a folder that its metadata names, with the columns there. Class folders do not count."""
+
+    what, groups = "folder of images with metadata", False
+
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        if options.splits is None and options.split_by is None and has_split_folders(place.store):
+            options = dataclasses.replace(options, split_by="folder")
+        super().__init__(place, options)
+        heads = {
+            info.name: list(itertools.islice(iter_head(place.store, info.name), ROWS_AT_ONCE)) for info in place.files
+        }
+        names_of = {name: dict.fromkeys(itertools.chain.from_iterable(rows)) for name, rows in heads.items()}
+        rows = list(itertools.chain.from_iterable(heads.values()))
+        names = list(dict.fromkeys(itertools.chain.from_iterable(names_of.values())))
+        self._label, each, boxes = None, list[str](), find_boxes(rows, names)
+        for file, own in names_of.items():
+            if lacking := [name for name in names if name not in own]:
+                self.notes.append(
+                    f"{file} lacks columns of other metadata files, so its images have no values: {show(lacking)}"
+                )
+        if boxes is None or options.boxes not in (None, boxes.name):
+            return
+        self._label = boxes.label if options.label == "auto" else options.label
+        if options.box_columns is None:
+            # Lists beside the boxes that are as long as these in the first rows of all files, if they are there.
+            beside, taken = boxes.name.rpartition(".")[:2], (boxes.name, self._label)
+            each = [
+                name
+                for name in names
+                if name.rpartition(".")[:2] == beside and name not in taken
+                if (lists := [row for row in rows if row.get(name) is not None])
+                and all(_count(row[name]) == _count(row.get(boxes.name)) for row in lists)
+            ]
+        self.contents = Contents(
+            declared=declare(boxes.name, options.keypoints, options.declared),
+            boxes=boxes.name,
+            box_columns=tuple(each),
+            box_format=boxes.form if options.box_format is None else None,
+        )
+
+    def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
+        options, where, folder = self._options, f"{self.base}/{name}", posixpath.dirname(name)
+        if options.image is None and _IMAGE not in names:
+            raise OptionError(
+                f"{where} has no column {_IMAGE!r}, which tells the image of a row; it has {', '.join(names)}. Rename "
+                "the column that tells it, or pass --image COLUMN; to shard the folder without this file, move it away"
+            )
+        # Of several files one may lack the labels of boxes, like that of a test set.
+        known = names if self._label in (None, options.label) else [*names, self._label]
+        columns = TableColumns(where, known, options, options.image or _IMAGE, self._label)
+
+        def change(record: Record) -> Record:
+            changed = dict(record)
+            for file in columns.files:
+                path = record.get(file)
+                if isinstance(path, str) and path and "://" not in path:
+                    changed[file] = posixpath.normpath(posixpath.join(folder, path))
+            return changed
+
+        return columns, change if folder else None
+
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        files, named = Files(self.base), 0
+        found.notes += self.notes
+        for info in self._files:
+            where = f"{self.base}/{info.name}"
+            with self.open(info.name) as (columns, records), open_groups(records, columns.files[0], where) as groups:
+                for item in columns.iter_items((_one_of(rows, where) for rows in groups.iter_groups()), files):
+                    is_there = bool(item.version or item.bytes) and is_image_name(item.path)
+                    named += is_there and not (item.file or item.path).startswith("/") and "://" not in item.path
+                    yield item
+        images = 0
+        with listing():
+            for info in self._store.iter_objects():
+                images += is_image_name(info.name)
+                if not is_image_name(info.name) and all(info.name != file.name for file in self._files):
+                    count_ending(found.ignored_files, info.name)
+        left_out = f"; {images - named:,} other images are left out" if images > named else ""
+        found.notes.append(
+            f"images and columns are those of {show([info.name for info in self._files])}, as in Hugging Face's "
+            f"imagefolder; folders are no classes{left_out}"
+        )
+        if self.contents.box_format is not None:
+            name = self.contents.boxes
+            found.notes.append(
+                f"{name} has boxes of left, top, width and height, as COCO; if not: --boxes {name} --box-format xyxy"
+            )
+
+
+def _one_of(rows: Rows, where: str) -> Row:
+    """Return the first of the rows that name an image; several are a problem."""
+    (number, record), others = rows[0], rows[1:]
+    if not others:
+        return number, record, None
+    said = f"rows {number} and {others[0][0]} of {where} name it; expected one row per image"
+    return number, record, ("bad_column", said)
+
+
+def _count(value: Any) -> int:
+    """Return the length of a list, 0 for a missing one, and -1 for any other value."""
+    return len(value) if isinstance(value, list) else -1 if value is not None else 0

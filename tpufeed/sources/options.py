@@ -1,0 +1,315 @@
+"""The options of `shard` that decide the bytes of a dataset, checked once."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from tpufeed.dataset.naming import check_split_name, read_classes
+from tpufeed.dataset.schema import DType, FeatureSpec
+from tpufeed.errors import OptionError, url_identity
+from tpufeed.images.header import MAX_PIXELS
+from tpufeed.images.policy import (
+    Check,
+    Encode,
+    ImagePolicy,
+    MaxPixels,
+    MinSidePx,
+    PresizeMode,
+    PresizePx,
+    Progressive,
+    Quality,
+)
+from tpufeed.options import Count, Names, Whole, check_fields, parse_size
+from tpufeed.sources.boxes import FlipPairs, Outside, check_format, declare, parse_pairs, say_pairs
+from tpufeed.sources.columns import Declared
+from tpufeed.sources.outlines import Outlines
+from tpufeed.storage.store import open_store
+
+Handling = Literal["keep", "report", "drop"]  # of duplicates
+NameStyle = Literal["tpufeed", "kaggle"]
+PictureKind = Literal["image", "mask", "depth"]
+MASKS = "mask"  # the column that `masks=` or `outlines=` makes
+BOXES = "boxes"  # the column that four columns of a table make
+BOX = 4
+_DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
+_PICTURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TAKEN = frozenset({"image", "label", "sample", "window"})  # columns that loaders make themselves
+_PICTURE_FORM = "write image columns like mask=mask_path:mask, of kind image, mask or depth"
+
+
+class ImageColumn(NamedTuple):
+    """A further image of each sample."""
+
+    name: str  # its column in the dataset
+    column: str  # the table column of its paths, or the suffix of its files in tars; empty for a parallel folder
+    kind: PictureKind  # "mask" has integers of 8 bits, "depth" of 16 bits
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The feature that it becomes: an image file as one bytes value."""
+        return FeatureSpec(self.name, _DTYPES[self.kind], kind=self.kind)
+
+    @property
+    def missing(self) -> str:
+        """The reason code for a sample that lacks it."""
+        return "unreadable" if self.kind == "image" else "bad_mask"
+
+
+class Role(Enum):
+    """The rule by which an append treats an option of the dataset's first build."""
+
+    RECORDS = auto()  # decides the bytes of records: inherited, and another value has to be allowed; the default
+    READING = auto()  # says how to read a source, or how large shards are: inherited, and another value does not matter
+    PLACE = auto()  # names a place of the first source: not inherited, as another source has other places
+    COCO_PLACE = auto()  # as PLACE if the source is COCO's, else as READING
+
+
+_READING = {"role": Role.READING}
+_DEFAULT_SHARD_BYTES = 128 * 10**6
+POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged"})
+_FORM = "write them like train=0.9,val=0.1"
+_NO_EXTENSION = (
+    "tpufeed was installed without its C extension: kept JPEGs get no restart markers, and loaders decode them whole, "
+    "which is up to twice as slow. Install tpufeed from a wheel, or with a C compiler (docs/install.md)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardOptions:
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 31.
+
+    Raises:
+        OptionError: a value is not valid, or two options do not fit together.
+    """
+
+    splits: str | Mapping[str, float] | None = None
+    split_by: str | None = field(default=None, metadata=_READING)
+    # A folder of images if the source is COCO's, else a column or a suffix.
+    image: str | None = field(default=None, metadata={"role": Role.COCO_PLACE})
+    label: str = field(default="auto", metadata=_READING)
+    label_separator: str | None = field(default=None, metadata=_READING)
+    classes: str | Path | Sequence[str] | None = None
+    shard_bytes: str | int | None = field(default=None, metadata=_READING)
+    shards: Count | None = field(default=None, metadata=_READING)
+    hosts: Count = field(default=1, metadata=_READING)
+    names: NameStyle = "tpufeed"
+    seed: Whole = 0
+    check: Check = "full"
+    encode: Encode = "keep"
+    progressive: Progressive = "keep"
+    quality: Quality = 90
+    presize: PresizePx | None = None
+    presize_mode: PresizeMode = "short"
+    max_pixels: MaxPixels = MAX_PIXELS
+    min_side: MinSidePx = 1
+    policy: Mapping[str, str] | None = None
+    columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
+    image_columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
+    masks: str | Path | None = field(default=None, metadata={"role": Role.PLACE})
+    group_by: str | None = field(default=None, metadata=_READING)
+    outlines: Outlines | None = None
+    boxes: str | None = field(default=None, metadata=_READING)
+    box_format: str | None = field(default=None, metadata=_READING)
+    keypoints: str | None = field(default=None, metadata=_READING)
+    flip_pairs: str | Sequence[tuple[int, int]] | None = field(default=None, metadata=_READING)
+    box_columns: Names | None = field(default=None, metadata=_READING)
+    boxes_outside: Outside = "reject"
+    duplicates: Handling = field(default="report", metadata=_READING)
+    split_by_content: bool = False
+    # `classes` are those of the dataset that an append adds to. If the new source has a list of classes itself, that
+    # list still says what its numbers mean.
+    keeps_classes: bool = field(default=False, metadata=_READING)
+    size_bytes: int = field(init=False)  # `shard_bytes` as a number
+    split_shares: dict[str, float] | None = field(init=False)  # by name; None if the source may say the splits itself
+    class_names: tuple[str, ...] | None = field(init=False)  # `classes` from their file; None for those that occur
+    images: ImagePolicy = field(init=False)  # how images are checked and stored
+    box_sides: tuple[str, ...] = field(init=False)  # the four columns that `boxes` names, if it is not one
+    boxes_name: str | None = field(init=False)  # the column of boxes in the dataset
+    declared: tuple[Declared, ...] = field(init=False)  # types of `columns`, `boxes` and `keypoints`
+    pairs: FlipPairs | None = field(init=False)  # `flip_pairs` as numbers
+    pictures: tuple[ImageColumn, ...] = field(init=False)  # `image_columns` and `masks`
+    sizes_differ: bool = field(init=False)  # records may have other sizes than their files
+    warnings: tuple[str, ...] = field(init=False)  # sentences for the user before the build
+
+    def __post_init__(self) -> None:  # one check after the other
+        check_fields(self)
+        if self.shards is not None and self.shard_bytes is not None:
+            raise OptionError("give either the size of the shards or their number, not both")
+        if self.splits is not None and self.split_by is not None:
+            raise OptionError("give either shares of the splits or what the source is split by, not both")
+        if self.label_separator is not None and (not self.label_separator or self.label == "none"):
+            raise OptionError(
+                "label_separator stands between several labels in one text, like '|'; not with label='none'"
+            )
+        if self.boxes is None and self.box_columns:
+            raise OptionError("box_columns have a value for each box; name the column of the boxes: --boxes COLUMN")
+        if self.box_format is not None:
+            check_format(self.box_format)
+        if self.outlines is not None and (self.masks is not None or MASKS in (self.image_columns or {})):
+            raise OptionError(
+                f"outlines are drawn as the column {MASKS!r}, which masks or image_columns make as well; give only one"
+            )
+        if self.outlines == "semantic" and self.label == "none":
+            raise OptionError("semantic outlines are drawn with the ids of classes; leave label='none' out")
+        size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
+        if size_bytes < 1:
+            raise OptionError(f"a shard has at least one byte, not {size_bytes}")
+        if self.shards is not None and self.shards % self.hosts:
+            raise OptionError(f"the number of shards has to be a multiple of the {self.hosts} hosts; not {self.shards}")
+        if self.split_by_content and self.splits is None:
+            raise OptionError("split_by_content deals images to splits by shares; give splits, like train=0.9,val=0.1")
+        policy: dict[str, Any] = dict(self.policy or {})
+        unknown = policy.keys() - POLICIES
+        if unknown:
+            raise OptionError(f"unknown policy {', '.join(sorted(unknown))}; expected {', '.join(sorted(POLICIES))}")
+        images = ImagePolicy(
+            check=self.check,
+            encode=self.encode,
+            progressive=self.progressive,
+            quality=self.quality,
+            presize_px=self.presize,
+            presize_mode=self.presize_mode,
+            max_pixels=self.max_pixels,
+            min_side_px=self.min_side,
+            **policy,
+        )
+        sides = () if self.boxes is None else parse_sides(self.boxes, self.group_by is not None)
+        boxes_name = BOXES if sides else self.boxes
+        columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
+        has_marks = self.boxes is not None or self.keypoints is not None
+        has_pictures = bool(self.image_columns) or self.masks is not None
+        sizes_differ = self.presize is not None or self.encode != "keep" or images.greyscale == "rgb"
+        sizes_differ = sizes_differ or self.outlines is not None  # masks have no files
+        lacks_markers = self.encode in ("keep", "jpeg") and not images.restart_markers
+        for name, value in (
+            ("size_bytes", size_bytes),
+            ("split_shares", None if self.splits is None else parse_shares(self.splits)),
+            ("class_names", None if self.classes is None else read_classes(self.classes)),
+            ("images", images),
+            ("box_sides", sides),
+            ("boxes_name", boxes_name),
+            ("declared", declare(boxes_name, self.keypoints, columns) if has_marks else tuple(columns)),
+            ("pairs", None if self.flip_pairs is None else parse_pairs(self.flip_pairs)),
+            ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
+            ("sizes_differ", sizes_differ),
+            ("warnings", (_NO_EXTENSION,) if lacks_markers else ()),
+        ):
+            object.__setattr__(self, name, value)  # the class is frozen
+
+    @property
+    def picture_specs(self) -> tuple[FeatureSpec, ...]:
+        """The features of further images and of drawn masks, in the order of the records."""
+        drawn = () if self.outlines is None else (ImageColumn(MASKS, "", "mask"),)
+        return tuple(picture.spec for picture in (*self.pictures, *drawn))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as plain data, for plan and manifest."""
+        images = self.images.to_dict()
+        further = {  # stored only if given
+            "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
+            "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
+            "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
+            "label_separator": self.label_separator,
+            "group_by": self.group_by,
+            "outlines": self.outlines,
+            "boxes": self.boxes,
+            "box_format": self.box_format,
+            "keypoints": self.keypoints,
+            "flip_pairs": None if self.pairs is None else say_pairs(self.pairs),
+            "box_columns": None if self.box_columns is None else list(self.box_columns),
+            "boxes_outside": None if self.boxes_outside == "reject" else self.boxes_outside,
+            "duplicates": "drop" if self.duplicates == "drop" else None,
+            "split_by_content": self.split_by_content,
+            "names": "kaggle" if self.names == "kaggle" else None,
+            "keeps_classes": self.keeps_classes,
+        }
+        return {
+            **({"shard_bytes": self.size_bytes} if self.shards is None else {"shards": self.shards}),
+            "hosts": self.hosts,
+            "splits": self.split_shares,
+            "split_by": self.split_by,
+            "image": self.image,
+            "label": self.label,
+            "classes": self.class_names,
+            "seed": self.seed,
+            **{name.removesuffix("_px"): value for name, value in images.items()},
+            **{name: value for name, value in further.items() if value},
+        }
+
+
+ROLES: Mapping[str, Role] = {
+    option.name: option.metadata.get("role", Role.RECORDS) for option in fields(ShardOptions) if option.init
+}
+
+
+def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
+    """Return the shares of "train=0.9,val=0.1", or of a mapping; "train" alone is all of it. Raises OptionError."""
+    shares: dict[str, float] = {}
+    for part in split.split(",") if isinstance(split, str) else []:
+        name, equals, share = (text.strip() for text in part.partition("="))
+        if not equals and name.replace(".", "", 1).isdigit():
+            raise OptionError(f"{part!r} names no split; {_FORM}")
+        if name in shares:
+            raise OptionError(f"split {name} is given twice")
+        try:
+            shares[name] = float(share) if equals else 1.0
+        except ValueError:
+            raise OptionError(f"{part!r} is not a split with a share; {_FORM}") from None
+    if not isinstance(split, str):
+        shares = dict(split)
+    if not shares:
+        raise OptionError("give at least one split, like train=1.0")
+    for name, value in shares.items():
+        try:
+            check_split_name(name)
+        except OptionError as error:
+            raise OptionError(f"{error}; {_FORM}") from None
+        if not 0 < value <= 1:
+            raise OptionError(f"split {name}: a share has to be in (0, 1], not {value}; {_FORM}")
+    if abs(sum(shares.values()) - 1) > 1e-6:
+        raise OptionError(f"the shares of the splits add up to {sum(shares.values()):g}, not 1: {shares}; {_FORM}")
+    return shares
+
+
+def parse_sides(boxes: str, is_grouped: bool) -> tuple[str, ...]:
+    """Return the four columns of "xmin,ymin,xmax,ymax"; nothing if `boxes` names one column. Raises OptionError."""
+    sides = tuple(name.strip() for name in boxes.split(","))
+    if len(sides) == 1 or (len(sides) != BOX and not is_grouped):
+        return ()
+    if len(set(sides) - {""}) != BOX or len(sides) != BOX:
+        raise OptionError(
+            f"boxes={boxes!r} names {len(sides)} columns; expected one with all numbers of a box, or four different "
+            "ones, like xmin,ymin,xmax,ymax"
+        )
+    if not is_grouped:
+        raise OptionError(
+            f"boxes={boxes!r} names four columns, of a table with a row for each box; name also the column that is "
+            "equal in all rows of one image: --group-by COLUMN"
+        )
+    return sides
+
+
+def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tuple[ImageColumn, ...]:
+    """Return the further images of `image_columns`, and of a parallel folder of `masks`. Raises OptionError."""
+    if masks and image_columns:
+        raise OptionError(
+            "masks names a folder parallel to the images, image_columns names table columns or suffixes of files in "
+            "tars: give one of them"
+        )
+    pictures = [ImageColumn(MASKS, "", "mask")] if masks else []
+    for name, value in (image_columns or {}).items():
+        column, _, kind = value.rpartition(":")
+        if not column or kind not in _DTYPES:
+            raise OptionError(f"the image column {name}={value} lacks a column or a known kind; {_PICTURE_FORM}")
+        if not _PICTURE_NAME.fullmatch(name) or name in _TAKEN:
+            of_loaders = f"; loaders make {', '.join(sorted(_TAKEN))} themselves" if name in _TAKEN else ""
+            raise OptionError(f"an image column cannot be called {name!r}: use letters, digits and '_'{of_loaders}")
+        pictures.append(ImageColumn(name, column, cast(PictureKind, kind)))
+    columns = [picture.column for picture in pictures]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise OptionError(f"two image columns are made from {column!r}; one is enough")
+    return tuple(pictures)

@@ -1,0 +1,316 @@
+"""The Protocol of all kinds of source: each lists items, and describes as data what its samples hold."""
+
+import math
+import os
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+from tpufeed.builds.item import Item, Labels
+from tpufeed.dataset.naming import read_classes
+from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, StoreError, UnavailableError, url_identity
+from tpufeed.sources.boxes import FlipPairs, declare
+from tpufeed.sources.columns import Declared
+from tpufeed.sources.inputs import Files, files_of, iter_read, place_of
+from tpufeed.sources.options import ShardOptions
+from tpufeed.storage.store import ObjectInfo, Store, url_scheme
+
+BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them
+_MOST_PIXELS = 1 << 31  # of a side
+MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
+_MOST_AT_ONCE, _MOST_BYTES_AT_ONCE = 4096, 64 << 20  # files of annotations that are read together
+_MANY_SHOWN = 8
+_SAID = 40  # characters of a value in a message
+_ROW_DIGITS = 9  # so that names sort as rows
+_ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".avif", ".heic", ".heif", ".hif", ".jxl"),
+)
+# Folders that other programs put among images: thumbnails of a Synology or QNAP, recycle bins, snapshots.
+HIDDEN_FOLDERS = (
+    r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
+    r"system volume information|lost\+found"
+)
+_HIDDEN = re.compile(rf"(?:\A|/)(?:\.(?!\.)|(?:{HIDDEN_FOLDERS})(?:/|\Z))")
+
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(slots=True)
+class Found:
+    """Findings of a source while it is listed."""
+
+    ignored_files: Counter[str] = field(default_factory=Counter)  # not images by their names, by their endings
+    notes: list[str] = field(default_factory=list)  # warnings, as sentences
+
+
+class Contents(NamedTuple):
+    """Contents of a source's samples besides their images, as far as they are declared."""
+
+    class_names: tuple[str, ...] | None = None  # in the order of their ids
+    declared: tuple[Declared, ...] = ()  # columns of known types, including those of boxes and keypoints
+    boxes: str | None = None  # the column of boxes
+    keypoints: str | None = None  # the column of keypoints
+    pairs: FlipPairs | None = None  # keypoints that are the left and the right of the same thing
+    box_columns: tuple[str, ...] = ()  # columns with a value for each box
+    box_format: str | None = None  # of boxes and keypoints, see `boxes.check_format`
+
+    @classmethod
+    def of_boxes(cls, class_names: Iterable[str] | None, columns: Mapping[str, str], **more: Any) -> "Contents":
+        """Return the contents of a source that declares its boxes itself, with the types of all `columns`."""
+        keypoints = KEYPOINTS if KEYPOINTS in columns else None
+        declared = declare(BOXES, keypoints, [Declared.parse(*column) for column in columns.items()])
+        return cls(None if class_names is None else tuple(class_names), declared, BOXES, keypoints, **more)
+
+    def merge(self, options: ShardOptions) -> "Contents":
+        """Return the contents by a source and the options of a build together.
+
+        Columns that the source declares itself cannot be given as options. A user's list of classes overrides the
+        source's. The list that an append has from its dataset does not: the source still says what its numbers mean.
+
+        Raises:
+            OptionError: there are no boxes or keypoints, though their format is given.
+        """
+        given = options.class_names
+        if self.class_names is not None and (given is None or options.keeps_classes):
+            given = read_classes(self.class_names)
+        boxes, keypoints = self.boxes or options.boxes_name, self.keypoints or options.keypoints
+        if options.box_format is not None and boxes is None and keypoints is None:
+            raise OptionError("box_format is for boxes; name the column that holds them: --boxes COLUMN")
+        return Contents(
+            given,
+            self.declared or options.declared,
+            boxes,
+            keypoints,
+            self.pairs if options.pairs is None else options.pairs,
+            self.box_columns or tuple(options.box_columns or ()),
+            self.box_format or options.box_format,
+        )
+
+
+@dataclass(slots=True)
+class Place:
+    """The place of a source: a folder, or files in one."""
+
+    store: Store  # the folder
+    files: Sequence[ObjectInfo]  # that the user named, or that were found in the folder
+    objects: Iterable[ObjectInfo] = ()  # all in a folder of images; they can be read once
+    is_folder: bool = False  # the user named the folder, and `files` are all that it has
+    split: str | None = None  # of all that it holds
+    parts: Sequence["Place"] = ()  # places of several splits, each with a file
+    why: str = ""  # it is of its kind, for people
+    notes: Sequence[str] = ()  # sentences for the user
+
+
+class Source(Protocol):
+    """Raw images of one kind, at one place."""
+
+    what: ClassVar[str]  # the kind, for people
+    suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
+    has_values: ClassVar[bool] = True  # items may have further values, which become columns
+    has_outlines: ClassVar[bool] = False  # items may have the outlines of their objects
+    labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
+    spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
+    groups: ClassVar[bool] = False  # takes `group_by`
+    numbers_rows: ClassVar[bool] = False  # an item's `path` is its row, which may hold another image in a newer file
+    base: str  # the URL that the files of items are relative to
+    splits: bool = False  # items have splits
+    # As the source declares them; `box_columns` and `box_format` may follow while it is listed.
+    contents: Contents = Contents()
+    image_column: str = ""  # of paths in a table, once it is listed
+    why: str = ""  # it is of this kind, for people
+    # Where labels and splits come from, for people; known once it is listed.
+    labels_from: str = ""
+    splits_from: str = ""
+    images_from: str = ""  # the folder that names were found to be relative to
+
+    def __init__(self, place: Place, options: ShardOptions) -> None:
+        """Look at a place of this kind.
+
+        Raises:
+            OptionError: this kind does not take an option, or the place is ambiguous.
+            SourceError: it cannot be read.
+        """
+
+    def iter_items(self, found: Found) -> Iterator[Item]:
+        """Yield each item once, and add findings to `found`.
+
+        Raises:
+            SourceError, NoInputsError, OptionError: the source cannot be understood; names the place.
+            DamagedReadError: earlier items may be wrong: list it again.
+            UnavailableError, AccessError: a store does not answer, or refuses.
+        """
+
+    def iter_files(self) -> Iterator[str]:
+        """Yield the places of all files, as `place_of` gives them. Raises as `iter_items` does."""
+        return (place_of(file) for item in self.iter_items(Found()) for file in files_of(item))
+
+    def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
+        """Yield warnings if its samples may not be what the user meant; `classes` are None without labels."""
+        return iter(())
+
+
+@contextmanager
+def listing(what: str = "the source cannot be listed") -> Iterator[None]:
+    """Turn a StoreError within it into a SourceError, unless the store does not answer or refuses."""
+    try:
+        yield
+    except (UnavailableError, AccessError):  # not the fault of the source
+        raise
+    except StoreError as error:
+        raise SourceError(f"{what}: {error}") from error
+
+
+def check_declares_all(options: ShardOptions, what: str, takes: Sequence[str] = ()) -> None:
+    """Raise OptionError if options contradict a source that declares its boxes, columns, labels and splits itself.
+
+    It takes the options `takes` all the same.
+    """
+    if options.label not in ("auto", "none"):
+        raise OptionError(f"the labels of {what} are the classes of its boxes, or none; not {options.label!r}")
+    if options.split_by is not None:
+        raise OptionError(f"{what} has its own splits, or is split by shares (splits); leave split_by out")
+    own = ("image", "columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
+    given = [name for name in own if getattr(options, name) and name not in takes]
+    if given:
+        raise OptionError(f"{what} declares its images, boxes and columns itself; leave out {', '.join(given)}")
+
+
+def chunks_of(rows: Iterable[_Row], size_of: Callable[[_Row], int]) -> Iterator[list[_Row]]:
+    """Yield rows in lists, short ones if annotations are large: those of a list are in memory at once."""
+    chunk, size = list[_Row](), 0
+    for row in rows:
+        chunk.append(row)
+        size += size_of(row)
+        if len(chunk) == _MOST_AT_ONCE or size >= _MOST_BYTES_AT_ONCE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def item_of(
+    path: str, file: str, info: object, label: Labels | None, split: str | None, values: dict[str, Any], **more: Any
+) -> Item:
+    """Return the item of a file that annotations name; `path` is its identity, and `info` its state if it is there."""
+    size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
+    return Item(path, size, version, label, split, "" if file == path else file, values=values, **more)
+
+
+def read_size(height: Any, width: Any) -> tuple[tuple[int, int] | None, str]:
+    """Return the height and width that annotations say, None if one is missing, and what is wrong with them.
+
+    A build compares them with those of the file, see `worker.SampleMaker`.
+    """
+    sides = list[int]()
+    for value in (height, width):
+        try:
+            side = float(0 if value in (None, "") else value)
+            is_sound = 0 <= side < _MOST_PIXELS and side.is_integer()
+            sides.append(int(side) if is_sound else 0 if math.isnan(side) else -1)
+        except (TypeError, ValueError, OverflowError):
+            sides.append(-1)
+    tall, wide = sides
+    if min(tall, wide) < 0:
+        return None, f"an impossible 'width' or 'height', {str(width)[:_SAID]} x {str(height)[:_SAID]}"
+    return ((tall, wide) if min(tall, wide) else None), ""
+
+
+@lru_cache(maxsize=64)
+def size_columns(names: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return the columns that hold the height and width of a sample's image, by their names; None if there are none."""
+    bare = {name.lower().replace("_", ""): name for name in names}
+    of_images = ((f"{owner}height", f"{owner}width") for owner in ("image", "img", ""))
+    return next(((bare[height], bare[width]) for height, width in of_images if {height, width} <= bare.keys()), None)
+
+
+def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str, bytes | str]:
+    """Return the bytes of small files, or what is wrong with one; many remote files are read at once.
+
+    Raises UnavailableError and AccessError of a store.
+    """
+    items = [Item(name, info.size_bytes, info.version) for name, info in infos.items()]
+    small = [item for item in items if item.bytes <= MOST_ANNOTATION_BYTES]
+    found = {
+        item.path: str(data) if isinstance(data, ImageError) else data[0] for item, data in iter_read(files, small)
+    }
+    limit = f"expected at most {MOST_ANNOTATION_BYTES >> 20} MB"
+    return {item.path: found.get(item.path, f"the file has {item.bytes:,} bytes; {limit}") for item in items}
+
+
+def is_image_name(name: str) -> bool:
+    """Return true for an image's name, unless it or a folder is hidden (.ipynb_checkpoints, ._x.jpg, @eaDir)."""
+    return name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name)
+
+
+def is_hidden(name: str) -> bool:
+    """Return true for a name or path with a file or folder that other programs hide."""
+    return _HIDDEN.search(name.lower()) is not None
+
+
+def stem_of(name: str) -> str:
+    """Return a relative path without the suffix of an image."""
+    return name.rpartition(".")[0]
+
+
+def name_of_row(file: str, row: int) -> str:
+    """Return the name of the image in row `row` (from 0) of a file."""
+    return f"{file}/{row:0{_ROW_DIGITS}d}"
+
+
+def file_of_row(path: str) -> str:
+    """Return the file of an image that is named by `name_of_row`, maybe followed by a name; empty for others."""
+    match = _ROW.match(path)
+    return match[1] if match else ""
+
+
+def identity_of(base: str, path: str) -> str:
+    """Return the identity of a path or URL of a source at `base`, however it is signed; see `errors.url_identity`."""
+    if "?" in path and "://" not in path and url_scheme(base) in ("http", "https"):
+        root = "https://host/"
+        return url_identity(root + path).removeprefix(root)
+    return url_identity(path)
+
+
+def resolve(base: str, path: str) -> str:
+    """Return the file that `path` in a table at `base` means: a name below `base` if possible, else a path or URL."""
+    if url_scheme(path) == "file":
+        if "://" in path:
+            host, slash, rest = path.partition("://")[2].partition("/")
+            path = ("" if host == "localhost" else host) + slash + rest
+    else:
+        name = path.removeprefix(base.rstrip("/") + "/")
+        is_clean = posixpath.normpath(name) == name and not name.startswith(("/", "../"))  # false for URLs, for "//"
+        return name if is_clean else path
+    if path.startswith("/") and url_scheme(base) != "file":  # a local file, as in every other program
+        return posixpath.normpath(path)
+    if url_scheme(base) == "file":
+        full = os.path.normpath(os.path.join(base, path))  # noqa: PTH118  # Path would not resolve '..'
+        return full.removeprefix(base.rstrip("/") + "/")
+    scheme, _, root = base.partition("://")
+    full = posixpath.normpath(posixpath.join("/" + root, path))
+    below = "/" + root.rstrip("/") + "/"
+    return full.removeprefix(below) if full.startswith(below) else f"{scheme}:/{full}"
+
+
+def parent_of(url: str) -> str:
+    """Return the folder that holds a folder; empty for a bucket and a root."""
+    parent = url.rstrip("/").rpartition("/")[0]
+    return "" if parent.endswith((":", "/")) else parent
+
+
+def whole(base: str, file: str) -> str:
+    """Return the path or URL of a file that `resolve` has given for `base`."""
+    return file if file.startswith("/") or "://" in file else f"{base.rstrip('/')}/{file}"
+
+
+def show(names: Sequence[str]) -> str:
+    """Return a few names as text."""
+    return f"{', '.join(names[:_MANY_SHOWN])}{' ...' if len(names) > _MANY_SHOWN else ''}"

@@ -1,0 +1,1 @@
+"""A dataset becomes batches on the host. Knows no framework."""

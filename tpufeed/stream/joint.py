@@ -1,0 +1,80 @@
+"""User ops that change a whole sample: image, masks, boxes and points in one call.
+
+Around such an op a sample is held as arrays: what the ops before it made, and what it returned for the ops after it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tpufeed.dataset.schema import FeatureSpec
+from tpufeed.errors import OpError
+from tpufeed.images.custom import Custom
+from tpufeed.images.decoding import Pixels
+from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import Draws
+from tpufeed.stream.columns import IMAGE, Field, Mask, Sample
+
+
+class JointPipeline:
+    """A pipeline that is cut at each `Custom(..., sample=True)`.
+
+    Args:
+        pipeline: all of the ops.
+        specs: the moving columns that were asked for, by the names that functions use: masks, boxes, keypoints, and
+            what belongs to boxes.
+        fields: all fields that were asked for; a mask's field has the value beyond the image.
+    """
+
+    def __init__(self, pipeline: Pipeline, specs: Mapping[str, FeatureSpec], fields: Sequence[Field]) -> None:
+        self._parts: list[tuple[slice, Pipeline, Custom | None]] = []
+        self._specs, start = specs, 0
+        self._fills = {each.columns[0].name: each.fill_value for each in fields if isinstance(each, Mask)}
+        for number, op in enumerate([*pipeline.ops, None]):
+            if op is None or (isinstance(op, Custom) and op.sample):
+                part = Pipeline(pipeline.ops[start:number], pipeline.seed, pipeline.fast, pipeline.upright)
+                self._parts.append((slice(start, number), part, op))
+                start = number + 1
+
+    def run(
+        self, run_first: Callable[[Pipeline, Sequence[Draws]], Pixels], sample: Sample, draws: Sequence[Draws]
+    ) -> tuple[Pixels, Sample]:
+        """Return the image after all ops, and the sample as the ops after the last whole-sample op move it.
+
+        Args:
+            run_first: decodes the image and runs the first part over it.
+            sample: the sample as it is stored.
+            draws: one entry per op.
+
+        Raises:
+            ImageError, RecordError, OpError: the sample is damaged, or an op failed.
+        """
+        pixels, arrays, whole = None, dict[str, Any](), sample.geometry
+        size = whole.source
+        for at, part, custom in self._parts:
+            drawn = draws[at]
+            sample = sample.behind(partial(part.geometry, *size, drawn), whole, arrays)
+            pixels = run_first(part, drawn) if pixels is None else part.run(pixels, drawn).copy()
+            if custom is None:
+                break
+            moved = {name: self._materialise(name, spec, sample) for name, spec in self._specs.items()}
+            changed = custom.apply_sample({IMAGE: np.ascontiguousarray(pixels), **moved}, draws[at.stop])
+            for name, spec in self._specs.items():  # an OpError: the record is not at fault
+                if isinstance(spec.of, str) and len(changed[name]) != len(changed[spec.of]):
+                    raise OpError(
+                        f"{custom} returned {len(changed[name])} items of {name!r} for {len(changed[spec.of])} boxes "
+                        f"in {spec.of!r}: return one for each box"
+                    )
+            pixels, size = changed.pop(IMAGE), pixels.shape[:2]
+            arrays = {self._specs[name].name: values for name, values in changed.items()}
+        assert pixels is not None, "there is at least one part"
+        return pixels, sample
+
+    def _materialise(self, name: str, spec: FeatureSpec, sample: Sample) -> Any:
+        if spec.kind in ("mask", "depth"):
+            return sample.mask(spec, self._fills[name])
+        if spec.kind == "boxes":
+            return sample.boxes(spec)
+        return sample.points(spec)[0] if spec.kind == "keypoints" else sample.items(spec)

@@ -1,0 +1,183 @@
+"""MixUp and CutMix over a batch on the device, or on the host, in any framework: see `images/mixing.py`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.images.mixing import MixingOp, MixUp
+from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, Array
+from tpufeed.stream.device_ops import Arrays, DeviceOps, within_boxes
+
+
+class Mixing:
+    """Ops that mix pairs of rows of a batch: images, label, and masks, into which CutMix pastes as well. Immutable.
+
+    Args:
+        ops: run in this order.
+        size: (height, width) of the images.
+        classes: number of classes.
+        others: names of the columns of further images.
+        masks: names of the columns of masks and depth, without MixUp: a blend of two classes is a third one.
+
+    Attributes:
+        ops: `ops`.
+        classes: `classes`.
+        pixels: names of the columns of images and masks.
+        names: names of all columns that change.
+        width: float32 numbers per image.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[MixingOp],
+        size: tuple[int, int],
+        classes: int,
+        others: Sequence[str] = (),
+        masks: Sequence[str] = (),
+    ) -> None:
+        self.ops, self._size, self.classes = tuple(ops), size, classes
+        self._images, self._masks = (IMAGE, *others), tuple(masks)
+        self.pixels = (*self._images, *self._masks)
+        self.names = (*self.pixels, LABEL)
+        self.width = sum(_width(op) for op in ops)
+
+    def parameters(self, draws: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float32]:
+        """Return the numbers that `apply` needs, of shape (batch, width). `draws` is as in `DeviceOps.parameters`."""
+        columns = list[npt.NDArray[np.float64]]()
+        height, width = self._size
+        for op, drawn in zip(self.ops, draws, strict=True):
+            if isinstance(op, MixUp):
+                columns.append(op.shares(drawn)[:, None])
+            else:
+                box = op.boxes(height, width, drawn)
+                area = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
+                columns.append(np.concatenate(((1 - area / (height * width))[:, None], box), 1))
+        return np.concatenate(columns, 1).astype(np.float32)
+
+    def apply(self, columns: Mapping[str, Any], parameters: Any, arrays: Arrays) -> dict[str, Any]:
+        """Return the columns that change, mixed: pixels in their type and shape, labels as float32 (batch, classes).
+
+        Args:
+            columns: the columns of a batch, maybe traced, with an even number of rows: images uint8 (batch, *size, 3),
+                masks (batch, *size); labels as ids (batch,), or float32 (batch, classes). An id that is not a class
+                becomes a row of zeros.
+            parameters: from `parameters`, float32 (batch, width).
+            arrays: functions of their framework.
+        """
+        images, start = {name: arrays.floats(columns[name]) for name in self._images}, 0
+        masks, y = {name: columns[name] for name in self._masks}, arrays.floats(columns[LABEL])
+        if len(y.shape) == 1:
+            y = arrays.floats(y[:, None] == arrays.count(self.classes, y))
+        for op in self.ops:
+            p = parameters[:, start : start + _width(op)]
+            start += _width(op)
+            share = p[:, 0:1]
+            if isinstance(op, MixUp):
+                weight = share[:, :, None, None]
+                for name, x in images.items():
+                    images[name] = arrays.round(x * weight + _neighbours(x, arrays) * (1 - weight))
+            else:
+                inside = within_boxes(images[IMAGE], p[:, 1:], arrays)
+                for name, x in images.items():
+                    images[name] = arrays.where(inside, _neighbours(x, arrays), x)
+                for name, mask in masks.items():
+                    masks[name] = arrays.where(inside[..., 0], _neighbours(mask, arrays), mask)
+            y = y * share + _neighbours(y, arrays) * (1 - share)
+        return {name: arrays.levels(x) for name, x in images.items()} | masks | {LABEL: y}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOps:
+    """All ops that run on a device over the columns of a batch: those of single images, then those that mix rows.
+
+    Attributes:
+        ops: the ops of single images.
+        mixing: the ops that mix rows, if any.
+    """
+
+    ops: DeviceOps
+    mixing: Mixing | None
+
+    @property
+    def width(self) -> int:
+        """Numbers per image."""
+        return self.ops.width + (0 if self.mixing is None else self.mixing.width)
+
+    def parameters(self, draws: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float32]:
+        """Return the numbers of all ops, of shape (batch, width). `draws` is as in `DeviceOps.parameters`."""
+        if self.mixing is None:
+            return self.ops.parameters(draws)
+        first = len(draws) - len(self.mixing.ops)
+        parts = [self.mixing.parameters(draws[first:])]
+        if self.ops.width:
+            parts.insert(0, self.ops.parameters(draws[:first]))
+        return np.concatenate(parts, 1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns that change."""
+        return (IMAGE,) if self.mixing is None else self.mixing.names
+
+    def run(self, columns: Mapping[str, Any], arrays: Arrays) -> dict[str, Any]:
+        """Return the columns that change, as the ops make them.
+
+        Args:
+            columns: those of `names` and `DEVICE_NUMBERS` on a device, maybe traced; others are ignored.
+            arrays: functions of their framework.
+        """
+        numbers = columns[DEVICE_NUMBERS]
+        images = self.ops.apply(columns[IMAGE], numbers[:, : self.ops.width], arrays)
+        if self.mixing is None:
+            return {IMAGE: images}
+        return self.mixing.apply({**columns, IMAGE: images}, numbers[:, self.ops.width :], arrays)
+
+
+def _width(op: MixingOp) -> int:
+    return 1 if isinstance(op, MixUp) else 5
+
+
+def _neighbours(values: Any, arrays: Arrays) -> Any:
+    """Return the rows in pairs, swapped: a roll would move rows from device to device."""
+    shape = tuple(values.shape)
+    return arrays.reshape(arrays.flip(arrays.reshape(values, (shape[0] // 2, 2, *shape[1:])), 1), shape)
+
+
+_NUMPY = Arrays(
+    floats=lambda x: np.asarray(x, np.float32),
+    levels=lambda x: x.astype(np.uint8),
+    cast=lambda x, dtype: x.astype(dtype or np.float32),
+    count=lambda stop, _x: np.arange(stop, dtype=np.float32),
+    row=lambda numbers, _x: np.array(numbers, np.float32),
+    where=np.where,
+    minimum=np.minimum,
+    maximum=np.maximum,
+    floor=np.floor,
+    round=np.rint,
+    exp=np.exp,
+    einsum=np.einsum,
+    flip=np.flip,
+    reshape=np.reshape,
+    transpose=np.transpose,
+    stack=partial(np.stack, axis=-1),
+    sum=np.sum,
+    least=np.min,
+    most=np.max,
+    layout="NHWC",
+)
+_ROWS_AT_ONCE = 8  # so that floats stay in the CPU's cache
+
+
+def mix_on_host(mixing: Mixing, columns: dict[str, Array], parameters: Array) -> None:
+    """Mix the columns of a batch of numpy arrays: pixels in place. See `Mixing.apply`."""
+    labels = list[Array]()
+    for start in range(0, len(parameters), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        mixed = mixing.apply({name: columns[name][rows] for name in mixing.names}, parameters[rows], _NUMPY)
+        for name in mixing.pixels:
+            columns[name][rows] = mixed[name]
+        labels.append(mixed[LABEL])
+    columns[LABEL] = np.concatenate(labels)

@@ -1,0 +1,325 @@
+"""Mixtures: several datasets that a loader mixes in exact shares, and their classes as one list."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from tpufeed.dataset.order import Ints
+from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.dataset.selection import views_by_class
+from tpufeed.display.summary import Summary, rounded
+from tpufeed.errors import OptionError, RecordError, mask_secrets
+from tpufeed.options import Whole, a_dict, checked, is_number, shown
+
+_Weights = Annotated[Mapping[str, float], a_dict("classes and numbers, like {'cat': 2, 'dog': 1}")]
+JoinBy = Literal["by_name", "offset", "as_is"]
+Stop = Literal["shortest", "longest", "total", "never"]
+
+OPENED_AT_ONCE = 16  # datasets
+_DATASETS_NAMED = 4  # in a description
+_LEAST_WEIGHT = 2.0**-26  # share of all: a block would have more than 67 million numbers
+_WEIGHTED = re.compile(r"(.+?)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)(?:,|$)", re.DOTALL)
+
+
+class ClassList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Classes of a mixture: a label is an index into `names`.
+
+    Attributes:
+        names: names of the classes.
+        owners: the root of each class's dataset (see `TrainedSource`) if they were joined by "offset"; else empty.
+    """
+
+    names: tuple[str, ...] = ()
+    owners: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClassIds:
+    """The ids that a loader gives to the labels of one of its datasets.
+
+    Attributes:
+        declared: number of classes that the dataset declares. 0 if it has labels without names, which may be any.
+        ids: the loader's id for each of them, int64; None if they are equal.
+        names: names of the loader's classes; None if they are those of the dataset.
+        is_mixture: True if the dataset is one of several.
+    """
+
+    declared: int
+    ids: Ints | None = None
+    names: tuple[str, ...] | None = None
+    is_mixture: bool = False
+
+    def of(self, labels: Any, place: Callable[[int], str]) -> Ints:
+        """Return the loader's ids of stored labels.
+
+        Raises:
+            RecordError: a label is not one of the declared classes. `place` names the record of label number i.
+        """
+        # For every framework, and before any sees it: JAX would print `loss nan`, others would train garbage.
+        found, count = np.asarray(labels, np.int64), self.declared if self.ids is None else len(self.ids)
+        if count and found.size and found.view(np.uint64).max() >= count:  # labels below 0 are the largest
+            number = int(((found < 0) | (found >= count)).argmax())
+            raise RecordError(
+                f"{place(number)}: its label is {found[number]}, and the dataset declares {count} classes, 0 to "
+                f"{count - 1}. Its files or its manifest were changed: build it again, or adopt the files again with "
+                "--classes for all of them"
+            )
+        return found if self.ids is None else self.ids[found]
+
+
+class Mixture(Summary):
+    """Several datasets that a loader takes instead of one URL, mixed sample by sample in exact shares.
+
+    `tpufeed.Loader(tpufeed.Mixture({"gs://b/a": 0.7, "gs://b/b": 0.3}), ops=...)`
+
+    Lane l of the mixture draws from lane l of each dataset, so that each rank reads only its share of every dataset's
+    shards. Weights, seed, lane and the sample's number in the lane decide which dataset gives a sample: each lane is
+    cut into blocks of at least 1 / least weight samples; at the end of each block every dataset has given its share
+    within one sample, and within a block the order is random. A dataset is read in its own order, without replacement,
+    epoch after epoch; epochs of a cache read its variants.
+
+    Args:
+        weights: a number above 0 for each dataset; they need not add up to 1. A dataset is a path, a URL, or what
+            `tpufeed.open_dataset` returns: a certain version, or with `grown=True` one that continues from a state of
+            an older version.
+        stop: an epoch of the loader ends when the first dataset is used up ("shortest"), or when each was read once
+            ("longest"; the others continue with their next epochs meanwhile), or after as many samples as all datasets
+            have together ("total"). The next epoch begins with the sample after the last one given: nothing is left
+            out. "never" makes one iteration endless, as `repeat=True` does.
+        seed: seed that decides which dataset gives each sample; by default the loader's.
+        classes: how the datasets' classes become one list, `loader.class_names`: "by_name" gives equal names one id,
+            "offset" keeps the classes of different datasets apart, "as_is" takes ids as they are. Ids do not change
+            while a training continues from its states: new classes come last.
+        reweight: True lets a loader continue from a state that was saved with other weights or datasets.
+
+    Raises:
+        OptionError: a weight is not a positive number, or an option has an unknown value.
+    """
+
+    @checked()
+    def __init__(
+        self,
+        weights: Mapping[str | Path | Dataset, float],
+        *,
+        stop: Stop = "shortest",
+        seed: Whole | None = None,
+        classes: JoinBy = "by_name",
+        reweight: bool = False,
+    ) -> None:
+        self.weights = _check_weights(weights)
+        self.stop, self.seed, self.classes, self.reweight = stop, seed, classes, reweight
+        self._split: str | None = None  # the only one that has samples, if classes are mixed
+
+    @classmethod
+    @checked()
+    def by_class(
+        cls,
+        dataset: str | Path | Dataset,
+        weights: Literal["equal", "sqrt"] | _Weights = "equal",
+        *,
+        split: str = "train",
+        stop: Stop = "total",
+        seed: Whole | None = None,
+        reweight: bool = False,
+    ) -> "Mixture":
+        """Return a mixture of the classes of one dataset, for classes that are balanced in exact shares.
+
+        Labels stay those of the dataset, and an epoch has as many samples as the classes together: samples of rare
+        classes come several times in it, each time with other random numbers, and samples of common classes come in
+        turns.
+
+        Args:
+            dataset: a dataset whose samples have one label each, or a view of one.
+            weights: "equal" gives all classes the same share, "sqrt" the square root of their samples; or a number
+                above 0 for each class by its name. A class without a weight is left out.
+            split: the split whose labels are looked at; they are read once per machine, as in `Dataset.select`.
+            stop: as for any mixture.
+            seed: as for any mixture.
+            reweight: as for any mixture; needed to continue when a dataset has grown and its shares have changed.
+
+        Raises:
+            OptionError: a class does not exist, or has no samples but a weight; samples have several labels or none.
+            DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        """
+        opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        views = views_by_class(opened, split)
+        if isinstance(weights, Mapping):
+            missing = next((name for name in weights if name not in views), None)
+            if missing is not None:
+                known = missing in opened.class_names
+                why = f"no samples in split {split!r}" if known else f"no such class; it has {', '.join(views)}"
+                raise OptionError(f"{opened.label}: the weights name {shown(missing)}, and there is {why}")
+            shares = dict(weights)
+        else:
+            power = 0.5 if weights == "sqrt" else 0.0
+            shares = {name: float(view.split(split).records) ** power for name, view in views.items()}
+        mixture = cls({views[name]: share for name, share in shares.items()}, stop=stop, seed=seed, reweight=reweight)
+        mixture._split = split
+        return mixture
+
+    def open(self, split: str) -> list[Dataset]:
+        """Open the datasets, several at a time.
+
+        Raises:
+            DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+            OptionError: a dataset has no samples in the split; two datasets are the same.
+        """
+        with ThreadPoolExecutor(OPENED_AT_ONCE, "tpufeed-open") as executor:
+            opened = executor.map(lambda each: each if isinstance(each, Dataset) else open_dataset(each), self.weights)
+            datasets = list(opened)
+        if self._split not in (None, split):
+            raise OptionError(
+                f"the classes of split {self._split!r} are mixed here: to read {split!r}, give by_class split={split!r}"
+            )
+        seen = dict[str, str]()
+        for dataset in datasets:
+            if not dataset.split(split).records:
+                raise OptionError(f"{dataset.label}: split {split!r} is empty; leave it out of the mixture")
+            if dataset.content_digest in seen:
+                url, other = dataset.label, seen[dataset.content_digest]
+                twice = f"{url} is named twice" if url == other else f"{url} and {other} hold the same samples"
+                raise OptionError(f"{twice}; name one of them, with the weight of both")
+            seen[dataset.content_digest] = dataset.label
+        return datasets
+
+    def __repr__(self) -> str:
+        weights = [f"{label!r}: {weight!r}" for label, weight in islice(self._shares.items(), _DATASETS_NAMED)]
+        more = len(self.weights) - len(weights)
+        named = ", ".join([*weights, *([f"... {more:,} more"] if more else [])])
+        return f"Mixture({{{named}}}, stop={self.stop!r})"
+
+    @property
+    def _shares(self) -> dict[str, float]:
+        return {_label_of(dataset): rounded(weight) for dataset, weight in self.weights.items()}
+
+    def _facts(self) -> dict[str, Any]:
+        return {"weights": self._shares, "stop": self.stop, "seed": self.seed, "classes": self.classes}
+
+
+def parse_mixture(text: str) -> "str | Mixture":
+    """Return the mixture that "URL=0.7,URL=0.3" describes. Any other text is one URL, and is returned unchanged."""
+    found = list(_WEIGHTED.finditer(text))
+    if len(found) < 2 or "".join(match.group() for match in found) != text:
+        return text
+    urls = [match.group(1) for match in found]
+    if len(set(urls)) < len(urls):
+        twice = next(url for url in urls if urls.count(url) > 1)
+        raise OptionError(f"{mask_secrets(twice)} is named twice in the mixture; name it once")
+    return Mixture({match.group(1): float(match.group(2)) for match in found})
+
+
+def _check_weights(weights: Mapping[str | Path | Dataset, float]) -> dict[str | Dataset, float]:
+    if not isinstance(weights, Mapping) or not weights:
+        raise OptionError(
+            f"weights are a dict of datasets and numbers, like {{'gs://b/a': 0.7, 'gs://b/b': 0.3}}, not {weights!r}"
+        )
+    found: dict[str | Dataset, float] = {}
+    for given, weight in weights.items():
+        dataset = given if isinstance(given, Dataset) else str(given).rstrip("/")
+        if not (is_number(weight) and 0 < weight < math.inf):
+            raise OptionError(
+                f"the weight of {_label_of(dataset)} is a number above 0, not {weight!r}; leave out datasets that "
+                "you do not want to read"
+            )
+        if dataset in found:
+            raise OptionError(f"{_label_of(dataset)} is named twice in the mixture; name it once")
+        found[dataset] = float(weight)
+    least = min(found, key=found.__getitem__)
+    if found[least] < _LEAST_WEIGHT * math.fsum(found.values()):
+        raise OptionError(f"the weight of {_label_of(least)} is less than 1/67,108,864 of all; leave it out")
+    return found
+
+
+def _label_of(dataset: str | Dataset) -> str:
+    """Return a dataset's URL without secrets, and its version if it is open."""
+    if isinstance(dataset, str):
+        return mask_secrets(dataset)
+    return f"{dataset.label} version {dataset.number}"
+
+
+def join_classes(
+    datasets: Sequence[Dataset], join: JoinBy, roots: Sequence[int], known: ClassList
+) -> tuple[ClassList, list[ClassIds]]:
+    """Join the classes of a mixture's datasets with the classes that a training has already, whose ids stay.
+
+    Args:
+        datasets: the datasets; a dataset without labels has no classes.
+        join: as in `Mixture`. New classes come last.
+        roots: root of each dataset, as in `TrainedSource`.
+        known: classes of earlier parts of the training.
+
+    Raises:
+        OptionError: a dataset has labels without names, which only "as_is" accepts; or two datasets have different
+            names for one id, which "as_is" does not accept.
+    """
+    names, owners, tables = list(known.names), list(known.owners), list[Ints | None]()
+    places, owner = {name: place for place, name in enumerate(names)}, ["the state"] * len(names)
+    for dataset, root in zip(datasets, roots, strict=True):
+        own, where, labelled = dataset.class_names, dataset.label, dataset.manifest.labelled
+        if labelled and not own and join != "as_is":
+            raise OptionError(
+                f"{where} has labels without names, which cannot be joined with those of "
+                f"{mask_secrets(datasets[0].url)}; give classes='as_is' if an id stands for the same class in "
+                "all datasets"
+            )
+        table: Ints | None = None
+        if join == "by_name":
+            for name in own:
+                places.setdefault(name, len(places))
+            names = list(places)
+            table = np.array([places[name] for name in own], np.int64)
+        elif join == "offset":
+            found = [place for place, owner in enumerate(owners) if owner == root]
+            new = own[len(found) :]  # a dataset that grows appends classes to its own
+            table = np.array([*found, *range(len(names), len(names) + len(new))][: len(own)], np.int64)
+            names += new
+            owners += [root] * len(new)
+        else:
+            for number, (name, here) in enumerate(zip(names, own, strict=False)):
+                if name != here:
+                    raise OptionError(
+                        f"class {number} is {name!r} in {owner[number]} and {here!r} in {where}; give "
+                        "classes='by_name', or 'offset' to keep them apart"
+                    )
+            owner += [where] * (len(own) - len(names))
+            names += own[len(names) :]
+        if dataset.selection is not None and dataset.selection.classes is not None:
+            table = _renumber(dataset, table)
+        equal = table is None or not labelled or bool((table == np.arange(len(table))).all())
+        tables.append(None if equal else table)
+    joined = ClassList(tuple(names), tuple(owners))
+    declared = (len(dataset.manifest.class_names) for dataset in datasets)
+    return joined, [
+        ClassIds(count, table, joined.names, is_mixture=True) for count, table in zip(declared, tables, strict=True)
+    ]
+
+
+def own_ids(dataset: Dataset) -> ClassIds:
+    """Return the ids of a dataset that is read alone; those of a view may not be the dataset's."""
+    declared = len(dataset.manifest.class_names)
+    if dataset.selection is None or dataset.selection.classes is None:
+        return ClassIds(declared)
+    return ClassIds(declared, _renumber(dataset), dataset.class_names)
+
+
+def _renumber(dataset: Dataset, ids: Ints | None = None) -> Ints:
+    """Return the id for each stored label, given those of a view's classes; -1 for labels that it leaves out.
+
+    By default classes have their places in the view.
+    """
+    assert dataset.selection is not None, "it names classes"
+    classes = np.asarray(dataset.selection.classes, np.int64)
+    table = np.full(max(len(dataset.manifest.class_names), int(classes.max()) + 1), -1, np.int64)
+    table[classes] = np.arange(len(classes)) if ids is None else ids
+    return table
+
+
+DatasetLike: TypeAlias = str | Path | Dataset | Mixture
