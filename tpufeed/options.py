@@ -31,10 +31,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from tpufeed.errors import OptionError
+from tpufeed.text import format_value
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_SHOWN_CHARACTERS = 80
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 # Names of our options in other libraries: torch, tf.data, Grain, Keras, torchvision, datasets.
@@ -76,7 +76,7 @@ class Rule:
     def check(self, name: str, value: Any) -> Any:
         """Return the value in its normal form. Raises OptionError if it is not allowed."""
         if not self.fits(value):
-            raise OptionError(f"{name} is {self.said}, not {shown(value)}")
+            raise OptionError(f"{name} is {self.said}, not {format_value(value)}")
         return self.form(value)
 
 
@@ -234,12 +234,6 @@ def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P,
         return call
 
     return decorate
-
-
-def shown(value: object) -> str:
-    """Format a value for a message."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def parse_size(text: str | int) -> int:

@@ -11,7 +11,7 @@ from tests.measure.report_example import NASTY, Page, make_diagnosis, make_run, 
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.measure.report import check_report_path, headline, write_report
 from tpufeed.measure.results import Action, BenchRun
-from tpufeed.measure.wording import say
+from tpufeed.text import format_figure
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_what_is_not_known_is_never_nought(tmp_path: Path) -> None:
     unknown = set(rows) - {"dataset", "loader", "device", "batch", "steps", "images"}
     assert len(unknown) == 17
     assert {rows[name] for name in unknown} == {"n/a"}
-    assert say(float("nan")) == say(None) == "n/a"
+    assert format_figure(float("nan")) == format_figure(None) == "n/a"
 
 
 @pytest.mark.all

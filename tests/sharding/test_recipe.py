@@ -14,7 +14,7 @@ from tpufeed.builds.item import Item
 from tpufeed.builds.plan import iter_tasks, read_plan, read_task, write_plan
 from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import OptionError
-from tpufeed.sharding.inventory import Inventory, say_identity, split_of
+from tpufeed.sharding.inventory import Inventory, format_identity, split_of
 from tpufeed.sharding.recipe import SizeEstimate, plan_shards
 from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.local import LocalStore
@@ -275,4 +275,4 @@ def test_further_columns_are_features_behind_all_others():
 def test_the_input_digest_tells_every_change(change):
     item = Item("a", 5, "1", label=0)
     changed = Item(**{"path": "a", "bytes": 5, "version": "1", "label": 0, **change})
-    assert say_identity(item) != say_identity(changed)
+    assert format_identity(item) != format_identity(changed)

@@ -24,7 +24,7 @@ from tpufeed.builds.plan import iter_tasks, read_plan
 from tpufeed.cli.app import app
 from tpufeed.errors import ImageError, ManifestError, MissingExtraError, OptionError
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
-from tpufeed.sources.outlines import MaskDrawer, say_wrong
+from tpufeed.sources.outlines import MaskDrawer, find_fault
 from tpufeed.storage.store import open_store
 
 HEIGHT, WIDTH = 60, 80
@@ -277,7 +277,7 @@ def test_an_image_of_too_many_objects_is_a_reject(coco, tmp_path):
 )
 def test_run_lengths_are_sound_if_and_only_if_they_fill_the_image(text, height, width):
     outline = Outline(counts=text.encode(), size=(height, width))
-    wrong = say_wrong(outline, (height, width))
+    wrong = find_fault(outline, (height, width))
     if not wrong:
         decoded = pycocotools.decode({"counts": outline.counts, "size": [height, width]})
         assert pycocotools.area(pycocotools.encode(decoded)) == decoded.sum()

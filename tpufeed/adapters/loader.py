@@ -18,7 +18,7 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.display.summary import Summary
 from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
 from tpufeed.images.protocols import Op
-from tpufeed.options import Count, Number, Text, a_dict, between, checked, shown
+from tpufeed.options import Count, Number, Text, a_dict, between, checked
 from tpufeed.processes.limits import free_swap, limit_reached, memory_left, memory_limit
 from tpufeed.stream.batch import BatchDecoder, DecodedBatch, warn_of_flips
 from tpufeed.stream.buffers import BufferPool
@@ -32,6 +32,7 @@ from tpufeed.stream.sampler import Cursor, Sampler, SampleSource
 from tpufeed.stream.training import Epoch, Training
 from tpufeed.stream.workers import BatchFuture, Executor, ProcessExecutor
 from tpufeed.stream.world import WorldLike, find_world, thread_world, to_world
+from tpufeed.text import format_value
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -617,13 +618,13 @@ class Loader(Feed, Iterated):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):
-            raise OptionError(f"a state is a dict from state_dict(), not {shown(state)}")
+            raise OptionError(f"a state is a dict from state_dict(), not {format_value(state)}")
         sampler = self._sampler.resumed(state, self.world)
         names = sampler.training.classes.names
         if self._of_classes and names != self.class_names:
             raise OptionError(
-                f"{self.label}: the state has the classes {shown(list(names))}, and {self._of_classes} was made for "
-                f"{shown(list(self.class_names))}: make a Loader, and load the state before anything else"
+                f"{self.label}: the state has the classes {format_value(list(names))}, and {self._of_classes} was made "
+                f"for {format_value(list(self.class_names))}: make a Loader, and load the state before anything else"
             )
         self.end_iteration(SUPERSEDED)
         self._take(sampler)

@@ -32,6 +32,7 @@ from tpufeed.errors import (
 from tpufeed.processes.limits import room_left
 from tpufeed.storage.reading import READS, open_object, read_line, settle
 from tpufeed.storage.store import Span, Store
+from tpufeed.text import shorten
 
 PLAN_VERSION = 1
 _DIGEST_BYTES = 16
@@ -405,7 +406,7 @@ def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
                 found += ((f"{key} of {new['op']} ({place})", old.get(key), new.get(key)) for key in keys)
             else:
                 found.append((f"{place}," if several else place, old, new))
-    return [f"{place} is {_say(there)} there and {_say(here)} here" for place, there, here in found if there != here]
+    return [f"{what} is {_format(old)} there and {_format(new)} here" for what, old, new in found if old != new]
 
 
 def _masked(item: Item) -> Item:
@@ -415,9 +416,8 @@ def _masked(item: Item) -> Item:
     return msgspec.structs.replace(item, file=url_identity(item.file), problem=problem, images=images)
 
 
-def _say(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, dict) and "op" in value:
-        parameters = ", ".join(f"{key}={_say(given)}" for key, given in value.items() if key not in ("op", "version"))
-        return f"{value['op']}({parameters})"
-    text = "not set" if value is None else msgspec.json.encode(value).decode()
-    return text if len(text) <= _SAID else f"{text[:_SAID]}..."
+        parameters = [f"{key}={_format(given)}" for key, given in value.items() if key not in ("op", "version")]
+        return f"{value['op']}({', '.join(parameters)})"
+    return shorten("not set" if value is None else msgspec.json.encode(value).decode(), _SAID)

@@ -9,7 +9,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import given, split_facts
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.measure.wording import number_of
+from tpufeed.text import format_count
 
 if TYPE_CHECKING:
     from tpufeed.adoption.adopt import AdoptResult
@@ -111,7 +111,7 @@ def _print_result(result: "AdoptResult") -> None:
         size = sum(shard.bytes for shard in shards)
         total += size
         classes = f"{sum(map(bool, split.class_counts))} of {len(manifest.class_names)} classes"
-        counts = f"{number_of(split.records, 'image')}, {number_of(len(shards), 'shard')}, {size / 1e6:,.1f} MB"
+        counts = f"{format_count(split.records, 'image')}, {format_count(len(shards), 'shard')}, {size / 1e6:,.1f} MB"
         echo(f"{name}: {counts}, {classes if manifest.labelled else 'no labels'}")
     dtypes = {feature.key: f"{feature.key} ({feature.dtype})" for feature in manifest.features}
     for role, key in manifest.options["keys"].items():
@@ -121,7 +121,7 @@ def _print_result(result: "AdoptResult") -> None:
     echo(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
     if manifest.odd:
         how = "loaders rotate them" if manifest.upright else "loaders leave them as stored"
-        echo(f"with an EXIF orientation: {number_of(manifest.odd['exif'], 'image')}; {how}")
+        echo(f"with an EXIF orientation: {format_count(manifest.odd['exif'], 'image')}; {how}")
     rate = total / result.seconds / 1e6
     echo(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s at {rate:,.0f} MB/s")
     echo(f"dataset: {result.url}")

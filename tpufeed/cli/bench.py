@@ -10,8 +10,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, echo_error, find_own_modules, print_json, print_table, reports_errors
 from tpufeed.errors import mask_secrets
-from tpufeed.measure.wording import between, number_of
-from tpufeed.measure.wording import say as figure
+from tpufeed.text import format_count, format_figure, format_range
 
 if TYPE_CHECKING:
     from tpufeed.measure.bench import BenchResult
@@ -136,10 +135,10 @@ def _print(result: "BenchResult") -> None:
     columns |= {"p99": ("wait_ms_p99", 1), **start, "first batch s": ("first_batch_seconds", 2)}
     rows = []
     for name, run in zip(names, runs, strict=True):
-        of = "n/a" if run.rates is None else between(run.rates.lowest, run.rates.highest)
-        cells = [of if field == "rates" else figure(getattr(run, field), "", n) for field, n in columns.values()]
+        of = "n/a" if run.rates is None else format_range(run.rates.lowest, run.rates.highest)
+        cells = [of if field == "rates" else format_figure(getattr(run, field), "", n) for field, n in columns.values()]
         rows.append((f"{mark}{name}", *cells))
-    title = f"{runs[0].device}, batches of {runs[0].batch_size}, {number_of(result.options.repeats, 'repeat')}"
+    title = f"{runs[0].device}, batches of {runs[0].batch_size}, {format_count(result.options.repeats, 'repeat')}"
     print_table(title, (f"{mark}fed from", *columns), rows)
     for sentence in _iter_verdicts(runs):
         echo(f"{mark}{sentence}")

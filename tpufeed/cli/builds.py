@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tpufeed.cli.console import echo, log_event, print_json, print_table, warn
 from tpufeed.display.progress import ProgressLine
 from tpufeed.errors import OptionError
-from tpufeed.measure.wording import between, number_of
+from tpufeed.text import format_count, format_range
 
 if TYPE_CHECKING:  # a command only imports its code when it runs
     from tpufeed.builds.recipe import Preview
@@ -131,35 +131,35 @@ def _print_build(result: "BuildResult") -> None:
     rows = []
     for name, split in manifest.splits.items():
         sizes = [shard.bytes / 1e6 for variant in split.variants for shard in variant.shards]
-        each = between(min(sizes), max(sizes), 1) if sizes else "-"
+        each = format_range(min(sizes), max(sizes), 1) if sizes else "-"
         rows.append((name, f"{split.records:,}", str(len(split.variants)), str(len(sizes)), f"{sum(sizes):,.1f}", each))
     print_table(result.url, ("split", "images", "variants", "shards", "MB", "MB a shard"), rows)
     for what, counts in (("stored", manifest.images), ("odd images", manifest.odd)):
         if counts:
-            echo(f"{what}: {_say(counts)}")
+            echo(f"{what}: {_format_counts(counts)}")
     of_all = manifest.sizes if result.added is None else None
     for line in result.listed.iter_lines(of_all, manifest.odd):
         echo(line)
     if result.rejects:
-        rejected = f"rejected: {number_of(result.rejects, 'image')} ({_say(result.rejected)})"
+        rejected = f"rejected: {format_count(result.rejects, 'image')} ({_format_counts(result.rejected)})"
         folder = "" if result.added is None else f"{manifest.history[-1].folder}/"
         echo(f"{rejected}; {result.url}/{folder}rejects.jsonl lists them")
         if manifest.rejects != result.rejected:
-            echo(f"rejected by all versions together: {number_of(sum(manifest.rejects.values()), 'image')}")
+            echo(f"rejected by all versions together: {format_count(sum(manifest.rejects.values()), 'image')}")
     if result.duplicates is not None:
         dropped = result.duplicates.dropped
-        left = f", {number_of(dropped, 'image')} left out" if dropped else ""
-        twice = number_of(result.duplicates.images, "image")
+        left = f", {format_count(dropped, 'image')} left out" if dropped else ""
+        twice = format_count(result.duplicates.images, "image")
         echo(f"duplicates: {twice} more than once{left}; {result.duplicates.report} lists them")
     if result.earlier_images:
-        echo(f"done by an earlier run: {number_of(result.earlier_images, 'image')}")
+        echo(f"done by an earlier run: {format_count(result.earlier_images, 'image')}")
     done = result.images - result.earlier_images
     rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
-    again = f", {number_of(result.retries, 'request')} repeated" if result.retries else ""
-    echo(f"wrote {number_of(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
+    again = f", {format_count(result.retries, 'request')} repeated" if result.retries else ""
+    echo(f"wrote {format_count(done, 'image')} in {result.seconds:.1f} s{rate}{again}")
     if result.added is not None:
-        there = f"; {number_of(result.skipped, 'image')} skipped: already there" if result.skipped else ""
-        echo(f"version {manifest.number}: {number_of(result.added, 'image')} added{there}")
+        there = f"; {format_count(result.skipped, 'image')} skipped: already there" if result.skipped else ""
+        echo(f"version {manifest.number}: {format_count(result.added, 'image')} added{there}")
     echo(f"dataset: {result.url}")
 
 
@@ -169,7 +169,7 @@ def print_preview(
     as_json: bool,
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
-    say_details: Callable[[], None],
+    print_details: Callable[[], None],
 ) -> None:
     """Print what a build would make: a table, details, disk space, time and warnings."""
     if as_json:
@@ -183,11 +183,11 @@ def print_preview(
             echo(_nothing_new(skipped, preview.destination, version))
         return
     print_table(preview.destination, columns, rows)
-    say_details()
+    print_details()
     if skipped:
-        echo(f"skipped, because they are in the dataset already: {number_of(skipped, 'image')}")
+        echo(f"skipped, because they are in the dataset already: {format_count(skipped, 'image')}")
     if preview.read_before:
-        echo(f"read before the build, to compare their bytes: {number_of(preview.read_before, 'image')}")
+        echo(f"read before the build, to compare their bytes: {format_count(preview.read_before, 'image')}")
     free = "unknown" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
     echo(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
     echo(f"time: about {preview.seconds:,.0f} s")
@@ -199,8 +199,8 @@ def print_preview(
 
 
 def _nothing_new(skipped: int, url: str, version: int) -> str:
-    return f"nothing new: all {number_of(skipped, 'image')} are already in {url}, which stays at version {version}"
+    return f"nothing new: all {format_count(skipped, 'image')} are already in {url}, which stays at version {version}"
 
 
-def _say(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())

@@ -9,7 +9,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import engine_of_flags, given, parse_pairs, print_preview, run_build
 from tpufeed.cli.console import echo, find_own_modules, reports_build_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.measure.wording import number_of
+from tpufeed.text import format_count
 
 _in_augmentation = partial(typer.Option, rich_help_panel="Augmentation")
 
@@ -133,15 +133,15 @@ def warmup_command(
             for name, split in foretold.splits.items()
         ]
 
-        def say_details() -> None:
+        def print_details() -> None:
             each = f"{foretold.probed_seconds * 1e3:,.1f} ms on one core each"
             echo(f"source: {values['src'].label if select else foretold.source}")
             for line in foretold.listed.iter_lines():
                 echo(line)
-            echo(f"tried: {number_of(foretold.probed, 'sample')}, {each}")
+            echo(f"tried: {format_count(foretold.probed, 'sample')}, {each}")
             echo(f"fingerprint: {foretold.fingerprint}")
 
         columns = ("split", "samples", "variants", "shards")
-        print_preview(foretold, values["engine"], as_json, columns, rows, say_details)
+        print_preview(foretold, values["engine"], as_json, columns, rows, print_details)
         return
     run_build(warmup, given(warmup, values), as_json, log_json)

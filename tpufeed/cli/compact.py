@@ -7,7 +7,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, print_json, reports_build_errors, reports_errors
-from tpufeed.measure.wording import number_of
+from tpufeed.text import format_count
 
 
 @reports_build_errors
@@ -40,7 +40,9 @@ def compact_command(
         echo(f"{result.url}: nothing to join; it stays at version {result.version}")
         return
     copied = f"copied {result.copied_bytes / 1e6:,.1f} MB in {result.seconds:.1f} s"
-    echo(f"version {result.version}: joined {number_of(result.shards_before, 'shard')} to {result.shards:,}; {copied}")
+    echo(
+        f"version {result.version}: joined {format_count(result.shards_before, 'shard')} to {result.shards:,}; {copied}"
+    )
     echo(f"to remove the small shards: tpufeed prune {result.url}")
 
 
@@ -71,6 +73,6 @@ def prune_command(
         return
     removed = ", ".join(map(str, result.removed))
     would = "would remove" if dry_run else "removed"
-    echo(f"{would} version {removed}: {number_of(result.files, 'file')}, {result.bytes / 1e6:,.1f} MB; kept: {kept}")
+    echo(f"{would} version {removed}: {format_count(result.files, 'file')}, {result.bytes / 1e6:,.1f} MB; kept: {kept}")
     if dry_run:
         echo("nothing was changed")

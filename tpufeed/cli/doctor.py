@@ -9,7 +9,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, find_own_modules, print_json, print_table, reports_errors, status
-from tpufeed.measure.wording import between, say_rate
+from tpufeed.text import format_range, format_rate
 
 if TYPE_CHECKING:
     from tpufeed.measure.results import Diagnosis
@@ -111,17 +111,17 @@ def _print(diagnosis: "Diagnosis") -> None:
     for stage in diagnosis.stages:
         rate = stage.images_per_second
         share = "n/a" if rate is None else f"{rate / diagnosis.needed[1]:,.2f}"
-        rows.append((stage.name, say_rate(rate, stage.span), share, stage.why_not if rate is None else stage.detail))
+        rows.append((stage.name, format_rate(rate, stage.span), share, stage.why_not if rate is None else stage.detail))
     title = f"{diagnosis.url}, split {diagnosis.split}"
     print_table(title, ("stage", "img/s", "x of need", "what"), rows, prose=True)
     echo(f"needed: {diagnosis.tpu} with {diagnosis.model} takes {diagnosis.need} images a second")
-    echo(f"fed: {say_rate(diagnosis.fed, diagnosis.fed_span)} images a second")
+    echo(f"fed: {format_rate(diagnosis.fed, diagnosis.fed_span)} images a second")
     if diagnosis.cores_needed is not None:
-        cores, needed = diagnosis.machine["cores"], between(*diagnosis.cores_needed)
+        cores, needed = diagnosis.machine["cores"], format_range(*diagnosis.cores_needed)
         echo(f"cores: {cores} here; the loader needs {needed} such cores, if its rate grows with cores")
     if diagnosis.idle_percent is not None:
         bands = [predict_band(end, diagnosis.needed) for end in (diagnosis.fed_span or (diagnosis.fed or 0.0,))]
-        least, most = (f"{between(min(band), max(band))} %" for band in zip(*bands, strict=True))
+        least, most = (f"{format_range(min(band), max(band))} %" for band in zip(*bands, strict=True))
         same = f"{least} at either rate"
         echo(f"predicted idle: {same if least == most else f'{least} at its low rate, {most} at its high rate'}")
         echo(f"binds: {diagnosis.binding}")

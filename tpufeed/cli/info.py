@@ -9,7 +9,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import split_facts
 from tpufeed.cli.console import echo, print_json, print_table, reports_errors
 from tpufeed.errors import OptionError
-from tpufeed.measure.wording import number_of
+from tpufeed.text import format_count
 
 if TYPE_CHECKING:
     from tpufeed.dataset.reader import Dataset
@@ -147,7 +147,7 @@ def _print_classes(facts: dict[str, Any]) -> None:
     for number, name in enumerate(names[:_CLASSES_SHOWN]):
         counts = [split["class_counts"][number] for split in splits.values()]
         rows.append((str(number), name, *(f"{count:,}" for count in (*counts, facts["classes"][name]))))
-    print_table(number_of(len(names), "class", "classes"), ("id", "class", *splits, "all"), rows, texts=(1,))
+    print_table(format_count(len(names), "class", "classes"), ("id", "class", *splits, "all"), rows, texts=(1,))
     if len(names) > _CLASSES_SHOWN:
         echo(f"... and {len(names) - _CLASSES_SHOWN:,} more; --json lists all")
 
@@ -197,8 +197,8 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
 
 def _iter_cache_lines(cache: Mapping[str, Any], quality: int | None) -> Iterator[str]:
     height, width, channels = cache["shape"]
-    ops = ", ".join(op["op"] for op in cache["ops"])
-    yield f"cache: {cache['encode']} {height}x{width}, {number_of(cache['variants'], 'variant')} of {ops or 'no ops'}"
+    ops = ", ".join(op["op"] for op in cache["ops"]) or "no ops"
+    yield f"cache: {cache['encode']} {height}x{width}, {format_count(cache['variants'], 'variant')} of {ops}"
     yield f"  shape: {height} x {width} x {channels} {cache['dtype']}"
     for title, key in (("op", "ops"), ("live", "live")):
         for op in cache[key]:

@@ -8,7 +8,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import engine_of_flags, given, parse_pairs, print_preview, run_build
 from tpufeed.cli.console import echo, reports_build_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.measure.wording import number_of
+from tpufeed.text import format_count
 
 if TYPE_CHECKING:
     from tpufeed.builds.recipe import Preview
@@ -192,14 +192,14 @@ def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -
         each = f"{split.bytes / split.shards / 1e6:,.1f}" if split.shards else "-"
         rows.append((name, f"{split.inputs:,}", str(split.shards), f"{split.bytes / 1e6:,.1f}", each))
 
-    def say_details() -> None:
+    def print_details() -> None:
         echo(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB")
         for line in preview.listed.iter_lines(preview.sizes, preview.odd):
             echo(line)
         if preview.version is not None:
             new = sum(split.inputs for split in preview.splits.values())
-            echo(f"version {preview.version}: {number_of(new, 'image')} to add")
-        echo(f"tried: {number_of(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
+            echo(f"version {preview.version}: {format_count(new, 'image')} to add")
+        echo(f"tried: {format_count(preview.probed, 'image')}, of which {preview.probed_rejects} would be rejected")
 
     columns = ("split", "images", "shards", "about MB", "MB a shard")
-    print_preview(preview, engine, as_json, columns, rows, say_details)
+    print_preview(preview, engine, as_json, columns, rows, print_details)

@@ -8,7 +8,7 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.console import echo, print_json, reports_errors, warn
-from tpufeed.measure.wording import number_of
+from tpufeed.text import format_count
 
 _sheet = partial(typer.Option, rich_help_panel="Sheet")
 
@@ -52,7 +52,7 @@ def show_command(
         facts = {"file": str(out), "images": len(sheet.corners), "width": width, "height": height}
         print_json(facts | {"problems": sheet.problems})
     else:
-        echo(f"{out}: {number_of(len(sheet.corners), 'image')}, {width} x {height} pixels")
+        echo(f"{out}: {format_count(len(sheet.corners), 'image')}, {width} x {height} pixels")
     for problem in sheet.problems:
         warn(problem)
     if sheet.problems:

@@ -9,7 +9,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.console import echo, echo_error, print_json, reports_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.measure.wording import number_of
+from tpufeed.text import format_count
 
 if TYPE_CHECKING:
     from tpufeed.dataset.verify import Verified
@@ -57,9 +57,9 @@ def verify_command(
     if as_json:
         _print_json(url, found, (), ())
         return
-    decoded = f", {number_of(found.decoded, 'image')} decoded" if found.decoded else ""
+    decoded = f", {format_count(found.decoded, 'image')} decoded" if found.decoded else ""
     size = f"{found.bytes / 1e6:,.1f} MB at {found.bytes / seconds / 1e9:.2f} GB/s"
-    echo(f"sound: {number_of(found.records, 'record')} in {number_of(found.shards, 'shard')}, {size}{decoded}")
+    echo(f"sound: {format_count(found.records, 'record')} in {format_count(found.shards, 'shard')}, {size}{decoded}")
 
 
 def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence[Unreadable]", as_json: bool) -> None:
@@ -76,18 +76,16 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
                 echo(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
     from tpufeed.dataset.verify import REMEDY
 
-    unread = f"{number_of(len(unreadable), 'file')} cannot be read"
+    unread = f"{format_count(len(unreadable), 'file')} cannot be read"
     if not damages:
         echo_error(
             f"error: {url}: {unread}; the other files are not damaged. Run it again when the store answers, or as a "
             "user who may read them"
         )
         return
-    files = len({damage.shard for damage in damages})
+    files = format_count(len({damage.shard for damage in damages}), "file")
     also = f"; {unread} besides" if unreadable else ""
-    echo_error(
-        f"error: {url} is damaged: {number_of(len(damages), 'damage')} in {number_of(files, 'file')}{also}. {REMEDY}"
-    )
+    echo_error(f"error: {url} is damaged: {format_count(len(damages), 'damage')} in {files}{also}. {REMEDY}")
 
 
 def _print_json(

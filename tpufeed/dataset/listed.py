@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from tpufeed.dataset.naming import show_endings
+from tpufeed.dataset.naming import format_endings
 
 MOST_CLASSES = 8  # that are kept with their counts
 DEEP = "deep"  # begins the odd cases of images with more than 8 bits per channel
@@ -61,7 +61,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Yield a line for each topic; the images have these `sizes` and odd cases."""
         if self.kind:
             yield f"taken as: {self.kind}{f' ({self.why})' if self.why else ''}"
-            yield f"labels: {self._say_labels() if self.labels else 'none'}"
+            yield f"labels: {self._format_labels() if self.labels else 'none'}"
             yield f"splits: {self.splits or 'none'}"
         if self.images_from:
             yield f"image names are relative to: {self.images_from}"
@@ -73,17 +73,17 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             unit = "shares of the sides" if relative else "pixels"
             yield f"boxes: {self.boxes}, as {_NUMBERS.get(form, form)} in {unit}{first}"
         if sizes:
-            yield f"sizes: {sizes}{_say_depth(odd or {})}"
+            yield f"sizes: {sizes}{_format_depth(odd or {})}"
         if self.ignored_files:
             count = sum(self.ignored_files.values())
             files = f"{count:,} file{'s' * (count > 1)} not named {self.named}"
-            yield f"left out: {files}{show_endings(self.ignored_files)}"
+            yield f"left out: {files}{format_endings(self.ignored_files)}"
         if self.left_out:
             yield f"features left out: {', '.join(self.left_out)}"
         if self.listed_twice:
             yield f"listed more than once: {self.listed_twice:,} row{'s' * (self.listed_twice > 1)}"
 
-    def _say_labels(self) -> str:
+    def _format_labels(self) -> str:
         if not self.class_count:
             return self.labels
         shown = ", ".join(f"{name} {count:,}" for name, count in self.classes.items())
@@ -94,7 +94,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 UNLISTED = Listed()  # of datasets that were made of datasets
 
 
-def _say_depth(odd: Mapping[str, int]) -> str:
+def _format_depth(odd: Mapping[str, int]) -> str:
     """Return how many images have more than 8 bits per channel, and how many of these bits they use."""
     cases = [f"{count:,} {case}" for case, count in odd.items() if case.startswith(DEEP)]
     return f"; more than 8 bits per channel: {', '.join(cases)}" if cases else ""

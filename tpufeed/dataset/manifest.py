@@ -160,12 +160,12 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         if self.least == self.most:
-            return f"all {_shown(self.least)}"
-        least, median, most = map(_shown, (self.least, self.median, self.most))
+            return f"all {_format_size(self.least)}"
+        least, median, most = map(_format_size, (self.least, self.median, self.most))
         return f"least {least}, median {median}, most {most} (width and height each)"
 
 
-def _shown(size: tuple[int, int]) -> str:
+def _format_size(size: tuple[int, int]) -> str:
     return f"{size[1]}x{size[0]}"
 
 
@@ -474,7 +474,7 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
         elif problem := flip_problem(feature):
             yield f"{feature.name}: {problem}"
     if (size := manifest.image_size) is not None and cache is None and not _is_image((*size, 3)):
-        yield f"its images cannot have {_shown(size)} pixels"
+        yield f"its images cannot have {_format_size(size)} pixels"
     if cache is not None and not _is_image(cache.shape):
         yield f"a cache of shape {cache.shape} holds no images"
     if cache is not None and not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.live)):

@@ -116,7 +116,7 @@ def count_ending(counts: Counter[str], name: str) -> None:
     counts[ending if ending in counts or len(counts) < _MOST_ENDINGS else ""] += 1
 
 
-def show_endings(counts: Mapping[str, int]) -> str:
+def format_endings(counts: Mapping[str, int]) -> str:
     """Return ` (7 .txt, 3 .xml, 2 others)`, the most frequent first; "" if no file has an ending."""
     named = (ending for ending in counts if ending)
     most = sorted(named, key=lambda ending: (-counts[ending], ending))[:_SHOWN_ENDINGS]

@@ -23,8 +23,9 @@ from tpufeed.dataset.order import Ints, random_words
 from tpufeed.dataset.scan import iter_columns
 from tpufeed.dataset.schema import several_labels
 from tpufeed.errors import OptionError, StoreError, mask_secrets
-from tpufeed.options import is_whole, shown
+from tpufeed.options import is_whole
 from tpufeed.storage.store import open_store
+from tpufeed.text import format_value
 
 if TYPE_CHECKING:
     from tpufeed.dataset.reader import Dataset
@@ -230,15 +231,17 @@ def parse_selection(texts: Sequence[str]) -> dict[str, Any]:
         name, _, value = text.partition("=")
         if name not in ("classes", "ids", "samples", "drop", "fold", "without_fold", "split") or not value:
             raise OptionError(
-                f"--select {shown(text)}: expected classes=cat,dog (and ids=kept to keep their ids), samples=FILE, "
-                "drop=FILE, fold=0/5, without_fold=0/5 or split=NAME"
+                f"--select {format_value(text)}: expected classes=cat,dog (and ids=kept to keep their ids), "
+                "samples=FILE, drop=FILE, fold=0/5, without_fold=0/5 or split=NAME"
             )
         argument: Any = value
         if name == "classes":
             argument = [part.strip() for part in value.split(",")]
         elif name == "ids":
             if value not in ("kept", "joined"):
-                raise OptionError(f"--select {shown(text)}: expected ids=kept, or ids=joined to number them from 0")
+                raise OptionError(
+                    f"--select {format_value(text)}: expected ids=kept, or ids=joined to number them from 0"
+                )
             name, argument = "keep_ids", value == "kept"
         elif name in ("fold", "without_fold"):
             argument = [int(part) if part.isdecimal() else part for part in value.split("/")]
@@ -265,16 +268,16 @@ def _class_ids(dataset: "Dataset", classes: Sequence[str | int]) -> list[int]:
             near = get_close_matches(str(each), names, 3)
             count = len(names or own or ())
             hint = f"did you mean {' or '.join(near)}?" if near else f"it has {count}: {', '.join(names[:_SHOWN])}"
-            raise OptionError(f"{dataset.label} has no class {shown(each)}; {hint}")
+            raise OptionError(f"{dataset.label} has no class {format_value(each)}; {hint}")
         found.append(number if own is None else own[number])
     if len(set(found)) < len(found):
-        raise OptionError(f"a class is named twice in {shown(list(classes))}")
+        raise OptionError(f"a class is named twice in {format_value(list(classes))}")
     return found
 
 
 def _check_fold(name: str, given: Any) -> tuple[int, int]:
     if not (isinstance(given, Sequence) and len(given) == 2 and is_whole(given[1], 2) and is_whole(given[0], 0)):
-        raise OptionError(f"{name} is (number, folds), like (0, 5) for the first of five, not {shown(given)}")
+        raise OptionError(f"{name} is (number, folds), like (0, 5) for the first of five, not {format_value(given)}")
     number, count = map(int, given)
     if number >= count:
         raise OptionError(f"{name}={number}/{count}: folds are numbered 0 to {count - 1}")

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tpufeed.dataset.naming import OWN_FOLDER, SPLIT_OF_WORD, check_split_name, count_ending, is_own, show_endings
+from tpufeed.dataset.naming import OWN_FOLDER, SPLIT_OF_WORD, check_split_name, count_ending, format_endings, is_own
 from tpufeed.errors import NoInputsError, OptionError, SourceError, advised
 from tpufeed.storage.store import ObjectInfo
 
@@ -61,7 +61,7 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
         else:
             count_ending(ignored, info.name)
     if not found:
-        hint = show_endings(ignored) if ignored else " (it is a dataset already)" if own else " (is it there?)"
+        hint = format_endings(ignored) if ignored else " (it is a dataset already)" if own else " (is it there?)"
         raise NoInputsError(
             f"no TFRecord files below {url} among {ignored.total()} files{hint}; give the folder that holds files "
             "named like train-00000-of-00012.tfrecord or train/00.tfrec. To make a dataset of images: tpufeed shard"

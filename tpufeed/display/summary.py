@@ -2,13 +2,14 @@
 
 import html
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import fields
 from itertools import islice
 from typing import Any
 
 from tpufeed.errors import mask_secrets, printable
-from tpufeed.options import shown
+from tpufeed.text import format_value
 
 _ITEMS = 20  # of a list that a table shows; a dataset may have thousands of classes
 
@@ -31,16 +32,21 @@ class Summary:
         return {}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in _said(self._facts()))})"
+        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in _known(self._facts()))})"
 
     def _repr_html_(self) -> str:
         head = "text-align: left; vertical-align: top"
         rows = "".join(
             f'<tr><th style="{head}">{html.escape(name.replace("_", " "))}</th>'
             f'<td style="text-align: left">{_cell(value)}</td></tr>'
-            for name, value in _said({**self._facts(), **self._details()})
+            for name, value in _known({**self._facts(), **self._details()})
         )
         return f"<table><caption>{html.escape(type(self).__name__)}</caption>{rows}</table>"
+
+
+def clean(text: str) -> str:
+    """Return `text` without the secrets of URLs, and without characters that HTML does not allow."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", mask_secrets(text))
 
 
 def rounded(value: Any) -> Any:
@@ -50,7 +56,7 @@ def rounded(value: Any) -> Any:
     return round(value) if abs(value) >= 1000 else float(f"{value:.3g}")
 
 
-def _said(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _known(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in facts.items():
         if value is not None and not (isinstance(value, Sized) and not len(value)):
             yield name, value
@@ -59,7 +65,7 @@ def _said(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _short(value: Any) -> str:
     if isinstance(value, str):
         return repr(mask_secrets(value))
-    return repr(value) if isinstance(value, Summary) else mask_secrets(shown(rounded(value)))
+    return repr(value) if isinstance(value, Summary) else mask_secrets(format_value(rounded(value)))
 
 
 def _cell(value: Any) -> str:

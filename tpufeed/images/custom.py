@@ -15,7 +15,8 @@ from tpufeed.errors import OpError, OptionError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.protocols import CheckedOp, Draws, SameSizeOp, keep
 from tpufeed.images.rng import generator
-from tpufeed.options import Rule, is_whole, shown
+from tpufeed.options import Rule, is_whole
+from tpufeed.text import format_value
 
 Augmentation = Callable[[Pixels, np.random.Generator], Pixels]
 _WAY_OUT = "put it, by `def` and under a name of its own, into a module that workers can import, and give 'module:name'"
@@ -148,7 +149,9 @@ def _check_target(target: str) -> str:
     module, colon, name = target.partition(":")
     parts = (*module.split("."), *name.split("."))
     if not colon or not all(part.isidentifier() and not iskeyword(part) for part in parts):
-        raise OptionError(f"Custom: the target is 'module:function', like 'my.augment:heavy', not {shown(target)}")
+        raise OptionError(
+            f"Custom: the target is 'module:function', like 'my.augment:heavy', not {format_value(target)}"
+        )
     return target
 
 
@@ -156,14 +159,14 @@ def _name_of(value: object) -> str:
     """Return `module:qualname` of `value`. Raises OptionError unless an import by that name gives `value` again."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not callable(value) or not isinstance(module, str) or not isinstance(name, str):
-        raise OptionError(f"Custom: {shown(value)} has no name by which workers could import it: {_WAY_OUT}")
+        raise OptionError(f"Custom: {format_value(value)} has no name by which workers could import it: {_WAY_OUT}")
     what = f"{module}:{name}"
     if "<lambda>" in name:
         raise OptionError(f"Custom: workers cannot import a lambda ({what}): {_WAY_OUT}")
     if "<locals>" in name:
         raise OptionError(f"Custom: workers cannot import {what}, as it is local to a function: {_WAY_OUT}")
     if _find(_check_target(what)) != value:
-        raise OptionError(f"Custom: {what} is not {shown(value)}, but another object of that name: {_WAY_OUT}")
+        raise OptionError(f"Custom: {what} is not {format_value(value)}, but another object of that name: {_WAY_OUT}")
     return what
 
 
@@ -191,7 +194,7 @@ def _find(target: str) -> Augmentation:
         raise OptionError(f"Custom: there is no {name} in {module}; write the function like my_ops:blur")
     found = operator.attrgetter(name)(found)
     if not callable(found):
-        raise OptionError(f"Custom: {target} is {shown(found)}, which cannot be called")
+        raise OptionError(f"Custom: {target} is {format_value(found)}, which cannot be called")
     function: Augmentation = found
     return function
 

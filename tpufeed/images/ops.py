@@ -20,7 +20,7 @@ from tpufeed.images.erasing import RandomErasing
 from tpufeed.images.protocols import Op
 from tpufeed.images.randaugment import RandAugment
 from tpufeed.images.windows import CenterCrop, RandomCrop, RandomResizedCrop, Resize
-from tpufeed.options import shown
+from tpufeed.text import format_value
 
 __all__ = [
     "CenterCrop",
@@ -65,7 +65,7 @@ def from_dict(data: Mapping[str, Any]) -> Op:
     name = parameters.pop("op", None)
     found = OPS.get(str(name))
     if found is None:
-        raise OptionError(f"{shown(name)} is not one of the ops of this tpufeed: {', '.join(OPS)}")
+        raise OptionError(f"{format_value(name)} is not one of the ops of this tpufeed: {', '.join(OPS)}")
     names = [field.name for field in fields(found)]
     if "version" not in names:
         version = parameters.pop("version", None)

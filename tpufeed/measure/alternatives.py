@@ -37,10 +37,10 @@ from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.measure.commands import make_again, name_beside
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
-from tpufeed.measure.wording import reason_of
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.copies_folder import free_bytes
 from tpufeed.stream.device_ops import DeviceOps
+from tpufeed.text import format_error
 
 _SPLIT = "train"
 _BLOCK = 16
@@ -239,7 +239,7 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
             options = {"ops": way.ops, "device_ops": way.device_ops}
             rates = measure_loader(small, _SPLIT, batch_size, seconds, **options)
         except (TpufeedError, OSError, MemoryError) as error:
-            notes.append(f"{way.name}: could not be tried: {reason_of(error)}")
+            notes.append(f"{way.name}: could not be tried: {format_error(error)}")
             continue
         record_bytes, images_built = mean_bytes + _FEATURES_BYTES, records if built is None else built
         cost = _cost(images_built * way.variants * record_bytes, images_built * took / len(made), way, of_which)
@@ -367,7 +367,7 @@ def try_device_ops(  # noqa: PLR0913  # each option is a parameter that editors 
     try:
         rates = measure_loader(near, split, batch_size, seconds, max_bad_records=max_bad_records, **given)
     except (TpufeedError, OSError, MemoryError) as error:
-        return (), [f"{do}: could not be tried: {reason_of(error)}"]
+        return (), [f"{do}: could not be tried: {format_error(error)}"]
     now = Pipeline(ops, seed=0).output_size(stored)
     assert now is not None, "the loader only takes ops that bring images to one size"
     mean = entry.total_bytes / (entry.records * len(entry.variants))

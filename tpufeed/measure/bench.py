@@ -20,10 +20,10 @@ from tpufeed.measure.machine import machine, place_of
 from tpufeed.measure.naive import NaiveLoader
 from tpufeed.measure.results import BenchRun, spread
 from tpufeed.measure.tpu import AcceleratorProfile, find_tpu, nearest, profile
-from tpufeed.measure.wording import number_of
 from tpufeed.options import Count, Number, above, at_least, check_fields
 from tpufeed.processes.child import Child, ChildDiedError, Failure, stop_all
 from tpufeed.stream.mixture import Mixture, parse_mixture
+from tpufeed.text import format_count
 
 EMULATED = "emulated"
 DEFAULT_DEVICE = "emulated:tpu-v3-8"
@@ -250,8 +250,8 @@ def _open(url: str, split: str, batch_size: int) -> tuple[Dataset | Mixture, lis
     records = dataset.split(split).records
     if records < batch_size:
         raise OptionError(
-            f"split {split!r} of {dataset.url} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: "
-            "give a smaller --batch, or a larger dataset"
+            f"split {split!r} of {dataset.url} has {format_count(records, 'sample')}, fewer than a batch of "
+            f"{batch_size}: give a smaller --batch, or a larger dataset"
         )
     return dataset, [dataset]
 
@@ -368,6 +368,6 @@ def middle_run(runs: Sequence[BenchRun]) -> BenchRun:
     middle = rated[(len(rated) - 1) // 2]
     problems, doubtful = middle.problems, [run for run in runs if run.problems]
     if doubtful and not problems:
-        problems = (f"in {len(doubtful)} of {number_of(len(runs), 'repeat')}: {doubtful[0].problems[0]}",)
+        problems = (f"in {len(doubtful)} of {format_count(len(runs), 'repeat')}: {doubtful[0].problems[0]}",)
     rates = spread([run.images_per_second for run in runs if run.images_per_second is not None])
     return replace(middle, rates=rates, problems=problems)

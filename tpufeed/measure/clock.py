@@ -15,7 +15,7 @@ import numpy as np
 from tpufeed.display.summary import Summary
 from tpufeed.errors import OptionError
 from tpufeed.measure.compiling import CompileWatch, WaitSplitter, compile_advice, split_waits, wait_for_xla, xla_counts
-from tpufeed.measure.wording import say
+from tpufeed.text import format_figure, format_percent
 
 # Idle time in percent: the bands of xprof, TensorBoard's profiler, for input-bound programs.
 MODERATE_PERCENT = 5.0
@@ -126,20 +126,23 @@ class StepReport(Summary):
 
     def summary(self) -> str:
         """Return lines for people; n/a means unknown."""
-        megabytes = None if self.bytes_per_second is None else self.bytes_per_second / 1e6
+        megabytes = format_figure(None if self.bytes_per_second is None else self.bytes_per_second / 1e6, "MB", 1)
+        times = (self.wall_seconds, self.first_wait_seconds, self.first_compute_seconds, self.compile_seconds)
+        seconds = [format_figure(time, "s", 2) for time in times]
+        milliseconds = (self.step_ms, self.wait_ms_p50, self.wait_ms_p95, self.wait_ms_p99)
+        waits = [format_figure(time, "ms", 1) for time in milliseconds]
         lines = [
-            f"{self.steps} steps: idle {say(self.idle_percent, '%', 1)} of {say(self.wall_seconds, 's', 2)}, "
-            f"{say(self.images_per_second)} images a second, {say(megabytes, 'MB', 1)} a second to the device",
-            f"a step takes {say(self.step_ms, 'ms', 1)}; waits for a batch: p50 {say(self.wait_ms_p50, 'ms', 1)}, "
-            f"p95 {say(self.wait_ms_p95, 'ms', 1)}, p99 {say(self.wait_ms_p99, 'ms', 1)}",
-            f"first step, not counted above: {say(self.first_wait_seconds, 's', 2)} for its batch, "
-            f"{say(self.first_compute_seconds, 's', 2)} in the step, of which compiling "
-            f"{say(self.compile_seconds, 's', 2)}",
+            f"{self.steps} steps: idle {format_percent(self.idle_percent)} of {seconds[0]}, "
+            f"{format_figure(self.images_per_second)} images a second, {megabytes} a second to the device",
+            f"a step takes {waits[0]}; waits for a batch: p50 {waits[1]}, p95 {waits[2]}, p99 {waits[3]}",
+            f"first step, not counted above: {seconds[1]} for its batch, {seconds[2]} in the step, of which compiling "
+            f"{seconds[3]}",
         ]
         if self.sync_percent is not None or self.tracing_percent is not None:
             lines.append(
-                f"sync {say(self.sync_percent, '%', 1)} of the time, tracing and compiling "
-                f"{say(self.tracing_percent, '%', 1)}; recompilations after step 1: {say(self.recompilations)}"
+                f"sync {format_percent(self.sync_percent)} of the time, tracing and compiling "
+                f"{format_percent(self.tracing_percent)}; recompilations after step 1: "
+                f"{format_figure(self.recompilations)}"
             )
         return "\n".join([*lines, self.verdict, *self.notes])
 

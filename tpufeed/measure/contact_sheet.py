@@ -36,9 +36,9 @@ from tpufeed.measure.sampling import (
     iter_payloads,
     read_labels,
 )
-from tpufeed.measure.wording import number_of
 from tpufeed.options import between, checked
 from tpufeed.stream.columns import Sample
+from tpufeed.text import format_count
 from tpufeed.tfrecord.example import Feature, decode_arrays
 
 # Format and longest side in pixels, by the ending of the sheet's name.
@@ -121,7 +121,7 @@ def make_contact_sheet(
         stored = "raw " + "x".join(map(str, manifest.tensor_shape))
     else:
         stored = ", ".join(dict.fromkeys(name.partition(",")[0] for name in manifest.images)) or "encoded"
-    number = number_of(dataset.split(split).records, "sample")
+    number = format_count(dataset.split(split).records, "sample")
     title = f"{dataset.label}   {split}: {len(places)} of {number}   {stored}"
     _write(draw, (_GAP_PX, 5), title, _TITLE_FONT_PX, width - 2 * _GAP_PX, _INK)
 
@@ -296,7 +296,7 @@ def _add_legend(sheet: Image.Image, legend: Mapping[str, tuple[int, int, int]]) 
         return sheet
     entries: list[tuple[str, tuple[int, int, int] | None]] = list(legend.items())
     if len(entries) > _MOST_NAMED:
-        entries[_MOST_NAMED:] = [(f"and {number_of(len(entries) - _MOST_NAMED, 'class', 'classes')} more", None)]
+        entries[_MOST_NAMED:] = [(f"and {format_count(len(entries) - _MOST_NAMED, 'class', 'classes')} more", None)]
     columns = max(1, (sheet.width - _GAP_PX) // _LEGEND_PX)
     top, rows = sheet.height, math.ceil(len(entries) / columns)
     sheet = ImageOps.expand(sheet, (0, 0, 0, rows * _LABEL_PX + _GAP_PX), _PAPER)

@@ -40,12 +40,12 @@ from tpufeed.measure.prediction import (
 from tpufeed.measure.results import Diagnosis, Stage
 from tpufeed.measure.sampling import default_split, take_sample
 from tpufeed.measure.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
-from tpufeed.measure.wording import number_of, reason_of, say
 from tpufeed.measure.xplane import read_profile
 from tpufeed.options import Count, between, checked
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import open_store
 from tpufeed.stream.mixture import Mixture, parse_mixture
+from tpufeed.text import format_count, format_error, format_percent
 
 Listener = Callable[[str], None]
 
@@ -153,8 +153,9 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
     if profile is not None:
         read = read_profile(profile)
         figures = (
-            f"idle {say(read.idle_percent, '%', 1)}, MXU {say(read.mxu_percent, '%', 1)}, "
-            f"duty cycle {say(read.duty_cycle_percent, '%', 1)}, MFU {say(read.mfu_percent, '%', 1)}"
+            f"idle {format_percent(read.idle_percent)}, MXU {format_percent(read.mxu_percent)}, "
+            f"duty cycle {format_percent(read.duty_cycle_percent)}, MFU "
+            f"{format_percent(read.mfu_percent)}"
         )
         blames: Blame | None = None
         if read.input_percent is not None:
@@ -212,8 +213,8 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
         )
     elif records < batch_size:
         notes.append(
-            f"split {split!r} has {number_of(records, 'sample')}, fewer than a batch of {batch_size}: each batch was "
-            "the whole split"
+            f"split {split!r} has {format_count(records, 'sample')}, fewer than a batch of {batch_size}: each batch "
+            "was the whole split"
         )
     images, damage = take_sample(dataset, split, asked.seconds * _SAMPLING)
     notes += damage
@@ -224,7 +225,7 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
         try:
             storage = measure_storage(dataset, split, asked.seconds)
         except (TpufeedError, OSError, MemoryError) as error:
-            storage = Storage(why_not=reason_of(error))
+            storage = Storage(why_not=format_error(error))
         asked = replace(asked, split=split, ops=live, max_bad_records=records if damage else 0)
         stages, alternatives, untried = _measure_loading(data, dataset, split, images, ops, asked)
         notes += untried
@@ -271,7 +272,7 @@ def _measure_loading(
         try:
             rates = measure_loader(near, split, asked.batch_size, seconds * _LOADING, **given)
         except (TpufeedError, OSError, MemoryError) as error:
-            return {ASSEMBLY: Stage(ASSEMBLY, why_not=reason_of(error))}, (), []
+            return {ASSEMBLY: Stage(ASSEMBLY, why_not=format_error(error))}, (), []
         stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
         if asked.device_ops and not ops:
             stages[OPS] = Stage(OPS, why_not="the device runs them all")

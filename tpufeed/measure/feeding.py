@@ -13,7 +13,7 @@ from tpufeed.measure.accelerator import EmulatedAccelerator, Limits, problems_of
 from tpufeed.measure.clock import StepClock
 from tpufeed.measure.results import BenchRun
 from tpufeed.measure.tpu import AcceleratorProfile, TpuCounters, read_counters
-from tpufeed.measure.wording import number_of
+from tpufeed.text import format_count
 
 _FEWEST_BATCHES = 3
 _REASON_CHARACTERS = 150
@@ -51,7 +51,7 @@ def feed(
         run = EmulatedAccelerator(choice.profile, batch_size).run(loader, *limits)
     if batches is not None and batches < _FEWEST_BATCHES:
         small = (
-            f"an epoch has {number_of(batches, 'batch', 'batches')} of {batch_size}, which only measures how epochs "
+            f"an epoch has {format_count(batches, 'batch', 'batches')} of {batch_size}, which only measures how epochs "
             "start: give a larger dataset or a smaller --batch"
         )
         run = replace(run, problems=(small, *run.problems))

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tpufeed.display.summary import clean
 from tpufeed.errors import MissingExtraError
 from tpufeed.measure.results import BenchRun, Diagnosis
 from tpufeed.measure.tpu import TPUS
-from tpufeed.measure.wording import between, clean, number_of, say, say_rate
+from tpufeed.text import format_count, format_range, format_rate
 
 try:
     import matplotlib
@@ -101,7 +102,7 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]]
     sentences = []
     for place, (label, mark, percents) in enumerate(rows):
         is_predicted = mark == _PREDICTED
-        value = between(min(percents), max(percents), 0 if is_predicted else 1) + " %" if percents else say(None)
+        value = f"{format_range(min(percents), max(percents), 1 - is_predicted)} %" if percents else "n/a"
         axes.text(0, place - 0.42, f"{_short(label, _LETTERS - len(mark))}{mark}", va="center")
         axes.barh(place, 100, 0.34, color=_BAND)
         if percents:
@@ -164,10 +165,10 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]
         axes.text(most * 1.06, place, f"{_prefixed(least)} to {_prefixed(most)}", va="center", weight=weight)
     if diagnosis is None:
         best = max(known, key=lambda name: known[name])
-        said = f"The fastest run is {best}, with {say(known[best])} images a second. TPU rates are for ResNet-50."
+        said = f"The fastest run is {best}, with {known[best]:,.0f} images a second. TPU rates are for ResNet-50."
     else:
         said = (
-            f"This host feeds {say_rate(diagnosis.fed, diagnosis.fed_span)} images a second; {diagnosis.tpu} needs "
+            f"This host feeds {format_rate(diagnosis.fed, diagnosis.fed_span)} images a second; {diagnosis.tpu} needs "
             f"{diagnosis.need} for {diagnosis.model}. The stage that binds is {diagnosis.binding}."
         )
         said += f" {PREDICTED}" * any(not colour for *_, colour in rows)
@@ -205,7 +206,7 @@ def _draw_steps(number: int, run: BenchRun) -> str | None:
         axes.legend(loc="lower right", bbox_to_anchor=(1.02, 0.98), ncols=3, handlelength=1, columnspacing=0.8)
     whole = float(seconds[:, first:].sum()) or 1.0
     shares = [f"{name} {100 * float(row[first:].sum()) / whole:.1f} %" for name, row in reversed(layers)]
-    sentences = [f"{number_of(count, 'step')}: {', '.join(shares) or 'nothing took time'}."]
+    sentences = [f"{format_count(count, 'step')}: {', '.join(shares) or 'nothing took time'}."]
     if count - first > len(below):
         sentences.append(f"They are drawn as {len(below)} means.")
     if first:

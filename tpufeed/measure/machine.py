@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.dataset.reader import Dataset
-from tpufeed.measure.wording import number_of
 from tpufeed.processes.limits import available_cores, memory_limit
 from tpufeed.processes.numa import describe_nodes, find_nodes
 from tpufeed.storage.local import find_mount
+from tpufeed.text import format_count
 
 _PACKAGES = (
     *("tpufeed", "numpy", "pillow", "simplejpeg", "opencv-python-headless"),
@@ -57,7 +57,7 @@ def describe(machine: Mapping[str, Any]) -> str:
     """Return the machine in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
-        f"{machine['cpu']}, {number_of(machine['cores'], 'core')}, {machine['numa']}, {machine['ram_gib']} GiB, "
+        f"{machine['cpu']}, {format_count(machine['cores'], 'core')}, {machine['numa']}, {machine['ram_gib']} GiB, "
         f"load {machine['load']}, Python {machine['python']}, {versions}, {machine['date']}"
     )
 
@@ -68,7 +68,7 @@ def busy_notes(machine: Mapping[str, Any]) -> tuple[str, ...]:
     if load <= _BUSY * cores:
         return ()
     return (
-        f"the load was {load:.1f} on {number_of(cores, 'core')} before the measurements, so the figures are low and "
+        f"the load was {load:.1f} on {format_count(cores, 'core')} before the measurements, so the figures are low and "
         "noisy; run it again on a quiet host",
     )
 

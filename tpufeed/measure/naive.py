@@ -34,7 +34,6 @@ from tpufeed.measure.alternatives import try_alternatives
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Alternative, Measurements, Storage
 from tpufeed.measure.results import Stage
 from tpufeed.measure.stages import measure_transfer
-from tpufeed.measure.wording import number_of
 from tpufeed.processes.limits import available_cores
 from tpufeed.sources.inputs import Files, files_of, iter_read
 from tpufeed.sources.kinds import find_source
@@ -43,6 +42,7 @@ from tpufeed.sources.source import Found, Source
 from tpufeed.sources.table import TableSource
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import read_span
+from tpufeed.text import format_count
 from tpufeed.tfrecord.example import decode_example
 
 _IMAGE_PX = 224
@@ -163,7 +163,7 @@ def measure_files(
     stages = [Stage(ASSEMBLY, why_not="none of the files in the sample can be read")]
     alternatives: tuple[Alternative, ...] = ()
     if images:
-        threads = number_of(cores, "thread")
+        threads = format_count(cores, "thread")
         decoding = measure_pillow(images, (), cores, seconds)
         whole = measure_pillow(images, ops, cores, seconds)
         later = 1 / (1 / whole - 1 / decoding) if 0 < whole < decoding else None

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from tpufeed.measure.clock import Blame
 from tpufeed.measure.results import Action, Diagnosis, Span, Stage
 from tpufeed.measure.tpu import TPUS, Flops, Tpu, find_model, find_tpu, training_flops
-from tpufeed.measure.wording import between, say_rate
 from tpufeed.options import checked
+from tpufeed.text import format_range, format_rate
 
 ACCELERATOR = "accelerator"
 STORAGE, READING, DECODING, OPS, ASSEMBLY, TRANSFER = "storage", "reading", "decoding", "ops", "assembly", "transfer"
@@ -155,17 +155,15 @@ def predict(
                 binding = slowest
             else:
                 binding = max(shares, key=shares.__getitem__)
-            waits = between(*waited) if waited[0] else f"up to {waited[1]:.0f}"
+            waits = format_range(*waited) if waited[0] else f"up to {waited[1]:.0f}"
             verdict = f"{who} waits {waits} % of its time for data; the stage that binds is {binding}"
             if binding in shares:
                 verdict += f", which takes {100 * shares[binding]:.0f} % of an image's time"
         if transfer is None:
             verdict += "; the transfer to the device is not counted (n/a)"
         if at_storage is not None and at_storage < min(fed, goal.needed[1]):
-            then = between(*predict_band(at_storage, goal.needed))
-            notes += (
-                f"the first epoch waits for storage: {say_rate(at_storage)} images a second, predicted idle {then} %",
-            )
+            slow, then = format_rate(at_storage), format_range(*predict_band(at_storage, goal.needed))
+            notes += (f"the first epoch waits for storage: {slow} images a second, predicted idle {then} %",)
     described = [Stage(STORAGE, at_storage, storage.detail, storage.why_not)]
     for name, stage in stages.items():
         said = [stage.detail] if stage.detail else []
@@ -206,7 +204,8 @@ def _advise(
         cost = one.cost
         if rate < one.images_per_second / LEAST_FACTOR:
             holder = "the transfer" if rate == sending else "storage"
-            cost += f"; {holder} limits it to that rate, from memory it is {say_rate(one.images_per_second, one.span)}"
+            rate_in_memory = format_rate(one.images_per_second, one.span)
+            cost += f"; {holder} limits it to that rate, from memory it is {rate_in_memory}"
         gain = rate / fed if fed else None
         span = _limit_span(one.span, limit, sending)
         idle = idle_span(rate, span, goal.needed)

@@ -7,11 +7,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from tpufeed.display.summary import clean
 from tpufeed.errors import MissingExtraError, OptionError
 from tpufeed.measure.clock import HIGH_PERCENT, MODERATE_PERCENT
 from tpufeed.measure.files import check_output, write_file
 from tpufeed.measure.results import BenchRun, Diagnosis
-from tpufeed.measure.wording import between, clean, say, say_rate
+from tpufeed.text import format_figure, format_percent, format_range, format_rate
 
 # "default-src 'none'": nothing may be loaded, whatever texts the page contains.
 _PAGE = Template("""<!doctype html>
@@ -112,14 +113,15 @@ def headline(runs: Sequence[BenchRun]) -> str:
         if doubted is not None:
             return f"No verdict for any run: {doubted.problems[0]}"
         fastest = max(runs, key=lambda run: run.images_per_second or 0)
-        return f"{fastest.label}: {say(fastest.images_per_second)} images a second; how long a device waits is n/a."
+        rate = format_figure(fastest.images_per_second)
+        return f"{fastest.label}: {rate} images a second; how long a device waits is n/a."
     mark = "EMULATED: " if best.emulated else ""
-    idle = say(best.idle_percent, "%", 1)
+    idle = format_percent(best.idle_percent)
     if best.problems:
         return f"{mark}no verdict for the best run, {best.label}: {best.problems[0]}"
     if not has_verdict(runs[0]):
         return f"{mark}idle {idle} with {best.label}. {runs[0].label} has no verdict to compare it with."
-    first, before = runs[0], say(runs[0].idle_percent, "%", 1)
+    first, before = runs[0], format_percent(runs[0].idle_percent)
     if (first.idle_percent or 0) - (best.idle_percent or 0) < _NO_GAIN_PERCENT:
         return f"{mark}idle {before} with {first.label}" + "; no other run improves on that." * (len(runs) > 1)
     ratio = (best.images_per_second or 0) / (first.images_per_second or float("inf"))
@@ -192,13 +194,13 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
             "split": diagnosis.split,
             "TPU to feed": diagnosis.tpu,
             "it needs": f"{diagnosis.need} images a second ({diagnosis.model})",
-            "this host feeds": f"{say_rate(diagnosis.fed, diagnosis.fed_span)} images a second",
-            "idle (predicted)": f"{between(*diagnosis.idle_percent, 1)} %" if diagnosis.idle_percent else say(None),
+            "this host feeds": f"{format_rate(diagnosis.fed, diagnosis.fed_span)} images a second",
+            "idle (predicted)": f"{format_range(*diagnosis.idle_percent, 1)} %" if diagnosis.idle_percent else "n/a",
             "binds": diagnosis.binding,
         }
         body.append(_table("Diagnosis", ["what", "figure"], list(facts.items())))
         stages = [
-            (s.name, say_rate(s.images_per_second, s.span), "; ".join(filter(None, (s.detail, s.why_not))))
+            (s.name, format_rate(s.images_per_second, s.span), "; ".join(filter(None, (s.detail, s.why_not))))
             for s in diagnosis.stages
         ]
         body.append(_table("Stages", ["stage", "images a second", "how"], stages))
@@ -232,10 +234,10 @@ def _figures(run: BenchRun) -> dict[str, str]:
         "batch": f"{run.batch_size:,}",
         "steps": f"{run.steps:,}",
         "images": f"{run.images:,}",
-        "images a second": say(run.images_per_second),
-        "of all repeats": "n/a" if rates is None else f"{between(rates.lowest, rates.highest)} ({len(rates.values)})",
-        **{name: say(getattr(run, field), unit, digits) for name, field, unit, digits in _FIGURES},
-        "to the device": say(sent, "MB/s", 1),
+        "images a second": format_figure(run.images_per_second),
+        "of all repeats": f"{format_range(rates.lowest, rates.highest)} ({len(rates.values)})" if rates else "n/a",
+        **{name: format_figure(getattr(run, field), unit, digits) for name, field, unit, digits in _FIGURES},
+        "to the device": format_figure(sent, "MB/s", 1),
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpufeed.measure.clock import StepTimes
-from tpufeed.measure.wording import between, say_rate
+from tpufeed.text import format_range, format_rate
 
 Span = tuple[float, float]  # lowest and highest rate of the parts of a measurement
 
@@ -135,9 +135,9 @@ class Action:
         """The prediction in words; empty if nothing is known."""
         parts = [] if self.factor is None else [f"{self.factor:,.{0 if self.factor >= 10 else 1}f}x"]
         if self.images_per_second is not None:
-            parts.append(f"{say_rate(self.images_per_second, self.span)} images a second")
+            parts.append(f"{format_rate(self.images_per_second, self.span)} images a second")
         if self.idle_percent is not None:
-            parts.append(f"idle {between(*self.idle_percent)} %" if self.idle_percent[1] else "no idle")
+            parts.append(f"idle {format_range(*self.idle_percent)} %" if self.idle_percent[1] else "no idle")
         return ", ".join(parts)
 
 
@@ -180,7 +180,7 @@ class Diagnosis:
     @property
     def need(self) -> str:
         """The rates that the TPU takes, in words."""
-        return " to ".join(map(say_rate, self.needed))
+        return " to ".join(map(format_rate, self.needed))
 
     @property
     def cores_needed(self) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import LABEL
 from tpufeed.errors import OptionError, RecordError, advised
-from tpufeed.measure.wording import number_of
+from tpufeed.text import format_count
 from tpufeed.tfrecord.example import decode_example
 
 _NAMED = 5
@@ -138,7 +138,7 @@ def take_sample(dataset: Dataset, split: str, seconds: float) -> tuple[list[byte
     if not damaged:
         return images, []
     note = (
-        f"{len(damaged)} of {number_of(len(damaged) + len(images), 'record')} in the sample "
+        f"{len(damaged)} of {format_count(len(damaged) + len(images), 'record')} in the sample "
         f"{'is' if len(damaged) == 1 else 'are'} damaged, the first: {damaged[0]}. "
         f"Run: {advised('verify', dataset.url)}"
     )

@@ -21,9 +21,9 @@ from tpufeed.images.protocols import Op
 from tpufeed.measure.machine import memory_bytes
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Storage
 from tpufeed.measure.results import Span, Stage
-from tpufeed.measure.wording import number_of
 from tpufeed.storage.copies_folder import find_folder, free_bytes
 from tpufeed.stream.mixture import Mixture
+from tpufeed.text import format_count
 
 _CONNECTIONS = {True: 16, False: 4}  # to a remote store, as many as loaders use; or threads that read local files
 _PIECES_A_CONNECTION = 4
@@ -148,10 +148,10 @@ def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds
         work = images * after.threads
         return images / (end[0] - begin[0]), work / max(reading, _TICK), work / max(decoding, _TICK)
 
-    workers = number_of(after.threads // max(1, after.processes), "thread")
+    workers = format_count(after.threads // max(1, after.processes), "thread")
     if after.processes:
         placed = " and ".join(f"{count} on NUMA node {node}" for node, count in after.nodes)
-        workers = f"{number_of(after.processes, 'process', 'processes')} x {workers}{placed and f', {placed}'}"
+        workers = f"{format_count(after.processes, 'process', 'processes')} x {workers}{placed and f', {placed}'}"
     parts = tuple(itertools.starmap(rates, itertools.pairwise(marks)))
     return LoaderRates(*rates(marks[0], (elapsed, taken, after)), batch, workers, parts)
 

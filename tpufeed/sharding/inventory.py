@@ -49,7 +49,7 @@ from tpufeed.sources.labels import Classes, bad_label, extend_classes, iter_clas
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.outlines import MOST_VALUES
 from tpufeed.sources.source import Contents, Found, Source, file_of_row, identity_of, read_size, size_columns
-from tpufeed.sources.table import say_boxes
+from tpufeed.sources.table import box_flags
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import READS, DamagedReadError
 
@@ -159,7 +159,7 @@ class Inventory:
                     if values is not None or wrong is not None:
                         learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
                 learnt = _with_size(learnt) if has_boxes else learnt
-                first_box = first_box or _say_box(learnt, contents.boxes)
+                first_box = first_box or _format_box(learnt, contents.boxes)
                 has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
                 lines.append(to_line(learnt, options.seed, shares, base))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
@@ -196,10 +196,10 @@ class Inventory:
         self._listed = Listed(
             kind=source.what,
             why=source.why,
-            labels=self._say_labels(source, contents.class_names is not None) if self.labelled else "",
+            labels=self._format_labels(source, contents.class_names is not None) if self.labelled else "",
             classes=self._count_classes(labels),
             class_count=len(self.listed_classes.names),
-            splits=self._say_splits(source),
+            splits=self._format_splits(source),
             columns=further_columns(self.features),
             boxes=contents.boxes or "",
             box_format=contents.box_format or "xyxy",
@@ -215,7 +215,7 @@ class Inventory:
         """Return what the source was taken for, with the warnings of `prepare`."""
         return msgspec.structs.replace(self._listed, warnings=(*self._listed.warnings, *self.said))
 
-    def _say_labels(self, source: Source, is_fixed: bool) -> str:
+    def _format_labels(self, source: Source, is_fixed: bool) -> str:
         """Return where labels come from, and what their ids are."""
         names = self.classes.names
         ids = ", in the order of --classes" if self.options.classes is not None else ""
@@ -223,7 +223,7 @@ class Inventory:
             ids = ", whose whole numbers are class ids"
         return source.labels_from + ids + (", several for a sample" if self.several_labels else "")
 
-    def _say_splits(self, source: Source) -> str:
+    def _format_splits(self, source: Source) -> str:
         options = self.options
         if source.splits:
             return source.splits_from
@@ -263,7 +263,7 @@ class Inventory:
                 self.rejects[item.problem[0]] += 1
                 if len(self.first_rejects) < _FIRST_REJECTS:
                     self.first_rejects.append(Reject(item.path, *item.problem))
-            digest.update(f"{say_identity(item, self.base)}\n".encode())
+            digest.update(f"{format_identity(item, self.base)}\n".encode())
         self.digest = digest.hexdigest()
         if by_file and self.query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
             each = f"SELECT COUNT(*) AS rows FROM inputs GROUP BY {_FILE}"
@@ -275,9 +275,9 @@ class Inventory:
         if not found:
             return
         spec = next(spec for spec in self.schema if spec.name == found[0])
-        way = f"pass{say_boxes(found)}"
+        way = f"pass{box_flags(found)}"
         if len(found) > 1 or not spec.each:  # a side each, or one box for each row
-            way = f"pass --group-by {shlex.quote(source.image_column)}{say_boxes(found)}"
+            way = f"pass --group-by {shlex.quote(source.image_column)}{box_flags(found)}"
             way = way if source.groups else "put the four numbers of each box into a list, and these into one list"
         size = "" if len(found) > 1 else "[,4]" if spec.each else "[4]"
         yield (
@@ -289,7 +289,7 @@ class Inventory:
     def _iter_repeats(self, boxes: str | None, source: Source) -> Iterator[str]:
         """Yield a warning of images that a table names in several rows, each of which becomes a sample."""
         way = f"--group-by {shlex.quote(source.image_column)}"
-        if boxes is None and (found := say_boxes(spec.name for spec in self.schema)):
+        if boxes is None and (found := box_flags(spec.name for spec in self.schema)):
             each = f"SELECT COUNT(*) AS rows, MIN(path) AS path FROM inputs GROUP BY {_FILE} HAVING rows > 1"
             images, rows, path = self.query(f"SELECT COUNT(*), SUM(rows), MIN(path) FROM ({each})").fetchone()
             yield (
@@ -520,7 +520,7 @@ def _with_size(item: Item) -> Item:
     return msgspec.structs.replace(item, pixels=item.pixels or pixels, problem=problem)
 
 
-def _say_box(item: Item, boxes: str | None) -> str:
+def _format_box(item: Item, boxes: str | None) -> str:
     """Return the first box of an item with its path; empty text if it has no box or is a reject."""
     found = None if boxes is None or item.problem is not None or item.values is None else item.values.get(boxes)
     return f"{found[0]} in {item.path}" if found else ""
@@ -546,7 +546,7 @@ def split_label(separator: str, of_boxes: bool, item: Item) -> Item:
     return msgspec.structs.replace(item, label_name=tuple(labels if of_boxes else dict.fromkeys(labels)))
 
 
-def say_identity(item: Item, base: str = "") -> str:
+def format_identity(item: Item, base: str = "") -> str:
     """Return a text that identifies an item and its fate; `base` is the base of its source."""
     line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
     if item.file or item.columns or item.problem or item.images:

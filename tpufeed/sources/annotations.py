@@ -16,7 +16,7 @@ from tpufeed.sources.coco import CocoSource
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.source import IMAGE_SUFFIXES, is_hidden, resolve
-from tpufeed.sources.table import LABEL_COLUMNS, TableColumns, TableSource, iter_head, say_boxes
+from tpufeed.sources.table import LABEL_COLUMNS, TableColumns, TableSource, box_flags, iter_head
 from tpufeed.sources.voc import find_images
 from tpufeed.sources.yolo import YoloSource, is_yolo
 from tpufeed.storage.reading import open_object
@@ -86,31 +86,31 @@ class AnnotationFiles:
                 options = _read_table(store, name, classed)
                 if options is not None:
                     commands.append(_command(store, name, options))
-        yield from _say("tables", commands, store)
+        yield from _advise("tables", commands, store)
         documents = {name: _read_head(store, name) for name in self.names.get(CocoSource.suffixes[0], [])}
         files = list[str]()
         for name, head in documents.items():
             keys = {found[1] for found in _COCO_KEY.finditer(head)}
             if len(keys) > (len(head) < _HEAD_BYTES) and not _NO_BOXES.fullmatch(name):  # one is enough in a long file
                 files.append(_command(store, name))
-        yield from _say("COCO files", files, store)
+        yield from _advise("COCO files", files, store)
         heads = {".json": list(documents.values())}
         for suffix in (".xml", ".txt"):  # a classes.txt may come first or last
             names = self.names.get(suffix, [])
             heads[suffix] = [_read_head(store, name) for name in (*names[:_SHOWN], *names[_SHOWN:][-_SHOWN:])]
         for suffix, (what, is_one) in _OWN_FORMATS.items():
             if not any(map(is_one, heads[suffix])):
-                yield from self._say_captions(store, suffix)
+                yield from self._advise_on_captions(store, suffix)
             else:
                 commands = self._find_commands(store, suffix)
-                yield from _say(f"{what} files", commands, store)
+                yield from _advise(f"{what} files", commands, store)
                 if not commands:
                     count, way = f"{self.counts[suffix]:,} {suffix}", _NO_WAY[suffix]
                     named = [name for kind in YoloSource.suffixes for name in self.names.get(kind, [])]
                     way += f"; {named[0]} lacks some of these keys" if named and suffix == ".txt" else ""
                     yield f"{what} files among the images ({count}), with labels and boxes, are not read{way}"
 
-    def _say_captions(self, store: Store, suffix: str) -> Iterator[str]:
+    def _advise_on_captions(self, store: Store, suffix: str) -> Iterator[str]:
         """Yield a warning of texts that have the names of images, as captions have them."""
         stems = [posixpath.splitext(name)[0] for name in self.names.get(suffix, [])[:_SHOWN]]
         images = [f"{stem}{ending}" for stem in stems for ending in IMAGE_SUFFIXES]
@@ -138,7 +138,7 @@ class AnnotationFiles:
         ]
 
 
-def _say(what: str, commands: Sequence[str], store: Store) -> Iterator[str]:
+def _advise(what: str, commands: Sequence[str], store: Store) -> Iterator[str]:
     # A COCO file has ids of its own; others are numbered by the classes that occur.
     apart = ", each separately" + (" (with one --classes FILE for equal ids)" if what != "COCO files" else "")
     apart = apart if len(commands) > 1 else ""
@@ -174,7 +174,7 @@ def _read_table(store: Store, name: str, classed: bool) -> str | None:
     if not any(isinstance(info, ObjectInfo) and info.version != BROKEN_LINK for info in looked):
         return None
     label = "" if any(column.lower() in LABEL_COLUMNS for column in columns) else " --label none"
-    if (sides := say_boxes(columns)) and len(set(map(str, paths))) < len(paths):
+    if (sides := box_flags(columns)) and len(set(map(str, paths))) < len(paths):
         return f" --group-by {shlex.quote(image)}{sides}{label}"
     boxes = find_boxes(rows, columns)
     if boxes is not None:

@@ -14,6 +14,7 @@ from tpufeed.dataset.schema import LABEL, TEXT, FeatureSpec, Kind, flip_problem
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.geometry import Geometry
 from tpufeed.sources.columns import Declared
+from tpufeed.text import shorten
 from tpufeed.tfrecord.example import Feature
 
 VOC = "voc"  # left, top, right and bottom as Pascal VOC counts pixels: from 1, and the last one is inside
@@ -21,7 +22,6 @@ FORMATS = ("xyxy", "xywh", "cxcywh", VOC)
 Outside = Literal["reject", "clip", "drop"]  # what to do with boxes that reach further beyond the image
 _OUTSIDE_PX = 2.0  # a box may reach this far beyond its image: tools round, and count pixels from 0 or from 1
 _LEAST_AREA = 1e-6  # of a box, in square pixels: in float32 less may become nothing
-_SAID = 80  # characters of a value in a message
 _BOX = 4
 _Numbers: TypeAlias = npt.NDArray[Any]
 _Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -85,7 +85,7 @@ def parse_pairs(flip_pairs: str | Sequence[Sequence[int]]) -> FlipPairs:
     return tuple(found)
 
 
-def say_pairs(pairs: FlipPairs) -> str:
+def format_pairs(pairs: FlipPairs) -> str:
     """Return the text that `parse_pairs` takes for some pairs."""
     return ",".join(f"{one}:{other}" for one, other in pairs) or "none"
 
@@ -204,7 +204,7 @@ class BoxMover:
                     name = "label" if spec.name in (LABEL, TEXT) else spec.name
                     raise ImageError(
                         "bad_box",
-                        f"the column {name!r} has {_say(list(features[spec.name].values))}, {count:g} for the "
+                        f"the column {name!r} has {_format(list(features[spec.name].values))}, {count:g} for the "
                         f"{len(boxes)} boxes in {self._boxes.name!r}; expected one for each",
                     )
             corners = np.clip(corners, 0, [width, height, width, height]).astype(np.float32)
@@ -262,14 +262,13 @@ def _refuse(spec: FeatureSpec, rows: _Numbers, wrong: Any, why: str, corners: _N
     if not wrong.any():
         return
     place = int(wrong.argmax())
-    of = "" if corners is None else f", {_say(corners[place].round(2).tolist())} in pixels"
-    what = f"number {place + 1} of the {len(rows)} in the column {spec.name!r} is {_say(rows[place].tolist())}{of}"
+    of = "" if corners is None else f", {_format(corners[place].round(2).tolist())} in pixels"
+    what = f"number {place + 1} of the {len(rows)} in the column {spec.name!r} is {_format(rows[place].tolist())}{of}"
     raise ImageError("bad_box", f"{what}: {why}")
 
 
-def _say(values: Sequence[Any]) -> str:
-    text = str([float(f"{value:g}") if isinstance(value, float) else value for value in values])
-    return text if len(text) <= _SAID else f"{text[:_SAID]} ..."
+def _format(values: Sequence[Any]) -> str:
+    return shorten(str([float(f"{value:g}") if isinstance(value, float) else value for value in values]))
 
 
 def _pick(spec: FeatureSpec, feature: Feature, kept: _Bools) -> Feature:

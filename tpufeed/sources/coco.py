@@ -299,7 +299,7 @@ def _take_fields(row: Any) -> str:
     return ""
 
 
-def _say_wrong(one: _Annotation, coco: Coco) -> str:
+def _find_fault(one: _Annotation, coco: Coco) -> str:
     """Return the field of an annotation that is wrong; empty for a sound annotation."""
     if one.category_id not in coco.categories:
         return f"'category_id' {one.category_id}, which is not among its {len(coco.categories)} categories"
@@ -412,7 +412,7 @@ class CocoSource(Source):
         self, coco: Coco, image: _Image, name: str, file: str, info: ObjectInfo | TpufeedError | None, other: str
     ) -> Item:
         annotations = coco.annotations[image.id]
-        wrong = [_say_wrong(one, coco) for one in annotations]
+        wrong = [_find_fault(one, coco) for one in annotations]
         # Wrong values keep their places, as a reject must not affect the types of columns.
         boxes = [one.bbox if len(one.bbox) == _BOX else [0.0] * _BOX for one in annotations]
         columns: dict[str, Any] = {

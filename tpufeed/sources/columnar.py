@@ -33,10 +33,10 @@ from tpufeed.sources.table import (
     Embedded,
     Record,
     TableColumns,
+    advise_on_labels,
     check_names,
     iter_fields,
     number_rows,
-    say_unlabelled,
     to_python,
 )
 from tpufeed.storage.reading import open_object
@@ -218,7 +218,7 @@ class ColumnarSource(Source):
             raise NoInputsError("; ".join([f"{self.base}: the files have no rows to take", *found.notes]))
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
-        return iter(()) if classes is not None else say_unlabelled(self._options, columns)
+        return iter(()) if classes is not None else advise_on_labels(self._options, columns)
 
     def _iter_file(self, info: ObjectInfo, found: Found, split: str | None, files: Files) -> Iterator[Item]:
         options = self._options
@@ -227,7 +227,7 @@ class ColumnarSource(Source):
             columns = layout.choose(options)
             # Test sets of contests often have no labels; each of their images would be a reject.
             is_unlabelled = split is not None and columns.label is not None and file.has_no_labels(columns.label)
-            notes = [layout.say_left_out(columns)]
+            notes = [layout.format_left_out(columns)]
             if is_unlabelled:
                 notes = [f"the split {split} has no labels (all are -1) and is left out; shard it with --label none"]
             if options.shards is None and file.largest_group > options.size_bytes:  # several shards have to decode it
@@ -335,7 +335,7 @@ class _Layout:
         names = node.get("names")
         return tuple(map(str, names)) if isinstance(names, list) and names else None
 
-    def say_left_out(self, columns: TableColumns) -> str:
+    def format_left_out(self, columns: TableColumns) -> str:
         """Return a warning of the columns that records do not hold; empty if there are none."""
         images = [name for name in self.images if name not in columns.files]
         said = [f"{name} (images: to take them, pass --image-column {name}={name}:image)" for name in images]

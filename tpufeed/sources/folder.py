@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tpufeed.builds.item import ImageRef, Item
-from tpufeed.dataset.naming import MANIFEST, PLAN, SPLIT_OF_WORD, count_ending, show_endings, splits_mentioned
+from tpufeed.dataset.naming import MANIFEST, PLAN, SPLIT_OF_WORD, count_ending, format_endings, splits_mentioned
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, advised
@@ -26,11 +26,11 @@ from tpufeed.sources.source import (
     is_hidden,
     is_image_name,
     listing,
-    show,
     stem_of,
 )
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, Store, check_name, open_store
+from tpufeed.text import format_names
 
 _SHOWN = 3
 _MOST_NESTED = 1000
@@ -130,14 +130,15 @@ class FolderSource(Source):
             SPLIT_NAME.fullmatch(label) for label, _ in self._nested
         ):
             yield (
-                f"classes have names of splits: {show([name for name in classes if splits_mentioned([name])])}; if so, "
-                "pass --split-by folder, which makes every folder that holds images a split with its classes inside"
+                "classes have names of splits: "
+                f"{format_names([name for name in classes if splits_mentioned([name])])}; if so, pass --split-by "
+                "folder, which makes every folder that holds images a split with its classes inside"
             )
         elif len(shared) > 1 and self._options.label != PARENT:
             yield (
-                f"classes are the outer folders ({show(classes)}), and several of them have the same folders inside "
-                f"({show(shared)}); if those are the classes, pass --label {PARENT}, which takes the folder right "
-                "around each image"
+                f"classes are the outer folders ({format_names(classes)}), and several of them have the same folders "
+                f"inside ({format_names(shared)}); if those are the classes, pass --label {PARENT}, which takes the "
+                "folder right around each image"
             )
         elif len(classes) == 1:
             (name,) = classes
@@ -145,7 +146,7 @@ class FolderSource(Source):
             scheme, _, inside = first.partition("://")
             below = f"{scheme}://{posixpath.join(inside, name)}::{rest}" if chain else posixpath.join(self.base, name)
             way = "move them one folder up" if self.splits else f"shard {shlex.quote(below)}"
-            inner = f"make its folders ({show(folders)}) classes or splits, {way}"
+            inner = f"make its folders ({format_names(folders)}) classes or splits, {way}"
             more = inner if folders else "train a classifier, make a folder for each class"
             yield (
                 f"all images are in one folder, {name}, and so in one class; to {more}; to take all images without "
@@ -184,7 +185,7 @@ def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError
             f"; expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder per class (photos/cat/1.jpg), or "
             "in one folder without classes"
         )
-    others = f"{found.ignored_files.total()} files{show_endings(found.ignored_files)}"
+    others = f"{found.ignored_files.total()} files{format_endings(found.ignored_files)}"
     return NoInputsError(f"{store.url}: no images found among {others}{advice}")
 
 

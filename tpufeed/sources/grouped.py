@@ -22,10 +22,10 @@ from tpufeed.sources.source import (
     Contents,
     Found,
     Place,
-    show,
 )
 from tpufeed.sources.table import Change, Record, Row, TableColumns, TableSource, is_missing, text_of
 from tpufeed.storage.local import temporary_folder
+from tpufeed.text import format_names, format_value
 
 _MOST_ROWS = 100_000  # of an image
 _FLAG = (None, 1, "1", "1.0")  # values of a column that marks some boxes
@@ -174,14 +174,14 @@ class GroupedSource(TableSource):
                 if boxes is not None and each:
                     self.contents = Contents(box_columns=tuple(each))
                     found.notes.append(
-                        f"these columns differ within an image, and get a value for each box: {show(each)}; "
+                        f"these columns differ within an image, and get a value for each box: {format_names(each)}; "
                         "--box-columns names them"
                     )
             odd = [name for name in groups.varying if name not in lists.union(each)]
             if blank := [name for name in groups.sparse if name not in single | lists.union(each)]:
                 found.notes.append(
                     f"these columns are blank in some rows of an image, which gets the value of its other rows: "
-                    f"{show(blank)}; if each row has its own value, fill in the blanks"
+                    f"{format_names(blank)}; if each row has its own value, fill in the blanks"
                 )
             are_flags = groups.flags.intersection(each)
             merged = (self._merge(rows, columns.label, each, odd, are_flags) for rows in groups.iter_groups())
@@ -189,7 +189,7 @@ class GroupedSource(TableSource):
             if self._unboxed:
                 found.notes.append(
                     f"{self._unboxed.total():,} rows have a label but no box, so that their images get none: "
-                    f"{show(sorted(self._unboxed))}"
+                    f"{format_names(sorted(self._unboxed))}"
                 )
 
     def _merge(
@@ -207,7 +207,9 @@ class GroupedSource(TableSource):
         for name in odd:
             if problem is None and (pair := differing(rows, name)) is not None:
                 (first, value), (second, other) = pair
-                said = f"rows {first} and {second} of {self._where} have {_say(value)} and {_say(other)}"
+                said = (
+                    f"rows {first} and {second} of {self._where} have {format_value(value)} and {format_value(other)}"
+                )
                 problem = "bad_column", f"{said} in the column {name!r}; expected one value for the image"
         listed = [one for _, one in rows]  # the rows with a value in each list
         if boxes is not None:
@@ -220,7 +222,7 @@ class GroupedSource(TableSource):
                     found.append(box)
                     listed.append(one)
                 elif label is not None and not is_missing(one.get(label)):
-                    self._unboxed[_say(one[label])] += 1
+                    self._unboxed[format_value(one[label])] += 1
             record = {name: value for name, value in record.items() if name not in self._options.box_sides}
             record[boxes] = found
             each = each if label is None else (label, *each)
@@ -246,10 +248,5 @@ class GroupedSource(TableSource):
             numbers = list(map(float, value))
             if len(numbers) == BOX:
                 return numbers, ""
-        said = f"{', '.join(self._sides)} has {_say(value)}"
+        said = f"{', '.join(self._sides)} has {format_value(value)}"
         return value, f"{said}; expected the four numbers of a box, or nothing for no box"
-
-
-def _say(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SAID else f"{text[:_SAID]} ..."

@@ -18,9 +18,10 @@ from tpufeed.sources.folder import SPLIT_NAME, has_split_folders
 from tpufeed.sources.grouped import Rows, open_groups
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.source import Contents, Found, Place, is_image_name, listing, show
+from tpufeed.sources.source import Contents, Found, Place, is_image_name, listing
 from tpufeed.sources.table import ROWS_AT_ONCE, Change, Record, Row, TableColumns, TableSource, iter_head
 from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.text import format_names
 
 _IMAGE = "file_name"
 _NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -66,7 +67,8 @@ class ImageFolderSource(TableSource):
         for file, own in names_of.items():
             if lacking := [name for name in names if name not in own]:
                 self.notes.append(
-                    f"{file} lacks columns of other metadata files, so its images have no values: {show(lacking)}"
+                    f"{file} lacks columns of other metadata files, so its images have no values: "
+                    f"{format_names(lacking)}"
                 )
         if boxes is None or options.boxes not in (None, boxes.name):
             return
@@ -127,8 +129,8 @@ class ImageFolderSource(TableSource):
                     count_ending(found.ignored_files, info.name)
         left_out = f"; {images - named:,} other images are left out" if images > named else ""
         found.notes.append(
-            f"images and columns are those of {show([info.name for info in self._files])}, as in Hugging Face's "
-            f"imagefolder; folders are no classes{left_out}"
+            f"images and columns are those of {format_names([info.name for info in self._files])}, as in Hugging "
+            f"Face's imagefolder; folders are no classes{left_out}"
         )
         if self.contents.box_format is not None:
             name = self.contents.boxes

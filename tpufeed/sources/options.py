@@ -23,7 +23,7 @@ from tpufeed.images.policy import (
     Quality,
 )
 from tpufeed.options import Count, Names, Whole, check_fields, parse_size
-from tpufeed.sources.boxes import FlipPairs, Outside, check_format, declare, parse_pairs, say_pairs
+from tpufeed.sources.boxes import FlipPairs, Outside, check_format, declare, format_pairs, parse_pairs
 from tpufeed.sources.columns import Declared
 from tpufeed.sources.outlines import Outlines
 from tpufeed.storage.store import open_store
@@ -218,7 +218,7 @@ class ShardOptions:
             "boxes": self.boxes,
             "box_format": self.box_format,
             "keypoints": self.keypoints,
-            "flip_pairs": None if self.pairs is None else say_pairs(self.pairs),
+            "flip_pairs": None if self.pairs is None else format_pairs(self.pairs),
             "box_columns": None if self.box_columns is None else list(self.box_columns),
             "boxes_outside": None if self.boxes_outside == "reject" else self.boxes_outside,
             "duplicates": "drop" if self.duplicates == "drop" else None,

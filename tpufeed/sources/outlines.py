@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tpufeed.builds.item import Item, Outline
 from tpufeed.errors import ImageError, MissingExtraError
+from tpufeed.text import shorten
 
 Outlines: TypeAlias = Literal["semantic", "instance"]
 
@@ -67,39 +68,39 @@ def _read_segmentation(segmentation: bytes, size: tuple[int, int] | None) -> tup
         said = _decode_segmentation(segmentation) if segmentation else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         expected = "expected a list of polygons, each a list of numbers, or an object with 'counts' and 'size'"
-        return Outline(), f"{error}: {_say(segmentation)}; {expected}"
+        return Outline(), f"{error}: {_format(segmentation)}; {expected}"
     if not isinstance(said, _RunLengths):
         outline = Outline(said or ())
-        return outline, say_wrong(outline, None)  # a worker knows whether its box is kept, wherever it is
-    counts, wrong = said.counts, _say_wrong_size(said.size, size)
+        return outline, find_fault(outline, None)  # a worker knows whether its box is kept, wherever it is
+    counts, wrong = said.counts, _find_size_fault(said.size, size)
     if not wrong and isinstance(counts, list):
         if min(counts, default=-1) < 0 or sum(counts) != math.prod(said.size):
-            return Outline(), _say_wrong_sum(sum(counts), said.size)
+            return Outline(), _format_wrong_sum(sum(counts), said.size)
         counts = import_pycocotools().frPyObjects({"counts": counts, "size": said.size}, *said.size)["counts"].decode()
     outline = Outline(counts=str(counts).encode(), size=said.size)
-    return outline, wrong or _say_wrong_counts(outline)
+    return outline, wrong or _find_counts_fault(outline)
 
 
-def say_wrong(outline: Outline, size: tuple[int, int] | None) -> str:
+def find_fault(outline: Outline, size: tuple[int, int] | None) -> str:
     """Return why pycocotools cannot draw an outline in an image of this height and width; empty if it can."""
     if outline.counts:
-        return _say_wrong_size(outline.size, size) or _say_wrong_counts(outline)
+        return _find_size_fault(outline.size, size) or _find_counts_fault(outline)
     for place, polygon in enumerate(outline.polygons):
         which = f"polygon {place + 1} of {len(outline.polygons)}"
         if len(polygon) < _LEAST_NUMBERS or len(polygon) % 2:
-            return f"{which} has {len(polygon)} numbers, {_say(polygon)}; expected x and y of three points or more"
+            return f"{which} has {len(polygon)} numbers, {_format(polygon)}; expected x and y of three points or more"
         if not all(map(math.isfinite, polygon)):
-            return f"{which} is {_say(polygon)}; expected finite numbers"
+            return f"{which} is {_format(polygon)}; expected finite numbers"
         if size is not None and _touches(polygon, size) and _length_of(polygon) > _MOST_LENGTH_PX:
-            return f"{which} is more than {_MOST_LENGTH_PX:,} pixels long: {_say(polygon)}"
+            return f"{which} is more than {_MOST_LENGTH_PX:,} pixels long: {_format(polygon)}"
     if size is None or not outline.polygons:
         return ""
     is_inside = any(_touches(polygon, size) for polygon in outline.polygons)
-    outside = f"it lies outside the image of {size[1]}x{size[0]} pixels: {_say(outline.polygons)}"
-    return _say_wrong_size(size, size) if is_inside else outside
+    outside = f"it lies outside the image of {size[1]}x{size[0]} pixels: {_format(outline.polygons)}"
+    return _find_size_fault(size, size) if is_inside else outside
 
 
-def _say_wrong_size(said: tuple[int, int], size: tuple[int, int] | None) -> str:
+def _find_size_fault(said: tuple[int, int], size: tuple[int, int] | None) -> str:
     height, width = said
     if size is not None and size != said:
         return f"its run lengths are for {width}x{height} pixels; the image has {size[1]}x{size[0]}"
@@ -108,10 +109,10 @@ def _say_wrong_size(said: tuple[int, int], size: tuple[int, int] | None) -> str:
     return ""
 
 
-def _say_wrong_counts(outline: Outline) -> str:
+def _find_counts_fault(outline: Outline) -> str:
     """Read the run lengths as pycocotools does, which checks neither where they end nor their sum."""
     if not _RUN_LENGTHS.fullmatch(outline.counts):
-        return f"its run lengths are damaged: {_say(outline.counts)}"
+        return f"its run lengths are damaged: {_format(outline.counts)}"
     bits = np.frombuffer(outline.counts, np.uint8).astype(np.int64) - ord("0")
     ends = np.flatnonzero(bits < 32)
     lengths = np.diff(ends, prepend=-1)
@@ -122,10 +123,10 @@ def _say_wrong_counts(outline: Outline) -> str:
     for first in (1, 2):  # the others are differences from the last but one
         counts[first::2] = counts[first::2].cumsum()
     is_sound = counts.min() >= 0 and counts.sum() == math.prod(outline.size)
-    return "" if is_sound else _say_wrong_sum(int(counts.sum()), outline.size)
+    return "" if is_sound else _format_wrong_sum(int(counts.sum()), outline.size)
 
 
-def _say_wrong_sum(total: int, size: tuple[int, int]) -> str:
+def _format_wrong_sum(total: int, size: tuple[int, int]) -> str:
     return f"its run lengths add up to {total:,}; expected numbers from 0 that add up to {math.prod(size):,} pixels"
 
 
@@ -140,9 +141,9 @@ def _length_of(polygon: Sequence[float]) -> float:
     return float(np.abs(points - np.roll(points, 1, 0)).max(1).sum())
 
 
-def _say(value: Any) -> str:
+def _format(value: Any) -> str:
     text = bytes(value).decode(errors="replace") if isinstance(value, bytes | msgspec.Raw) else str(value)
-    return text if len(text) <= _SAID else f"{text[:_SAID]} ..."
+    return shorten(text, _SAID)
 
 
 class MaskDrawer:
@@ -176,7 +177,7 @@ class MaskDrawer:
         mask, odd = np.zeros(size, np.uint8, order="F"), list[str]()
         for place in sorted(np.flatnonzero(kept).tolist(), key=lambda place: not outlines[place].is_crowd):
             outline, value = self._to_pixels(outlines[place], size), int(values[place])
-            wrong = say_wrong(outline, size)
+            wrong = find_fault(outline, size)
             if not wrong and value > MOST_VALUES and not outline.is_crowd:
                 wrong = f"its value would be {value}, and masks have values for {MOST_VALUES} objects"
             if wrong:

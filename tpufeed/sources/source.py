@@ -24,7 +24,6 @@ BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them
 _MOST_PIXELS = 1 << 31  # of a side
 MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MOST_AT_ONCE, _MOST_BYTES_AT_ONCE = 4096, 64 << 20  # files of annotations that are read together
-_MANY_SHOWN = 8
 _SAID = 40  # characters of a value in a message
 _ROW_DIGITS = 9  # so that names sort as rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
@@ -309,8 +308,3 @@ def parent_of(url: str) -> str:
 def whole(base: str, file: str) -> str:
     """Return the path or URL of a file that `resolve` has given for `base`."""
     return file if file.startswith("/") or "://" in file else f"{base.rstrip('/')}/{file}"
-
-
-def show(names: Sequence[str]) -> str:
-    """Return a few names as text."""
-    return f"{', '.join(names[:_MANY_SHOWN])}{' ...' if len(names) > _MANY_SHOWN else ''}"

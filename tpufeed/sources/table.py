@@ -33,11 +33,11 @@ from tpufeed.sources.source import (
     is_image_name,
     listing,
     resolve,
-    show,
     stem_of,
 )
 from tpufeed.storage.reading import open_compared, open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
+from tpufeed.text import format_names
 
 IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
 _ID_COLUMNS = ("image_id", "imageid", "img_id", "image_name", "id", "name")  # of names, if `image` tells their place
@@ -103,8 +103,8 @@ class TableColumns:
         if image is None:
             raise OptionError(
                 f"{where}: none of its columns ({', '.join(names)}) is called {', '.join(IMAGE_COLUMNS[:4])} or the "
-                f"like; name the one that holds the paths of the images: --image COLUMN{_say_separator(names, where)}"
-                + (f". With a row for each box: --group-by COLUMN{boxes}" if (boxes := say_boxes(names)) else "")
+                f"like; name the one that holds the paths of the images: --image COLUMN{_name_separator(names, where)}"
+                + (f". With a row for each box: --group-by COLUMN{boxes}" if (boxes := box_flags(names)) else "")
             )
         self.label = None
         if label != "none":
@@ -180,7 +180,7 @@ class TableColumns:
         if name not in self._names:
             raise OptionError(
                 f"{self._where} has no column {name!r} for the {what}; it has "
-                f"{', '.join(self._names)}{_say_separator(self._names, self._where)}"
+                f"{', '.join(self._names)}{_name_separator(self._names, self._where)}"
             )
         return name
 
@@ -288,7 +288,8 @@ class TableSource(Source):
         found = [pattern for pattern in patterns if count(pattern, keys[:1]) and count(pattern, keys) == len(keys)]
         if len(found) > 1:
             raise OptionError(
-                f"{self.base}: images like {keys[0]} are in {show(found)}; choose one: --image {shlex.quote(found[0])}"
+                f"{self.base}: images like {keys[0]} are in {format_names(found)}; choose one: --image "
+                f"{shlex.quote(found[0])}"
             )
         paths = dict[str, str]()
         if not found and not is_web(store):
@@ -374,10 +375,10 @@ class TableSource(Source):
             yield columns, records if change is None else map(change, records)
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
-        return iter(()) if classes is not None else say_unlabelled(self._options, columns)
+        return iter(()) if classes is not None else advise_on_labels(self._options, columns)
 
 
-def say_unlabelled(options: ShardOptions, columns: Sequence[str]) -> Iterator[str]:
+def advise_on_labels(options: ShardOptions, columns: Sequence[str]) -> Iterator[str]:
     """Yield a warning of rows without labels, as one of their columns may be meant."""
     if options.label == "auto" and columns:
         more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
@@ -453,7 +454,7 @@ def iter_head(store: Store, name: str) -> Iterator[Record]:
         yield from _iter_records(file if is_parquet else io.BytesIO(whole), name, where)
 
 
-def say_boxes(names: Iterable[str]) -> str:
+def box_flags(names: Iterable[str]) -> str:
     """Return the options for the columns whose names are those of a box or its sides, or empty text."""
     columns, form = name_boxes(names)
     form = f" --box-format {form}" if form else ""
@@ -572,7 +573,7 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
                     lines = f"line {begin + 1}" if is_one else f"lines {begin + 1} to {reader.line_num}"
                     raise SourceError(
                         f"{where}, {lines}: {len(fields)} fields; the header has {len(header)} "
-                        f"({', '.join(header)}){_say_separator(header, where)}"
+                        f"({', '.join(header)}){_name_separator(header, where)}"
                     )
                 values = map(str.strip, fields) if has_blanks else fields
                 yield dict(zip(header, (value or None for value in values), strict=True))
@@ -592,7 +593,7 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
         ) from error
 
 
-def _say_separator(names: Sequence[str], where: str) -> str:
+def _name_separator(names: Sequence[str], where: str) -> str:
     """Return advice if there is a single name that holds the column separator of another program."""
     suffix = where[-4:].lower()
     for separator, remedy in _SEPARATORS.get(suffix, {}).items():

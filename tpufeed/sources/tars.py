@@ -17,10 +17,11 @@ from tpufeed.dataset.naming import count_ending, splits_mentioned
 from tpufeed.dataset.tfrecord_files import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.source import HIDDEN_FOLDERS, IMAGE_SUFFIXES, Found, Place, Source, listing, show
+from tpufeed.sources.source import HIDDEN_FOLDERS, IMAGE_SUFFIXES, Found, Place, Source, listing
 from tpufeed.sources.table import check_others, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo
+from tpufeed.text import format_names
 
 _IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
 _TEXTS = frozenset({"cls", "cls2", "txt", "text", "caption", "transcript", "json"})
@@ -77,7 +78,7 @@ class TarSource(Source):
             if found.ignored_files.get(".cls"):
                 way = "a key ends at the first dot of a name, so rename files like im.v0.cls to im_v0.cls"
             elif columns:
-                way = f"give --label KEY, one of {show(columns)}"
+                way = f"give --label KEY, one of {format_names(columns)}"
             else:
                 way = "folders in a tar do not become classes; unpack it to use them"
             yield f"no labels: no sample has a .cls; {way}, or pass --label none"
@@ -225,7 +226,7 @@ def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str
         if not isinstance(values, dict):
             raise SourceError(f"{where}: its .json does not hold an object")
         for column in columns.keys() & values.keys():
-            one, other = sorted(_say(both[column]) for both in (columns, values))
+            one, other = sorted(_as_text(both[column]) for both in (columns, values))
             if one and one != other:
                 raise SourceError(
                     f"{where}: its .{column} and the key {column!r} of its .json contradict each other: {one[:60]!r}, "
@@ -235,7 +236,7 @@ def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str
     return columns
 
 
-def _say(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Return a value as a file would hold it; empty for None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)

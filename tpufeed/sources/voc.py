@@ -30,10 +30,10 @@ from tpufeed.sources.source import (
     parent_of,
     read_annotations,
     read_size,
-    show,
     stem_of,
 )
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
+from tpufeed.text import format_names
 
 _FLAGS = ("difficult", "truncated")
 _ANNOTATIONS, _IMAGES = ("Annotations", "annotations"), ("JPEGImages", "images", "Images")
@@ -189,7 +189,7 @@ class VocSource(Source):
             (f"names in the lists of {_LISTS} have no .xml file", self._split_of.keys() - set(stems.values())),
         ):
             if left_out:
-                found.notes.append(f"{len(left_out):,} {what} and are left out: {show(sorted(left_out))}")
+                found.notes.append(f"{len(left_out):,} {what} and are left out: {format_names(sorted(left_out))}")
 
     def _iter_notes(self) -> Iterator[str]:
         """Decide from which number pixels are counted, and yield notes on that and on the lists of splits."""
@@ -197,14 +197,14 @@ class VocSource(Source):
             self.contents = self.contents._replace(box_format="xyxy")
             yield (
                 f"boxes count pixels from 0, so they are stored as they are: {len(self._from_zero):,} .xml files have "
-                f"a box that begins at 0, which VOC's counting from 1 cannot give: {show(self._from_zero)}. Else "
-                f"pass --box-format {VOC}"
+                f"a box that begins at 0, which VOC's counting from 1 cannot give: {format_names(self._from_zero)}. "
+                f"Else pass --box-format {VOC}"
             )
         if self._shared:
             shared = [f"{stem} ({', '.join(splits)})" for stem, splits in self._shared.items()]
             yield (
                 f"{len(shared):,} names are in the lists of several splits of {_LISTS}, and are taken in the first: "
-                f"{show(shared)}. Leave each in one list"
+                f"{format_names(shared)}. Leave each in one list"
             )
 
     def _to_item(

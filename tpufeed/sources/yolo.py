@@ -40,12 +40,12 @@ from tpufeed.sources.source import (
     listing,
     read_annotations,
     resolve,
-    show,
     stem_of,
     whole,
 )
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
+from tpufeed.text import format_names
 
 _SPLITS = ("train", "val", "test")
 _NAME = "data.yaml"  # of exports
@@ -217,7 +217,7 @@ class YoloSource(Source):
                         count_ending(found.ignored_files, info.name)
             lost.update(label for label in labels if posixpath.basename(label) != _CLASSES)
         if lost:
-            found.notes.append(f"{len(lost):,} label files belong to no image: {show(sorted(lost))}")
+            found.notes.append(f"{len(lost):,} label files belong to no image: {format_names(sorted(lost))}")
 
     def _iter_list(self, files: Files, split: str, store: Store, name: str) -> Iterator[_Image]:
         where = f"{store.url}/{name}"

@@ -31,7 +31,6 @@ from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
 from tpufeed.images.rng import uniforms
 from tpufeed.images.windows import RandomResizedCrop
-from tpufeed.options import shown
 from tpufeed.stream.buffers import BufferLayout, Memory
 from tpufeed.stream.columns import (
     DEVICE_NUMBERS,
@@ -54,6 +53,7 @@ from tpufeed.stream.joint import JointPipeline
 from tpufeed.stream.mixing import BatchOps, Mixing, mix_on_host
 from tpufeed.stream.options import LoaderOptions
 from tpufeed.stream.sampler import BatchRequest, SampleSource, group_rows
+from tpufeed.text import format_value
 from tpufeed.tfrecord.example import decode_arrays
 
 _logger = logging.getLogger(__name__)
@@ -615,8 +615,8 @@ def _own_ops(dataset: Dataset) -> Sequence[Op]:
     for op in ops:
         if isinstance(op, Custom):  # the author of a manifest must not choose what is imported here
             raise OptionError(
-                f"{dataset.url}: its manifest names {shown(op.target)} among the live ops, and loaders import "
+                f"{dataset.url}: its manifest names {format_value(op.target)} among the live ops, and loaders import "
                 "nothing that a manifest names. If you want it to run, pass all live ops yourself: "
-                f"ops=[..., Custom({shown(op.target)})]"
+                f"ops=[..., Custom({format_value(op.target)})]"
             )
     return ops

@@ -21,7 +21,6 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.images.custom import Custom
-from tpufeed.options import shown
 from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers
 from tpufeed.storage.copies import LocalCopies
@@ -32,6 +31,7 @@ from tpufeed.stream.batch import BatchDecoder, BatchJob, Cost, DecodedBatch
 from tpufeed.stream.buffers import Buffer, BufferPool
 from tpufeed.stream.options import LoaderOptions
 from tpufeed.stream.sampler import BatchRequest, SampleSource
+from tpufeed.text import format_value
 
 _logger = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ def plan_workers(datasets: Sequence[Dataset], options: LoaderOptions) -> Workers
     wanted, text = options.processes, environment(_ENVIRONMENT)
     if wanted is None and text:
         if not text.isdecimal():
-            raise OptionError(f"{_ENVIRONMENT} in the environment is a number of processes, not {shown(text)}")
+            raise OptionError(f"{_ENVIRONMENT} in the environment is a number of processes, not {format_value(text)}")
         wanted = int(text)
     # Threads of one process hand the GIL on from one to the next: 16 of them decode twice what one does. So every core
     # has a process, of 10 MB, or 45 if it reads from object storage (docs/decisions/2026-11-26-workers.md).

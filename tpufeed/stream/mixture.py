@@ -17,7 +17,8 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.selection import views_by_class
 from tpufeed.display.summary import Summary, rounded
 from tpufeed.errors import OptionError, RecordError, mask_secrets
-from tpufeed.options import Whole, a_dict, checked, is_number, shown
+from tpufeed.options import Whole, a_dict, checked, is_number
+from tpufeed.text import format_value
 
 _Weights = Annotated[Mapping[str, float], a_dict("classes and numbers, like {'cat': 2, 'dog': 1}")]
 JoinBy = Literal["by_name", "offset", "as_is"]
@@ -156,7 +157,7 @@ class Mixture(Summary):
             if missing is not None:
                 known = missing in opened.class_names
                 why = f"no samples in split {split!r}" if known else f"no such class; it has {', '.join(views)}"
-                raise OptionError(f"{opened.label}: the weights name {shown(missing)}, and there is {why}")
+                raise OptionError(f"{opened.label}: the weights name {format_value(missing)}, and there is {why}")
             shares = dict(weights)
         else:
             power = 0.5 if weights == "sqrt" else 0.0

@@ -13,9 +13,10 @@ from tpufeed.dataset.mixture import LEAST_SHARE, SHARES, MixtureOrder, Phase, wh
 from tpufeed.dataset.order import Share
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import DatasetNotFoundError, OptionError, mask_secrets
-from tpufeed.options import Rule, is_whole, shown
+from tpufeed.options import Rule, is_whole
 from tpufeed.stream.mixture import ClassList, JoinBy, Mixture
 from tpufeed.stream.options import LoaderOptions
+from tpufeed.text import format_value
 
 VERSION = 1  # of the order, which says what a place in it means
 LAST = 1 << 62  # highest number of an epoch, or of a sample in a stream
@@ -45,10 +46,10 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any], owner:
     """
     version = state.get("version")
     if version != VERSION:
-        found = f"the state's version is {shown(version)}, this {owner}'s {VERSION}"
+        found = f"the state's version is {format_value(version)}, this {owner}'s {VERSION}"
         if version is None or "epoch" not in state:
             raise OptionError(f"{found}: it does not come from state_dict()")
-        epoch = shown(state["epoch"])
+        epoch = format_value(state["epoch"])
         raise OptionError(
             f"{found}: it was saved by another tpufeed, which has another order of samples, so the rest of epoch "
             f"{epoch} is unknown here. Begin that epoch again with set_epoch({epoch}), or continue with the tpufeed "
@@ -101,7 +102,7 @@ def state_number(state: Mapping[str, Any], name: str, least: int, most: int) -> 
     except TypeError:
         number = -1
     if isinstance(value, bool) or not least <= number <= most:
-        raise OptionError(f"the state's {name} is {shown(value)}, not a whole number between {least} and {most}")
+        raise OptionError(f"the state's {name} is {format_value(value)}, not a whole number between {least} and {most}")
     return number
 
 
@@ -251,7 +252,7 @@ class Training:
                 f"{self.epoch}: other weights, batch size or ranks. Set epoch 0, or one from {self.epoch} on"
             )
         if begin > LAST:
-            raise OptionError(f"a mixture has no epoch {shown(epoch)}: its samples are numbered up to 2**62")
+            raise OptionError(f"a mixture has no epoch {format_value(epoch)}: its samples are numbered up to 2**62")
         return begin
 
     @cached_property

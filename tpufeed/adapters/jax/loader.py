@@ -12,7 +12,7 @@ from tpufeed.adapters.device import DeviceFeed, DeviceIterator, Exchange, Transf
 from tpufeed.adapters.feed import Feed
 from tpufeed.adapters.jax.sharding import Placement, enable_x64, find_exchange
 from tpufeed.errors import OptionError
-from tpufeed.options import shown
+from tpufeed.text import format_value
 
 if TYPE_CHECKING:
     from tpufeed.adapters.loader import Loader
@@ -112,7 +112,9 @@ class JaxIterator(DeviceIterator):
             try:
                 state = json.loads(state)
             except ValueError as error:
-                raise OptionError(f"a state is what get_state() returns, or its JSON, not {shown(state)}") from error
+                raise OptionError(
+                    f"a state is what get_state() returns, or its JSON, not {format_value(state)}"
+                ) from error
         self._feed.load_state_dict(state)  # type: ignore[arg-type]  # which checks that it is a mapping
         self.close()
         self._restart()

@@ -9,9 +9,10 @@ from torch.utils.data import DistributedSampler
 from tpufeed.adapters.torch.host import TFRecordImages
 from tpufeed.dataset.order import EpochOrder, Remainder, Share, World, check_lanes, default_lanes
 from tpufeed.errors import OptionError
-from tpufeed.options import Count, Whole, checked, shown
+from tpufeed.options import Count, Whole, checked
 from tpufeed.stream.training import Epoch, check_identity, grow_state, identity_of, state_number
 from tpufeed.stream.world import find_world, thread_world
+from tpufeed.text import format_value
 
 _CHUNK = 4096  # ids that are computed at once
 _MOST = 1 << 48  # the highest number in a state
@@ -60,7 +61,9 @@ class LaneSampler(DistributedSampler[int]):
     ) -> None:
         # Not DistributedSampler's `__init__`, which needs the world before ranks are launched.
         if not isinstance(dataset, TFRecordImages):
-            raise OptionError(f"LaneSampler reads the shards of a tpufeed.TFRecordImages, not of {shown(dataset)}")
+            raise OptionError(
+                f"LaneSampler reads the shards of a tpufeed.TFRecordImages, not of {format_value(dataset)}"
+            )
         if (num_replicas is None) != (rank is None):
             raise OptionError(f"num_replicas={num_replicas} and rank={rank}: give both or neither")
         self.dataset = dataset

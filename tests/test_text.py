@@ -1,17 +1,17 @@
 import pytest
 
-from tpufeed.measure.wording import between, number_of, say_rate
+from tpufeed.text import format_count, format_range, format_rate
 
 
 def test_one_thing_and_several() -> None:
-    assert [number_of(count, "repeat") for count in (0, 1, 2000)] == ["0 repeats", "1 repeat", "2,000 repeats"]
-    assert number_of(1, "batch", "batches") == "1 batch"
-    assert number_of(2, "batch", "batches") == "2 batches"
+    assert [format_count(count, "repeat") for count in (0, 1, 2000)] == ["0 repeats", "1 repeat", "2,000 repeats"]
+    assert format_count(1, "batch", "batches") == "1 batch"
+    assert format_count(2, "batch", "batches") == "2 batches"
 
 
 def test_a_range_of_one_value_is_that_value() -> None:
-    assert between(11.1, 11.12, 1) == "11.1"
-    assert between(1200, 1900.4) == "1,200 to 1,900"
+    assert format_range(11.1, 11.12, 1) == "11.1"
+    assert format_range(1200, 1900.4) == "1,200 to 1,900"
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_a_range_of_one_value_is_that_value() -> None:
 def test_a_rate_has_the_digits_that_it_is_worth(
     rate: float | None, span: tuple[float, float] | None, said: str
 ) -> None:
-    assert say_rate(rate, span) == said
+    assert format_rate(rate, span) == said
