@@ -61,7 +61,7 @@ def test_what_show_refuses(run, dataset_url, tmp_path):
         (["--out", tmp_path / "sheet.bmp"], "sheet.bmp: the sheet's name"),
         (["--out", tmp_path / "no/sheet.png"], "there is no folder"),
         (["--out", tmp_path / "s.png", "--split", "test"], "has no split 'test'; it has train, val"),
-        (["--out", tmp_path / "s.png", "--class", "dog"], "no class 'dog' among 3; the first: astronaut, cat, coffee"),
+        (["--out", tmp_path / "s.png", "--class", "dog"], "no class 'dog'; it has 3: astronaut, cat, coffee"),
         (["--out", tmp_path / "s.png", "--count", "0"], "count is a whole number between 1"),
         (["--out", tmp_path / "s.png", "--size", "1"], "a whole number between 16 and 2048, not 1"),
     ):
@@ -86,4 +86,4 @@ def test_only_samples_of_a_view_are_shown(run, dataset_url, tmp_path, monkeypatc
     assert out.exists()
     refused = run("show", dataset_url, "--select", "classes=cat", "--class", "coffee", *words)
     assert refused.returncode == 2
-    assert "no class 'coffee' among 1" in refused.stderr
+    assert "no class 'coffee'; it has 1" in refused.stderr

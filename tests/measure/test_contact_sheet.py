@@ -12,11 +12,12 @@ from PIL import Image, ImageChops
 import tpufeed
 from tests.tfrecords import records_of
 from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.dataset.selection import find_class
 from tpufeed.errors import ImageError, OptionError, ShardError
 from tpufeed.images.decoding import decode
 from tpufeed.measure import contact_sheet
 from tpufeed.measure.contact_sheet import make_contact_sheet, write_sheet
-from tpufeed.measure.sampling import draw_evenly, find_class
+from tpufeed.measure.sampling import draw_evenly
 from tpufeed.tfrecord.example import decode_example
 
 SIZE = 60
@@ -52,9 +53,9 @@ def test_the_first_split_is_the_default(dataset_url):
 
 def test_classes_that_are_none(dataset_url, flat_url):
     dataset = open_dataset(dataset_url)
-    with pytest.raises(OptionError, match=r"'Gren' among 4; .*green"):
+    with pytest.raises(OptionError, match="'Gren'; did you mean green"):
         make_contact_sheet(dataset, "train", class_name="Gren")
-    with pytest.raises(OptionError, match=r"'4' among 4; .*blue, green"):
+    with pytest.raises(OptionError, match="'4'; it has 4"):
         make_contact_sheet(dataset, "train", class_name="4")
     with pytest.raises(OptionError, match="no labels"):
         make_contact_sheet(open_dataset(flat_url), "train", class_name="red")
@@ -165,19 +166,6 @@ def test_sheets_are_about_square(count, variants, dataset_url, cache_url):
     assert (rows - 1) * columns < len(made.corners) // variants <= rows * columns
 
 
-@pytest.mark.parametrize("variants", [1, 3])
-def test_no_last_row_is_left_with_a_single_image(variants):
-    for count in (*range(2, 200), 1000, 9973):
-        ratio = 196 / (variants * 168 + 8)
-        columns = contact_sheet._choose_columns(count, ratio)
-        rows = -(-count // columns)
-        last = count - (rows - 1) * columns
-        assert rows == 1 or columns <= 2 or last > 1, (count, columns)
-        assert rows == 1 or last >= 0.4 * columns, (count, columns)
-        assert count < 10 or 0.4 < columns / (rows * ratio) < 2.7, (count, columns)
-    assert contact_sheet._choose_columns(64, 196 / 176) == 8
-
-
 def boxed(folder, classes, each=1):
     """A dataset whose images have a box of each class, by a table."""
     folder.mkdir()
@@ -255,7 +243,7 @@ def test_a_sheet_of_a_view_shows_its_samples_only(dataset_url, monkeypatch, tmp_
         assert said[1::2] == [labels[sample] for sample in samples]
         assert view.selection.text in said[0]
     assert len(make_contact_sheet(fold, "train", count=4, size_px=SIZE).corners) == 4
-    with pytest.raises(OptionError, match=r"'Gren' among 2"):
+    with pytest.raises(OptionError, match="'Gren'; did you mean green"):
         make_contact_sheet(two, "train", class_name="Gren")
     one = dataset.select(samples=[labels.index(names[0])], split="train")
     with pytest.raises(OptionError, match=r"\(samples=1 samples\) holds no samples of class"):

@@ -255,24 +255,25 @@ def _class_ids(dataset: "Dataset", classes: Sequence[str | int]) -> list[int]:
     """Return the dataset's ids of classes that are given by name, or by their ids in this view."""
     if not classes:
         raise OptionError("classes is a list of at least one name or id, not []")
-    names, own = dataset.class_names, dataset.selection.classes if dataset.selection is not None else None
-    found = list[int]()
-    for each in classes:
-        if isinstance(each, str) and each in names:
-            number = names.index(each)
-        elif (is_whole(each, 0) or str(each).isdecimal()) and (
-            int(each) < (len(names) if own is None else len(own)) or not (names or own)
-        ):
-            number = int(each)
-        else:
-            near = get_close_matches(str(each), names, 3)
-            count = len(names or own or ())
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {count}: {', '.join(names[:_SHOWN])}"
-            raise OptionError(f"{dataset.label} has no class {format_value(each)}; {hint}")
-        found.append(number if own is None else own[number])
-    if len(set(found)) < len(found):
+    own = dataset.selection.classes if dataset.selection is not None else None
+    numbers = [find_class(dataset, each) for each in classes]
+    if len(set(numbers)) < len(numbers):
         raise OptionError(f"a class is named twice in {format_value(list(classes))}")
-    return found
+    return numbers if own is None else [own[number] for number in numbers]
+
+
+def find_class(dataset: "Dataset", given: str | int) -> int:
+    """Return the id of a class in a dataset or view. Raises OptionError, which lists similar names."""
+    names, own = dataset.class_names, dataset.selection.classes if dataset.selection is not None else None
+    if isinstance(given, str) and given in names:
+        return names.index(given)
+    count = len(names if own is None else own)
+    if (is_whole(given, 0) or str(given).isdecimal()) and (int(given) < count or not (names or own)):
+        return int(given)
+    near = get_close_matches(str(given), names, 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {count}: {', '.join(names[:_SHOWN])}"
+    hint = hint if dataset.manifest.labelled else "its samples have no labels"
+    raise OptionError(f"{dataset.label} has no class {format_value(given)}; {hint}")
 
 
 def _check_fold(name: str, given: Any) -> tuple[int, int]:

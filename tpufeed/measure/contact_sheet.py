@@ -22,20 +22,13 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME, LABEL, FeatureSpec
+from tpufeed.dataset.selection import find_class
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 from tpufeed.measure.files import check_output, write_file
-from tpufeed.measure.sampling import (
-    Place,
-    default_split,
-    draw_evenly,
-    draw_of_class,
-    find_class,
-    iter_payloads,
-    read_labels,
-)
+from tpufeed.measure.sampling import Place, default_split, draw_evenly, draw_of_class, iter_payloads, read_labels
 from tpufeed.options import between, checked
 from tpufeed.stream.columns import Sample
 from tpufeed.text import format_count
@@ -110,7 +103,7 @@ def make_contact_sheet(
         raise OptionError(f"split {split!r} of {dataset.label} holds no samples{what}")
 
     sample_px, row_px = len(variants) * (size_px + _GAP_PX) + _GAP_PX, size_px + _LABEL_PX + _NAME_PX + _GAP_PX
-    columns = _choose_columns(len(places), row_px / sample_px)
+    columns = max(1, min(len(places), round(math.sqrt(len(places) * row_px / sample_px))))
     width = max(_LEAST_WIDTH_PX, columns * sample_px + _GAP_PX)
     height = _TITLE_PX + math.ceil(len(places) / columns) * row_px + _GAP_PX
     if width * height > _MOST_PIXELS:
@@ -151,18 +144,6 @@ def make_contact_sheet(
             _write(draw, (left, under), name, _NAME_FONT_PX, size_px, _FAINT)
     legend = {_name_of(dataset, label): _colour_of(label) for label, _ in shown.most_common()}
     return ContactSheet(_add_legend(sheet, legend), tuple(corners), tuple(dict.fromkeys(problems)), legend)
-
-
-def _choose_columns(count: int, height_ratio: float) -> int:
-    """Return the number of columns that makes the sheet nearly square and its last row nearly full."""
-    square = math.sqrt(count * height_ratio)
-    near = range(max(1, int(square / 2)), min(count, math.ceil(2 * square)) + 1)
-
-    def cost(columns: int) -> float:
-        lonely = columns > 2 and count % columns == 1
-        return abs(math.log(columns / square)) + -count % columns / columns + lonely
-
-    return min(near, key=cost)
 
 
 def check_sheet_path(path: Path) -> None:

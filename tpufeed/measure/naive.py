@@ -10,7 +10,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
 
@@ -33,7 +32,7 @@ from tpufeed.images.protocols import Op
 from tpufeed.measure.alternatives import try_alternatives
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Alternative, Measurements, Storage
 from tpufeed.measure.results import Stage
-from tpufeed.measure.stages import measure_transfer
+from tpufeed.measure.stages import measure_threads, measure_transfer
 from tpufeed.processes.limits import available_cores
 from tpufeed.sources.inputs import Files, files_of, iter_read
 from tpufeed.sources.kinds import find_source
@@ -218,19 +217,12 @@ def _list(source: Source) -> tuple[int, int, list[Item], bool]:
 def measure_reading(files: Files, items: Sequence[Item], threads: int, seconds: float) -> float:
     """Return the images per second whose files threads of this process read, each thread one after the other."""
 
-    def run(number: int) -> float:
-        done = 0
-        start = now = time.perf_counter()
+    def read(number: int) -> Iterator[int]:
         for item in items[number::threads]:
             with suppress(TpufeedError):  # the sample names those that cannot be read
-                done += all(isinstance(read_span(*files.find(file)), bytes) for file in files_of(item))
-            now = time.perf_counter()
-            if now - start >= seconds:
-                break
-        return done / (now - start) if done else 0.0
+                yield all(isinstance(read_span(*files.find(file)), bytes) for file in files_of(item))
 
-    with ThreadPoolExecutor(threads, "tpufeed-doctor") as executor:
-        return sum(executor.map(run, range(threads)))
+    return measure_threads(read, threads, seconds)
 
 
 def measure_pillow(images: Sequence[bytes], ops: Sequence[Op], threads: int, seconds: float) -> float:
@@ -241,20 +233,15 @@ def measure_pillow(images: Sequence[bytes], ops: Sequence[Op], threads: int, sec
     pipeline = Pipeline(ops, seed=0)
     draws = pipeline.draw(0, np.arange(len(images)))
 
-    def run(first: int) -> float:
-        done = 0
-        start = now = time.perf_counter()
+    def decode(first: int) -> Iterator[int]:
         for tried, place in enumerate(itertools.count(first), 1):
-            number = place % len(images)
+            number, done = place % len(images), 0
             # An op that fails fails in all alternatives, too, which say so.
             with suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError, OpError):
                 pixels = np.asarray(read_image(images[number]))
                 pipeline.run(pixels, [op[number] for op in draws])
-                done += 1
-            now = time.perf_counter()
-            if now - start >= seconds and (done or tried >= len(images)):
-                break
-        return done / (now - start)
+                done = 1
+            if done or tried >= len(images):
+                yield done
 
-    with ThreadPoolExecutor(threads, "tpufeed-doctor") as executor:
-        return sum(executor.map(run, range(threads)))
+    return measure_threads(decode, threads, seconds)

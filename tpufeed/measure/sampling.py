@@ -1,6 +1,5 @@
 """Choose samples of a split and read them: spread over the whole split, or of one class."""
 
-import difflib
 import random
 import time
 from collections.abc import Iterator
@@ -12,11 +11,10 @@ from tpufeed.dataset.order import Ints, places_of
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import LABEL
-from tpufeed.errors import OptionError, RecordError, advised
+from tpufeed.errors import RecordError, advised
 from tpufeed.text import format_count
 from tpufeed.tfrecord.example import decode_example
 
-_NAMED = 5
 _BLOCK = 32
 _MOST_TAKEN, _TAKEN_AT_ONCE = 512, 16
 
@@ -70,20 +68,6 @@ def _find_places(dataset: Dataset, split: str, numbers: Ints) -> list[Place]:
     samples = numbers if chosen is None else chosen.samples(numbers)
     first = np.cumsum([0, *(shard.records for shard in dataset.split(split).variants[0].shards)])
     return places_of(samples, first)
-
-
-def find_class(dataset: Dataset, name: str) -> int:
-    """Return the id of a class given by name or id. Raises OptionError, which lists similar names."""
-    names = dataset.class_names
-    if name in names:
-        return names.index(name)
-    if name.isdecimal() and int(name) < len(names):
-        return int(name)
-    if not dataset.manifest.labelled:
-        raise OptionError(f"no class {name!r}: the samples of this dataset have no labels")
-    near = difflib.get_close_matches(name, names, _NAMED)
-    listed = ", ".join(near or names[:_NAMED])
-    raise OptionError(f"no class {name!r} among {len(names)}; {'similar ones' if near else 'the first'}: {listed}")
 
 
 def read_labels(dataset: Dataset, payload: memoryview) -> list[int | str]:

@@ -54,20 +54,13 @@ def measure_storage(dataset: Dataset, split: str, seconds: float) -> Storage:
     piece = int(min(_MOST_BYTES, max(_LEAST_BYTES, once * seconds / _PIECES_A_CONNECTION)))
     longest, connections = max(shard.bytes for shard in shards), _CONNECTIONS[dataset.is_remote]
 
-    def read(number: int) -> float:
-        """Read every `connections`-th piece, and return bytes per second."""
+    def read(number: int) -> Iterator[int]:
+        """Read every `connections`-th piece."""
         pieces = ((shard, at) for at in range(0, longest, piece) for shard in shards if at < shard.bytes)
-        start = now = time.perf_counter()
-        size = 0
         for shard, at in itertools.islice(pieces, number, None, connections):
-            size += len(store.read_range(shard.name, at, min(at + piece, shard.bytes)))
-            now = time.perf_counter()
-            if now - start >= seconds:
-                break
-        return size / (now - start) if size else 0.0
+            yield len(store.read_range(shard.name, at, min(at + piece, shard.bytes)))
 
-    with ThreadPoolExecutor(connections, "tpufeed-doctor") as executor:
-        rate = sum(executor.map(read, range(connections)))
+    rate = measure_threads(read, connections, seconds)
     if dataset.is_remote:
         folder = find_folder(None)
         # Loaders use half of the free space and of the copies that are there.
@@ -79,6 +72,22 @@ def measure_storage(dataset: Dataset, split: str, seconds: float) -> Storage:
     fits = dataset.split(split).total_bytes <= room
     detail += f"; later epochs read {nearer if fits else f'from there again, because {nearer} cannot hold all of it'}"
     return Storage(bytes_per_second=rate, room=room, detail=detail)
+
+
+def measure_threads(work: Callable[[int], Iterator[int]], threads: int, seconds: float) -> float:
+    """Return how much all threads do per second. Each runs `work(its number)`, which yields what it has done."""
+
+    def run(number: int) -> float:
+        done, start = 0, time.perf_counter()
+        now = start
+        for part in work(number):
+            done, now = done + part, time.perf_counter()
+            if now - start >= seconds:
+                break
+        return done / (now - start) if done else 0.0
+
+    with ThreadPoolExecutor(threads, "tpufeed-doctor") as executor:
+        return sum(executor.map(run, range(threads)))
 
 
 @dataclass(frozen=True, slots=True)
