@@ -1,12 +1,17 @@
 import pytest
 
-from tpufeed.text import format_count, format_range, format_rate
+from tpufeed.text import format_count, format_counts, format_range, format_rate
 
 
 def test_one_thing_and_several() -> None:
     assert [format_count(count, "repeat") for count in (0, 1, 2000)] == ["0 repeats", "1 repeat", "2,000 repeats"]
     assert format_count(1, "batch", "batches") == "1 batch"
     assert format_count(2, "batch", "batches") == "2 batches"
+
+
+def test_counts_by_name() -> None:
+    assert format_counts({"jpeg": 2000, "png": 3}) == "2,000 jpeg, 3 png"
+    assert format_counts({}) == "none"
 
 
 def test_a_range_of_one_value_is_that_value() -> None:

@@ -1,7 +1,7 @@
 """Format values, names, counts and figures for messages, tables and reports."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _CHARACTERS = 80  # of a value
 _NAMES = 8
@@ -25,6 +25,11 @@ def format_names(names: Sequence[str]) -> str:
 def format_count(count: int, one: str, several: str = "") -> str:
     """Return `1 image`, `2,000 images`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Return `2,000 jpeg, 3 png`, or none."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "none"
 
 
 def format_range(low: float, high: float, digits: int = 0) -> str:

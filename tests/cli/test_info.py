@@ -66,8 +66,8 @@ def test_odd_cases_rejects_and_options(run, edited):
 
     copy = edited(change)
     shown = run("info", copy).stdout
-    assert "odd cases: exif_rotated 3, cmyk 1,200" in shown
-    assert "rejects: truncated 2" in shown
+    assert "odd cases: 3 exif_rotated, 1,200 cmyk" in shown
+    assert "rejects: 2 truncated" in shown
     assert "  exif: apply" in shown
     assert "  sizes: (1,000, 2)" in shown
     assert "nothing" not in shown
@@ -117,8 +117,6 @@ def test_info_as_json_says_the_truth(run, dataset_url, cache_url):
             assert facts["splits"][name]["shards"] == len(shards)
             sizes = [shard.stat().st_size for shard in shards]
             assert facts["splits"][name]["bytes"] == sum(sizes)
-            assert facts["splits"][name]["smallest_shard_bytes"] == min(sizes)
-            assert facts["splits"][name]["largest_shard_bytes"] == max(sizes)
 
 
 def test_info_as_a_table(run, dataset_url, cache_url):

@@ -12,6 +12,7 @@ from tpufeed.builds.plan import Owner
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.errors import OptionError, TooManyRejectsError
 from tpufeed.storage.store import Store
+from tpufeed.text import format_counts
 
 _FEWEST = 10
 _SHOWN = 3
@@ -72,8 +73,8 @@ def too_many(
     by_reason: Mapping[str, int], some: Sequence[Reject], inputs: int, allowed: int, advice: str
 ) -> TooManyRejectsError:
     """Return the error for rejects beyond the budget: `by_reason` counts them, and the first of `some` are shown."""
-    counted = sorted(by_reason.items(), key=lambda each: (-each[1], each[0]))  # the most frequent first
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counted)
+    # The most frequent first.
+    reasons = format_counts(dict(sorted(by_reason.items(), key=lambda each: (-each[1], each[0]))))
     shown = sorted(some, key=lambda reject: -by_reason[reject.reason])[:_SHOWN]
     first = "; ".join(f"{reject.path}: {reject.message}" for reject in shown)
     return TooManyRejectsError(

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import given, split_facts
+from tpufeed.cli.builds import given, print_splits, split_facts
 from tpufeed.cli.console import echo, print_json, reports_errors
 from tpufeed.cli.flags import one_of
-from tpufeed.text import format_count
+from tpufeed.text import format_count, format_counts
 
 if TYPE_CHECKING:
     from tpufeed.adoption.adopt import AdoptResult
@@ -105,23 +105,16 @@ def _print_result(result: "AdoptResult") -> None:
     if not result.seconds:
         echo(f"{result.url} is adopted already: nothing to do")
         return
-    total = 0
-    for name, split in manifest.splits.items():
-        shards = split.variants[0].shards
-        size = sum(shard.bytes for shard in shards)
-        total += size
-        classes = f"{sum(map(bool, split.class_counts))} of {len(manifest.class_names)} classes"
-        counts = f"{format_count(split.records, 'image')}, {format_count(len(shards), 'shard')}, {size / 1e6:,.1f} MB"
-        echo(f"{name}: {counts}, {classes if manifest.labelled else 'no labels'}")
+    print_splits(result.url, manifest.splits)
     dtypes = {feature.key: f"{feature.key} ({feature.dtype})" for feature in manifest.features}
     for role, key in manifest.options["keys"].items():
         echo(f"{role}: {'none' if key is None else dtypes.get(key, key)}")
     for line in result.listed.iter_lines(manifest.sizes, manifest.odd):
         echo(line)
-    echo(f"images: {', '.join(f'{name} {count:,}' for name, count in manifest.images.items())}")
+    echo(f"images: {format_counts(manifest.images)}")
     if manifest.odd:
         how = "loaders rotate them" if manifest.upright else "loaders leave them as stored"
         echo(f"with an EXIF orientation: {format_count(manifest.odd['exif'], 'image')}; {how}")
-    rate = total / result.seconds / 1e6
-    echo(f"adopted {total / 1e6:,.1f} MB in {result.seconds:.1f} s at {rate:,.0f} MB/s")
+    size = sum(split.total_bytes for split in manifest.splits.values()) / 1e6
+    echo(f"adopted {size:,.1f} MB in {result.seconds:.1f} s at {size / result.seconds:,.0f} MB/s")
     echo(f"dataset: {result.url}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tpufeed.cli.console import echo, log_event, print_json, print_table, warn
 from tpufeed.display.progress import ProgressLine
 from tpufeed.errors import OptionError
-from tpufeed.text import format_count, format_range
+from tpufeed.text import format_count, format_counts, format_range
 
 if TYPE_CHECKING:  # a command only imports its code when it runs
     from tpufeed.builds.recipe import Preview
@@ -120,6 +120,16 @@ def split_facts(split: "Split") -> dict[str, int]:
     }
 
 
+def print_splits(url: str, splits: "Mapping[str, Split]") -> None:
+    """Print a table of the sizes of splits and their shards."""
+    rows = []
+    for name, split in splits.items():
+        sizes = [shard.bytes / 1e6 for variant in split.variants for shard in variant.shards]
+        each = format_range(min(sizes), max(sizes), 1) if sizes else "-"
+        rows.append((name, f"{split.records:,}", str(len(split.variants)), str(len(sizes)), f"{sum(sizes):,.1f}", each))
+    print_table(url, ("split", "images", "variants", "shards", "MB", "MB a shard"), rows)
+
+
 def _print_build(result: "BuildResult") -> None:
     manifest = result.manifest
     if result.added == 0:
@@ -128,20 +138,15 @@ def _print_build(result: "BuildResult") -> None:
     if result.images == result.earlier_images and not result.seconds:
         echo(f"{result.url} is complete already: nothing to do")
         return
-    rows = []
-    for name, split in manifest.splits.items():
-        sizes = [shard.bytes / 1e6 for variant in split.variants for shard in variant.shards]
-        each = format_range(min(sizes), max(sizes), 1) if sizes else "-"
-        rows.append((name, f"{split.records:,}", str(len(split.variants)), str(len(sizes)), f"{sum(sizes):,.1f}", each))
-    print_table(result.url, ("split", "images", "variants", "shards", "MB", "MB a shard"), rows)
+    print_splits(result.url, manifest.splits)
     for what, counts in (("stored", manifest.images), ("odd images", manifest.odd)):
         if counts:
-            echo(f"{what}: {_format_counts(counts)}")
+            echo(f"{what}: {format_counts(counts)}")
     of_all = manifest.sizes if result.added is None else None
     for line in result.listed.iter_lines(of_all, manifest.odd):
         echo(line)
     if result.rejects:
-        rejected = f"rejected: {format_count(result.rejects, 'image')} ({_format_counts(result.rejected)})"
+        rejected = f"rejected: {format_count(result.rejects, 'image')} ({format_counts(result.rejected)})"
         folder = "" if result.added is None else f"{manifest.history[-1].folder}/"
         echo(f"{rejected}; {result.url}/{folder}rejects.jsonl lists them")
         if manifest.rejects != result.rejected:
@@ -200,7 +205,3 @@ def print_preview(
 
 def _nothing_new(skipped: int, url: str, version: int) -> str:
     return f"nothing new: all {format_count(skipped, 'image')} are already in {url}, which stays at version {version}"
-
-
-def _format_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

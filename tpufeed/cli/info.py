@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import split_facts
+from tpufeed.cli.builds import print_splits, split_facts
 from tpufeed.cli.console import echo, print_json, print_table, reports_errors
 from tpufeed.errors import OptionError
-from tpufeed.text import format_count
+from tpufeed.text import format_count, format_counts
 
 if TYPE_CHECKING:
     from tpufeed.dataset.reader import Dataset
@@ -50,7 +50,7 @@ def info_command(
     if as_json:
         print_json(facts)
         return
-    _print_splits(facts)
+    print_splits(facts["url"], {name: dataset.split(name) for name in facts["splits"]})
     if facts["classes"]:
         _print_classes(facts)
     for line in _iter_lines(facts):
@@ -92,15 +92,10 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
     import msgspec
 
     manifest = dataset.manifest
-    splits = dict[str, Any]()
-    for name in manifest.splits:
-        split = dataset.split(name)
-        sizes = [shard.bytes for variant in split.variants for shard in variant.shards]
-        splits[name] = split_facts(split) | {
-            "smallest_shard_bytes": min(sizes, default=None),
-            "largest_shard_bytes": max(sizes, default=None),
-            "class_counts": dataset.class_counts(name),
-        }
+    splits = {
+        name: split_facts(dataset.split(name)) | {"class_counts": dataset.class_counts(name)}
+        for name in manifest.splits
+    }
     cache: dict[str, Any] = msgspec.to_builtins(manifest.cache)
     totals = [sum(counts) for counts in zip(*(split["class_counts"] for split in splits.values()), strict=False)]
     view = dataset.selection and {
@@ -125,21 +120,6 @@ def _facts(dataset: "Dataset") -> dict[str, Any]:
     }
 
 
-def _print_splits(facts: dict[str, Any]) -> None:
-    """Print the sizes of splits, with the smallest and the largest shard if a split has several."""
-    several = any(split["shards"] > 1 for split in facts["splits"].values())
-    rows = []
-    for name, split in facts["splits"].items():
-        sizes = [split["bytes"], split["bytes"] / split["shards"] if split["shards"] else None]
-        if several:
-            ends = [split["smallest_shard_bytes"], split["largest_shard_bytes"]]
-            sizes += ends if split["shards"] > 1 else [None, None]
-        megabytes = ["-" if size is None else f"{size / 1e6:,.1f}" for size in sizes]
-        rows.append((name, f"{split['images']:,}", str(split["variants"]), str(split["shards"]), *megabytes))
-    columns = ("split", "images", "variants", "shards", "MB", "MB a shard", "smallest", "largest")
-    print_table(facts["url"], columns if several else columns[:-2], rows)
-
-
 def _print_classes(facts: dict[str, Any]) -> None:
     """Print the records by class and split, for the first classes only."""
     names, splits = list(facts["classes"]), facts["splits"]
@@ -162,19 +142,19 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
         )
     if facts["data_url"] is not None:
         yield f"shards are at: {facts['data_url']}"
-    yield f"images: {_counts(facts['images'])}"
+    yield f"images: {format_counts(facts['images'])}"
     yield from facts["understood"]
     for warning in facts["listed"].warnings:
         yield f"said at the build: {warning}"
     if facts["odd"]:
-        yield f"odd cases: {_counts(facts['odd'])}"
+        yield f"odd cases: {format_counts(facts['odd'])}"
     if facts["markers"]:
         rewritten, added, unmarked = facts["markers"].values()
-        refused = f"; none in {_counts(unmarked)}" if unmarked else ""
+        refused = f"; none in {format_counts(unmarked)}" if unmarked else ""
         yield f"restart markers: added to {rewritten:,} JPEGs, {added / 1e6:,.2f} MB{refused}"
     if facts["upright"]:
         yield "orientation: loaders rotate images by EXIF"
-    yield f"rejects: {_counts(facts['rejects'])}"
+    yield f"rejects: {format_counts(facts['rejects'])}"
     features = (
         f"{feature.name} {feature.type_text}" + (f" as {feature.key}" if feature.key != feature.name else "")
         for feature in facts["features"]
@@ -210,10 +190,6 @@ def _iter_cache_lines(cache: Mapping[str, Any], quality: int | None) -> Iterator
     yield f"  seed: {cache['seed']}"
     yield f"  source digest: {cache['source_digest']}"
     yield f"  fingerprint: {cache['fingerprint']}"
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
 
 
 def _value(value: Any) -> str:
