@@ -87,7 +87,7 @@ def make_shard(folder: Path) -> Path:
     """A raw cache of one shard, built as any other."""
     import cv2
 
-    from tpufeed.cache import warmup
+    import tpufeed
     from tpufeed.images import Resize
 
     rng = np.random.default_rng(0)
@@ -95,7 +95,8 @@ def make_shard(folder: Path) -> Path:
         path = folder / f"images/{number % 10}/{number:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(path), rng.integers(0, 256, (8, 8, 3), np.uint8))
-    warmup(str(folder / "images"), str(folder / "one"), ops=[Resize((8, 8))], variants=1, workers=1)
+    tpufeed.shard(folder / "images", folder / "dataset", workers=1)
+    tpufeed.cache.warmup(folder / "dataset", folder / "one", ops=[Resize((8, 8))], variants=1, workers=1)
     return folder / "one"
 
 

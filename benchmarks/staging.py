@@ -22,8 +22,6 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -56,11 +54,13 @@ def main(arguments: list[str]) -> None:
 
 def prepare(bucket: Path, images: int) -> None:
     """Photos of 20 KB, and a cache of their pixels: what the server is to hold."""
+    import tpufeed
     from scripts.make_photos import make_photos
 
     make_photos(bucket / "photos", images, (240, 320), quality=81)
-    command = [str(Path(sys.executable).with_name("tpufeed")), "cache", "warmup", bucket / "photos", bucket / "cache"]
-    subprocess.run([*map(str, command), "--size", "224", "--shard-size", "128MB"], check=True, capture_output=True)
+    tpufeed.shard(bucket / "photos", bucket / "shards")
+    tpufeed.cache.warmup(bucket / "shards", bucket / "cache", size=224, shard_bytes="128MB")
+    shutil.rmtree(bucket / "shards")
 
 
 def measure(server: Any, options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:

@@ -361,7 +361,7 @@ CACHES = {
     ),
     "warmup: an op for a list": lambda at: warmup(at.dataset, at.new / "c", ops=CenterCrop(size=16)),
     "warmup: too many variants": lambda at: warmup(at.dataset, at.new / "c", size=16, variants=2000),
-    "warmup: options of raw images": lambda at: warmup(at.dataset, at.new / "c", size=16, splits="a=1.0"),
+    "warmup: an option of shard": lambda at: warmup(at.dataset, at.new / "c", size=16, splits="a=1.0"),
     "warmup: of an augmented cache": lambda at: warmup(
         at.data / "flowers-augmented", at.new / "c", ops=[Resize(size=(8, 8))]
     ),

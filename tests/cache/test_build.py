@@ -12,12 +12,11 @@ import tpufeed
 from tests.frameworks import lazy
 from tpufeed.cache import warmup
 from tpufeed.cache.options import CacheOptions
-from tpufeed.cache.source import RawSource, SourceSample
+from tpufeed.cache.origin import OriginSample
 from tpufeed.cache.worker import Augmenter
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
 from tpufeed.images.pipeline import Pipeline, run_views
-from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.memory import MemoryStore
 
 tf = lazy("tensorflow")
@@ -184,11 +183,11 @@ def test_each_sample_has_the_draws_of_its_own_number(source, tmp_path):
 
 def test_draws_that_come_in_blocks_are_those_of_each_sample(source):
     ops = (RandomResizedCrop(SIDE), HorizontalFlip(0.5))
-    options, source_of_raw = CacheOptions(ops=ops, variants=2, seed=4), RawSource("memory://images", ShardOptions())
-    augment, pipeline = Augmenter(options, source_of_raw, mends=False), Pipeline(ops, 4)
+    options, pipeline = CacheOptions(ops=ops, variants=2, seed=4), Pipeline(ops, 4)
+    augment = Augmenter(options, open_dataset(source).manifest, mends=False)
     image = bytes(next(open_dataset(source).iter_examples("train"))["image/encoded"].values[0])
     for number in (0, 1, 127, 128, 129, 1000, 255, 256, 5):
-        for variant, pixels in enumerate(augment(SourceSample(number, "it", image, None, b""))[1]):
+        for variant, pixels in enumerate(augment(OriginSample(number, "it", image, None, b""))[1]):
             draws = [op[0] for op in pipeline.draw(variant, np.array([number]))]
             alone = run_views(
                 [pipeline] * 2,

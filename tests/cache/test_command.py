@@ -43,9 +43,7 @@ def test_the_command_does_what_the_function_does(source, undisturbed, bytes_of, 
         assert (again.returncode, again.stdout) == (0, f"{tmp_path}/c is complete already: nothing to do\n")
 
 
-@pytest.mark.parametrize("kind", ["dataset", "raw images"])
-def test_every_flag_reaches_the_manifest(kind, source, photo_folder, tmp_path):
-    (tmp_path / "classes.txt").write_text("\n".join(("cat", "astronaut", "coffee", "rocket", "camera", "no one")))
+def test_every_flag_reaches_the_manifest(source, tmp_path):
     ops = ["Resize(40)", "RandomResizedCrop(size=24, scale=(0.3, 1.0))", "GaussianBlur(sigma=3)"]
     flags = ["--live", "RandomCrop(20)", "--live", "HorizontalFlip", "--variants", 2, "--encode", "webp"]
     flags += ["--quality", 70, "--seed", 9, "--shard-size", "30KB", "--max-rejects", "3%", "--workers", 1]
@@ -61,15 +59,6 @@ def test_every_flag_reaches_the_manifest(kind, source, photo_folder, tmp_path):
         "shard_bytes": 30_000,
     }
     stored = {**keywords, **{name: [to_dict(op) for op in keywords[name]] for name in ("ops", "live")}}
-    if kind == "raw images":
-        source = photo_folder
-        flags += ["--splits", "train=0.7,val=0.3", "--label", "auto", "--classes", tmp_path / "classes.txt"]
-        flags += ["--max-pixels", 10**6, "--min-side", 8, "--policy", "alpha=black", "--policy", "exif=ignore"]
-        chosen = {"label": "auto", "max_pixels": 10**6, "min_side": 8}
-        keywords |= chosen | {"policy": {"alpha": "black", "exif": "ignore"}, "splits": {"train": 0.7, "val": 0.3}}
-        keywords |= {"classes": ["cat", "astronaut", "coffee", "rocket", "camera", "no one"]}
-        stored |= chosen | {"alpha": "black", "exif": "ignore", "splits": [["train", 0.7], ["val", 0.3]]}
-        stored |= {"classes": keywords["classes"]}
     done = run(source, tmp_path / "cli", *flags)
     assert done.returncode == 0, done.stderr
     built = warmup(source, tmp_path / "api", workers=1, **keywords)
@@ -79,28 +68,6 @@ def test_every_flag_reaches_the_manifest(kind, source, photo_folder, tmp_path):
     assert manifest.cache == built.manifest.cache
     assert manifest.content_digest == built.manifest.content_digest
     assert (manifest.cache.encode, manifest.cache.seed, manifest.cache.variants) == ("webp", 9, 2)
-
-
-def test_flags_for_tables(photo_folder, tmp_path):
-    rows = ["where,what,part"]
-    rows += [
-        f"{path},{path.parent.name},{'val' if n % 5 else 'train'}"
-        for n, path in enumerate(photo_folder.glob("*/*.jpg"))
-    ]
-    (tmp_path / "t.csv").write_text("\n".join(rows))
-    done = run(
-        *(tmp_path / "t.csv", tmp_path / "c", "--size", 24),
-        *("--image", "where", "--label", "what", "--split-by", "part", "--workers", 1),
-    )
-    assert done.returncode == 0, done.stderr
-    manifest = open_dataset(tmp_path / "c").manifest
-    assert (manifest.options["image"], manifest.options["label"], manifest.options["split_by"]) == (
-        "where",
-        "what",
-        "part",
-    )
-    assert set(manifest.splits) == {"train", "val"}
-    assert "cat" in manifest.class_names
 
 
 def test_ways_out_on_the_command_line(source, tmp_path):
@@ -137,14 +104,13 @@ def state_of(folder):
 
 
 @pytest.mark.first_cases(1)
-@pytest.mark.parametrize(("kind", "encode"), [("dataset", "raw"), ("dataset", "webp"), ("raw images", "jpeg")])
-def test_a_preview_changes_nothing_and_comes_near(kind, encode, source, photo_folder, tmp_path):
-    url = source if kind == "dataset" else photo_folder
-    before = state_of(Path(url)), state_of(tmp_path)
+@pytest.mark.parametrize("encode", ["raw", "webp"])
+def test_a_preview_changes_nothing_and_comes_near(encode, source, tmp_path):
+    before = state_of(Path(source)), state_of(tmp_path)
     options = {"size": 48, "variants": 2, "encode": encode, "shard_bytes": "40KB"}
-    foretold = preview_warmup(url, tmp_path / "c", workers=1, **options)
-    assert (state_of(Path(url)), state_of(tmp_path)) == before
-    done = warmup(url, tmp_path / "c", workers=1, **options)
+    foretold = preview_warmup(source, tmp_path / "c", workers=1, **options)
+    assert (state_of(Path(source)), state_of(tmp_path)) == before
+    done = warmup(source, tmp_path / "c", workers=1, **options)
     splits = done.manifest.splits
     assert {name: (split.inputs, split.shards) for name, split in foretold.splits.items()} == {
         name: (split.records, 2 * len(split.variants[0].shards)) for name, split in splits.items()
@@ -206,24 +172,14 @@ def test_what_warmup_refuses_a_preview_refuses(way, source, undisturbed, monkeyp
     assert (raised.type, str(raised.value)) == (foretold.type, str(foretold.value))
 
 
-def test_warnings_of_raw_images(photo_folder, tmp_path):
-    shutil.copytree(photo_folder, tmp_path / "source/all")
-    done = run(tmp_path / "source", tmp_path / "c", "--size", "32", "--dry-run")
-    assert done.stderr.startswith("warning: all images are in one folder, all, ")
-    foretold = preview_warmup(tmp_path / "source", tmp_path / "c", size=32).warnings
-    assert warmup(tmp_path / "source", tmp_path / "c", size=32, workers=1).warnings[:1] == foretold
-
-
 def test_a_run_that_goes_on_warns_again(photo_folder, tmp_path):
     shutil.copytree(photo_folder, tmp_path / "source/all")
-    for build, options in ((tpufeed.shard, {}), (warmup, {"size": 32})):
-        place = tmp_path / build.__name__
-        first = build(tmp_path / "source", place, workers=1, **options)
-        (place / "manifest.json").unlink()  # as if it was killed just before
-        again = build(tmp_path / "source", place, workers=1, **options)
-        assert again.earlier_images == again.images
-        assert again.warnings == first.warnings
-        assert any("all images are in one folder" in warning for warning in again.warnings)
+    first = tpufeed.shard(tmp_path / "source", tmp_path / "d", workers=1)
+    (tmp_path / "d/manifest.json").unlink()  # as if it was killed just before
+    again = tpufeed.shard(tmp_path / "source", tmp_path / "d", workers=1)
+    assert again.earlier_images == again.images
+    assert again.warnings == first.warnings
+    assert any("all images are in one folder" in warning for warning in again.warnings)
 
 
 def test_a_preview_of_what_stands_or_goes(source, undisturbed, tmp_path):

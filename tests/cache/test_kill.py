@@ -20,8 +20,8 @@ from tpufeed.errors import DatasetNotFoundError
 TPUFEED = [str(Path(sys.executable).with_name("tpufeed")), "cache", "warmup"]
 SEED = None  # or the one that a failure has printed
 OPTIONS = {
-    "raw images": {"size": 64, "variants": 3, "shard_bytes": "40KB", "splits": "train=0.8,val=0.2"},
-    "a dataset": {"size": 64, "variants": 2, "shard_bytes": "10KB", "encode": "jpeg"},
+    "raw": {"size": 64, "variants": 3, "shard_bytes": "40KB"},
+    "jpeg": {"size": 64, "variants": 2, "shard_bytes": "10KB", "encode": "jpeg"},
 }
 
 
@@ -31,13 +31,10 @@ def flags_of(options):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(source, photo_folder, tmp_path_factory):
-    """By kind: the source, and what an undisturbed run makes of it."""
-    sources = {"raw images": photo_folder, "a dataset": source}
+def undisturbed(source, tmp_path_factory):
+    """What an undisturbed run makes of the dataset, by its encoding."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return {
-        kind: (url, warmup(url, folder / kind.split()[-1], workers=1, **OPTIONS[kind])) for kind, url in sources.items()
-    }
+    return {kind: warmup(source, folder / kind, workers=1, **options) for kind, options in OPTIONS.items()}
 
 
 def start(source, folder, options, workers=2):
@@ -69,14 +66,16 @@ def kill(process, folder, files, whole_group):
 @pytest.mark.all
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.long)])
-def test_killed_at_random_moments_it_goes_on_with_any_number_of_workers(rounds, undisturbed, bytes_of, tmp_path):
+def test_killed_at_random_moments_it_goes_on_with_any_number_of_workers(
+    rounds, source, undisturbed, bytes_of, tmp_path
+):
     seed = secrets.randbelow(2**32) if SEED is None else SEED
     print(f"seed {seed}")
     rng = random.Random(seed)
     kills = 0
     for number in range(rounds):
         kind = list(OPTIONS)[number % 2]
-        source, whole = undisturbed[kind]
+        whole = undisturbed[kind]
         options, folder = OPTIONS[kind], tmp_path / f"{number}"
         files = count_files(whole.url)
         for attempt in range(10):
@@ -112,9 +111,9 @@ def names_in(folder):
 
 
 @pytest.mark.all
-def test_twice_at_once(undisturbed, bytes_of, tmp_path):
-    source, whole = undisturbed["raw images"]
-    processes = [start(source, tmp_path / "c", OPTIONS["raw images"], workers) for workers in (1, 2)]
+def test_twice_at_once(source, undisturbed, bytes_of, tmp_path):
+    whole = undisturbed["raw"]
+    processes = [start(source, tmp_path / "c", OPTIONS["raw"], workers) for workers in (1, 2)]
     said = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     assert bytes_of(tmp_path / "c") == bytes_of(whole.url)

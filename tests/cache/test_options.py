@@ -50,7 +50,6 @@ def test_ops_that_leave_sizes_open_are_refused(ops, source, tmp_path):
         ({"seed": -1}, "seed"),
         ({"shard_bytes": "much"}, "'much'"),
         ({"splits": "train"}, "splits"),
-        ({"max_pixels": 9, "policy": {"alpha": "black"}}, "max_pixels, policy"),
         ({"max_rejects": "many"}, "'many'"),
         ({"live": [Foreign()]}, "'Foreign'"),
         ({"live": ["RandomCrop(16)"]}, "ops"),

@@ -161,7 +161,7 @@ def test_overwrite_replaces_another_cache(source, place, bytes_of, tmp_path):
 def test_overwrite_that_cannot_be_planned_costs_nothing(source, place, tmp_path):
     before = state_of_files(place)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(tpufeed.errors.NoInputsError):
+    with pytest.raises(DatasetNotFoundError):
         warmup(tmp_path / "empty", place, **OPTIONS, overwrite=True)
     with pytest.raises(OptionError):
         warmup(source, place, ops=[], overwrite=True)

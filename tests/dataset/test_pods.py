@@ -115,7 +115,8 @@ def one_shard(tmp_path_factory):
     rng = np.random.default_rng(0)
     for number in range(24):
         cv2.imwrite(str(folder / f"images/{number:02d}.png"), rng.integers(0, 256, (8, 8, 3), np.uint8))
-    tpufeed.cache.warmup(folder / "images", folder / "one", size=8, variants=1, workers=1)
+    tpufeed.shard(folder / "images", folder / "dataset", workers=1)
+    tpufeed.cache.warmup(folder / "dataset", folder / "one", size=8, variants=1, workers=1)
     return folder / "one"
 
 

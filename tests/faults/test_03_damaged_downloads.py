@@ -329,14 +329,12 @@ def test_a_member_that_is_damaged_in_the_tar_is_a_reject(server, source):
     assert len(reads(server, "*/a.tar")) == 1 + 20 + 1  # the list, each member, and that one again
 
 
-@pytest.mark.parametrize("build", [tpufeed.shard, cache.warmup], ids=["shard", "warmup"])
-def test_a_member_that_arrives_otherwise_each_time_is_an_error_and_no_reject(build, server, source):
+def test_a_member_that_arrives_otherwise_each_time_is_an_error_and_no_reject(server, source):
     url = source(1)
     for call in (2, 3, 4):
         server.fault("corrupt", operation="read", name="*/a.tar", calls=(call,), after_bytes=call)
-    options = {} if build is tpufeed.shard else {"size": 32}
     with pytest.raises(TpufeedError, match=r"a\.tar, byte \d+: 3 reads returned 3 different results"):
-        build(url, "gs://bucket/d", workers=1, **options)
+        tpufeed.shard(url, "gs://bucket/d", workers=1)
     assert len(met(server)) >= 3
     assert "manifest.json" not in names_of(server, "d")
 

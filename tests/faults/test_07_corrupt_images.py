@@ -42,24 +42,19 @@ def _size_of(jpeg):
     return jpeg[at : at + 9], jpeg[at : at + 5] + b"\xff" * 4
 
 
-def warm(src, dst, **options):
-    return cache.warmup(src, dst, size=32, variants=2, **options)
-
-
 @pytest.mark.all
-@pytest.mark.parametrize("build", [tpufeed.shard, warm], ids=["shard", "warmup"])
-def test_a_budget_is_kept_to_the_image(build, corrupt, tmp_path):
+def test_a_budget_is_kept_to_the_image(corrupt, tmp_path):
     folder, reasons = corrupt
     with pytest.raises(TooManyRejectsError, match=r"of 40 inputs cannot be taken so far .*; 4 are allowed") as raised:
-        build(folder, tmp_path / "d", max_rejects=4, workers=1)
+        tpufeed.shard(folder, tmp_path / "d", max_rejects=4, workers=1)
     assert raised.value.exit_code == 1
     assert find_dataset(open_store(tmp_path / "d")) is None
-    result = build(folder, tmp_path / "d", max_rejects=5, workers=1)
+    result = tpufeed.shard(folder, tmp_path / "d", max_rejects=5, workers=1)
     lines = [json.loads(line) for line in (tmp_path / "d/rejects.jsonl").read_text().splitlines()]
     assert {line["path"]: line["reason"] for line in lines} == reasons
     assert all(line["message"] for line in lines)
     assert result.manifest.rejects == dict.fromkeys(sorted(reasons.values()), 1)
-    assert tpufeed.verify(tmp_path / "d").records == 35 * (2 if build is warm else 1)
+    assert tpufeed.verify(tmp_path / "d").records == 35
 
 
 def stray(jpeg, at):
@@ -96,12 +91,11 @@ def test_damage_beside_the_pixels_is_mended_and_counted(mendable, photo_folder, 
     assert np.array_equal(sound, found)
 
 
-@pytest.mark.parametrize("build", [tpufeed.shard, warm], ids=["shard", "warmup"])
-def test_a_policy_rejects_damage_of_every_kind(build, mendable, tmp_path):
+def test_a_policy_rejects_damage_of_every_kind(mendable, tmp_path):
     folder, names = mendable
-    result = build(folder, tmp_path / "mended", max_rejects=0, workers=1)
+    result = tpufeed.shard(folder, tmp_path / "mended", max_rejects=0, workers=1)
     assert result.manifest.odd == {"damaged": 3}
-    result = build(folder, tmp_path / "d", max_rejects=3, workers=1, policy={"damaged": "reject"})
+    result = tpufeed.shard(folder, tmp_path / "d", max_rejects=3, workers=1, policy={"damaged": "reject"})
     lines = [json.loads(line) for line in (tmp_path / "d/rejects.jsonl").read_text().splitlines()]
     assert {line["path"] for line in lines} == names
     assert result.manifest.odd == {}

@@ -185,7 +185,9 @@ def test_raw_images_are_measured_and_sharding_is_advised(colour_folder: Path, mo
     assert any("images: 40" in note for note in found.notes)
     assert found.fed == stages["assembly"].images_per_second
     assert any(
-        f"tpufeed cache warmup {colour_folder} {colour_folder}-32 --size 32" in action.do for action in found.actions
+        f"tpufeed shard {colour_folder} {colour_folder}-shards && tpufeed cache warmup {colour_folder}-shards "
+        f"{colour_folder}-32 --size 32" in action.do
+        for action in found.actions
     )
     assert not [note for note in found.notes if "could not be tried" in note]
 

@@ -265,8 +265,7 @@ def make_scenes(photos: list[Path], folder: Path) -> None:
 
 
 def test_the_commands_for_caches_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
-    for name in ("photos", "splits", "flowers.csv"):
-        (tmp_path / name).symlink_to(sources / name)
+    (tmp_path / "photos").symlink_to(sources / "photos")
     (tmp_path / "my").mkdir()
     (tmp_path / "my/augment.py").write_text(AUGMENT)
     lines = commands("cache.md")
@@ -282,7 +281,6 @@ def test_the_commands_for_caches_run_as_they_stand(sources: Path, tmp_path: Path
     heavy = tpufeed.open_dataset(tmp_path / "out/heavy").manifest.cache
     assert heavy is not None
     assert heavy.ops[1] == {"op": "Custom", "version": "2", "target": "my.augment:heavy"}
-    assert set(tpufeed.open_dataset(tmp_path / "out/table").manifest.splits) == {"train", "val"}
     assert not (tmp_path / "out/never").exists()
 
 
@@ -331,7 +329,7 @@ def test_the_commands_for_gcs_run_as_they_stand(
     assert {line.split()[1] for line in own} == {"shard", "cache", "adopt", "info", "verify", "show"}
     run_here(own, tmp_path)
     names = gcs.names("my-bucket")
-    for folder in ("flowers", "table", "from-tars", "flowers-64", "direct", "foreign", "uploaded"):
+    for folder in ("flowers", "table", "from-tars", "flowers-64", "foreign", "uploaded"):
         assert f"{folder}/manifest.json" in names
     assert tpufeed.open_dataset(tmp_path / "flowers-here").manifest.cache is not None
 

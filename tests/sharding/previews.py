@@ -3,7 +3,6 @@
 from tpufeed.builds.run import preview
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.recipe import CacheRecipe
-from tpufeed.cache.source import RAW_OPTIONS
 from tpufeed.sharding.append import AppendRecipe
 from tpufeed.sharding.build import shard_recipe
 from tpufeed.sources.options import ShardOptions
@@ -33,5 +32,4 @@ def preview_append(src, dst, *, unset=(), **keywords):
 def preview_warmup(src, dst, *, allow_augmented=False, **keywords):
     """The preview of `warmup`."""
     run, options = _split(keywords, RUN)
-    raw, options = _split(options, RAW_OPTIONS)
-    return preview(CacheRecipe(src, CacheOptions(**options), ShardOptions(**raw), allow_augmented), dst, **run)
+    return preview(CacheRecipe(src, CacheOptions(**options), allow_augmented), dst, **run)

@@ -212,6 +212,9 @@ def test_one_of_two_overwrites_is_killed_while_the_other_is_at_work(every, few, 
 
 @pytest.mark.parametrize("words", [["shard"], ["cache", "warmup", "--size", "32"]], ids=["shard", "warmup"])
 def test_with_fsync_all_files_are_on_the_disk_before_the_manifest(words, few, tmp_path, monkeypatch):
+    source = few
+    if words != ["shard"]:
+        source = tpufeed.shard(few, tmp_path / "source", workers=1).url
     synced, fsync, link = set(), os.fsync, os.link
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(os.fstat(fd).st_ino), fsync(fd))[1])
     lacking = []
@@ -225,7 +228,7 @@ def test_with_fsync_all_files_are_on_the_disk_before_the_manifest(words, few, tm
         link(src, dst, **more)
 
     monkeypatch.setattr(os, "link", note)
-    done = CliRunner().invoke(app, [*words, str(few), str(tmp_path / "d"), "--fsync", "--workers", "1"])
+    done = CliRunner().invoke(app, [*words, str(source), str(tmp_path / "d"), "--fsync", "--workers", "1"])
     assert done.exit_code == 0, done.output
     assert lacking == ["manifest"]
 

@@ -19,7 +19,6 @@ from tests.sharding.outputs import rejects_of
 from tests.sharding.outputs import samples_of as lists_of
 from tests.sharding.previews import preview_shard
 from tests.sharding.written import encode_tar
-from tpufeed import cache
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetNotFoundError, DuplicateWriterError, ManifestError, OptionError, SourceError
@@ -538,11 +537,6 @@ def test_masks_in_a_bucket(folders, few, monkeypatch, tmp_path):
         table = shard("gs://bucket/raw/source/table.jsonl", tmp_path / "t", **MASKS)
         assert [sample["mask"] for sample in samples_of(table.url).values()]
         assert table.images == 3
-
-
-def test_a_cache_of_raw_images_is_not_made_of_them(few, tmp_path):
-    with pytest.raises(OptionError, match="'image_columns'"):
-        cache.warmup(few, tmp_path / "c", size=32, **MASKS)
 
 
 def test_flags(run_cli, few, folders, tmp_path):

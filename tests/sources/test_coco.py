@@ -16,7 +16,6 @@ from tests.sharding.forging import PLAN, begun, forge
 from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
 from tests.sources.test_boxes import encoded, spec_of
-from tpufeed import cache
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError
@@ -331,11 +330,6 @@ def test_coco_in_a_bucket(coco, monkeypatch, tmp_path):
         with pytest.raises(OptionError, match="--image DIR"):
             shard("gs://bucket/x.json", "gs://bucket/e")
         assert shard("gs://bucket/x.json", "gs://bucket/e", image="gs://bucket/coco/val2017").images == 4
-
-
-def test_a_cache_is_made_of_a_dataset_only(coco, tmp_path):
-    with pytest.raises(OptionError, match="boxes"):
-        cache.warmup(coco(), tmp_path / "c", size=32, workers=1)
 
 
 def test_the_command(coco, tmp_path):

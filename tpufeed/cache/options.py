@@ -114,7 +114,7 @@ def fingerprint(source_digest: str, identity: Mapping[str, Any]) -> str:
     """Return a hash (32 hexadecimal digits) of the contents of a cache, equal on all machines and Python versions.
 
     Args:
-        source_digest: the content digest of a dataset, or the digest of raw inputs.
+        source_digest: the content digest of a dataset.
         identity: all options that decide bytes, as plain data.
     """
     data = msgspec.json.encode({"source_digest": source_digest, **identity}, order="deterministic")

@@ -1,12 +1,10 @@
-"""The recipe of `cache warmup`: make a cache of a dataset or of raw images, or the next version of a cache."""
+"""The recipe of `cache warmup`: make a cache of a dataset, or the next version of a cache."""
 
-import itertools
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tpufeed.builds.commit import Reject, find_finished, find_lost, is_stored, open_part
+from tpufeed.builds.commit import find_finished, find_lost, is_stored, open_part
 from tpufeed.builds.compact import default_shard_bytes
 from tpufeed.builds.digests import Duplicates
 from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, check_forged, differing_options, forged, read_plan
@@ -22,9 +20,11 @@ from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
 from tpufeed.builds.versions import follows, put_version
 from tpufeed.cache.moving import cached_spec, encode_pixels
 from tpufeed.cache.options import CacheOptions, Size, fingerprint
-from tpufeed.cache.source import SELECT, SOURCE_VERSION, Listing, RawSource, open_source
+from tpufeed.cache.origin import iter_samples, open_origin
 from tpufeed.cache.worker import Augmenter, CacheContext
+from tpufeed.dataset.listed import Listed
 from tpufeed.dataset.manifest import CacheInfo, Manifest, Part
+from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import (
     CHANNELS,
@@ -39,6 +39,7 @@ from tpufeed.dataset.schema import (
     FeatureSpec,
     kaggle_features,
     kaggle_keys,
+    plain_boxes,
     record_schema,
 )
 from tpufeed.errors import (
@@ -54,13 +55,13 @@ from tpufeed.errors import (
 from tpufeed.images.decoding import decode
 from tpufeed.images.pipeline import Pipeline, check_deterministic
 from tpufeed.processes.limits import available_cores
-from tpufeed.sharding.inventory import Inventory
-from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.recipe import one_hot_bytes
-from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.store import Store
+from tpufeed.stream.columns import iter_flip_warnings
 
 KIND = "cache warmup"
+SOURCE_VERSION = "source_version"  # option: the version of the source that a cache covers, if the source has grown
+SELECT = "select"  # option: what a view selects, if the source is one
 _FEATURES_BYTES = 400  # size of a record without its image
 _READ_WHOLE_BYTES = 2 * 10**9  # verify the CRCs of a finished cache up to this size
 _PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
@@ -71,35 +72,37 @@ class CacheRecipe(Recipe):
     """Makes a cache, or adds the new samples of a source that has grown.
 
     Args:
-        src: a dataset, or raw images: a path or URL, or an open dataset.
+        src: the path or URL of a dataset, or an open one.
         options: options of the cache.
-        raw: how to read raw images.
         allow_augmented: as in `tpufeed.cache.warmup`.
 
     Raises:
-        OptionError: the images would differ in size; or as `open_source` does.
+        OptionError: the images would differ in size; or as `open_origin` does.
     """
 
     kind, worker, grows_by, verb = KIND, "tpufeed.cache.worker", "warmup", "warming"
 
-    def __init__(
-        self,
-        src: str | Path | Dataset,
-        options: CacheOptions,
-        raw: ShardOptions | None = None,
-        allow_augmented: bool = False,
-    ) -> None:
-        origin = open_source(src, raw or ShardOptions(), allow_augmented)
-        self.origin, self.options, self.source, self.stores = origin, options, origin.url, origin.stores
-        self.size = options.output_size(None if origin.manifest is None else origin.manifest.image_size)
+    def __init__(self, src: str | Path | Dataset, options: CacheOptions, allow_augmented: bool = False) -> None:
+        origin = open_origin(src, allow_augmented)
+        self.origin, self.options, self.source = origin, options, origin.url
+        self.stores = origin.store, origin.shards
+        self.size = options.output_size(origin.manifest.image_size)
         # All options that decide bytes, as JSON returns them.
-        self.wanted = msgspec.json.decode(msgspec.json.encode({**origin.identity, **options.to_dict()}))
+        identity = {"source_digest": origin.content_digest, **options.to_dict()}
+        self.wanted = msgspec.json.decode(msgspec.json.encode(identity))
+        # Options that do not decide bytes.
+        self.facts: dict[str, Any] = {SOURCE_VERSION: origin.number} if origin.number > 1 else {}
+        if origin.selection is not None:
+            self.facts[SELECT] = origin.selection.text
+        # A view may keep no sample of a split.
+        given = ((check_split_name(name), origin.split(name).records) for name in origin.manifest.splits)
+        self.samples = {name: count for name, count in given if count or not origin.manifest.splits[name].records}
 
     def look(self, destination: Store, overwrite: bool) -> Dataset | None:
         """Return the cache at the destination if it is this one. A cache of an earlier version of the source grows."""
         self.base, self.is_stale, self._is_behind = None, False, False
         self.before = dict[str, int]()  # samples per split that the cache already has
-        self.identity = {**self.wanted, **self.origin.facts}
+        self.identity = self.wanted | self.facts
         try:
             present = find_finished(destination)
         except DamageError:
@@ -113,7 +116,8 @@ class CacheRecipe(Recipe):
             return present
         if overwrite:
             return None
-        before = self.origin.covered_by(present)
+        covered = present.manifest.cache
+        before = None if covered is None else self.origin.records_of(covered.source_digest)
         if before is not None:  # it is of an earlier version of this source
             there = {**_options_of(present), "source_digest": self.wanted["source_digest"]}
             differing = differing_options(there, self.wanted)
@@ -133,10 +137,9 @@ class CacheRecipe(Recipe):
 
     def _grow(self, present: Dataset, before: dict[str, int]) -> Dataset | None:
         """Let the cache grow, or return it if the newer version of its source has the same samples."""
-        with self.origin.open_listing(self.options) as listing:
-            if all(count <= before.get(name, 0) for name, count in listing.samples.items()):
-                self._is_behind = True
-                return present
+        if all(count <= before.get(name, 0) for name, count in self.samples.items()):
+            self._is_behind = True
+            return present
         self.base, self.before = present, before
         self.identity |= follows(present)
         try:
@@ -154,22 +157,19 @@ class CacheRecipe(Recipe):
         cache, stored = present.manifest.cache, _options_of(present)
         if cache is None:
             return ["a dataset that is not a cache"]
-        there, here = (each.get(SELECT, "all samples") for each in (present.manifest.options, self.origin.facts))
+        there, here = (each.get(SELECT, "all samples") for each in (present.manifest.options, self.facts))
         if stored.get("source_digest") != self.wanted.get("source_digest"):
             if there != here:
                 return [f"it was warmed from {there} of its source, not from {here}"]
-            source = f"{self.source} ({here})" if SELECT in self.origin.facts else self.source
+            source = f"{self.source} ({here})" if SELECT in self.facts else self.source
             return [f"it was warmed from another source, or {source} has changed since then"]
-        differing = differing_options(stored, self.wanted)
-        if not differing and cache.source_digest != self.origin.digest():
-            differing = [f"the images of {self.source} have changed since then"]
-        return differing
+        return differing_options(stored, self.wanted)
 
     def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
         """Record that the cache covers a newer version of its source with the same samples, e.g. a compacted one."""
         if not self._is_behind:
             return finished, None
-        digest = self.origin.digest()
+        digest = self.origin.content_digest
         manifest = msgspec.structs.replace(
             finished.manifest,
             run_id=secrets.token_hex(8),
@@ -191,24 +191,23 @@ class CacheRecipe(Recipe):
 
     @contextmanager
     def draft(self, is_preview: bool) -> Iterator[Draft]:
-        """List the source and warm a few samples."""
-        with self.origin.open_listing(self.options) as listing:
-            samples, header = self._new(listing), self._header(listing)
-            few = {name: min(count, _PROBED_SAMPLES) for name, count in samples.items()}
-            first = iter_ranges(few, dict.fromkeys(few, 1), listing.inventory, self.before)
-            shards, record_bytes, seconds = self._probe(header, samples, list(first))
-            variants = self.options.variants
-            yield Draft(
-                header=msgspec.structs.replace(header, splits=shards),
-                tasks=iter_ranges(samples, shards, listing.inventory, self.before),
-                splits={
-                    name: SplitPreview(count, shards[name] * variants, int(count * variants * record_bytes))
-                    for name, count in samples.items()
-                },
-                probed=len(seconds),
-                probed_seconds=fmean(seconds or [0]),
-                fingerprint=fingerprint(header.input_digest, self.wanted),
-            )
+        """Warm a few samples, and plan the build."""
+        samples, header = self._new, self._header({})
+        few = {name: min(count, _PROBED_SAMPLES) for name, count in samples.items()}
+        first = iter_ranges(few, dict.fromkeys(few, 1), self.before)
+        shards, record_bytes, seconds = self._probe(header, samples, list(first))
+        variants = self.options.variants
+        yield Draft(
+            header=msgspec.structs.replace(header, splits=shards),
+            tasks=iter_ranges(samples, shards, self.before),
+            splits={
+                name: SplitPreview(count, shards[name] * variants, int(count * variants * record_bytes))
+                for name, count in samples.items()
+            },
+            probed=len(seconds),
+            probed_seconds=fmean(seconds or [0]),
+            fingerprint=fingerprint(header.input_digest, self.wanted),
+        )
 
     def _probe(
         self, header: PlanHeader, samples: dict[str, int], first: Sequence[Task]
@@ -221,14 +220,12 @@ class CacheRecipe(Recipe):
                 names op and sample.
             OptionError: a shard would be smaller than a record.
         """
-        source, options, (height, width) = self.origin, self.options, self.size
-        augment = Augmenter(options, source, mends=False)
+        options, (height, width) = self.options, self.size
+        augment = Augmenter(options, self.origin.manifest, mends=False)
         ops, live = Pipeline(options.applied, augment.seed), Pipeline(options.live or (), augment.seed)
         lengths, moving, seconds = list[int](), list[int](), list[float]()
         begun = time.monotonic()
-        for sample in (sample for task in first for sample in source.iter_samples(header, task)):
-            if isinstance(sample, Reject):
-                continue
+        for sample in (sample for task in first for sample in iter_samples(self.origin, header, task)):
             start = time.perf_counter()
             try:
                 _, variants, moved = augment(sample)
@@ -264,23 +261,13 @@ class CacheRecipe(Recipe):
 
     def check_joined(self, store: Store, plan: Plan) -> None:
         """Check that the plan is for this source and contains nothing else."""
-        if isinstance(self.origin, RawSource):
-            image, *_ = cached_schema(plan.header.features, self.options, self.size, len(plan.header.class_names))
-            raw = replace(self.origin.options, names=self.options.names)
-            check_joined(store, plan, self.source, raw, self.options.variants, image)
-            return
         shards = plan.header.splits
-        with self.origin.open_listing(self.options) as listing:
-            samples = self._new(listing)
-            if shards.keys() != samples.keys():
-                raise forged(store, self.source, "its splits are not those of the dataset")
-            header = msgspec.structs.replace(self._header(listing), splits=shards)
-            check_forged(store, plan, header, iter_ranges(samples, shards, None, self.before))
+        if shards.keys() != self._new.keys():
+            raise forged(store, self.source, "its splits are not those of the dataset")
+        check_forged(store, plan, self._header(shards), iter_ranges(self._new, shards, self.before))
 
-    def follow(self, plan: Plan) -> Plan | None:
-        """Return the plan for the present URL of a dataset: the options of a plan name its contents."""
-        if isinstance(self.origin, RawSource):
-            return None
+    def follow(self, plan: Plan) -> Plan:
+        """Return the plan for the present URL of the dataset, whose contents its options name."""
         return at_place(plan, self.source)
 
     def context(self, store: Store, plan: Plan) -> CacheContext:
@@ -305,21 +292,38 @@ class CacheRecipe(Recipe):
             fingerprint=fingerprint(source_digest, self.wanted),
         )
 
-    def _new(self, listing: Listing) -> dict[str, int]:
-        return {name: count - self.before.get(name, 0) for name, count in listing.samples.items()}
+    @property
+    def _new(self) -> dict[str, int]:
+        return {name: count - self.before.get(name, 0) for name, count in self.samples.items()}
 
-    def _header(self, listing: Listing) -> PlanHeader:
-        """Return the header of the plan, without the numbers of shards."""
+    def _header(self, shards: dict[str, int]) -> PlanHeader:
+        """Return the header of the plan with these numbers of shards."""
+        origin, manifest = self.origin, self.origin.manifest
+        plain = plain_boxes(manifest.features, manifest.options)
+        warnings = [*iter_flip_warnings(manifest.features, self.options.applied)]
+        if plain:
+            warnings.append(
+                f"{', '.join(plain)}: left out, as they look like boxes and are plain numbers, which a crop does not "
+                "move. To have them, build the dataset with --boxes, or with --column NAME:TYPE if they are no boxes"
+            )
+        warnings += (
+            f"{origin.label} has no sample of split {name!r}, so the cache has no such split"
+            for name in manifest.splits
+            if name not in self.samples
+        )
+        features = [spec for spec in manifest.features if spec.name not in plain]
         return PlanHeader(
             kind=KIND,
             source=self.source,
             options=self.identity,
             run_id=secrets.token_hex(8),
-            splits={},
+            input_digest=origin.content_digest,
+            splits=shards,
             variants=self.options.variants,
-            features=cached_schema(listing.features, self.options, self.size, len(listing.facts["class_names"])),
-            images=self.options.variants * sum(self._new(listing).values()),
-            **listing.facts,
+            class_names=origin.class_names,
+            features=cached_schema(features, self.options, self.size, len(origin.class_names)),
+            images=self.options.variants * sum(self._new.values()),
+            listed=Listed(warnings=tuple(warnings)),
         )
 
 
@@ -356,25 +360,18 @@ def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes
     return {name: min(count, max(1, round(count * record_bytes / target))) for name, count in samples.items()}
 
 
-def iter_ranges(
-    samples: Mapping[str, int],
-    shards: Mapping[str, int],
-    inventory: Inventory | None,
-    before: Mapping[str, int],
-) -> Iterator[Task]:
-    """Yield tasks of equal size: each is the range `[first, stop)` of a split, with its inputs if they are raw images.
+def iter_ranges(samples: Mapping[str, int], shards: Mapping[str, int], before: Mapping[str, int]) -> Iterator[Task]:
+    """Yield tasks of equal size: each is the range `[first, stop)` of a split.
 
     The id of a sample is its place in the global order, even if it is rejected. In a cache that grows, the ids of each
     split continue after the samples of `before`.
     """
     number = 0
     for split, count in samples.items():
-        inputs = None if inventory is None else inventory.iter_inputs(split)
+        start = before.get(split, 0)
         for shard in range(shards[split]):
-            first, stop = (count * edge // shards[split] for edge in (shard, shard + 1))
-            run = () if inputs is None else tuple(item for item, _ in itertools.islice(inputs, stop - first))
-            start = before.get(split, 0)
-            yield Task(number, split, shard, shards[split], run, start + first, start + stop)
+            first, stop = (start + count * edge // shards[split] for edge in (shard, shard + 1))
+            yield Task(number, split, shard, shards[split], (), first, stop)
             number += 1
 
 

@@ -11,7 +11,9 @@ from tpufeed.builds.plan import Task
 from tpufeed.builds.worker import Output, TaskContext, reach, run
 from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions
-from tpufeed.cache.source import CacheSource, SourceSample
+from tpufeed.cache.origin import OriginSample, iter_samples
+from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, kaggle_values
 from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels, Scratch
@@ -29,22 +31,19 @@ _BLOCK = 128
 class CacheContext(TaskContext):
     """The context that all tasks of a cache share."""
 
-    source: CacheSource
+    origin: Dataset
     options: CacheOptions
 
     def write(self, task: Task, output: Output) -> None:
         """Write all variants of the task's samples."""
-        header, options, source, before = self.header, self.options, self.source, self.source.retries
+        header, options, before = self.header, self.options, self.origin.shards.retries
         int_names, keys = fixed_ints(header.features), {spec.name: spec.key for spec in header.features}
         names = [name.encode() for name in header.class_names]
         image_format = encode_entry(keys[FORMAT], Feature("bytes", (options.encode.encode(),)))
-        augment, stored = Augmenter(options, source, source.mends), f"{options.encode}, augmented"
+        augment, stored = Augmenter(options, self.origin.manifest), f"{options.encode}, augmented"
         output.images[stored] = 0
-        with closing(source.iter_samples(header, task)) as samples:
+        with closing(iter_samples(self.origin, header, task)) as samples:
             for found in samples:
-                if isinstance(found, Reject):
-                    output.reject(found)
-                    continue
                 try:
                     sample, variants, moved = augment(found)
                 except ImageError as error:
@@ -63,11 +62,13 @@ class CacheContext(TaskContext):
                 output.add(labels=set(sample.labels) if sample.label is None else (sample.label,))
                 output.odd.update(sample.odd)
                 output.images[stored] += 1
-        output.retries = source.retries - before
+        output.retries = self.origin.shards.retries - before
 
     def see(self, task: Task) -> dict[str, str]:
         """Return the versions of the first files of a task."""
-        return self.source.see(self.header, task)
+        shards, store = self.origin.split(task.split).variants[0].shards, self.origin.shards
+        found = [store.stat(shard.name) for shard in shards[:1]]
+        return {f"{store.url.rstrip('/')}/{info.name}": info.version for info in found if info is not None}
 
 
 class Augmenter:
@@ -78,26 +79,24 @@ class Augmenter:
 
     Args:
         options: options of the cache.
-        source: source of the samples.
+        manifest: manifest of the samples' dataset.
         mends: repair an encoded image that does not decode, if possible.
 
     Attributes:
         seed: seed of the ops' random numbers.
     """
 
-    def __init__(self, options: CacheOptions, source: CacheSource, mends: bool) -> None:
-        manifest = source.manifest
-        self.seed = options.seed if manifest is None else manifest.draws_seed(options.seed)
-        self._pipeline = Pipeline(options.applied, self.seed, upright=manifest is not None and manifest.upright)
-        # Raw images have no features that change with the crop.
-        self._mover = Mover(() if manifest is None else manifest.features, options, self._pipeline)
+    def __init__(self, options: CacheOptions, manifest: Manifest, mends: bool = True) -> None:
+        self.seed = manifest.draws_seed(options.seed)
+        self._pipeline = Pipeline(options.applied, self.seed, upright=manifest.upright)
+        self._mover = Mover(manifest.features, options, self._pipeline)
         self._mends = mends
         self._variants = options.variants
         self._scratch = Scratch()
         self._outs: Sequence[Pixels | None] = [None] * options.variants
         self._block, self._draws = -1, list[DrawnBatch]()
 
-    def __call__(self, sample: SourceSample) -> tuple[SourceSample, list[Pixels], list[bytes]]:
+    def __call__(self, sample: OriginSample) -> tuple[OriginSample, list[Pixels], list[bytes]]:
         """Return the sample (repaired if necessary), its variants, and for each the features that change with the crop.
 
         Raises:
@@ -123,7 +122,7 @@ class Augmenter:
             self._outs = [np.empty(pixels.shape, np.uint8) for pixels in made]
         return sample, made, self._mover.encode(sample.moving, sample.name, sample.image, draws)
 
-    def _run(self, sample: SourceSample, draws: list[list[Draws]]) -> list[Pixels]:
+    def _run(self, sample: OriginSample, draws: list[list[Draws]]) -> list[Pixels]:
         try:
             if isinstance(sample.image, np.ndarray):
                 return [self._pipeline.run(sample.image, *each) for each in zip(draws, self._outs, strict=True)]

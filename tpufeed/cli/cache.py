@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from tpufeed.cli import flags
-from tpufeed.cli.builds import engine_of_flags, given, parse_pairs, print_preview, run_build
+from tpufeed.cli.builds import engine_of_flags, given, print_preview, run_build
 from tpufeed.cli.console import echo, find_own_modules, reports_build_errors
 from tpufeed.cli.flags import one_of
 from tpufeed.text import format_count
@@ -18,16 +18,11 @@ _in_augmentation = partial(typer.Option, rich_help_panel="Augmentation")
 def warmup_command(
     src: Annotated[
         str,
-        typer.Argument(metavar="SRC", help="A dataset, or raw images as `tpufeed shard` takes them: a path or URL."),
+        typer.Argument(metavar="SRC", help="A dataset: a path or URL."),
     ],
     dst: Annotated[str, typer.Argument(metavar="DST", help="Where the cache goes: a path or URL.")],
     beam: flags.BeamArguments = None,
     select: flags.Select = None,
-    splits: flags.Splits = None,
-    split_by: flags.SplitBy = None,
-    image: flags.Image = None,
-    label: flags.Label = None,
-    classes: flags.Classes = None,
     size: Annotated[
         int | None,
         _in_augmentation(metavar="PIXELS", help="Side of the images, if no --op is given.", show_default="224"),
@@ -76,9 +71,6 @@ def warmup_command(
         ),
     ] = "raw",
     quality: flags.Quality = 90,
-    max_pixels: flags.MaxPixels = None,
-    min_side: flags.MinSide = None,
-    policy: flags.Policy = None,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: flags.EngineName = "local",
@@ -99,34 +91,29 @@ def warmup_command(
     """Precompute the expensive part of an augmentation, in one or more variants.
 
     If it is interrupted, the same command continues where it stopped. A complete cache is verified and stays unchanged.
-    The options under Source, --policy, --max-pixels and --min-side are for raw images, --select is for datasets.
+    Of raw images, make a dataset first: tpufeed shard.
 
     Examples:
       tpufeed cache warmup flowers flowers-224 --size 224 --variants 4
       tpufeed cache warmup flowers flowers-256 --op 'Resize(256)' --op 'CenterCrop(256)' --live 'RandomCrop(224)'
-      tpufeed cache warmup photos gs://bucket/photos-224 --splits train=0.9,val=0.1 --encode jpeg --dry-run
+      tpufeed cache warmup gs://bucket/photos gs://bucket/photos-224 --encode jpeg --dry-run
     """
     find_own_modules()
     values: dict[str, Any] = locals() | {
-        "policy": parse_pairs(policy, "policy", "alpha=black") or None,
         "engine": engine_of_flags(engine, workers, ray_address, beam),
     }
     from tpufeed.builds.run import preview
     from tpufeed.cache.build import warmup
     from tpufeed.cache.options import CacheOptions
     from tpufeed.cache.recipe import CacheRecipe
-    from tpufeed.cache.source import RAW_OPTIONS
     from tpufeed.images.ops import parse_op
-    from tpufeed.sources.options import ShardOptions
 
     if select:
         values["src"] = flags.open_selected(src, None, select)
     for name in ("ops", "live"):
         values[name] = None if values[name] is None else [parse_op(text) for text in values[name]]
     if dry_run:
-        raw = given(ShardOptions, {name: values[name] for name in RAW_OPTIONS})
-        options = CacheOptions(**given(CacheOptions, values))
-        recipe = CacheRecipe(values["src"], options, ShardOptions(**raw), allow_augmented)
+        recipe = CacheRecipe(values["src"], CacheOptions(**given(CacheOptions, values)), allow_augmented)
         foretold = preview(recipe, **given(preview, values))
         rows = [
             (name, f"{split.inputs:,}", str(foretold.variants), str(split.shards))

@@ -277,12 +277,14 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
 
         return warm
 
-    presized, given = f"presized-{side}", quote(url)
+    presized, given, first = f"presized-{side}", quote(url), ""
     same: dict[str, Any] = {"ops": ops, "device_ops": device_ops}
     ways, command = list[_Way](), f"tpufeed shard {given} {name_beside(url, presized)} --presize {side}"
     if are_files:
-        shards = f"tpufeed shard {given} {name_beside(url, 'shards')}"
-        ways.append(_Way(name="make shards of the files", command=shards, change=store, **same))
+        shards = name_beside(url, "shards")
+        shard = f"tpufeed shard {given} {shards}"
+        ways.append(_Way(name="make shards of the files", command=shard, change=store, **same))
+        given, first = shards, f"{shard} && "  # caches are made of datasets
     elif manifest is not None:
         smaller: dict[str, Any] = {"presize": side}
         if manifest.options.get("presize_mode") == "long":  # its shorter sides would be smaller
@@ -298,7 +300,8 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
         flags = f" --size {size[0]}"
     variants = _VARIANTS if any(op.draws for op in ops) else 1
     place = name_beside(url, "x".join(map(str, dict.fromkeys(size))))
-    command = f"tpufeed cache warmup {given} {place}{flags}" + (f" --variants {variants}" if variants > 1 else "")
+    command = f"{first}tpufeed cache warmup {given} {place}{flags}"
+    command += f" --variants {variants}" if variants > 1 else ""
     raw: dict[str, Any] = {"size": size, "ops": (), "device_ops": device_ops, "variants": variants}
     ways.append(_Way(name="warm a raw cache", command=command, change=warm_by(ops, variants), **raw))
     plan = plan_device_ops((*ops, *device_ops))
@@ -309,7 +312,7 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
         ways.append(
             _Way(
                 name=f"read a cache of whole images with {_arguments(plan)}",
-                command=f"tpufeed cache warmup {given} {place}{_flags(plan.cached)}",
+                command=f"{first}tpufeed cache warmup {given} {place}{_flags(plan.cached)}",
                 change=warm_by(plan.cached),
                 ops=plan.host,
                 device_ops=plan.device,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tpufeed.builds.commit import Reject
 from tpufeed.builds.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
 from tpufeed.builds.item import Item
-from tpufeed.builds.plan import PlanHeader, Task
+from tpufeed.builds.plan import Task
 from tpufeed.builds.worker import Output, TaskContext, reach, run
 from tpufeed.dataset.manifest import Markers
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, OWN_NAMES, TEXT, FeatureSpec, kaggle_values
@@ -29,7 +29,7 @@ from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
 
 # An engine finds `run` and `reach` here.
-__all__ = ["DROPPED", "TINY", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach", "run", "see_inputs"]
+__all__ = ["DROPPED", "TINY", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach", "run"]
 
 _SEEN_INPUTS = 4
 
@@ -225,16 +225,11 @@ class ShardContext(TaskContext):
         output.digests, output.retries = bytes(digests), files.retries
 
     def see(self, task: Task) -> dict[str, str]:
-        """Return the versions of the first files of a task."""
-        return see_inputs(self.header, task)
-
-
-def see_inputs(header: PlanHeader, task: Task) -> dict[str, str]:
-    """Return the versions of the first files of a task. Raises if their store does not answer, or refuses."""
-    first = [item for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
-    names = list(dict.fromkeys(file.file for item in first for file in files_of(item)))
-    return {
-        name if "://" in name or name.startswith("/") else f"{header.base.rstrip('/')}/{name}": info.version
-        for name, info in zip(names, Files(header.base).stats(names), strict=True)
-        if isinstance(info, ObjectInfo)  # others are rejected on every host
-    }
+        """Return the versions of the first files of a task. Raises if their store does not answer, or refuses."""
+        first = [item for item in task.inputs if item.problem is None][:_SEEN_INPUTS]
+        names = list(dict.fromkeys(file.file for item in first for file in files_of(item)))
+        return {
+            name if "://" in name or name.startswith("/") else f"{self.header.base.rstrip('/')}/{name}": info.version
+            for name, info in zip(names, Files(self.header.base).stats(names), strict=True)
+            if isinstance(info, ObjectInfo)  # others are rejected on every host
+        }
