@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.sharding.forging import PLAN, begun, forge
+from tests.sharding.forging import begun
 from tests.sharding.outputs import rejects_of
 from tests.sharding.outputs import samples_of as lists_of
 from tests.sharding.previews import preview_shard
 from tests.sharding.written import encode_tar
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DatasetNotFoundError, DuplicateWriterError, ManifestError, OptionError, SourceError
+from tpufeed.errors import DatasetNotFoundError, DuplicateWriterError, OptionError, SourceError
 from tpufeed.storage.local import LocalStore
 from tpufeed.storage.store import read_span
 
@@ -414,87 +414,6 @@ def test_the_same_command_with_other_masks_is_another_build(few, folders, tmp_pa
     assert shard(str(images), tmp_path / "e", masks=f"{masks}/").earlier_images == 3
     with pytest.raises(DuplicateWriterError, match="masks"):
         shard(images, tmp_path / "e")
-
-
-def plant(folder, **values):
-    """The first input of the plan at `folder` says other things of its mask."""
-
-    def change(_, tasks):
-        (mask,) = tasks[0]["inputs"][0]["images"]
-        mask.update(values)
-
-    forge(folder, change)
-
-
-def refused(source, folder, match="task ", **options):
-    with pytest.raises(ManifestError, match=match):
-        shard(source, folder, **options)
-    with pytest.raises(ManifestError, match=match):
-        preview_shard(source, folder, **options)
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["plan.jsonl"]
-
-
-@pytest.fixture
-def secret(tmp_path):
-    """A mask that nobody has named."""
-    (tmp_path / "private").mkdir()
-    path = tmp_path / "private/secret.png"
-    path.write_bytes(png(classes()))
-    return {"file": str(path), "bytes": path.stat().st_size, "version": str(path.stat().st_mtime_ns)}
-
-
-def test_a_plan_of_a_table_names_no_foreign_mask(few, secret, tmp_path):
-    shard(few, tmp_path / "d", **MASKS)
-    honest = (begun(tmp_path / "d") / PLAN).read_bytes()
-    for values in (secret, {"file": "../private/secret.png"}, {"file": "http://127.0.0.1:1/secret.png"}):
-        plant(tmp_path / "d", **values)
-        refused(few, tmp_path / "d", **MASKS)
-        (tmp_path / "d" / PLAN).write_bytes(honest)
-    plant(tmp_path / "d", offset=-1)
-    refused(few, tmp_path / "d", match=PLAN, **MASKS)
-    (tmp_path / "d" / PLAN).write_bytes(honest)
-    assert shard(few, tmp_path / "d", **MASKS).images == 3
-
-
-def test_a_plan_of_a_folder_names_no_foreign_mask(folders, secret, tmp_path):
-    images, masks = folders
-    shard(images, tmp_path / "d", masks=masks)
-    honest = (begun(tmp_path / "d") / PLAN).read_bytes()
-    others = ("train/a/0.txt", "train/b/0.png", "../private/secret.png", ".hidden/0.png", "")
-    for file in (secret["file"], *(f"{masks}/{name}" for name in others), f"{masks}/../private/secret.png", "x.png"):
-        plant(tmp_path / "d", file=file)
-        refused(images, tmp_path / "d", masks=masks)
-        (tmp_path / "d" / PLAN).write_bytes(honest)
-    assert shard(images, tmp_path / "d", masks=masks).images == 3
-
-
-def test_a_plan_of_tars_names_no_mask_elsewhere(secret, tmp_path):
-    tars = tmp_path / "tars"
-    tars.mkdir()
-    for name in ("a.tar", "b.tar"):
-        (tars / name).write_bytes(encode_tar([("0.png", picture(classes())), ("0.mask.png", png(classes()))]))
-    options = {"image_columns": {"mask": "mask.png:mask"}}
-    shard(tars / "a.tar", tmp_path / "d", **options)
-    begun(tmp_path / "d")
-    for file in (secret["file"], "b.tar", "../private/secret.png"):
-        plant(tmp_path / "d", file=file)
-        refused(tars / "a.tar", tmp_path / "d", **options)
-
-
-def test_a_plan_with_more_or_fewer_images_than_columns_is_refused(few, tmp_path):
-    shard(few, tmp_path / "d", **MASKS)
-    honest = (begun(tmp_path / "d") / PLAN).read_bytes()
-
-    def without_images(_, tasks):
-        tasks[0]["inputs"][0]["images"] = []
-
-    def without_features(header, _):
-        header["features"].pop()
-
-    for change in (without_images, without_features):
-        forge(tmp_path / "d", change)
-        refused(few, tmp_path / "d", match=PLAN, **MASKS)
-        (tmp_path / "d" / PLAN).write_bytes(honest)
 
 
 @pytest.mark.all

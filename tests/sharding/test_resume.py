@@ -2,11 +2,21 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import tpufeed
-from tpufeed.errors import NoInputsError
+from tests.sharding.forging import PLAN, begun, forge
+from tests.sharding.other_versions import OtherVersions
+from tpufeed.builds.commit import put_report, read_report
+from tpufeed.builds.plan import read_plan
+from tpufeed.errors import DatasetExistsError, ManifestError, NoInputsError
+from tpufeed.storage.local import LocalStore
+from tpufeed.storage.store import read_span
+
+OPTIONS = {"shard_bytes": "40KB", "workers": 1}
 
 
 def shard_of(result, number):
@@ -122,3 +132,118 @@ def test_files_that_change_after_the_plan_are_rejects(build_options, photo_folde
     assert {(each["path"], each["reason"]) for each in rejects} == {(path, "changed_during_build") for path in changed}
     assert result.manifest.rejects == {"changed_during_build": 3}
     assert tpufeed.verify(folder).records == 87
+
+
+@pytest.fixture(scope="module")
+def tables(photo_folder, tmp_path_factory):
+    """A table of photographs elsewhere, with a column; not to be changed."""
+    folder = tmp_path_factory.mktemp("tables")
+    rows = [
+        {"path": str(path), "label": path.parent.name, "note": path.name}
+        for path in sorted(photo_folder.glob("*/*.jpg"))
+    ]
+    (folder / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "table.jsonl"
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("kind", ["table", "folder with links"])
+def test_it_continues_with_its_plan(kind, photo_folder, tables, bytes_of, tmp_path):
+    source = tables
+    if kind == "folder with links":
+        source = tmp_path / "linked"
+        source.mkdir()
+        for folder in photo_folder.iterdir():
+            (source / folder.name).symlink_to(folder)
+    first = tpufeed.shard(source, tmp_path / "d", **OPTIONS)
+    expected = bytes_of(tmp_path / "d")
+    begun(tmp_path / "d")
+    again = tpufeed.shard(source, tmp_path / "d", **OPTIONS)
+    assert again.manifest.run_id == first.manifest.run_id
+    assert bytes_of(tmp_path / "d") == expected
+
+
+@pytest.mark.all
+def test_a_build_is_of_its_source_as_it_was_planned(tables, bytes_of, tmp_path):
+    tables = Path(shutil.copy(tables, tmp_path))
+    tpufeed.shard(tables, tmp_path / "d", **OPTIONS)
+    expected = bytes_of(tmp_path / "d")
+    first, *rest = tables.read_text().splitlines()
+    for rows in ([json.dumps({**json.loads(first), "path": "another.jpg"}), *rest, first], rest):
+        tables.write_text("\n".join(rows))
+        tpufeed.shard(tables, begun(tmp_path / "d"), **OPTIONS)
+        assert bytes_of(tmp_path / "d") == expected
+        with pytest.raises(DatasetExistsError, match=f"changed since: 90 inputs then, {len(rows)} now"):
+            tpufeed.shard(tables, tmp_path / "d", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header, _: header.update(splits={"../train": 3}),
+        lambda _, tasks: tasks[0].update(split="val"),
+        lambda _, tasks: tasks[0].update(number=7),
+        lambda _, tasks: tasks.pop(),
+        lambda _, tasks: tasks.reverse(),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(change, unfinished, build_options, photo_folder):
+    forge(unfinished, change)
+    with pytest.raises(ManifestError, match=PLAN):
+        tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "../secret.tfrecord"},
+        {"lengths": ()},
+        {"bytes": 1},
+    ],
+    ids=str,
+)
+def test_a_report_of_other_shards_is_not_believed(change, unfinished, build_options, photo_folder, undisturbed):
+    """Its checksum is right. It is removed, and its task runs again."""
+    store = LocalStore(str(unfinished))
+    plan = read_plan(store)
+    ref, run_id = plan.tasks[0], plan.header.run_id
+    report = read_report(store, ref, run_id)
+    shard = type(report.shards[0])(
+        **{**{name: getattr(report.shards[0], name) for name in report.shards[0].__struct_fields__}, **change}
+    )
+    store.delete("_tpufeed/reports/000000.json")
+    forged = type(report)(report.task, (shard,), report.class_counts, report.images, report.rejects)
+    put_report(store, forged, plan.owner)
+    result = tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
+    assert 0 < result.earlier_images < 90
+    assert result.manifest.content_digest == undisturbed.manifest.content_digest
+
+
+def test_a_name_that_no_store_has_is_a_reject_also_when_a_build_goes_on(small_jpegs):
+    """Buckets take a//7.jpg, which is a slip."""
+    files = OtherVersions()
+    for number in range(6):
+        files.pipe_file(f"/joined/photos/a/{number}.jpg", small_jpegs[number % 3])
+    files.pipe_file("/joined/photos/a//7.jpg", small_jpegs[0])
+    urls = "otherversions://joined/photos", "otherversions://joined/d"
+    first = tpufeed.shard(*urls, workers=1)
+    assert (first.images, first.rejects) == (6, 1)
+    files.rm_file("/joined/d/manifest.json")
+    again = tpufeed.shard(*urls, workers=1)
+    assert (again.images, again.earlier_images, again.rejects) == (6, 6, 1)
+
+
+def test_what_a_policy_refuses_is_not_read_twice(photo_folder, tmp_path, monkeypatch):
+    source = tmp_path / "photos"
+    shutil.copytree(photo_folder, source)
+    for number, path in enumerate(sorted(source.rglob("*.jpg"))[:4]):
+        Image.new("L", (64, 64), number).save(path)
+    again = []
+    monkeypatch.setattr(
+        "tpufeed.sources.inputs.read_span", lambda store, span: again.append(span) or read_span(store, span)
+    )
+    tpufeed.shard(source, tmp_path / "d", workers=1, policy={"greyscale": "reject"}, max_rejects=10)
+    assert not again
+    next(source.rglob("*.jpg")).write_bytes(b"no image")
+    tpufeed.shard(source, tmp_path / "e", workers=1, policy={"greyscale": "reject"}, max_rejects=10)
+    assert len(again) >= 1

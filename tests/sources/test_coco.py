@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.sharding.forging import PLAN, begun, forge
+from tests.sharding.forging import begun
 from tests.sharding.outputs import rejects_of, texts_of
 from tests.sharding.previews import preview_shard
 from tests.sources.test_boxes import encoded, spec_of
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError
+from tpufeed.errors import NoInputsError, OptionError, SourceError
 
 CATEGORIES = [{"id": 90, "name": "zebra"}, {"id": 1, "name": "person"}, {"id": 3, "name": "car"}]
 
@@ -283,7 +283,7 @@ def test_several_files_have_to_be_sharded_apart(coco, tmp_path):
         shard(path.parent / "instances_*.json", tmp_path / "d")
 
 
-# Going on, forged plans, stores.
+# Going on, stores.
 
 
 def test_the_same_command_goes_on_and_finds_what_has_changed(coco, bytes_of, tmp_path):
@@ -297,21 +297,6 @@ def test_the_same_command_goes_on_and_finds_what_has_changed(coco, bytes_of, tmp
     coco(content([{"image_id": 101, "category_id": 1, "bbox": [1, 2, 3, 4]}]))
     with pytest.raises(tpufeed.errors.DatasetExistsError, match="changed"):
         shard(path, tmp_path / "d")
-
-
-def test_a_plan_names_no_other_file(coco, tmp_path):
-    path = coco()
-    (path.parent.parent / "val2017/secret.png").write_bytes(encoded())
-    shard(path, tmp_path / "d")
-    begun(tmp_path / "d")
-
-    def change(_, tasks):
-        tasks[0]["inputs"][0]["path"] = "secret.png"
-
-    forge(tmp_path / "d", change)
-    with pytest.raises(ManifestError, match=r"secret\.png"):
-        shard(path, tmp_path / "d")
-    assert (tmp_path / "d" / PLAN).exists()
 
 
 @pytest.mark.all

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.sharding.forging import begun, forge
+from tests.sharding.forging import begun
 from tests.sharding.outputs import rejects_of, samples_of, texts_of
 from tests.sharding.previews import preview_shard
 from tests.sources.test_boxes import encoded, spec_of
 from tpufeed.cli.app import app
-from tpufeed.errors import ManifestError, MissingExtraError, OptionError, SourceError
+from tpufeed.errors import MissingExtraError, OptionError, SourceError
 
 NAMES = "names: [cat, 'no', dog]\nnc: 3\n"
 LINES = {"train": ["0 0.5 0.5 0.5 0.5\n2 0.25 0.25 0.1 0.2\n", "1 0.5 0.5 1 1\n"], "val": ["2 0.1 0.1 0.1 0.1\n"]}
@@ -253,23 +253,6 @@ def test_the_same_command_continues(yolo, bytes_of, tmp_path):
     expected = bytes_of(tmp_path / "d")
     shard(path, begun(tmp_path / "d"))
     assert bytes_of(tmp_path / "d") == expected
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda _, tasks: tasks[0]["inputs"][0].update(path="secret.png"), "secret"),
-        (lambda header, _: header.update(box_format="xyxy"), "xyxy"),
-        (lambda header, _: header.pop("box_format"), "cxcywh"),
-    ],
-)
-def test_a_forged_plan(change, said, yolo, tmp_path):
-    path = yolo()
-    (path.parent / "secret.png").write_bytes(encoded())
-    shard(path, tmp_path / "d")
-    forge(begun(tmp_path / "d"), change)
-    with pytest.raises(ManifestError, match=said):
-        shard(path, tmp_path / "d")
 
 
 def test_boxes_without_the_images_that_are_dropped_as_duplicates(yolo, tmp_path):

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from tpufeed.builds.commit import find_finished
-from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, check_forged
+from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place
 from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
 from tpufeed.builds.run import ProgressListener
 from tpufeed.builds.run import run as run_recipe
@@ -199,11 +199,6 @@ class Compaction(Recipe):
         )
         fingerprint = "" if manifest.cache is None else manifest.cache.fingerprint
         yield Draft(header=header, tasks=self.tasks, splits=splits, fingerprint=fingerprint)
-
-    def check_joined(self, store: Store, plan: Plan) -> None:
-        """Check that the plan equals the one that this run would make."""
-        with self.draft(is_preview=True) as draft:
-            check_forged(store, plan, draft.header, draft.tasks)
 
     def follow(self, plan: Plan) -> Plan:
         """Return the plan for the present URL of the dataset, whose contents its options name."""

@@ -367,27 +367,6 @@ def find_same_plan(
     return found
 
 
-def check_forged(store: Store, plan: Plan, header: PlanHeader | None, tasks: Iterable[Task]) -> None:
-    """Raise ManifestError if a plan of another run differs from the header and the tasks that this run would put."""
-    found = plan.header
-    same = ("run_id", "source", "options")  # the run's own, and what `check_same_plan` has compared
-    wanted = header and msgspec.structs.replace(header, **{name: getattr(found, name) for name in same})
-    if wanted != found:
-        raise forged(store, found.source, "its header contradicts the dataset")
-    if any(task != given for task, given in itertools.zip_longest(tasks, iter_tasks(store, plan))):
-        raise forged(store, found.source, "its tasks are not those of the dataset")
-
-
-def forged(store: Store, source: str, problem: str) -> ManifestError:
-    """Return the error for a plan that cannot belong to this build, whatever its header says."""
-    return ManifestError(
-        mask_secrets(
-            f"{store.url}/{PLAN}: not a plan for {source}: {problem}. Nothing was read or changed. It was forged, or "
-            f"the source has changed: take another destination, or remove {store.url}"
-        )
-    )
-
-
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Describe how the options of two builds differ; both as JSON decodes them."""
     found: list[tuple[str, Any, Any]] = []

@@ -129,17 +129,6 @@ class Recipe(Protocol):
                 source, even if a stored plan would need that.
         """
 
-    def check_joined(self, store: Store, plan: Plan) -> None:
-        """Check a plan that another run has put at `store`: anyone who can write there may have forged it.
-
-        Raises:
-            ManifestError: it names files that are not the source's, or contradicts itself. Nothing was read.
-        """
-
-    def check_inputs(self, store: Store, plan: Plan) -> None:
-        """Check, as `check_joined` does, a plan of a part that may be older than `base`."""
-        self.check_joined(store, plan)
-
     def follow(self, plan: Plan) -> Plan | None:
         """Return the plan of this source when it had another URL, as one with the present URL; None for other inputs.
 

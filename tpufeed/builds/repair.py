@@ -64,7 +64,6 @@ def _find_plan(recipe: Recipe, dataset: Dataset, folder: str, name: str) -> tupl
         if header.kind == recipe.kind and header.source != url_identity(recipe.source):
             plan = recipe.follow(plan) or plan
         if (plan.header.kind, plan.header.source) == (recipe.kind, url_identity(recipe.source)):
-            recipe.check_inputs(part, plan)
             return part, with_access(plan, recipe.source)
         command = "append" if folder else header.kind
         advice = f"It is made again, alone, by the command that made it: {command} of {header.source}"

@@ -378,8 +378,6 @@ def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, 
             f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run that "
             f"command again to finish it; or discard it {way} {store.url}"
         ) from error
-    if standing.plan is not None:
-        recipe.check_joined(store, standing.plan)
     return store, standing
 
 
@@ -410,7 +408,6 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
     if plan is None:
         joined = True
         plan = join_plan(store, recipe.kind, recipe.source, recipe.identity, overwrite)
-        recipe.check_joined(store, plan)
     remove_leftovers(store, plan.header)
     plan = with_access(plan, recipe.source)
     result = _run_tasks(recipe, store, plan, engine, max_rejects, joined, fsync, listener)

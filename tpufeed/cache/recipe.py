@@ -15,7 +15,7 @@ import numpy as np
 from tpufeed.builds.commit import find_finished, find_lost, is_stored, open_part
 from tpufeed.builds.compact import default_shard_bytes
 from tpufeed.builds.digests import Duplicates
-from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, check_forged, differing_options, forged, read_plan
+from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, differing_options, read_plan
 from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
 from tpufeed.builds.versions import follows, put_version
 from tpufeed.cache.moving import cached_spec, encode_pixels
@@ -258,13 +258,6 @@ class CacheRecipe(Recipe):
             record_bytes(None),
             seconds,
         )
-
-    def check_joined(self, store: Store, plan: Plan) -> None:
-        """Check that the plan is for this source and contains nothing else."""
-        shards = plan.header.splits
-        if shards.keys() != self._new.keys():
-            raise forged(store, self.source, "its splits are not those of the dataset")
-        check_forged(store, plan, self._header(shards), iter_ranges(self._new, shards, self.before))
 
     def follow(self, plan: Plan) -> Plan:
         """Return the plan for the present URL of the dataset, whose contents its options name."""

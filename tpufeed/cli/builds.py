@@ -157,7 +157,8 @@ def _print_build(result: "BuildResult") -> None:
         twice = format_count(result.duplicates.images, "image")
         echo(f"duplicates: {twice} more than once{left}; {result.duplicates.report} lists them")
     if result.earlier_images:
-        echo(f"done by an earlier run: {format_count(result.earlier_images, 'image')}")
+        earlier = format_count(result.earlier_images, "image")
+        echo(f"done by an earlier run: {earlier}; to see if the source has changed since then, run this again")
     done = result.images - result.earlier_images
     rate = f" at {done / result.seconds:,.0f} images a second" if done and result.seconds else ""
     again = f", {format_count(result.retries, 'request')} repeated" if result.retries else ""

@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import Any
 
 from tpufeed.builds.commit import find_finished
-from tpufeed.builds.plan import Plan, differing_options
+from tpufeed.builds.plan import differing_options
 from tpufeed.builds.run import BuildResult, ProgressListener, run
-from tpufeed.builds.versions import check_class_names, follows
+from tpufeed.builds.versions import follows
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import OWN_NAMES
 from tpufeed.dataset.writer import check_writable
@@ -182,13 +182,6 @@ class AppendRecipe(ShardRecipe):
         if "split_by" in given:
             options["splits"] = None
         return ShardOptions(**(options | given))
-
-    check_inputs = ShardRecipe.check_joined
-
-    def check_joined(self, store: Store, plan: Plan) -> None:
-        """Check that the plan keeps the ids of classes, too."""
-        check_class_names(self.standing.dataset, plan.header.class_names)
-        super().check_joined(store, plan)
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:

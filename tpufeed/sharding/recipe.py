@@ -26,12 +26,10 @@ from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
 from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
-from tpufeed.dataset.schema import record_schema
 from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError, advised, mask_secrets
 from tpufeed.images.modern import readable_formats
 from tpufeed.images.policy import DEEP_BITS, bits_used
 from tpufeed.sharding.inventory import Inventory, take_inventory
-from tpufeed.sharding.joined import check_joined
 from tpufeed.sharding.passes import iter_growth_warnings
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardContext
@@ -180,10 +178,6 @@ class ShardRecipe(Recipe):
                 refused=inventory.rejects + Counter(reject.reason for reject in read),
                 first_refused=[*inventory.first_rejects, *read],
             )
-
-    def check_joined(self, store: Store, plan: Plan) -> None:
-        """Check that the plan names only files of the source."""
-        check_joined(store, plan, self.source, self.options, None, record_schema(labelled=False)[0])
 
     def follow(self, plan: Plan) -> Plan | None:
         """Return the plan for the present place of the source, if that lists the same inputs as the plan's place."""

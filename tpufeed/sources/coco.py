@@ -19,7 +19,7 @@ import numpy as np
 from tpufeed.builds.item import Item
 from tpufeed.errors import NoInputsError, OptionError, SourceError, TpufeedError
 from tpufeed.sources.boxes import FlipPairs
-from tpufeed.sources.coco_folders import find_images, parse_named, stats, with_slashes
+from tpufeed.sources.coco_folders import find_images, parse_named, stats
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.outlines import coco_outlines
@@ -379,13 +379,6 @@ class CocoSource(Source):
             pairs=pairs.pop() if len(pairs) == 1 else None,
             box_columns=(_CROWD,),
         )
-
-    def iter_files(self) -> Iterator[str]:
-        """Yield the names in the files, without looking the images up; those from Windows also with slashes."""
-        for coco in self._cocos:
-            for image in coco.images:
-                for name in {image.file_name, with_slashes(image.file_name)}:
-                    yield self._place(coco, name)
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         found.notes.extend(self._notes)

@@ -16,7 +16,7 @@ from tpufeed.dataset.naming import read_classes
 from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, StoreError, UnavailableError, url_identity
 from tpufeed.sources.boxes import FlipPairs, declare
 from tpufeed.sources.columns import Declared
-from tpufeed.sources.inputs import Files, files_of, iter_read, place_of
+from tpufeed.sources.inputs import Files, iter_read
 from tpufeed.sources.options import ShardOptions
 from tpufeed.storage.store import ObjectInfo, Store, url_scheme
 
@@ -146,10 +146,6 @@ class Source(Protocol):
             DamagedReadError: earlier items may be wrong: list it again.
             UnavailableError, AccessError: a store does not answer, or refuses.
         """
-
-    def iter_files(self) -> Iterator[str]:
-        """Yield the places of all files, as `place_of` gives them. Raises as `iter_items` does."""
-        return (place_of(file) for item in self.iter_items(Found()) for file in files_of(item))
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
         """Yield warnings if its samples may not be what the user meant; `classes` are None without labels."""

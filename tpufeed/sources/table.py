@@ -349,14 +349,6 @@ class TableSource(Source):
                 yield from columns.iter_items(number_rows(records), files)
         found.notes += dict.fromkeys(self.notes)
 
-    def iter_files(self) -> Iterator[str]:
-        """Yield the names in the rows, without looking the files up."""
-        for info in self._files:
-            with self.open(info.name) as (columns, records):
-                for path in (_to_path(record.get(column)) for record in records for column in columns.files):
-                    if isinstance(path, str) and path:
-                        yield resolve(self.base, path)
-
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[TableColumns, Iterator[Record]]]:
         """Open the table `name` as its columns and rows. Raises as `iter_items` does."""

@@ -162,10 +162,6 @@ class YoloSource(Source):
             columns[KEYPOINTS] = f"float32[,{config.points[0]},{config.points[1]}]"
         self.contents = Contents.of_boxes(names, columns, pairs=config.pairs, box_format="cxcywh,relative")
 
-    def iter_files(self) -> Iterator[str]:
-        """Yield the files of images, without reading their labels."""
-        return (image.file for image in self._iter_images(Found()))
-
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the images. The label files of many are read at once."""
         found.notes += self._notes
