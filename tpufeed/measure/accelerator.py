@@ -21,7 +21,7 @@ from tpufeed.measure.tpu import AcceleratorProfile, mfu_percent
 from tpufeed.options import Count, above, checked
 
 _AU_FLOOR_PERCENT = 90.0  # MLPerf Storage's floor for ResNet-50
-_FEWEST_STEPS = 20  # after the first step; with fewer steps the figures say little
+_FEWEST_STEPS = 20  # after the first step. Fewer say little
 _MOST_OVERSLEEP_PERCENT = 2.0
 _QUEUE_BATCHES = 2
 
@@ -96,7 +96,7 @@ class EmulatedAccelerator:
             for epoch, batch in batches:
                 arrivals.append(self._now())
                 images.append(int(first_shape(batch)[0]))
-                may_be_small = epoch + 1  # the last batch of each epoch; other small batches only make it seem busy
+                may_be_small = epoch + 1  # the last batch of each epoch. Others only make it seem busy
                 if images[-1] > self.batch_size:
                     raise OptionError(
                         f"a batch has {images[-1]} images, but the accelerator takes {self.batch_size} per step"
@@ -173,7 +173,7 @@ class EmulatedAccelerator:
 
 
 def repeat_epochs(loader: Iterable[Any], endless: bool, short: list[str]) -> Generator[tuple[int, Any]]:
-    """Yield (epoch from 0, batch) for one epoch, or for all epochs if `endless`; close the loader's iterators.
+    """Yield (epoch from 0, batch) for one epoch, or for all epochs if `endless`. Close the loader's iterators.
 
     Each epoch that gives fewer batches than `len(loader)` promises adds a sentence to `short`.
 

@@ -53,7 +53,7 @@ _LEAST_PX = 8  # that --presize takes
 _SIZE_FREE = (HorizontalFlip, VerticalFlip, ColorJitter, Grayscale)  # do the same to smaller images
 _SMALLER = 0.8  # share of the bytes: a smaller gain is not worth a build
 _FEATURES_BYTES = 400  # size of a record without its image
-_DRAWS_ANEW = "random numbers are new in every epoch; the device's own time for the ops is not counted"
+_DRAWS_ANEW = "random numbers are new in every epoch. The device's own time for the ops is not counted"
 
 _Ops = tuple[Op, ...]
 _Size = tuple[int, int]  # (height, width)
@@ -73,7 +73,7 @@ def write_sample(  # noqa: PLR0913  # what tests and benchmarks vary
     """Write a dataset of these images, which are raw pixels if a `shape` is given, and open it.
 
     The images are repeated up to `least_bytes`, so that the processor's cache does not help. `cache` and
-    `sizes` are what the manifest says of the cache or dataset that they are from.
+    `sizes` are those of the manifest that the images come from.
 
     Raises:
         StoreError: the dataset cannot be written.
@@ -170,10 +170,10 @@ class _Way:
     Attributes:
         name: what is done, for people.
         command: how it is done, for a shell or for people.
-        change: makes what is stored of the image with this number, in all variants; returns the first.
-        size: size of raw pixels; None if images stay encoded.
-        gain: what it gives beside its rate.
-        shrinks: it is only worth a build if it makes images smaller.
+        change: makes all stored variants of the image with this number, and returns the first.
+        size: size of raw pixels, or None if images stay encoded.
+        gain: its advantage besides the rate.
+        shrinks: True if it is only worth a build when it makes images smaller.
     """
 
     name: str
@@ -215,7 +215,7 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
         built: number of images that the commands build: those of all splits. Default: `records`.
         of_which: which images these are, if not all of them: "the first 20,000 images".
         device_ops: ops that a device runs after them already.
-        are_files: the images are files; there is no dataset yet.
+        are_files: the images are files, and there is no dataset yet.
         manifest: the manifest of the dataset, for the command that makes it again.
     """
     ops = tuple(ops)
@@ -434,7 +434,7 @@ def _written(op: Any) -> str:
 
 
 def _change(change: Callable[[int], bytes], count: int, seconds: float) -> list[bytes]:
-    """Convert images on all cores for some seconds, at least one block; bad images are left out."""
+    """Convert images on all cores for some seconds, at least one block. Leave out bad images."""
     stop = time.monotonic() + seconds
 
     def run(number: int) -> bytes | None:

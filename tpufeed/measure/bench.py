@@ -68,10 +68,10 @@ class BenchOptions:
         step_ms: milliseconds per batch of your own emulated accelerator.
         steps: number of steps of each measurement.
         seconds: length of each measurement, from its first batch. Default: 8, unless `steps` are given.
-        repeats: number of measurements of each loader; loaders take turns.
-        warm_up: number of short rounds that are not counted; they fill the page cache and the local copies.
+        repeats: number of measurements of each loader. Loaders take turns.
+        warm_up: number of short rounds that are not counted. They fill the page cache and the local copies.
         split: the split to read.
-        ops: ops as the command line writes them. Default: a random-resized crop and a flip, or a cache's live ops; no
+        ops: ops as the command line writes them. Default: a random-resized crop and a flip, or a cache's live ops. No
             default for other datasets if there are `device_ops`.
         device_ops: ops that are left to the device, see `tpufeed.Loader`. The loaders xla and jax run them on a real
             device. With the loader numpy and the device emulated or none, nothing runs them: only the host is measured.
@@ -79,7 +79,7 @@ class BenchOptions:
         threads: see `tpufeed.Loader`.
         processes: see `tpufeed.Loader`.
         model: the model that an emulated TPU trains. Default: ResNet-50, which the profiles are for.
-        tpu: a TPU to emulate at its high rate; short for the device emulated:tpu-NAME.
+        tpu: a TPU to emulate at its high rate: short for the device emulated:tpu-NAME.
         patience_seconds: extra time of a measurement if `seconds` are too few for a verdict.
     """
 
@@ -305,14 +305,14 @@ def bench(
     """Feed a device from each of the datasets by each of the loaders.
 
     Args:
-        urls: datasets or caches; "URL=0.7,URL=0.3" is a mixture of several.
+        urls: datasets or caches. "URL=0.7,URL=0.3" is a mixture.
         loaders: numpy, torch, tf, tf-direct, xla, jax, and naive: the loader that people write themselves.
         options: the device, the batches, and how long to measure.
         measure: makes one measurement.
         listen: called with a description of the next measurement.
 
     Raises:
-        UsageError: a dataset, loader, device or package does not exist; raised before anything is measured.
+        UsageError: a dataset, loader, device or package does not exist. Raised before anything is measured.
         Exception: an error of a loader.
     """
     options = options or BenchOptions()
@@ -341,7 +341,7 @@ def bench(
 
 
 def check_loaders(loaders: Sequence[str], options: BenchOptions) -> None:
-    """Raise OptionError if a loader is unknown or cannot feed the device; MissingExtraError if a package is missing."""
+    """Check that the loaders can feed the device. Raises OptionError, or MissingExtraError if a package is missing."""
     if not loaders:
         raise OptionError(f"no loader is given; the loaders are {', '.join(LOADERS)}")
     choice = options.choice

@@ -35,8 +35,8 @@ class StepTimes:
         wait_seconds: time that the step waited for its batch.
         sync_seconds: time to trace, compile and launch the step, which torch_xla's loaders do in the `next()` after it.
             A sync before an epoch's first step counts for that step, too. Empty with other loaders.
-        compute_seconds: time of the step itself; the nominal time if the accelerator is emulated.
-        ready: batches in the queue of an emulated accelerator when the step asked for one; else empty.
+        compute_seconds: time of the step itself, or the nominal time if the accelerator is emulated.
+        ready: batches queued for an emulated accelerator when the step asked for one. Empty for real devices.
     """
 
     wait_seconds: tuple[float, ...] = ()
@@ -54,7 +54,7 @@ class StepReport(Summary):
 
     Attributes:
         steps: number of all steps.
-        images: number of all images; None if batches have no shape and no batch size was given.
+        images: number of all images, or None if batches have no shape and no batch size was given.
         images_per_second: images per second of `wall_seconds`.
         bytes_per_second: bytes of the batches' arrays, which go to the device.
         step_ms: median of wait + sync + compute.
@@ -66,7 +66,7 @@ class StepReport(Summary):
             and launch the step, and wait for the device to take it. None with other loaders.
         tracing_percent: share of the time in which the host traced and compiled: the syncs without their waits for the
             device, or the compile time, whichever is longer. None if the framework does not count it.
-        wall_seconds: time inside the loop; evaluation between two epochs does not count.
+        wall_seconds: time inside the loop, without evaluation between two epochs.
         first_wait_seconds: time from asking for the first batch until it arrived, `iter(loader)` included.
         first_compute_seconds: time of the first step, with the syncs around it.
         compile_seconds: compile time within `first_compute_seconds`, as torch_xla and JAX report it.
@@ -125,7 +125,7 @@ class StepReport(Summary):
         return {"verdict": self.verdict}
 
     def summary(self) -> str:
-        """Return lines for people; n/a means unknown."""
+        """Return the figures as text. n/a means unknown."""
         megabytes = format_figure(None if self.bytes_per_second is None else self.bytes_per_second / 1e6, "MB", 1)
         times = (self.wall_seconds, self.first_wait_seconds, self.first_compute_seconds, self.compile_seconds)
         seconds = [format_figure(time, "s", 2) for time in times]
@@ -154,10 +154,10 @@ class StepClock:
     for an epoch's first batch includes `iter(loader)`. The clock costs less than 2 us and 40 bytes per step. It is not
     thread-safe.
 
-    With torch_xla's loaders, `next()` also traces, compiles and launches the previous step; that is `sync`, not wait.
+    With torch_xla's loaders, `next()` also traces, compiles and launches the previous step. That is `sync`, not wait.
 
     torch_xla and JAX compute asynchronously, so the step has to end with something that waits for the device:
-    `xm.wait_device_ops()` after `torch_xla.sync()`, whose wait=True may return early; or `float(loss)`. Otherwise
+    `xm.wait_device_ops()` after `torch_xla.sync()`, whose wait=True may return early, or `float(loss)`. Otherwise
     the device's time shows up as a wait of a later step. At the end of an epoch the clock itself waits for torch_xla's
     devices, as a part of the last step, so that images per second are those of the device.
     """
@@ -272,7 +272,7 @@ class StepClock:
         return StepTimes(wait_seconds=tuple(self._waits), sync_seconds=syncs, compute_seconds=tuple(self._computes))
 
     def save(self, path: str | Path, batch_size: int | None = None) -> StepReport:
-        """Write report and timeline as JSON, for `load_steps` and `tpufeed doctor --clock`; return the report."""
+        """Write report and timeline as JSON, for `load_steps` and `tpufeed doctor --clock`. Return the report."""
         report = self.report(batch_size)
         Path(path).write_bytes(msgspec.json.encode(SavedSteps("tpufeed-steps", 1, report, self.timeline())) + b"\n")
         return report
@@ -298,7 +298,7 @@ class _TimedEpoch(Iterator[Batch]):
         self._loader, self._clock = loader, clock
         self._iterator: Iterator[Batch] | None = None
         self._splitter: WaitSplitter | None = None
-        self._step: Any = None  # this epoch's last step; it is still running if the clock holds it, too
+        self._step: Any = None  # this epoch's last step, still running if the clock holds it, too
         self._number = self._batches = 0
         self._promised: int | None = None  # batches of the epoch, by `len`
         self._kept = self._closed = False
@@ -313,7 +313,7 @@ class _TimedEpoch(Iterator[Batch]):
         """Return the next batch, which ends the previous step."""
         clock = self._clock
         asked = clock._now()
-        # In nested loops the step that ends here may be the inner loop's; then it contains no sync of this loader.
+        # In nested loops the step that ends here may be the inner loop's. Then it contains no sync of this loader.
         is_mine = clock._step is self._step
         ended = clock._finish(asked)
         before = ended if is_mine else None
@@ -394,7 +394,7 @@ class _TimedEpoch(Iterator[Batch]):
         self._iterator = iterator
         self._splitter = split_waits(loader, iterator, clock._now() - asked, clock._now)
         clock._splits |= self._splitter is not None
-        # A loader with a state may continue in mid-epoch; then only its iterator can know the length.
+        # A loader with a state may continue in mid-epoch. Then only its iterator knows the length.
         self._promised = None if iterator is loader else length_of(iterator)
         source = getattr(getattr(loader, "loader", None), "source", loader)  # a feed may read a loader of the user's
         if self._promised is None and not hasattr(source, "load_state_dict"):
@@ -402,7 +402,7 @@ class _TimedEpoch(Iterator[Batch]):
 
 
 class TimedLoader(Generic[Batch]):
-    """A loader whose iterations a `StepClock` times; see `StepClock.__call__`."""
+    """A loader whose iterations a `StepClock` times. See `StepClock.__call__`."""
 
     def __init__(self, loader: Iterable[Batch], clock: StepClock) -> None:
         self._loader: Any = loader
@@ -434,7 +434,7 @@ class StatefulTimedLoader(TimedLoader[Batch]):
         return self._loader.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Let the loader continue from `state`; raises what the loader raises."""
+        """Let the loader continue from `state`. Raises what the loader raises."""
         self._loader.load_state_dict(state)
 
 
@@ -488,7 +488,7 @@ def length_of(sized: Any) -> int | None:
 
 
 def first_shape(batch: Any) -> Any:
-    """Return the shape of a batch's first array, as its framework gives it; None if it has no array."""
+    """Return the shape of a batch's first array, as its framework gives it, or None without an array."""
     while True:
         if isinstance(batch, tuple | list):
             batch = batch[0] if batch else None
@@ -499,7 +499,7 @@ def first_shape(batch: Any) -> Any:
 
 
 def size_of(batch: Any) -> tuple[int, int]:
-    """Return the images of a batch (the first axis of its first array) and the bytes of its arrays; -1 if unknown."""
+    """Return the images of a batch (the first axis of its first array) and the bytes of its arrays, -1 if unknown."""
     try:
         shape, sizes = first_shape(batch), list(_iter_nbytes(batch))
         return (int(shape[0]) if shape is not None and len(shape) else -1), (sum(sizes) if sizes else -1)
@@ -508,7 +508,7 @@ def size_of(batch: Any) -> tuple[int, int]:
 
 
 def _iter_nbytes(batch: Any) -> Iterator[int]:
-    """Yield the bytes of each array of a batch; 0 for strings, which stay on the host."""
+    """Yield the bytes of each array of a batch, and 0 for strings, which stay on the host."""
     if isinstance(batch, tuple | list | Mapping):
         for member in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _iter_nbytes(member)

@@ -1,4 +1,4 @@
-"""Write the commands of advice whole, so that a shell takes them as they are."""
+"""Write commands for advice, complete and quoted for a shell."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from tpufeed.dataset.manifest import Manifest
 from tpufeed.sources.options import POLICIES, ShardOptions
 
 _UNKNOWN = "DATASET"  # a name to fill in, if the source suggests none
-# Options that are no flags: workers of this release set the first, and an append the second.
+# Options without a flag: workers of this release set the first, and an append the second.
 _NO_FLAGS = ("restart_markers", "keeps_classes")
 _FLAGS = {"shard_bytes": "--shard-size", "columns": "--column", "image_columns": "--image-column"}
 
@@ -34,7 +34,7 @@ def make_again(manifest: Manifest, dst: str, **changes: Any) -> str | None:
 
 
 def name_beside(url: str, suffix: str) -> str:
-    """Return a URL beside `url`, quoted: `photos-224` for "photos/" or "photos.csv"; a placeholder for several URLs."""
+    """Return a quoted URL beside `url`: `photos-224` for "photos/" or "photos.csv", a placeholder for several URLs."""
     start = re.sub(r"[*?\[{].*", "", url) if "://" not in url or "?" not in url else ""
     stem = re.sub(r"(?<=[^/])\.\w+$", "", start).rstrip("-_./")
     return quote(f"{_UNKNOWN if not stem or '=' in stem else stem}-{suffix}")

@@ -134,7 +134,7 @@ class CompileWatch:
 
 
 def _listen_to_jax() -> Counter[str] | None:
-    """Register a listener with JAX and return its growing counts; None if JAX is not loaded."""
+    """Register a listener with JAX and return its growing counts, or None if JAX is not loaded."""
     monitoring = getattr(sys.modules.get("jax"), "monitoring", None)
     register: Any = getattr(monitoring, "register_event_duration_secs_listener", None)
     if register is None:
@@ -174,7 +174,7 @@ class WaitSplitter:
 
 
 def split_waits(loader: Any, iterator: Any, opening: float, now: Callable[[], float]) -> WaitSplitter | None:
-    """Return a splitter for the waits of one of torch_xla's loaders; None for other loaders and without torch_xla.
+    """Return a splitter for the waits of one of torch_xla's loaders, or None for other loaders and without torch_xla.
 
     `PerDeviceLoader.next` calls `torch_xla.sync()`, which traces and compiles the previous step, and then looks into
     its queue for a batch. Only the look is timed. Syncing before that, outside the loader, would sync twice: that costs
@@ -184,7 +184,7 @@ def split_waits(loader: Any, iterator: Any, opening: float, now: Callable[[], fl
     Args:
         loader: the loader that the loop was given.
         iterator: its iterator.
-        opening: seconds that `iter(loader)` took; they belong to the wait for the first batch.
+        opening: seconds that `iter(loader)` took. They belong to the wait for the first batch.
         now: the clock.
     """
     module: Any = sys.modules.get("torch_xla.distributed.parallel_loader")
@@ -204,7 +204,7 @@ def split_waits(loader: Any, iterator: Any, opening: float, now: Callable[[], fl
         queues.next_item = next_item
         return WaitSplitter(lambda: waited, 0.0, lambda: queues.__dict__.pop("next_item", None))
     if isinstance(loader, DeviceFeed) and isinstance(loader, module.MpDeviceLoader):
-        # An `XlaFeed` counts its waits itself. Its first `next()` also opens the source; all of that is wait.
+        # An `XlaFeed` counts its waits itself. Its first `next()` also opens the source: all of that is wait.
         counts = loader.counts
         return WaitSplitter(lambda: counts.wait_seconds, float("-inf"), lambda: None)
     return None

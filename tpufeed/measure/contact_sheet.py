@@ -42,12 +42,12 @@ _GAP_PX, _TITLE_PX, _LABEL_PX, _NAME_PX = 8, 26, 15, 13
 _TITLE_FONT_PX, _LABEL_FONT_PX, _NAME_FONT_PX = 14, 12, 10
 _LEAST_WIDTH_PX = 320  # a narrower sheet would cut the title short
 _PAPER, _INK, _FAINT = "white", "black", (110, 110, 110)
-# Font files that systems have; Pillow's own font covers little more than ASCII.
+# Fonts that systems have. Pillow's own covers little more than ASCII.
 _WIDE_FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "msgothic.ttc")
 _MASK_OPACITY = 0.5
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _MARK = (255, 0, 0)  # of keypoints, and of boxes without labels
-_LEGEND_PX, _MOST_NAMED = 150, 60  # width of an entry of the legend; classes that it names
+_LEGEND_PX, _MOST_NAMED = 150, 60  # width of an entry of the legend, and how many classes it names
 _FAULT, _FAULT_INK = (150, 20, 20), (255, 235, 235)
 
 
@@ -81,7 +81,7 @@ def make_contact_sheet(
     Args:
         dataset: the dataset.
         split: the split. Default: "train", or the first one.
-        count: most images on the sheet; a cache shows all K variants of count // K samples.
+        count: most images on the sheet. A cache shows all K variants of count // K samples.
         class_name: show only samples of this class, by name or id.
         seed: seed for the choice of samples.
         size_px: side of the square that each image is fitted into.
@@ -152,10 +152,10 @@ def check_sheet_path(path: Path) -> None:
 
 
 def write_sheet(image: Image.Image, path: Path) -> None:
-    """Write the sheet atomically, in the format of the path's ending; replace an earlier file.
+    """Write the sheet atomically, in the format of the path's ending. Replace an earlier file.
 
     Raises:
-        OptionError: as `check_output` does; or the image is too large for the format.
+        OptionError: as `check_output`, or the image is too large for the format.
         StoreError: the sheet cannot be written.
     """
     check_sheet_path(path)
@@ -210,7 +210,7 @@ def _draw_over(
     stored: tuple[int, int],
     shown_labels: Counter[int | str],
 ) -> Image.Image:
-    """Return a thumbnail with its sample's masks, boxes and keypoints drawn over it; count the labels of its boxes.
+    """Return a thumbnail with its sample's masks, boxes and keypoints drawn over it. Count the labels of its boxes.
 
     Raises:
         ImageError, RecordError: one of them is damaged.
@@ -249,7 +249,7 @@ def _draw_over(
 
 
 def _labels_of_boxes(dataset: Dataset, sample: Sample, boxes: FeatureSpec) -> list[int | str]:
-    """Return the label of each box that is kept, as a view numbers them; none if labels are not those of boxes."""
+    """Return the label of each box that is kept, as a view numbers them. Empty if labels are not those of boxes."""
     spec = next((spec for spec in sample.specs.values() if spec.name == LABEL and spec.of == boxes.name), None)
     if spec is None:
         return []
@@ -264,7 +264,7 @@ def _name_of(dataset: Dataset, label: int | str) -> str:
 
 
 def _colour_of(label: int | str) -> tuple[int, int, int]:
-    """Return the colour of a class, the same on each sheet; hues of neighbouring ids lie far apart."""
+    """Return the colour of a class, the same on each sheet. Neighbouring ids have very different hues."""
     number = label if isinstance(label, int) else crc32c(label.encode())
     strong, bright = ((1.0, 1.0), (0.5, 1.0), (1.0, 0.65))[number // 8 % 3]
     red, green, blue = colorsys.hsv_to_rgb((number + 1) * _GOLDEN % 1, strong, bright)

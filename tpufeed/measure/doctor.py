@@ -53,13 +53,13 @@ _BATCH_SIZE = 128
 _DEFAULT_OPS = (RandomResizedCrop(224), HorizontalFlip())
 _NOTE_ON_OPS = "ops: RandomResizedCrop(224) and HorizontalFlip(), because none were given (--op)"
 
-_MEASUREMENTS = 16  # equal parts of the time; starting processes takes the rest
+_MEASUREMENTS = 16  # equal parts of the time. Starting processes takes the rest
 _SAMPLING, _LOADING = 1.5, 4.0  # lengths in such parts: most of the prediction depends on the loader
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request for measurements, each of so many seconds. `split` and `ops` are None if they were not given."""
+    """Settings of the measurements, each `seconds` long. `split` and `ops` are None if they were not given."""
 
     split: str | None
     ops: Sequence[Op] | None
@@ -91,13 +91,13 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     If a stage cannot be measured, it says why, and the other stages are measured.
 
     Args:
-        url: a dataset or cache, or raw images as `tpufeed shard` takes them; "URL=0.7,URL=0.3" is a mixture.
+        url: a dataset or cache, or raw images as `tpufeed shard` takes them. "URL=0.7,URL=0.3" is a mixture.
         split: the split to measure. Default: "train", or the first one.
         tpu: TPU type to feed, e.g. "v5e-8". Default: this host's, or v3-8.
         model: the model that it trains. Default: resnet50.
         flops_per_sample: FLOPs of training on one sample, instead of a model.
         batch_size: batch size of this host. Default: 128, without advice about it.
-        ops: ops of the loader. Default: the cache's live ops; for other data without `device_ops`
+        ops: ops of the loader. Default: the cache's live ops, or for other data without `device_ops`
             RandomResizedCrop(224) and HorizontalFlip().
         device_ops: ops that the loader leaves to the device. All figures are those of the host's part.
         seconds: approximate time of all measurements together.
@@ -143,7 +143,7 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
     """Return the evidence of a training run: steps that a clock saved, and a profile.
 
     Raises:
-        OptionError: one of them cannot be read; the message says what writes such a file.
+        OptionError: one of them cannot be read. The message says what writes such a file.
         DamageError, MissingExtraError: the profile cannot be read.
     """
     found = list[Evidence]()

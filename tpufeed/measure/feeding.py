@@ -59,7 +59,7 @@ def feed(
 
 
 def _feed_loop(choice: DeviceChoice, loader: Iterable[Any], batch_size: int, limits: Limits) -> BenchRun:
-    """Feed a real device, or only drain the loader; draining gives no step times."""
+    """Feed a real device, or only drain the loader, which gives no step times."""
     clock, counters = StepClock(), TpuCounters()
     step = None if choice.kind == "none" else open_step(choice)
     short, given, first = list[str](), 0, 0.0

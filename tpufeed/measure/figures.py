@@ -29,7 +29,7 @@ EMULATED = "EMULATED: no accelerator was used; nominal step times stand in for o
 PREDICTED = "Hatched bars are predicted, not measured."
 MOST_RUNS = 8  # if there are more, the first four and the last four are drawn
 
-# Figures are drawn in these colours; the page replaces each by its CSS variable of that name.
+# Figures are drawn in these colours, and the page replaces each by the CSS variable of that name.
 _VARIABLES = ("ink", "faint", "grid", "band", "wait", "sync", "compute", "chosen")
 _INK, _FAINT, _GRID, _BAND, _WAIT, _SYNC, _COMPUTE, _CHOSEN = (f"#00f00{number}" for number in range(8))
 _PREDICTED = " (predicted)"
@@ -72,7 +72,7 @@ def draw_figures(diagnosis: Diagnosis | None, runs: Sequence[BenchRun]) -> list[
         shown = [*shown[: MOST_RUNS // 2], *shown[-(MOST_RUNS // 2) :]]
     settings: dict[Any, Any] = {**matplotlib.rcParamsDefault, **_SETTINGS}
     del settings["backend"]
-    # The warnings are about glyphs that our font lacks; the browser's fonts may have them.
+    # The warnings are about glyphs that our font lacks. The browser's may have them.
     with warnings.catch_warnings(action="ignore"), matplotlib.rc_context(settings):
         figures = [_draw_idle(diagnosis, shown), _draw_rates(diagnosis, shown)]
         figures += [_draw_steps(number, run) for number, run in shown]
@@ -121,7 +121,7 @@ def _draw_idle(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]]
 
 def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]]) -> str | None:
     """Draw bars of stages, actions and runs, above what each TPU needs."""
-    rows = list[tuple[str, float | None, str]]()  # (name, rate, colour; without one the rate is predicted)
+    rows = list[tuple[str, float | None, str]]()  # (name, rate, colour). Without a colour the rate is predicted
     needs = {name: (tpu.low, tpu.high) for name, tpu in TPUS.items()}
     chosen = ""
     if diagnosis is not None:
@@ -130,7 +130,7 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]
         rows.append(("all together", diagnosis.fed, _INK))
         actions = [(f"action {n}", action.images_per_second) for n, action in enumerate(diagnosis.actions, 1)]
         rows += [(name, rate, "") for name, rate in actions if rate is not None]
-        # The table's rates are for ResNet-50; those of another model are scaled as on the chosen TPU.
+        # The table's rates are for ResNet-50. Those of another model are scaled as on the chosen TPU.
         chosen = diagnosis.tpu
         low, high = (
             now / then for now, then in zip(diagnosis.needed, needs.get(chosen, diagnosis.needed), strict=True)
@@ -243,7 +243,7 @@ def _draw_waits(axes: Axes, waits: NDArray[np.float64]) -> str:
 
 
 def _prefixed(value: float, unit: str = "") -> str:
-    """Return a figure in a few letters: 950, 1.7k, 1.1M; with a unit: 2 ms."""
+    """Return a short figure: 950, 1.7k, 1.1M, or with a unit 2 ms."""
     return EngFormatter(unit=unit, sep=" " if unit else "")(float(f"{value:.3g}"))
 
 
@@ -255,7 +255,7 @@ def _short(text: str, letters: int) -> str:
 
 
 def _to_html(figure: Figure, name: str, title: str, sentence: str) -> str:
-    """Return a `<figure>` with inline SVG and, as its caption, a sentence; `name` makes its ids unique on the page."""
+    """Return a `<figure>` with inline SVG and a sentence as its caption. `name` makes its ids unique on the page."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))

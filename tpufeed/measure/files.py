@@ -12,7 +12,7 @@ from tpufeed.storage.local import is_folder
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file under a temporary name, then move it to `path`; replace an earlier file.
+    """Write a file under a temporary name, then move it to `path`. Replace an earlier file.
 
     Raises:
         StoreError: the file cannot be written.
@@ -33,8 +33,8 @@ def check_output(path: Path, suffixes: Collection[str] = (), rule: str = "") -> 
     """Check that a file can be written to `path`, before measurements that take minutes.
 
     Raises:
-        OptionError: the path has none of the `suffixes`, as the `rule` says; it is a folder, or its folder does not
-            exist.
+        OptionError: the path has none of the `suffixes` (the message is `rule`), it is a folder, or its folder does
+            not exist.
         StoreError: the folder may not be searched.
     """
     if suffixes and path.suffix.lower() not in suffixes:

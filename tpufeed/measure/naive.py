@@ -52,7 +52,7 @@ _SAMPLES = 256
 class NaiveLoader:
     """The loader that people write first: Pillow in one thread, one sample after the other.
 
-    It reads records in order, and takes random crops of 224 pixels and flips; tensors of a raw cache stay unchanged.
+    It reads records in order, and takes random crops of 224 pixels and flips. Tensors of a raw cache stay unchanged.
     Batches are (uint8 (n, height, width, 3), int64 (n,)). An epoch drops its incomplete last batch.
     """
 
@@ -113,9 +113,9 @@ def random_crop(image: Image.Image, side_px: int, rng: random.Random) -> Image.I
 def measure_files(
     url: str, ops: Sequence[Op], batch_size: int, seconds: float, tell: Callable[[str], None]
 ) -> Measurements:
-    """Measure raw images as a torch Dataset would read and decode them on all cores; try shards and caches of them.
+    """Measure raw images as a torch Dataset would read and decode them on all cores. Try shards and caches of them.
 
-    Each measurement takes `seconds`; `tell` hears what is measured. A listing that takes long is cut off.
+    Each measurement takes `seconds`. `tell` is called with a description of it. A listing that takes long is cut off.
 
     Raises:
         DatasetNotFoundError: there are no images.

@@ -63,7 +63,7 @@ class Storage:
     why_not: str = ""
 
     def limit(self, record_bytes: float, total_bytes: float) -> float | None:
-        """Return images per second in the steady state; None if storage is not a limit, or its rate is unknown."""
+        """Return images per second in the steady state, or None if storage is not a limit or its rate is unknown."""
         if total_bytes <= self.room or self.bytes_per_second is None or record_bytes <= 0:
             return None
         return self.bytes_per_second / record_bytes
@@ -71,7 +71,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another way to store the same samples, measured with the real loader and the page cache; see also `Action`.
+    """Another way to store the same samples, measured with the real loader and the page cache. See also `Action`.
 
     Attributes:
         record_bytes: mean size of a record.
@@ -97,7 +97,7 @@ class Measurements:
         record_bytes: mean size of a record.
         total_bytes: size of all records.
         stages: reading, decoding, ops, assembly and transfer by name, as far as they were measured. "assembly" is the
-            loader from end to end; it reads local copies if records are remote.
+            loader from end to end. It reads local copies if records are remote.
         hints: further advice, with unknown effect.
         notes: remarks, as sentences.
     """
@@ -193,7 +193,7 @@ def predict(
 def _advise(
     measured: Measurements, goal: Goal, fed: float | None, transfer: float | None, evidence: Sequence[Evidence]
 ) -> tuple[Action, ...]:
-    """Return the advice that applies, the largest gain first; advice with unknown effect comes last."""
+    """Return the advice that applies, the largest gain first. Advice with unknown effect comes last."""
     gains = list[Action]()
     for one in measured.alternatives:
         limit = measured.storage.limit(one.record_bytes, one.total_bytes)
@@ -293,7 +293,7 @@ def needed_rates(tpu: Tpu, flops_per_sample: Flops | None) -> tuple[float, float
 
 
 def detect_tpu(environ: Mapping[str, str]) -> Tpu | None:
-    """Return the TPU of this host from a TPU VM's environment, or this host's part of a larger slice; None without."""
+    """Return the TPU of this host from a TPU VM's environment, or this host's part of a larger slice, or None."""
     for name in ("TPU_ACCELERATOR_TYPE", "ACCELERATOR_TYPE"):
         found = _ACCELERATOR_TYPE.fullmatch(environ.get(name, "").strip().lower().replace("litepod", "e"))
         if found is None:

@@ -75,7 +75,7 @@ _FIGURES = (
 def write_report(
     path: Path | str, diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[str, Any] | None = None
 ) -> None:
-    """Write the page to `path`, which ends in .html, whole or not at all; an earlier report is replaced.
+    """Write the page to `path`, which ends in .html, whole or not at all. An earlier report is replaced.
 
     The same arguments give the same bytes.
 
@@ -86,7 +86,7 @@ def write_report(
         machine: the machine of the measurements, if there is no diagnosis.
 
     Raises:
-        OptionError: as `check_report_path`; or there is neither a diagnosis nor a run.
+        OptionError: as `check_report_path`, or there is neither a diagnosis nor a run.
         MissingExtraError: matplotlib is not installed.
         StoreError: the file cannot be written.
     """
@@ -130,7 +130,7 @@ def headline(runs: Sequence[BenchRun]) -> str:
 
 
 def _find_best(runs: Sequence[BenchRun]) -> BenchRun | None:
-    """Return the run on the first run's device that idles least; None if no such run has a verdict.
+    """Return the run on the first run's device that idles least, or None if no such run has a verdict.
 
     Of runs that are equally good, the naive loader, which is the baseline, comes last, and a run with a verdict first.
     """
@@ -211,7 +211,7 @@ def _page(diagnosis: Diagnosis | None, runs: Sequence[BenchRun], machine: dict[s
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose first column names the row; empty if there are no rows."""
+    """Return a table whose first column names the row, or nothing if there are no rows."""
     if not rows:
         return ""
     head = "".join(f"<th scope=col>{_text(name)}</th>" for name in columns)

@@ -23,7 +23,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Return the spread of figures; None if there are none."""
+    """Return the spread of figures, or None if there are none."""
     return Spread(statistics.median(values), min(values), max(values), tuple(values)) if values else None
 
 
@@ -46,10 +46,10 @@ class BenchRun:
         au_percent: MLPerf Storage's accelerator utilisation: nominal time of the images / wall. A step with fewer
             images than a batch takes as long as any.
         oversleep_percent: time by which an emulator woke late while its queue was full / wall. It may have delayed the
-            loader by that time; above 2 % only a run that idles under 5 % has a verdict.
+            loader by that time. Above 2 % only a run that idles under 5 % has a verdict.
         wall_seconds: waits + steps.
         problems: reasons not to trust the figures, as sentences.
-        verdict: a sentence; always empty if there are problems.
+        verdict: a sentence, empty if there are problems.
     """
 
     label: str
@@ -132,7 +132,7 @@ class Action:
 
     @property
     def effect(self) -> str:
-        """The prediction in words; empty if nothing is known."""
+        """The prediction in words, empty if nothing is known."""
         parts = [] if self.factor is None else [f"{self.factor:,.{0 if self.factor >= 10 else 1}f}x"]
         if self.images_per_second is not None:
             parts.append(f"{format_rate(self.images_per_second, self.span)} images a second")

@@ -36,7 +36,7 @@ def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Pla
 
 
 def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: int) -> tuple[list[Place], list[str]]:
-    """Draw up to `count` samples of a class, in the split's order; also return messages about damaged records.
+    """Draw up to `count` samples of a class, in the split's order. Also return messages about damaged records.
 
     Reads records in random order until there are enough: most of the split if the class is rare.
     """

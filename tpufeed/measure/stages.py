@@ -25,13 +25,13 @@ from tpufeed.storage.copies_folder import find_folder, free_bytes
 from tpufeed.stream.mixture import Mixture
 from tpufeed.text import format_count
 
-_CONNECTIONS = {True: 16, False: 4}  # to a remote store, as many as loaders use; or threads that read local files
+_CONNECTIONS = {True: 16, False: 4}  # to a remote store, as many as loaders use. Threads if files are local
 _PIECES_A_CONNECTION = 4
 _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 256 << 10, 8 << 20
 
 _BATCHES_TIMED = 16  # with fewer, a single batch has too much weight
-_LONGEST = 3  # times the requested seconds
-_PARTS = 3  # of a measurement; their rates show how much it varies
+_LONGEST = 3  # at most this many times the requested seconds
+_PARTS = 3  # of a measurement. Their rates show how much it varies
 _STEADY = 0.1  # rates of parts on a quiet host differ by less
 _TICK = 1e-9  # resolution of the clock, in seconds
 
@@ -112,7 +112,7 @@ class LoaderRates:
 
     @property
     def spans(self) -> list[Span | None]:
-        """The lowest and the highest rate of the parts, for whole, reading and decoding; None if it is steady."""
+        """The lowest and the highest rate of the parts, for whole, reading and decoding. None if it is steady."""
         found = [(min(rates), max(rates)) for rates in zip(*self.parts, strict=True)] or [(0.0, 0.0)] * 3
         return [span if span[1] - span[0] > _STEADY * span[1] else None for span in found]
 
@@ -120,7 +120,7 @@ class LoaderRates:
 def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds: float, **options: Any) -> LoaderRates:
     """Take batches of at most `batch_size` from the real loader for some seconds, after a warm-up.
 
-    With `device_ops` it is the host's part: batches as the device gets them. Raises the loader's `TpufeedError`s.
+    With `device_ops`, measure only the host's work. Raises the loader's `TpufeedError`s.
     """
     batch = min(batch_size, data.split(split).records) if isinstance(data, Dataset) else batch_size
     begun = time.perf_counter()
@@ -131,7 +131,7 @@ def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds
         # If only a few batches would come, make them smaller: those prepared in advance would have too much weight.
         each = (first.read_seconds + first.decode_seconds) / first.threads
         slow = batch > 1 and each > _LONGEST * seconds / _BATCHES_TIMED
-        # Take the batches that were prepared before the clock starts; as many are left when it stops.
+        # Drain the batches prefetched before the clock starts. As many are queued when it stops, so the count is fair.
         for _ in range(0 if slow else max(1, first.prefetch)):
             next(batches)
             if time.perf_counter() - begun > _LONGEST * seconds:
@@ -168,7 +168,7 @@ def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds
 def tell_stages_apart(
     rates: LoaderRates, images: Sequence[bytes], ops: Sequence[Op], seconds: float
 ) -> dict[str, Stage]:
-    """Return reading, decoding, ops and assembly of a loader; `images` are encoded, or empty for raw pixels."""
+    """Return reading, decoding, ops and assembly of a loader. `images` are encoded, or empty for raw pixels."""
     whole_span, reading_span, decoding_span = rates.spans
 
     def part(name: str, share: float, detail: str = "") -> Stage:
@@ -227,7 +227,7 @@ def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) ->
 
 @contextmanager
 def _open_queue_clock() -> Iterator[Callable[[], float]]:
-    """Give a clock of the seconds that this thread has waited for a core; it stays 0 on systems that do not tell."""
+    """Give a clock of the seconds that this thread has waited for a core. It stays 0 if the system has none."""
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)  # Linux
     except OSError:
@@ -240,7 +240,7 @@ def _open_queue_clock() -> Iterator[Callable[[], float]]:
 
 
 def measure_transfer(shape: tuple[int, ...], batch_size: int, seconds: float) -> Stage:
-    """Measure the transfer of uint8 batches to the devices of this host; the stage says why if that is impossible."""
+    """Measure the transfer of uint8 batches to the devices of this host. The stage says why if that is impossible."""
     where = "run the doctor on the TPU VM, while nothing else uses the TPU"
     if not any(list(Path("/").glob(pattern[1:])) for pattern in _DEVICES):
         return Stage(TRANSFER, why_not=f"there is no TPU on this host (no /dev/accel*, no /dev/vfio); {where}")

@@ -14,7 +14,7 @@ from tpufeed.errors import OptionError
 from tpufeed.options import Count, above, checked
 
 Flops: TypeAlias = Annotated[float, above(0, 1e18)]  # to train on one image
-# A training step is a forward pass and a backward pass, which costs twice as much; a multiply-add is two operations.
+# A training step is a forward pass and a backward pass, which costs twice as much. A multiply-add is two operations.
 _TRAINING_FLOPS = 3 * 2
 _RATES_MODEL = "resnet50"  # all rates of TPUs and profiles are for this model
 # MLPerf Storage's ResNet-50 trains on a batch of 400 in 0.224 s (H100) and in 0.435 s (A100).
@@ -44,7 +44,7 @@ class Tpu:
 
 
 # `low` and `high` scale two published runs on v3 by peak FLOP/s: 1.05 M img/s on 1024 chips (Ying et al. 2018), 480 k
-# img/s on 256 chips (MLPerf's reference code). They are 20.5 % and 37.5 % of the peak; larger MXUs are harder to fill,
+# img/s on 256 chips (MLPerf's reference code). They are 20.5 % and 37.5 % of the peak. Larger MXUs are harder to fill,
 # so `high` is an upper bound for v6e and v7x.
 TPUS = {
     tpu.name: tpu
@@ -109,7 +109,7 @@ class AcceleratorProfile:
 
 
 def profiles() -> dict[str, AcceleratorProfile]:
-    """Return all profiles by name. A TPU has `-low` and `-high` profiles; without an ending it has the high rate."""
+    """Return all profiles by name. A TPU has `-low` and `-high` profiles. Without an ending it has the high rate."""
     found = {name: AcceleratorProfile(name, rate, _MLPERF_BATCH) for name, rate in _GPUS.items()}
     for tpu in TPUS.values():
         for end, rate in (("", tpu.high), ("-low", tpu.low), ("-high", tpu.high)):
@@ -139,7 +139,7 @@ def nearest(name: str, known: Iterable[str], what: str) -> str:
 
 
 def find_model(name: str) -> str:
-    """Return the model's name in `MODELS`; accept spellings like ResNet-50, efficientnet-b0 and ViT-B/16.
+    """Return the model's name in `MODELS`. Accept spellings like ResNet-50, efficientnet-b0 and ViT-B/16.
 
     Raises OptionError, which names the nearest model and the option `--flops-per-sample`.
     """
@@ -163,8 +163,8 @@ def training_flops(name: str, side_px: Count | None = None) -> float:
 
     Args:
         name: a model, see `find_model`.
-        side_px: side of square images; by default the model's usual one. The cost is scaled with their area, which is
-            close for convolutions; the attention of a vision transformer grows somewhat faster.
+        side_px: side of square images, by default the model's usual one. The cost is scaled with their area, which is
+            close for convolutions. The attention of a vision transformer grows somewhat faster.
     """
     giga_multiply_adds, usual_px = MODELS[find_model(name)]
     return giga_multiply_adds * 1e9 * _TRAINING_FLOPS * ((side_px or usual_px) / usual_px) ** 2
@@ -174,13 +174,13 @@ def training_flops(name: str, side_px: Count | None = None) -> float:
 def mfu_percent(
     images_per_second: float | None, flops_per_sample: Flops | None, tpu: Tpu | None, chips: Count | None = None
 ) -> float | None:
-    """Return images per second x FLOPs per image / (peak x chips), in percent; None if one of them is unknown.
+    """Return images per second x FLOPs per image / (peak x chips), in percent, or None if one of them is unknown.
 
     Args:
         images_per_second: rate of all `chips` together.
         flops_per_sample: FLOPs to train on one image.
         tpu: the TPU whose bf16 peak counts.
-        chips: number of chips at work; by default all chips of the TPU's host.
+        chips: number of chips at work, by default all chips of the TPU's host.
     """
     if images_per_second is None or flops_per_sample is None or tpu is None:
         return None

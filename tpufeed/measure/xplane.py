@@ -53,10 +53,10 @@ class ProfileReport:
         steps: number of steps measured. The first and the last may be cut short, so they do not count if there are
             three or more.
         step_ms: mean length of a step.
-        infeed_percent: share of a step in infeed ops. TensorFlow's TPU loops have them; JAX and torch_xla do not.
+        infeed_percent: share of a step in infeed ops. TensorFlow's TPU loops have them, JAX and torch_xla do not.
         idle_percent: share of a step without any op on the TensorCore. JAX and torch_xla wait here for a batch, or for
             the host to trace and dispatch.
-        input_percent: infeed and idle together; it decides the verdict.
+        input_percent: infeed and idle together. It decides the verdict.
         duty_cycle_percent: share of the whole capture with a program on the TPU.
         mxu_percent: utilisation of the matrix units. None also if xprof says 0.0 %, as it does without their counter.
         mfu_percent: FLOPs as XLA counts them / peak, over the whole capture.
@@ -200,7 +200,7 @@ def _find(logdir: str | Path) -> list[Path]:
 
 
 def _host_report(host: str, tables: Tables) -> ProfileReport:
-    """Return the figures of one host's profile; without a TPU only its device type and xprof's messages."""
+    """Return the figures of one host's profile, or without a TPU only its device type and xprof's messages."""
     told: dict[str, Any] = {}
     for table in reversed(tables):  # the first table that has a property wins
         told |= table.get("p") or {}
@@ -255,7 +255,7 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
 if __name__ == "__main__":
     from xprof.convert import raw_to_tool_data
 
-    for name in sys.argv[1:]:  # write each profile's tables to its folder; end at a profile that xprof cannot read
+    for name in sys.argv[1:]:  # write each profile's tables to its folder. End at a profile that xprof cannot read
         found: Tables = []
         for tool in _TOOLS:
             profile = str(Path(name, _PROFILE))
