@@ -195,7 +195,6 @@ OF_OTHER_TESTS = {
     "--group-by",  # sources/test_table_boxes.py
     "--flip-pairs",  # loaders/test_columns_flips.py
     "--outlines",  # test_outlines.py
-    *("--duplicates", "--split-by-content"),  # test_duplicates.py
     *("--append", "--allow-different"),  # test_append.py
     "--workers",
     "--engine",

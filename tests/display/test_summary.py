@@ -44,7 +44,7 @@ def built(photo_files, tmp_path_factory):
         (folder / "photos" / name).mkdir(parents=True)
         shutil.copy(files[len(name) % len(files)], folder / "photos" / name / "a.jpg")
     (folder / "photos" / "class 1" / "b.jpg").write_bytes(b"not an image")
-    return tpufeed.shard(folder / "photos", folder / "d", splits="train=0.8,val=0.2", duplicates="keep", workers=1)
+    return tpufeed.shard(folder / "photos", folder / "d", splits="train=0.8,val=0.2", workers=1)
 
 
 @pytest.fixture(scope="module")

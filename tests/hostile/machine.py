@@ -381,7 +381,6 @@ COMMANDS: dict[str, Command] = {
     "shard again": lambda url, _, bases: tpufeed.shard(bases.source("first"), url, seed=3, **SERIAL),
     "overwrite": lambda url, _, bases: tpufeed.shard(bases.source("other"), url, overwrite=True, **SERIAL),
     "append": lambda url, _, bases: tpufeed.append(bases.source("third"), url, **SERIAL),
-    "append, drop": lambda url, _, bases: tpufeed.append(bases.source("third"), url, duplicates="drop", **SERIAL),
     "append, overwrite": lambda url, _, bases: tpufeed.append(bases.source("third"), url, overwrite=True, **SERIAL),
     "append, dry run": lambda url, _, bases: command_line("append", bases.source("third"), url, "--dry-run"),
     "append again": lambda url, _, bases: tpufeed.append(bases.source("second"), url, **SERIAL),

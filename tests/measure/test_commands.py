@@ -42,8 +42,8 @@ def table(tmp_path: Path) -> Path:
     [
         {},
         {"split_by": "part", "shards": 2, "seed": 5, "names": "kaggle"},
-        {"splits": {"train": 1 / 3, "val": 2 / 3}, "shard_bytes": "1KB", "hosts": 2, "duplicates": "drop"},
-        {"splits": "train=0.5,val=0.5", "split_by_content": True, "policy": {"alpha": "black", "bands": "reject"}},
+        {"splits": {"train": 1 / 3, "val": 2 / 3}, "shard_bytes": "1KB", "hosts": 2},
+        {"splits": "train=0.5,val=0.5", "policy": {"alpha": "black", "bands": "reject"}},
         {"encode": "jpeg", "quality": 71, "progressive": "baseline", "check": "header", "min_side": 3},
         {"presize": 40, "presize_mode": "fit", "max_pixels": 10_000, "encode": "webp"},
         {"label": "kind", "boxes": "box", "box_format": "xywh", "box_columns": ["hard"], "boxes_outside": "clip"},

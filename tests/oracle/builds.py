@@ -50,7 +50,6 @@ MODES = st.one_of(
 )
 SEEDS = st.sampled_from(range(1 << 16))
 EDITED = st.lists(st.sampled_from(EDITS), max_size=6)
-HANDLINGS = st.sampled_from([None, None, "drop", "report", "keep"])
 LAST: list[str] = []  # what the machine that failed last has done
 
 
@@ -110,7 +109,6 @@ class Builds(RuleBasedStateMachine):
             source.write()
         self.options = {
             "splits": "train=0.7,val=0.3" if splits else None,
-            "split_by_content": splits and draw.random() < 0.2,
             "encode": draw.choice(["keep", "keep", "exact", "png"]),
             "seed": draw.randrange(3),
             "presize": presize,
@@ -121,7 +119,7 @@ class Builds(RuleBasedStateMachine):
             self.options["classes"] = draw.choice([None, None, list(self.sources[0].classes)])
             self.options["names"] = draw.choice(["tpufeed", "tpufeed", "kaggle"])
         self.redraw()
-        self.split_of = {}  # by path; by the pixels, where they decide
+        self.split_of = {}  # by path
         self.standing, self.warmed, self.is_stale = {}, {}, False
         self.say(f"{kind}, {sorted(traits)}, {handled}, {self.options}, rows {len(self.sources[0].rows)}")
         self.shard(("calm",), overwrite=False)
@@ -129,10 +127,8 @@ class Builds(RuleBasedStateMachine):
     def redraw(self):
         """Options that another build of the same may have."""
         self.options["shard_bytes"] = self.draw.choice([4000, 9000, None])
-        self.unsure = set()  # place and pixels of what may be left out as there already
         self.refused = {}  # by source the path and pixels of rejects, and what is wrong
         self.refused_ever = set()  # place and pixels; a file that is damaged as before is not counted again
-        self.options["duplicates"] = self.draw.choice(["report", "report", "drop", "keep"])
         self.options["hosts"] = self.draw.choice([1, 1, 2])
 
     def say(self, text):
@@ -150,14 +146,14 @@ class Builds(RuleBasedStateMachine):
     def newest(self):
         return self.standing[max(self.standing)] if self.standing else Version((), {})
 
-    def expect(self, source, base, duplicates):
+    def expect(self, source, base):
         """What a build takes of a source: groups of samples with how many of each, and paths of rejects.
 
         The rejects are those that have to be, and those that can be.
         """
         if source.kind in ("parquet", "arrow"):
-            return self.expect_rows(source, base, duplicates)
-        groups, sure, maybe, taken = [], set(), set(), set()
+            return self.expect_rows(source, base)
+        groups, sure, maybe = [], set(), set()
         by_path = source.samples()
         for path in sorted(by_path):
             sample, bad = by_path[path]
@@ -165,17 +161,14 @@ class Builds(RuleBasedStateMachine):
             bad = bad or ("label" if said and not set(sample.labels) <= set(said) else "")
             if bad != "image" and (path, sample.pixels) in base.known:  # a damaged file has other bytes
                 continue
-            unsure = (place_of(path), sample.pixels) in self.unsure  # left out before as a copy, it may be known since
             if bad:
                 maybe.add(path)
-                if not unsure and (duplicates != "drop" or not self.is_double(sample, by_path, base)):
-                    sure.add(path)
-            elif duplicates != "drop" or sample.pixels not in {*base.contents, *taken}:
-                taken.add(sample.pixels)
-                groups.append(([sample], 0 if unsure else 1, 1))
+                sure.add(path)
+            else:
+                groups.append(([sample], 1, 1))
         return groups, sure, maybe
 
-    def expect_rows(self, source, base, duplicates):
+    def expect_rows(self, source, base):
         """As `expect`: rows move within their file, which has each content as often as the dataset has it."""
         groups, maybe, by_path = [], set(), source.samples()
         have = Counter(sample.pixels for sample in base.samples)
@@ -184,10 +177,6 @@ class Builds(RuleBasedStateMachine):
             good = [sample for sample, bad in rows if not bad]
             most = min(len(good), max(0, len(rows) - have[content]))
             least = max(0, len(good) - have[content])
-            if duplicates == "drop":
-                least, most = (min(1, count) * (not have[content]) for count in (least, most))
-            elif any((place_of(sample.path), content) in self.unsure for sample in good):
-                least = 0
             if good:
                 groups.append((good, least, most))
         maybe = {path for path, (_, bad) in by_path.items() if bad}
@@ -195,14 +184,10 @@ class Builds(RuleBasedStateMachine):
         sure = {path for path in maybe if contents[by_path[path][0].pixels] == 1 and not have[by_path[path][0].pixels]}
         return groups, sure, maybe
 
-    @staticmethod
-    def is_double(sample, by_path, base):
-        return sample.pixels in base.contents or sum(each.pixels == sample.pixels for each, _ in by_path.values()) > 1
-
-    def check_taken(self, base, version, source, duplicates, rejects):
+    def check_taken(self, base, version, source, rejects):
         """Compare what a version has more than its base with what is right."""
         source.ids = version.classes
-        groups, _, maybe = self.expect(source, base, duplicates)
+        groups, _, maybe = self.expect(source, base)
         added = Counter(version.samples) - Counter(base.samples)
         COUNTS["samples added"] += added.total()
         COUNTS["rejects"] += len(rejects)
@@ -221,14 +206,11 @@ class Builds(RuleBasedStateMachine):
             self.refused_ever |= {(place_of(path), sample.pixels), (path, bad)} if path in rejects else set()
             if path in rejects or (path, sample.pixels, bad) in before:
                 self.refused.setdefault(str(source.url), set()).add((path, sample.pixels, bad))
-            elif duplicates == "drop" and (path, sample.pixels) not in version.known:
-                self.unsure.add((place_of(path), sample.pixels))
         for name, samples in version.splits.items():
             assert self.options["splits"] or self.splits_itself or name == "train"
             for sample in samples:
                 assert not self.splits_itself or name == own_split(sample.path), f"{sample.path} is in {name}"
-                key = sample.pixels if self.options["split_by_content"] else sample.path
-                there = self.split_of.setdefault(key, name)
+                there = self.split_of.setdefault(sample.path, name)
                 assert there == name, f"{sample.path} was in {there} and is in {name} now"
 
     @staticmethod
@@ -314,15 +296,15 @@ class Builds(RuleBasedStateMachine):
                 self.sound(self.dataset, [manifest.get("version", 1)])
                 is_old = old and version == old[max(old)] and manifest.get("version", 1) == max(old)
                 if not is_old:
-                    self.check_taken(Version((), {}), version, source, options["duplicates"], {})
+                    self.check_taken(Version((), {}), version, source, {})
 
         outcomes = self.go("shard", work, mode, between)
         self.check_done(outcomes, overwrite)
         assert numbers_of(self.dataset) == [1]
         version = read(manifest_of(self.dataset, 1), self.dataset)
         base, rejects = Version((), {}), self.rejects_of(self.dataset)
-        self.check_taken(base, version, source, options["duplicates"], rejects)
-        _, sure, _ = self.expect(source, base, options["duplicates"])
+        self.check_taken(base, version, source, rejects)
+        _, sure, _ = self.expect(source, base)
         assert rejects.keys() >= sure, f"no rejects: {sorted(sure - rejects.keys())}"
         said = options.get("classes") or (source.classes if source.kind in BRINGS_CLASSES else None)
         assert version.classes == tuple(said or sorted(version.classes)), version.classes
@@ -373,9 +355,9 @@ class Builds(RuleBasedStateMachine):
         part = f"part-{max(self.standing) + 1:05d}"
         return (self.dataset / part / "_tpufeed/plan.jsonl").exists()
 
-    def append_work(self, source, duplicates):
-        self.handling, self.discards = duplicates or self.options["duplicates"], self.is_unfinished()
-        options = {"duplicates": duplicates, "overwrite": self.discards, "workers": 1, "max_rejects": "100%"}
+    def append_work(self, source):
+        self.discards = self.is_unfinished()
+        options = {"overwrite": self.discards, "workers": 1, "max_rejects": "100%"}
         return lambda: tpufeed.append(source.url, self.dataset, **source.further, **options).added
 
     def compact_work(self):
@@ -391,9 +373,9 @@ class Builds(RuleBasedStateMachine):
         brings = source.kind in BRINGS_CLASSES and tuple(source.classes[: len(base)]) != base
         return (brings or source.lacks_objects) and outcome.is_a("OptionError", "SourceError")
 
-    def after_append(self, source, outcomes, handling):
+    def after_append(self, source, outcomes):
         """All that was to be added is there."""
-        groups, sure, maybe = self.expect(source, self.newest, handling)
+        groups, sure, maybe = self.expect(source, self.newest)
         if all(self.may_refuse(source, outcome) for outcome in outcomes):
             COUNTS["classes refused"] += 1
             return
@@ -425,18 +407,18 @@ class Builds(RuleBasedStateMachine):
         self.sources[which].write()
         self.say(f"source {which}: {', '.join(filter(None, done))}")
 
-    @rule(which=st.sampled_from([0, 0, 0, 1]), edits=EDITED, number=SEEDS, duplicates=HANDLINGS, mode=MODES)
-    def append(self, which, edits, number, duplicates, mode):
+    @rule(which=st.sampled_from([0, 0, 0, 1]), edits=EDITED, number=SEEDS, mode=MODES)
+    def append(self, which, edits, number, mode):
         self.edit(which, edits, number)
-        self.say(f"append {which} {duplicates} {mode}")
+        self.say(f"append {which} {mode}")
         source = self.sources[which]
-        outcomes = self.go("append", self.append_work(source, duplicates), mode, self.between)
+        outcomes = self.go("append", self.append_work(source), mode, self.between)
         self.absorb()
-        self.after_append(source, outcomes, self.handling)
+        self.after_append(source, outcomes)
 
     @rule(edits=EDITED, number=SEEDS, mode=MODES)
     def append_once_more(self, edits, number, mode):
-        self.append(0, edits, number, None, mode)
+        self.append(0, edits, number, mode)
 
     @rule(keep=st.sampled_from([0, 0, 1, 2, 3]), mode=MODES)
     def tidy(self, keep, mode):

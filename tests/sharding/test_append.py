@@ -227,15 +227,6 @@ def test_what_was_rejected_is_tried_again_by_another_tpufeed(boxes, tmp_path, mo
     assert sorted(rejects_of(tmp_path / "d/part-00002")) == ["im/2.png", "im/4.png"]
 
 
-def test_what_was_rejected_is_no_double_of_a_new_image(boxes, tmp_path):
-    shutil.copy(tmp_path / "im/2.png", tmp_path / "im/z.png")
-    shutil.copy(tmp_path / "im/3.png", tmp_path / "im/y.png")
-    table = table_of(tmp_path, {"z.png": GOOD, "y.png": GOOD})
-    result = tpufeed.append(table, tmp_path / "d", duplicates="drop", workers=1)
-    assert (result.added, result.duplicates.dropped) == (1, 1)
-    assert samples_of(tmp_path / "d")[4:] == ["im/z.png"]
-
-
 def test_without_digests_the_list_of_rejects_tells_what_is_not_there(boxes, tmp_path):
     (tmp_path / "d" / DIGESTS).unlink()
     with (tmp_path / "d/rejects.jsonl").open("a") as file:
@@ -429,10 +420,6 @@ def test_shard_appends_with_the_options_of_the_dataset_alone(grown, tmp_path):
     more = draw(tmp_path / "more", ["cat/m.png"], 3)
     with pytest.raises(OptionError, match=r"splits.*presize"):
         tpufeed.shard(more, url, append=True, presize=8, workers=1)
-    other, given = tmp_path / "by-content", {"splits": "train=0.8,val=0.2", "workers": 1}
-    tpufeed.shard(tmp_path / "old", other, split_by_content=True, **given)
-    with pytest.raises(OptionError, match="split_by_content"):
-        tpufeed.shard(more, other, append=True, **given)
     with pytest.raises(OptionError, match="allow_different"):
         tpufeed.shard(more, url, allow_different=True, workers=1)
     result = tpufeed.shard(more, url, append=True, presize=8, allow_different=True, workers=1)

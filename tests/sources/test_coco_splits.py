@@ -235,7 +235,7 @@ def test_an_image_of_two_splits_is_a_reject_of_the_second(make, tmp_path):
     path = root / "val.json"
     path.write_text(path.read_text().replace('"0.png"', '"v0.png"'))
     (root / "images/v0.png").write_bytes((root / "images/0.png").read_bytes())
-    result = shard(f"train={root}/train.json,val={root}/val.json", tmp_path / "d", duplicates="keep")
+    result = shard(f"train={root}/train.json,val={root}/val.json", tmp_path / "d")
     assert splits_of(result) == {"train": 3, "val": 1}
     rejects = rejects_of(tmp_path / "d")
     assert set(rejects) == {"1.png", "2.png"}

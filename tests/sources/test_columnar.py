@@ -200,25 +200,14 @@ def test_append_and_duplicates(hub, small_jpegs, tmp_path):
     tpufeed.shard(train, tmp_path / "d", workers=1)
     table = hub_table(embed(small_jpegs[22:27], 22), label=[0] * 5, caption=["again"] * 5)
     write(hub / "data/train-00002-of-00003.parquet", table)
-    result = tpufeed.append(train, tmp_path / "d", duplicates="drop", workers=1)
-    assert len(stored(tmp_path / "d")) == 27
-    assert (open_dataset(tmp_path / "d").number, result.duplicates.dropped) == (2, 2)
-
-
-def test_drop_finds_doubles_whatever_their_row_groups_weigh(hub, small_jpegs, tmp_path):
-    table = hub_table(embed([*small_jpegs[24:30], small_jpegs[3]]), label=[0] * 7, caption=["x"] * 7)
-    write(hub / "data/validation-00000-of-00001.parquet", table)  # the last row alone in its row group
-    write(hub / "data/test-00000-of-00001.parquet", hub_table(embed(small_jpegs[20:21]), label=[0], caption=["y"]))
-    result = tpufeed.shard(hub, tmp_path / "d", duplicates="drop", encode="exact", workers=1)
-    found = [data for split in result.manifest.splits for data in stored(tmp_path / "d", split).values()]
-    assert sorted(found) == sorted(small_jpegs[:30])
-    assert result.duplicates.dropped == 2
+    result = tpufeed.append(train, tmp_path / "d", workers=1)
+    assert len(stored(tmp_path / "d")) == 29
+    assert (open_dataset(tmp_path / "d").number, result.duplicates.images) == (2, 2)
 
 
 @pytest.mark.first_cases(2)
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@pytest.mark.parametrize("duplicates", ["report", "drop"])
-def test_a_file_that_was_written_again_with_other_rows(kind, duplicates, small_jpegs, tmp_path):
+def test_a_file_that_was_written_again_with_other_rows(kind, small_jpegs, tmp_path):
     """Rows of the dataset are found by their bytes, wherever they are now; each is one image."""
     source = tmp_path / "rows"
 
@@ -235,7 +224,7 @@ def test_a_file_that_was_written_again_with_other_rows(kind, duplicates, small_j
         return {split: sorted(stored(tmp_path / "d", split).items()) for split in splits}
 
     save(range(8))
-    options = {"splits": "train=0.5,val=0.5", "duplicates": duplicates, "encode": "exact", "workers": 1}
+    options = {"splits": "train=0.5,val=0.5", "encode": "exact", "workers": 1}
     tpufeed.shard(source, tmp_path / "d", **options)
     first = all_stored()
     save([*range(8), *range(8, 13)])  # more rows, in digits as well
@@ -247,7 +236,7 @@ def test_a_file_that_was_written_again_with_other_rows(kind, duplicates, small_j
     assert (result.added, result.skipped) == (2, 13)
     save([*range(5), 7, 7])  # some are gone, one is there twice
     result = tpufeed.append(source, tmp_path / "d", workers=1)
-    assert (result.added, result.skipped + result.added) == ((1, 7) if duplicates == "report" else (0, 7))
+    assert (result.added, result.skipped + result.added) == (1, 7)
     save([*range(13), 20, 21])  # they return
     result = tpufeed.append(source, tmp_path / "d", workers=1)
     assert (result.added, result.skipped) == (0, 15)
@@ -258,18 +247,8 @@ def test_a_file_that_was_written_again_with_other_rows(kind, duplicates, small_j
     written.rename(written.with_name(f"train-more.{kind}"))  # another file: its rows are new
     if kind == "arrow":
         (source / "state.json").write_text(json.dumps({"_data_files": [{"filename": "train-more.arrow"}]}))
-    result = tpufeed.append(source, tmp_path / "d", workers=1, duplicates="drop")
-    assert result.added == 0
-
-
-def test_files_are_compared_with_the_rows_of_a_dataset(small_jpegs, tmp_path):
-    write(tmp_path / "rows/data/train.parquet", hub_table(embed(small_jpegs[:12])))
-    tpufeed.shard(tmp_path / "rows", tmp_path / "d", workers=1)
-    (tmp_path / "folder").mkdir()
-    for number in (3, 5, 20):
-        (tmp_path / f"folder/{number}.jpg").write_bytes(small_jpegs[number])
-    result = tpufeed.append(tmp_path / "folder", tmp_path / "d", duplicates="drop", workers=1)
-    assert (result.added, result.duplicates.dropped) == (1, 2)
+    result = tpufeed.append(source, tmp_path / "d", workers=1)
+    assert result.added == 13
 
 
 def test_no_signature_of_a_row_is_stored(small_jpegs, tmp_path):

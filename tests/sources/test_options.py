@@ -175,8 +175,6 @@ def test_no_option_is_left_out_of_the_plan():
         "flip_pairs",
         "box_columns",
         "boxes_outside",
-        "duplicates",
-        "split_by_content",
         "names",
         "keeps_classes",
     }  # in a plan only if given

@@ -255,13 +255,6 @@ def test_the_same_command_continues(yolo, bytes_of, tmp_path):
     assert bytes_of(tmp_path / "d") == expected
 
 
-def test_boxes_without_the_images_that_are_dropped_as_duplicates(yolo, tmp_path):
-    path = yolo(lines={"train": ["0 9 9 9 9\n", "1 0.9 0.5 0.9 0.5\n", "1 0.5 0.5 0.5 0.5\n"], "val": [""]})
-    result = shard(path, tmp_path / "d", duplicates="drop")
-    assert set(rejects_of(result.url)) == {"images/train/0.png", "images/train/1.png"}  # neither is the first of equals
-    assert boxes_of(texts_of(result.url)["images/train/2.png"]) == [[20, 15, 60, 45]]
-
-
 @pytest.mark.all
 def test_a_bucket(yolo, monkeypatch, tmp_path):
     path = yolo()

@@ -31,7 +31,7 @@ from tpufeed.storage.store import Store
 _logger = logging.getLogger(__name__)
 DIGEST_BYTES = 16
 UNREAD = bytes(DIGEST_BYTES)
-REJECTED, TAKEN, LEFT_OUT = b"\0", b"\1", b"\2"
+REJECTED, TAKEN = b"\0", b"\1"
 _ENTRY_BYTES = 1 + DIGEST_BYTES
 _GROUPS_AT_ONCE = 1_000_000  # the paths of these are in memory
 
@@ -63,7 +63,6 @@ class Duplicates:
     Attributes:
         groups: number of groups of equal images.
         images: number of images in the dataset, not counting the first of each group.
-        dropped: number of images that were left out of the dataset.
         crossing: overlap of each split that shares images with another one, except the training split.
         labels: number of groups whose images have different labels.
         report: URL of the file that names all of them.
@@ -71,7 +70,6 @@ class Duplicates:
 
     groups: int
     images: int
-    dropped: int
     crossing: dict[str, Overlap]
     labels: int
     report: str
@@ -82,18 +80,13 @@ class Duplicates:
         said = [
             f"{found.images:,} of {found.total:,} images of {split} {'is' if found.images == 1 else 'are'} in "
             f"{' and '.join(found.others)} as well, byte for byte: see {self.report}. Results on {split} will be too "
-            "good. --duplicates drop keeps one of each; --splits with --split-by-content keeps equal images in one "
-            "split"
+            "good. Leave them out: open_dataset(...).select(drop=[paths], split=...)"
             for split, found in self.crossing.items()
         ]
         if self.labels:
-            kept = ". If some were left out, the label of the first by path stays" if self.dropped else ""
-            said.append(f"equal images that have different labels: {self.labels:,}; see {self.report}{kept}")
+            said.append(f"equal images that have different labels: {self.labels:,}; see {self.report}")
         if self.images:
-            said.append(
-                f"images with the same bytes as another one of the dataset: {self.images:,}; see {self.report}"
-                + ("" if self.crossing else "; --duplicates drop keeps one of each")
-            )
+            said.append(f"images with the same bytes as another one of the dataset: {self.images:,}; see {self.report}")
         return tuple(said)
 
 
@@ -125,7 +118,6 @@ class SeenImage(msgspec.Struct, frozen=True):
     split: str
     label: str | None
     part: str = ""
-    dropped: bool = False
 
 
 class EqualImages(msgspec.Struct, frozen=True):
@@ -151,17 +143,15 @@ class _Tally:
     """Sums the lines of a report."""
 
     def __init__(self) -> None:
-        self.groups, self.images, self.dropped, self.labels = 0, 0, 0, 0
+        self.groups, self.images, self.labels = 0, 0, 0
         self.crossing, self.others = Counter[str](), defaultdict[str, set[str]](set)
 
     def add(self, group: EqualImages) -> None:
         """Add a line."""
-        kept = [image for image in group.images if not image.dropped]
         self.groups += 1
-        self.images += max(0, len(kept) - 1)
-        self.dropped += len(group.images) - len(kept)
+        self.images += len(group.images) - 1
         self.labels += len({image.label for image in group.images}) > 1
-        splits = Counter(image.split for image in kept)
+        splits = Counter(image.split for image in group.images)
         if len(splits) > 1:
             self.crossing.update(splits)
             for split in splits:
@@ -182,7 +172,7 @@ class _Tally:
             if split != training
         }
         report = f"{mask_secrets(store.url)}/{DUPLICATES}"
-        return Duplicates(self.groups, self.images, self.dropped, crossing, self.labels, report)
+        return Duplicates(self.groups, self.images, crossing, self.labels, report)
 
 
 def report_duplicates(
@@ -226,10 +216,8 @@ def report_duplicates(
                 group = places[start:stop].tolist()
                 seen = [images[place] for place in group if place in images]
                 names, splits = {image.path for image in seen}, {image.split for image in seen}
-                if all(image.dropped for image in seen):  # copies of an image that was rejected
-                    continue
                 # A table may name one file in several rows, which is reported as listed more than once.
-                if len(seen) > 1 and (len(names) > 1 or len(splits) > 1 or any(image.dropped for image in seen)):
+                if len(seen) > 1 and (len(names) > 1 or len(splits) > 1):
                     equal = EqualImages(every[group[0]].tobytes().hex(), seen)
                     tally.add(equal)
                     line = msgspec.json.encode(equal) + b"\n"
@@ -267,7 +255,7 @@ def _find_images(
             for item in task.inputs:
                 is_image, is_due = not next(rejected, True), at == due
                 at += 1
-                if is_image and not item.duplicate_of:
+                if is_image:
                     records[task.split] += 1
                 if not is_due:
                     continue
@@ -275,7 +263,7 @@ def _find_images(
                 if is_image:
                     labels = item.labels or ((item.label,) if item.label >= 0 else ())
                     label = ", ".join(names[each] for each in labels if each >= 0) or None
-                    images[at - 1] = SeenImage(item.path, task.split, label, folder, bool(item.duplicate_of))
+                    images[at - 1] = SeenImage(item.path, task.split, label, folder)
     return images
 
 

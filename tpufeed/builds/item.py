@@ -71,8 +71,6 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
         label: id of its class, or -1.
         labels: ids of its classes, in a dataset whose samples have several; then `label` is -1.
         columns: `values` as the plan holds them, in the order of the header's features; bytes in base64.
-        duplicate_of: the digest of its image in hexadecimal digits, if it is left out because another item has the same
-            image. It is not a reject, and stays in the plan so that reports can name it.
     """
 
     path: str
@@ -93,7 +91,6 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
     label: int = -1
     labels: tuple[int, ...] = ()
     columns: tuple[tuple[ColumnValue, ...], ...] = ()
-    duplicate_of: str = ""
 
 
 decode_item = msgspec.msgpack.Decoder(Item).decode

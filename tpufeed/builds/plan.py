@@ -92,8 +92,6 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     box_format: str | msgspec.UnsetType = msgspec.UNSET  # that the source declares itself; else it is in `options`
     images: int  # inputs of all tasks, once for each variant
     skipped: int = 0  # inputs of an append that are in the dataset already
-    dropped: int = 0  # inputs that are left out as duplicates
-    read_before: int = 0  # images that were read before the plan
     listed: Listed = UNLISTED  # what the source was taken for; a run that continues says it again
     tool_version: str = ""  # another version may take inputs that this one has rejected
 
@@ -169,7 +167,7 @@ def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
             file.write(first)
             start, crc = len(first), crc32c(first)
             for task in tasks:
-                inputs = (x if x.problem is None and not x.duplicate_of else _masked(x) for x in task.inputs)
+                inputs = (x if x.problem is None else _masked(x) for x in task.inputs)
                 task = msgspec.structs.replace(task, inputs=tuple(inputs))  # noqa: PLW2901  # what is written
                 line = msgspec.json.encode(task)
                 stop = start + len(line)

@@ -50,7 +50,6 @@ class Draft:
         source_bytes: size of all input images.
         sizes: sizes of the images that were tried, after presizing.
         odd: odd cases of these, counted.
-        read_before: number of images that have to be read before the plan, if a preview has skipped that.
         probed: number of samples that were tried.
         probed_rejects: number of these that cannot be taken.
         probed_seconds: time that one core takes for one sample, with all variants of a cache.
@@ -67,7 +66,6 @@ class Draft:
     source_bytes: int = 0
     sizes: Sizes | None = None
     odd: Counter[str] = field(default_factory=Counter)
-    read_before: int = 0
     probed: int = 0
     probed_rejects: int = 0
     probed_seconds: float = 0.0
@@ -176,8 +174,6 @@ class Preview:
         warnings: sentences on what would be better for training.
         complete: the dataset exists already: nothing would be done.
         skipped: number of images of an append that are in the dataset already.
-        read_before: number of images that are read before the build, to find duplicates or to deal them to splits by
-            content.
         version: the dataset's number afterwards, if it grows; else None.
         fingerprint: fingerprint of the cache that this build makes; else empty.
     """
@@ -200,6 +196,5 @@ class Preview:
     warnings: tuple[str, ...] = ()
     complete: bool = False
     skipped: int = 0
-    read_before: int = 0
     version: int | None = None
     fingerprint: str = ""

@@ -132,7 +132,6 @@ class BuildResult(Summary):
         skipped: number of images of an append that were in the dataset already.
         added: number of samples that the dataset has grown by; None if it is new.
         duplicates: images that the source has more than once; None if there are none, or they were not counted.
-        read_before: number of images that were read before the plan, to find duplicates or to deal them to splits.
         rejected: inputs that this build has rejected, counted by reason; `manifest` counts those of all versions.
     """
 
@@ -148,7 +147,6 @@ class BuildResult(Summary):
     skipped: int = 0
     added: int | None = None
     duplicates: Duplicates | None = None
-    read_before: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -310,7 +308,6 @@ def preview(
                 *draft.warnings,
             ),
             skipped=header.skipped,
-            read_before=0 if standing.plan else draft.read_before,
             version=None if base is None else base.number + 1,
             fingerprint=draft.fingerprint,
         )
@@ -454,7 +451,7 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
 ) -> BuildResult:
     """Run the tasks of the plan that are not done, then put indexes, rejects and, last of all, the manifest."""
     start, header = time.monotonic(), plan.header
-    images = header.images - header.dropped
+    images = header.images
     inputs = images // len(header.variant_numbers)
     job = Job(f"{recipe.worker}:run", recipe.context(store, plan), f"{recipe.worker}:reach")
     try:
@@ -514,7 +511,6 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
         retries=retries + store.retries,
         warnings=(*said, *(() if duplicates is None else duplicates.warnings)),
         duplicates=duplicates,
-        read_before=header.read_before,
     )
 
 

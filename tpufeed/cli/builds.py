@@ -100,7 +100,6 @@ def build_report(result: "BuildResult") -> dict[str, Any]:
         "warnings": result.warnings,
         "retries": result.retries,
         "duplicates": None if result.duplicates is None else asdict(result.duplicates),
-        "read_before": result.read_before,
         "seconds": result.seconds,
         "images_per_second": done / result.seconds if done and result.seconds else None,
         "content_digest": manifest.content_digest,
@@ -152,10 +151,8 @@ def _print_build(result: "BuildResult") -> None:
         if manifest.rejects != result.rejected:
             echo(f"rejected by all versions together: {format_count(sum(manifest.rejects.values()), 'image')}")
     if result.duplicates is not None:
-        dropped = result.duplicates.dropped
-        left = f", {format_count(dropped, 'image')} left out" if dropped else ""
         twice = format_count(result.duplicates.images, "image")
-        echo(f"duplicates: {twice} more than once{left}; {result.duplicates.report} lists them")
+        echo(f"duplicates: {twice} more than once; {result.duplicates.report} lists them")
     if result.earlier_images:
         earlier = format_count(result.earlier_images, "image")
         echo(f"done by an earlier run: {earlier}; to see if the source has changed since then, run this again")
@@ -192,8 +189,6 @@ def print_preview(
     print_details()
     if skipped:
         echo(f"skipped, because they are in the dataset already: {format_count(skipped, 'image')}")
-    if preview.read_before:
-        echo(f"read before the build, to compare their bytes: {format_count(preview.read_before, 'image')}")
     free = "unknown" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
     echo(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
     echo(f"time: about {preview.seconds:,.0f} s")

@@ -246,15 +246,6 @@ ImageColumns = Annotated[
         "in a tar (mask.png); the kind is image, mask or depth. Repeatable.",
     ),
 ]
-Duplicates = Annotated[
-    str | None,
-    in_source(
-        metavar="HOW",
-        autocompletion=one_of("keep", "report", "drop"),
-        help="Images with equal bytes: report: count and list them; drop: keep one of them; keep: ignore them.",
-        show_default="report",
-    ),
-]
 Masks = Annotated[
     str | None,
     in_source(metavar="DIR", help="Folder of masks for a folder of images, with the same paths and any suffix."),

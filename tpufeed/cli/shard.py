@@ -84,14 +84,6 @@ def shard_command(
     flip_pairs: flags.FlipPairs = None,
     box_columns: flags.BoxColumns = None,
     boxes_outside: flags.BoxesOutside = "reject",
-    duplicates: flags.Duplicates = None,
-    split_by_content: Annotated[
-        bool,
-        flags.in_source(
-            "--split-by-content",
-            help="Assign images to splits by their bytes instead of their paths: equal images are in one split.",
-        ),
-    ] = False,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: flags.EngineName = "local",
@@ -144,7 +136,6 @@ def append_command(  # each option is a flag
     image: flags.Image = None,
     label: flags.Label = None,
     masks: flags.Masks = None,
-    duplicates: flags.Duplicates = None,
     unset: Annotated[
         list[str] | None,
         flags.in_source(
@@ -179,7 +170,7 @@ def append_command(  # each option is a flag
     from tpufeed.sharding.append import AppendRecipe, append
 
     if dry_run:
-        own = {name: values[name] for name in ("split_by", "image", "label", "masks", "duplicates")}
+        own = {name: values[name] for name in ("split_by", "image", "label", "masks")}
         recipe = AppendRecipe(src, given=own, unset=unset or ())
         _print_preview(preview(recipe, **given(preview, values)), values["engine"], as_json)
         return

@@ -18,7 +18,7 @@ from tpufeed.options import Names, checked
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sources.coco import CocoSource
-from tpufeed.sources.options import POLICIES, ROLES, Handling, Role, ShardOptions
+from tpufeed.sources.options import POLICIES, ROLES, Role, ShardOptions
 from tpufeed.storage.store import Store
 
 # Stored options that decide no bytes of records.
@@ -35,7 +35,6 @@ def append(  # noqa: PLR0913  # the public face
     label: str | None = None,
     split_by: str | None = None,
     masks: str | Path | None = None,
-    duplicates: Handling | None = None,
     unset: Names = (),
     max_rejects: str | int | None = None,
     overwrite: bool = False,
@@ -63,8 +62,6 @@ def append(  # noqa: PLR0913  # the public face
         label: as for `image`.
         split_by: as for `image`.
         masks: the folder of masks that mirrors this source, if the dataset has such masks.
-        duplicates: what to do with images that are in the dataset under another path, or twice among the new ones; see
-            `tpufeed.shard`. Default: as in the dataset's first build.
         unset: options of the dataset's first build that do not hold for the new source, by their names in
             `tpufeed.shard`, like ["image", "columns"]. They get their defaults.
         max_rejects: fail, and leave the dataset as it is, if more of the new images than this are rejected.
@@ -81,7 +78,7 @@ def append(  # noqa: PLR0913  # the public face
         DuplicateWriterError: another append is running, or was interrupted.
         TooManyRejectsError, TaskError, BuildError: the work failed; the dataset is as it was.
     """
-    given = {"image": image, "label": label, "split_by": split_by, "masks": masks, "duplicates": duplicates}
+    given = {"image": image, "label": label, "split_by": split_by, "masks": masks}
     return run(
         AppendRecipe(src, given=given, unset=unset),
         dst,

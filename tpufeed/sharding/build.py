@@ -12,7 +12,7 @@ from tpufeed.options import Count, Names, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.sources.boxes import Outside
-from tpufeed.sources.options import POLICIES, ROLES, Handling, NameStyle, ShardOptions
+from tpufeed.sources.options import POLICIES, ROLES, NameStyle, ShardOptions
 from tpufeed.sources.outlines import Outlines
 
 
@@ -52,8 +52,6 @@ def shard(  # noqa: PLR0913  # the public face
     flip_pairs: str | Sequence[tuple[int, int]] | None = None,
     box_columns: Names | None = None,
     boxes_outside: Outside = "reject",
-    duplicates: Handling = "report",
-    split_by_content: bool = False,
     max_rejects: str | int | None = None,
     append: bool = False,
     allow_different: bool = False,
@@ -141,11 +139,6 @@ def shard(  # noqa: PLR0913  # the public face
         boxes_outside: what to do with boxes that reach more than 2 pixels beyond their image: "reject" the image;
             "clip" them, or drop them if they lie wholly outside; or "drop" them. The manifest counts dropped and
             clipped boxes. Boxes that reach less far are clipped.
-        duplicates: what to do with images whose files are the same bytes. "report" counts them once all are read, lists
-            them in _tpufeed/duplicates.jsonl and warns, above all of images in two splits. "drop" keeps the first by
-            path and lists the others there; it reads files of equal size beforehand. "keep" says nothing.
-        split_by_content: deal images to splits by their bytes instead of their paths, so that equal images share a
-            split. Reads all images beforehand.
         max_rejects: fail the build if more inputs than this are rejected: a number or "1%". Default: 1 %, but at least
             10.
         append: add the images to the dataset at `dst`, as `tpufeed.append` does, but with these options.

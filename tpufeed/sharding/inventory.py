@@ -33,10 +33,7 @@ from tpufeed.dataset.schema import (
 )
 from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.passes import (
-    drop_duplicates,
     find_corrected,
-    read_digests,
-    rows_to_read,
     skip_known,
     skip_rejected,
 )
@@ -80,20 +77,16 @@ class Inventory:
         listed: what the source was taken for.
         labelled: inputs have labels.
         several_labels: inputs have lists of labels.
-        totals: for each split: number of inputs, bytes of all their files, and bytes of their paths and columns;
-            without dropped duplicates.
+        totals: for each split: number of inputs, bytes of all their files, and bytes of their paths and columns.
         count: number of inputs.
         digest: identity of all inputs together, whatever their order.
         skipped: number of inputs that the growing dataset has already.
         compared_by_size: those of `skipped` that were compared by path and size, as the dataset lacks their digests.
-        dropped: number of duplicates that are left out.
-        read_before: number of images that are read before the plan.
         renewed: number of inputs whose path is in the dataset with other content.
         corrected: number of inputs that the dataset has, but of which the source says something else now.
         first_corrected: the first of them.
         rejected_before: number of inputs left out because the dataset rejected them before and they have not changed.
         listed_twice: number of rows that name a file which another row names as well, in any spelling.
-        said: warnings of the passes over the inputs.
         rejects: inputs that are rejected without being read, counted by reason.
         first_rejects: the first few of `rejects`.
         database: has a line for each input, and what `passes` find out about it.
@@ -111,9 +104,8 @@ class Inventory:
             UnavailableError, AccessError: its store does not answer, refuses, or returns other bytes each time.
         """
         self.base, self.options, self.standing = source.base, options, standing
-        self.skipped, self.compared_by_size, self.renewed, self.dropped, self.read_before = 0, 0, 0, 0, 0
+        self.skipped, self.compared_by_size, self.renewed = 0, 0, 0
         self.rejected_before, self.corrected, self.first_corrected = 0, 0, ""
-        self.said = tuple[str, ...]()
         # No journal and no commit: the file is useless after a crash. The cache also bounds the memory of sorting.
         self.database = sqlite3.connect(folder / "inventory.sqlite")
         self.database.executescript(
@@ -193,7 +185,7 @@ class Inventory:
         self._look_at_each(source.spells_files)
         said = tuple(self._iter_repeats(contents.boxes, source)) if source.spells_files and self.listed_twice else ()
         said = said or tuple(self._iter_plain_boxes(source))
-        self._listed = Listed(
+        self.listed = Listed(
             kind=source.what,
             why=source.why,
             labels=self._format_labels(source, contents.class_names is not None) if self.labelled else "",
@@ -210,11 +202,6 @@ class Inventory:
             warnings=(*warnings, *said),
         )
 
-    @property
-    def listed(self) -> Listed:
-        """Return what the source was taken for, with the warnings of `prepare`."""
-        return msgspec.structs.replace(self._listed, warnings=(*self._listed.warnings, *self.said))
-
     def _format_labels(self, source: Source, is_fixed: bool) -> str:
         """Return where labels come from, and what their ids are."""
         names = self.classes.names
@@ -229,7 +216,7 @@ class Inventory:
             return source.splits_from
         if options.split_shares is None:
             return "not in the source: all samples are train"
-        return f"shares, by a hash of each image's {'bytes' if options.split_by_content else 'path'}"
+        return "shares, by a hash of each image's path"
 
     def _count_classes(self, labels: Counter[Label]) -> dict[str, int]:
         """Return the first classes that occur, with the number of their samples."""
@@ -312,9 +299,7 @@ class Inventory:
                 )
 
     def _sum_up(self) -> None:
-        sums = self.query(
-            "SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs WHERE size IS NOT NULL GROUP BY split"
-        )
+        sums = self.query("SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs GROUP BY split")
         self.totals: dict[str, tuple[int, int, int]] = dict.fromkeys(self.splits, (0, 0, 0))
         self.totals |= {name: (count, size, extra) for name, count, size, extra in sums}
         (self.count,) = self.query("SELECT COUNT(*) FROM inputs").fetchone()
@@ -402,42 +387,16 @@ class Inventory:
             )
         join_features(standing.manifest.features, self.features)
 
-    def prepare(self, is_preview: bool) -> None:
-        """Read images before the plan, to deal them to splits by content or to drop duplicates.
-
-        `digest` stays that of all inputs of the source, so that a finished build is recognised without this. A preview
-        only counts the images.
-        """
-        options = self.options
-        if is_preview:
-            (self.read_before,) = self.query(f"SELECT COUNT(*) FROM ({rows_to_read(self)})").fetchone()
-            return
-        why = "deal images to splits by content" if options.split_by_content else "find duplicates"
-        self.read_before = read_digests(self, rows_to_read(self), why)
-        if options.split_by_content and options.split_shares is not None:
-            shares = options.split_shares  # an unreadable image stays in the split of its path
-            self.database.create_function("split_of", 1, lambda digest: split_of(digest.hex(), shares))
-            self.query(
-                "UPDATE inputs SET split = split_of((SELECT digest FROM digests WHERE row = inputs.rowid)) "
-                "WHERE rowid IN (SELECT row FROM digests)"
-            )
-        if options.duplicates == "drop":
-            drop_duplicates(self)
-        self._sum_up()
-
     def sample(self, count: int) -> list[Item]:
         """Return the first `count` inputs of the global order that are to be read."""
-        are_read = "reason IS NULL AND size IS NOT NULL"
-        found = self.query(f"SELECT item FROM inputs WHERE {are_read} ORDER BY key, {self.ORDER} LIMIT ?", (count,))
+        found = self.query(f"SELECT item FROM inputs WHERE reason IS NULL ORDER BY key, {self.ORDER} LIMIT ?", (count,))
         return [self.identify(line) for (line,) in found]
 
     def iter_inputs(self, split: str) -> Iterator[tuple[Item, int]]:
         """Yield the inputs of a split in the global order, each with the bytes of its path and columns."""
-        duplicate = "CASE WHEN size IS NULL THEN (SELECT digest FROM digests WHERE row = inputs.rowid) END"
-        statement = f"SELECT item, extra, {duplicate} FROM inputs WHERE split = ? ORDER BY key, {self.ORDER}"
-        for line, extra, digest in self.query(statement, (split,)):
-            item = self.identify(line)
-            yield item if digest is None else msgspec.structs.replace(item, duplicate_of=digest.hex()), extra
+        statement = f"SELECT item, extra FROM inputs WHERE split = ? ORDER BY key, {self.ORDER}"
+        for line, extra in self.query(statement, (split,)):
+            yield self.identify(line), extra
 
     def identify(self, line: bytes, classes: Classes | None = None) -> Item:
         """Return an item with the ids of its classes and the values of its columns, as the plan has it.

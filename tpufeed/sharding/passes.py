@@ -1,4 +1,4 @@
-"""Passes over an inventory: skip what a growing dataset has already, read images before the plan, drop duplicates."""
+"""Passes over an inventory: skip what a growing dataset has already."""
 
 import itertools
 import logging
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tpufeed._version import __version__
-from tpufeed.builds.digests import LEFT_OUT, REJECTED, TAKEN, image_digest
+from tpufeed.builds.digests import REJECTED, TAKEN, image_digest
 from tpufeed.builds.item import decode_item
-from tpufeed.dataset.naming import DIGESTS, DUPLICATES, REJECTS
+from tpufeed.dataset.naming import DIGESTS, REJECTS
 from tpufeed.errors import ImageError
 from tpufeed.sharding.standing import StandingDataset, fate_of, iter_known, said_of
-from tpufeed.sharding.worker import SampleMaker
-from tpufeed.sources.inputs import Files, iter_certain, iter_taken
+from tpufeed.sources.inputs import Files, iter_certain
 
 if TYPE_CHECKING:
     from tpufeed.sharding.inventory import Inventory
@@ -25,7 +24,6 @@ _logger = logging.getLogger(__name__)
 _AT_ONCE = 4096
 _SAY_SECONDS = 10.0  # between progress lines
 _IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers give no version
-_IN_DATASET = -1  # in the place of a row
 
 
 def skip_known(inventory: "Inventory", standing: StandingDataset, are_rows: bool) -> None:
@@ -54,7 +52,7 @@ def skip_known(inventory: "Inventory", standing: StandingDataset, are_rows: bool
             " UNION SELECT rowid FROM inputs WHERE rowid NOT IN equal AND reason IS NULL "
             "AND file_of_row(path) IN (SELECT place FROM known WHERE digest IS NOT NULL AND place != '')"
         )
-    read_digests(inventory, f"SELECT DISTINCT * FROM ({changed})", "compare them with those of the same path and size")
+    read_digests(inventory, f"SELECT DISTINCT * FROM ({changed})")
     inventory.query(
         f"INSERT OR IGNORE INTO equal SELECT inputs.rowid FROM {in_dataset} "
         "JOIN digests ON digests.row = inputs.rowid WHERE known.digest = digests.digest"
@@ -79,13 +77,6 @@ def _list_known(inventory: "Inventory", standing: StandingDataset) -> None:
     )
     for _, store in standing.parts:
         inventory.database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?,?)", iter_known(store, inventory.base))
-    taken, is_left_out = f"FROM known WHERE outcome = {TAKEN[0]}", f"outcome = {LEFT_OUT[0]}"
-    if not inventory.query(f"SELECT 1 {taken} AND digest IS NULL LIMIT 1").fetchone():
-        # The copy of a rejected image is not in the dataset either.
-        no_copy = f"{is_left_out} AND digest NOT IN (SELECT digest {taken})"
-        rejects = f"SELECT digest FROM known WHERE outcome = {REJECTED[0]} AND digest IS NOT NULL"
-        inventory.query(f"UPDATE known SET outcome = {REJECTED[0]} WHERE {no_copy} AND digest IN ({rejects})")
-        inventory.query(f"DELETE FROM known WHERE {no_copy}")
     inventory.query("CREATE INDEX known_path ON known(path)")
 
 
@@ -186,97 +177,16 @@ def iter_growth_warnings(inventory: "Inventory") -> Iterator[str]:
         )
 
 
-def rows_to_read(inventory: "Inventory") -> str:
-    """Return the query of the rows whose images `Inventory.prepare` reads."""
-    unread = "SELECT rowid FROM inputs WHERE reason IS NULL AND rowid NOT IN (SELECT row FROM digests)"
-    if inventory.options.split_by_content:
-        return unread
-    taken = f"SELECT bytes FROM known WHERE digest IS NOT NULL AND outcome = {TAKEN[0]}"
-    unsure = "SELECT 1 FROM inputs WHERE is_estimate"
-    sizes = "SELECT bytes FROM inputs WHERE reason IS NULL GROUP BY bytes HAVING COUNT(*) > 1"
-    if inventory.standing is not None:
-        unsure += f" UNION ALL {taken} AND bytes IS NULL"
-        sizes += f" UNION {taken}"
-    if inventory.query(f"{unsure} LIMIT 1").fetchone():
-        return unread  # an image may have the bytes of any whose size is not known
-    return f"{unread} AND bytes IN ({sizes})"
-
-
-def drop_duplicates(inventory: "Inventory") -> None:
-    """Leave out all but the first, by path, of inputs whose images are the same bytes.
-
-    An image in the growing dataset comes before all new ones. Dropped inputs stay in the inventory, without a size: so
-    the plan names them, and a build that continues need not read them again.
-    """
-    if inventory.standing is not None:
-        inventory.query("CREATE INDEX known_digest ON known(digest)")
-    inventory.database.executescript("DROP TABLE IF EXISTS doubles; CREATE TABLE doubles(row INTEGER PRIMARY KEY);")
-    ordered = inventory.query(
-        f"SELECT row, digest, item FROM digests JOIN inputs ON inputs.rowid = row ORDER BY digest, {inventory.ORDER}"
-    )
-    options = inventory.options
-    make = SampleMaker(
-        inventory.features, inventory.classes.names, options.images, inventory.box_format, options.to_dict()
-    )
-    files = Files(inventory.base)
-    in_dataset = f"SELECT 1 FROM known WHERE digest = ? AND outcome = {TAKEN[0]} LIMIT 1"
-
-    def iter_groups() -> Iterator[list[int]]:
-        """Yield the rows of equal images in the order of their paths, behind the mark of one in the dataset."""
-        for digest, lines in itertools.groupby(ordered, lambda line: line[1]):
-            # An input with a bad label is rejected, so the others are not its duplicates.
-            rows = [row for row, _, line in lines if inventory.identify(line).problem is None]
-            if inventory.standing is not None and inventory.query(in_dataset, (digest,)).fetchone() is not None:
-                yield [_IN_DATASET, *rows]
-            elif len(rows) > 1:
-                yield rows
-
-    def iter_doubles() -> Iterator[tuple[int]]:
-        """Yield all rows of each group after the first one that the build does not reject, for its boxes, say."""
-        groups = iter_groups()
-        while some := list(itertools.islice(groups, _AT_ONCE)):
-            unsure = [rows for rows in some if rows[0] != _IN_DATASET] if make.depends_on_more else []
-            sure = [rows for rows in some if rows[0] == _IN_DATASET] if make.depends_on_more else some
-            yield from ((row,) for rows in sure for row in rows[1:])
-            place = 0
-            while unsure:
-                unsure.sort(key=lambda rows: rows[place])  # in the order of reading
-                one = "SELECT item FROM inputs WHERE rowid = ?"
-                inputs = [inventory.identify(*inventory.query(one, (rows[place],)).fetchone()) for rows in unsure]
-                again = []
-                with closing(iter_taken(files, inputs, lambda *given: bool(make(*given)))) as taken:
-                    for rows, (*_, found) in zip(unsure, taken, strict=True):
-                        if not isinstance(found, ImageError):
-                            yield from ((row,) for row in rows[place + 1 :])
-                        elif place + 1 < len(rows):
-                            again.append(rows)
-                unsure, place = again, place + 1
-
-    inventory.database.executemany("INSERT INTO doubles VALUES(?)", iter_doubles())
-    said = inventory.query(
-        "SELECT split, COUNT(*), SUM(rowid IN doubles) AS lost FROM inputs GROUP BY split HAVING lost ORDER BY split"
-    ).fetchall()
-    inventory.dropped = sum(lost for _, _, lost in said)
-    if inventory.dropped:
-        each = ", ".join(f"{lost:,} of {count:,} of {split}" for split, count, lost in said)
-        inventory.said += (f"duplicate images are left out: {each}; {DUPLICATES} names them",)
-    inventory.query("UPDATE inputs SET size = NULL WHERE rowid IN doubles")
-    # A split without records has no shard, so that no task would name its dropped images.
-    inventory.query(
-        "UPDATE inputs SET split = (SELECT split FROM inputs WHERE size IS NOT NULL ORDER BY split LIMIT 1) "
-        "WHERE size IS NULL AND split NOT IN (SELECT split FROM inputs WHERE size IS NOT NULL) "
-        "AND EXISTS (SELECT 1 FROM inputs WHERE size IS NOT NULL)"
-    )
-
-
-def read_digests(inventory: "Inventory", rows: str, purpose: str) -> int:
-    """Read the images of the rows of a query, and store the digests of readable ones; return the number of rows."""
+def read_digests(inventory: "Inventory", rows: str) -> None:
+    """Read the images of the rows of a query, and store the digests of readable ones."""
     inventory.database.executescript("DROP TABLE IF EXISTS wanted; CREATE TABLE wanted(row INTEGER PRIMARY KEY);")
     inventory.query(f"INSERT INTO wanted {rows}")
     (total,) = inventory.query("SELECT COUNT(*) FROM wanted").fetchone()
     if not total:
-        return 0
-    _logger.warning("%s images are read before the build, to %s", f"{total:,}", purpose)
+        return
+    _logger.warning(
+        "%s images are read before the build, to compare them with those of the same path and size", f"{total:,}"
+    )
     files, done, last, due = Files(inventory.base), 0, 0, time.monotonic() + _SAY_SECONDS
     statement = "SELECT row, item FROM wanted JOIN inputs ON inputs.rowid = row WHERE row > ? ORDER BY row LIMIT ?"
     while lines := inventory.query(statement, (last, _AT_ONCE)).fetchall():
@@ -294,4 +204,3 @@ def read_digests(inventory: "Inventory", rows: str, purpose: str) -> int:
         if time.monotonic() >= due:
             due = time.monotonic() + _SAY_SECONDS
             _logger.warning("%s of %s images are read", f"{done:,}", f"{total:,}")
-    return int(total)

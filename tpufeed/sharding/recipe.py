@@ -138,18 +138,16 @@ class ShardRecipe(Recipe):
 
     def finish(self, finished: Dataset) -> tuple[Dataset, Duplicates | None]:
         """Return the dataset, and the duplicates that its build reported."""
-        return finished, None if self.options.duplicates == "keep" else find_duplicates(finished)
+        return finished, find_duplicates(finished)
 
     @contextmanager
     def draft(self, is_preview: bool) -> Iterator[Draft]:
         """List the source into a file, and plan in constant memory."""
         options, probed = self.options, list[tuple[Item, Probed | ImageError]]()
         with take_inventory(self.source, options, self.standing) as inventory:
-            if options.split_by_content or options.duplicates == "drop":
-                inventory.prepare(is_preview)
             said = [] if self.standing is None else list(iter_growth_warnings(inventory))
-            if inventory.count == inventory.dropped:  # the growing dataset has all of them
-                yield Draft(header=None, skipped=inventory.skipped + inventory.dropped, warnings=tuple(said))
+            if not inventory.count:  # the growing dataset has all of them
+                yield Draft(header=None, skipped=inventory.skipped, warnings=tuple(said))
                 return
             start = time.perf_counter()
             if is_preview or options.sizes_differ:
@@ -171,7 +169,6 @@ class ShardRecipe(Recipe):
                 sizes=sizes,
                 odd=odd,
                 source_bytes=sum(size for _, size, _ in inventory.totals.values()),
-                read_before=inventory.read_before,
                 probed=len(probed),
                 probed_rejects=len(rejects),
                 probed_seconds=seconds / max(1, len(probed)),
@@ -203,7 +200,7 @@ class ShardRecipe(Recipe):
     ) -> tuple[Manifest, Duplicates | None]:
         """Report duplicate images."""
         parts = () if self.standing is None else self.standing.parts
-        return manifest, None if self.options.duplicates == "keep" else report_duplicates(store, plan, folder, parts)
+        return manifest, report_duplicates(store, plan, folder, parts)
 
     def judge(self, manifest: Manifest) -> Iterator[str]:
         """Yield warnings of images that are too small or too dark, and of boxes that may be shares or turned."""
@@ -293,8 +290,6 @@ def plan_shards(inventory: Inventory, estimate: SizeEstimate, source: str, ident
         box_format=msgspec.UNSET if options.box_format else inventory.box_format or msgspec.UNSET,
         images=inventory.count,
         skipped=inventory.skipped,
-        dropped=inventory.dropped,
-        read_before=inventory.read_before,
         listed=inventory.listed,
         tool_version=__version__,
     )
@@ -314,19 +309,18 @@ def cut(
     """Yield a run of inputs for each shard, of nearly equal size: `count` records with `total` bytes in all.
 
     Each of the `inputs` comes with the bytes of its path and columns. It belongs to the run that holds the middle byte
-    of its record. A dropped duplicate has no record, and stays with the input before it.
+    of its record.
     """
     run: list[Item] = []
-    position, number, place, first = 0.0, 0, 0, 0
+    position, number, place = 0.0, 0, 0
     for item, extra in inputs:
-        if not item.duplicate_of:
-            size = estimate.slope * sum(file.bytes for file in files_of(item)) + estimate.fixed + extra
-            runs_left = shards - number - 1
-            full = (position + size / 2) * shards >= total * (number + 1)
-            if place > first and runs_left and (full or count - place <= runs_left):  # each needs a record
-                yield run
-                run, number, first = [], number + 1, place
-            position, place = position + size, place + 1
+        size = estimate.slope * sum(file.bytes for file in files_of(item)) + estimate.fixed + extra
+        runs_left = shards - number - 1
+        full = (position + size / 2) * shards >= total * (number + 1)
+        if run and runs_left and (full or count - place <= runs_left):  # each needs a record
+            yield run
+            run, number = [], number + 1
+        position, place = position + size, place + 1
         run.append(item)
     if run:
         yield run

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tpufeed.builds.commit import Reject
-from tpufeed.builds.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, read_digests
+from tpufeed.builds.digests import REJECTED, TAKEN, UNREAD, read_digests
 from tpufeed.builds.item import Item
 from tpufeed.builds.plan import iter_tasks, read_plan
 from tpufeed.dataset.naming import REJECTS
@@ -25,8 +25,8 @@ from tpufeed.storage.store import Store, open_store
 _REJECT = msgspec.json.Decoder(Reject)
 
 _NO_FATE = frozenset({  # options that do not decide whether an image is taken
-    "append_to", "base_digest", "shard_bytes", "shards", "hosts", "split", "split_by", "split_by_content", "seed",
-    "names", "duplicates", "image", "label", "classes", "keeps_classes", "flip_pairs",
+    "append_to", "base_digest", "shard_bytes", "shards", "hosts", "split", "split_by", "seed",
+    "names", "image", "label", "classes", "keeps_classes", "flip_pairs",
 })  # fmt: skip
 
 
@@ -38,7 +38,7 @@ class Known(NamedTuple):
     size_bytes: int | None  # of its image; None if the plan has only an estimate
     version: str | None  # of its file; None if it is in another place, where versions mean something else
     digest: bytes | None  # of its image; None if no digest is stored, or the image was not read
-    outcome: int  # taken, rejected or left out, as `build.digests` stores it
+    outcome: int  # taken or rejected, as `build.digests` stores it
     fate: str | None  # all that decided that it is not in the dataset, see `fate_of`
     said: bytes | None  # what the source said of an image that is in the dataset, see `said_of`
 
@@ -142,9 +142,8 @@ def iter_known(store: Store, base: str) -> Iterator[Known]:
         if stored is not None:
             digest, outcome = stored.digests[at].tobytes(), int(stored.fates[at])
         else:
-            digest = bytes.fromhex(item.duplicate_of) or UNREAD
-            is_reject = item.problem is not None or item.path in rejects
-            outcome = (LEFT_OUT if item.duplicate_of else REJECTED if is_reject else TAKEN)[0]
+            digest = UNREAD
+            outcome = (REJECTED if item.problem is not None or item.path in rejects else TAKEN)[0]
         is_taken = outcome == TAKEN[0]
         yield Known(
             item.path,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpufeed.builds.commit import Reject
-from tpufeed.builds.digests import LEFT_OUT, REJECTED, TAKEN, UNREAD, image_digest
+from tpufeed.builds.digests import REJECTED, TAKEN, UNREAD, image_digest
 from tpufeed.builds.item import Item
 from tpufeed.builds.plan import Task
 from tpufeed.builds.worker import Output, TaskContext, reach, run
@@ -59,7 +59,6 @@ class SampleMaker:
         labelled: samples have labels.
         several_labels: samples have lists of labels.
         names: names of the classes, in UTF-8.
-        depends_on_more: an image may be rejected not only for its own bytes, but for its name, boxes or masks.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class SampleMaker:
         is_relative = self._boxes is not None and self._boxes.is_relative
         self._drawer = None if outlines is None else MaskDrawer(outlines, is_relative)
         self._policy = policy
-        self.depends_on_more = bool(self._pictures) or has_boxes or policy.extension == "reject"
 
     def features(self, item: Item) -> dict[str, Feature]:
         """Return the features of an input except image, label, sizes, format and further images."""
@@ -186,9 +184,6 @@ class ShardContext(TaskContext):
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
             for item, data, sample in inputs:
-                if item.duplicate_of:
-                    digests += LEFT_OUT + bytes.fromhex(item.duplicate_of)
-                    continue
                 digests += REJECTED if isinstance(sample, ImageError) else TAKEN
                 digests += image_digest(data[0]) if data else UNREAD
                 if isinstance(sample, ImageError):

@@ -149,8 +149,8 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
     places: list[list[Store] | ImageError] = []
     spans: dict[Store, list[Span]] = {}
     for item in inputs:
-        if item.problem is not None or item.duplicate_of:
-            places.append(ImageError(*(item.problem or ("duplicate", item.duplicate_of))))
+        if item.problem is not None:
+            places.append(ImageError(*item.problem))
             continue
         try:
             found = [files.find(file) for file in files_of(item)]

@@ -28,7 +28,6 @@ from tpufeed.sources.columns import Declared
 from tpufeed.sources.outlines import Outlines
 from tpufeed.storage.store import open_store
 
-Handling = Literal["keep", "report", "drop"]  # of duplicates
 NameStyle = Literal["tpufeed", "kaggle"]
 PictureKind = Literal["image", "mask", "depth"]
 MASKS = "mask"  # the column that `masks=` or `outlines=` makes
@@ -79,7 +78,7 @@ _NO_EXTENSION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 31.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 29.
 
     Raises:
         OptionError: a value is not valid, or two options do not fit together.
@@ -117,8 +116,6 @@ class ShardOptions:
     flip_pairs: str | Sequence[tuple[int, int]] | None = field(default=None, metadata=_READING)
     box_columns: Names | None = field(default=None, metadata=_READING)
     boxes_outside: Outside = "reject"
-    duplicates: Handling = field(default="report", metadata=_READING)
-    split_by_content: bool = False
     # `classes` are those of the dataset that an append adds to. If the new source has a list of classes itself, that
     # list still says what its numbers mean.
     keeps_classes: bool = field(default=False, metadata=_READING)
@@ -159,8 +156,6 @@ class ShardOptions:
             raise OptionError(f"a shard has at least one byte, not {size_bytes}")
         if self.shards is not None and self.shards % self.hosts:
             raise OptionError(f"the number of shards has to be a multiple of the {self.hosts} hosts; not {self.shards}")
-        if self.split_by_content and self.splits is None:
-            raise OptionError("split_by_content deals images to splits by shares; give splits, like train=0.9,val=0.1")
         policy: dict[str, Any] = dict(self.policy or {})
         unknown = policy.keys() - POLICIES
         if unknown:
@@ -221,8 +216,6 @@ class ShardOptions:
             "flip_pairs": None if self.pairs is None else format_pairs(self.pairs),
             "box_columns": None if self.box_columns is None else list(self.box_columns),
             "boxes_outside": None if self.boxes_outside == "reject" else self.boxes_outside,
-            "duplicates": "drop" if self.duplicates == "drop" else None,
-            "split_by_content": self.split_by_content,
             "names": "kaggle" if self.names == "kaggle" else None,
             "keeps_classes": self.keeps_classes,
         }
