@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 import tpufeed
 from tests.frameworks import lazy
 from tests.gcs_server import GcsServer
-from tests.repo.docs.pages import ran
+from tests.repo.docs.pages import blocks, ran
 from tpufeed.errors import OptionError
 
 torch = lazy("torch")
@@ -64,24 +64,23 @@ def test_figures_are_of_the_steps_since_the_last_report(cache_url, clock):
 
 
 @pytest.mark.all
-@pytest.mark.uses("tensorflow", "torch")
+@pytest.mark.uses("torch")
 def test_each_tracker_is_called_as_it_is_used_to(cache_url, tmp_path, monkeypatch):
     import mlflow  # here, as each worker of pytest-xdist imports all modules of tests, and these take long
-    import tensorflow as tf
     import wandb
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri(f"file://{tmp_path}/mlflow")
-    writer, summary = SummaryWriter(tmp_path / "torch"), tf.summary.create_file_writer(str(tmp_path / "tf"))
+    writer = SummaryWriter(tmp_path / "torch")
     run = wandb.init(project="tpufeed", dir=tmp_path)
     sent = []
     with mlflow.start_run() as active:
-        train(cache_url, [writer, summary, run, mlflow, lambda figures, step: sent.append((step, figures))])
+        train(cache_url, [writer, run, mlflow, lambda figures, step: sent.append((step, figures))])
     writer.close()
-    summary.close()
     assert [step for step, _ in sent] == [4, 7]
     expected = [figures["tpufeed/images_per_second"] for _, figures in sent]
     assert run.summary["tpufeed/images_per_second"] == expected[-1]
@@ -89,17 +88,9 @@ def test_each_tracker_is_called_as_it_is_used_to(cache_url, tmp_path, monkeypatc
     run.finish()
     history = mlflow.MlflowClient().get_metric_history(active.info.run_id, "tpufeed/images_per_second")
     assert [(each.step, each.value) for each in history] == list(zip([4, 7], expected, strict=True))
-    for folder in ("torch", "tf"):
-        (events,) = (tmp_path / folder).glob("events*")
-        found = [
-            (event.step, value)
-            for event in tf.compat.v1.train.summary_iterator(str(events))
-            for value in event.summary.value
-            if value.tag == "tpufeed/images_per_second"
-        ]
-        assert [step for step, _ in found] == [4, 7]
-        values = [value.simple_value or tf.make_ndarray(value.tensor).item() for _, value in found]
-        np.testing.assert_allclose(values, expected, rtol=1e-6)
+    events = EventAccumulator(str(tmp_path / "torch")).Reload().Scalars("tpufeed/images_per_second")
+    assert [each.step for each in events] == [4, 7]
+    np.testing.assert_allclose([each.value for each in events], expected, rtol=1e-6)
 
 
 def test_a_tracker_that_fails_is_named_once_and_the_others_go_on(cache_url, caplog):
@@ -212,26 +203,6 @@ def test_a_registry_has_one_loader_at_a_time_and_does_not_keep_it(cache_url):
     assert "tpufeed_samples_total" not in generate_latest(registry).decode()
 
 
-@pytest.mark.uses("keras")
-def test_keras_counts_steps_that_are_executed_together(cache_url):
-    import keras
-
-    found = []
-    loader = tpufeed.Loader(cache_url, batch_size=7)
-    feed = loader.to_keras()
-    inputs = keras.Input((64, 64, 3))
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling2D()(inputs)))
-    model.compile("sgd", "mse", steps_per_execution=4)
-    logger = tpufeed.MetricsLogger(loader, lambda _, step: found.append(step), every_steps=6)
-    callback = logger.keras()
-    model.fit(feed, epochs=2, verbose=0, callbacks=[callback])
-    assert found == [10, 18, 20]  # the last one as the training ends
-    model.fit(feed, epochs=1, verbose=0, callbacks=[callback])
-    assert found[3:] == [28, 30]  # the optimizer's numbers continue
-    # For the logs of this hook Keras would wait for the device after each step.
-    assert type(callback).on_train_batch_end is keras.callbacks.Callback.on_train_batch_end
-
-
 @pytest.mark.parametrize("to", [None, "runs", 7, dict])
 def test_what_is_no_target_is_refused(cache_url, to):
     with (
@@ -255,9 +226,14 @@ def test_what_has_no_stats_is_refused(cache_url):
                 tpufeed.MetricsLogger(loader, print, **options)
 
 
+def programs_of_the_page():
+    """Its first and its last program, and those of trainers and trackers between them."""
+    first, *between, last = blocks("metrics.md")
+    return [first, last], between
+
+
 def test_the_page_runs(cache_url, tmp_path, monkeypatch, capsys):
-    programs = re.findall(r"```python\n(.*?)```", (DOCS / "metrics.md").read_text(), re.DOTALL)
-    assert len(programs) == 2
+    programs, _ = programs_of_the_page()
     monkeypatch.chdir(tmp_path)
     Path("flowers-224").symlink_to(cache_url)
     program = "\n".join(programs).replace("9400", "0")
@@ -268,3 +244,65 @@ def test_the_page_runs(cache_url, tmp_path, monkeypatch, capsys):
     *steps, last = capsys.readouterr().out.splitlines()
     assert [int(line.partition(" ")[0]) for line in steps] == [3, 5, 7, 8]  # of 70 // 8; the last by report()
     assert ast.literal_eval(last)["tpufeed/images_per_second"] > 0
+
+
+@pytest.mark.all
+@pytest.mark.uses("keras", "tensorflow", "torch")
+@pytest.mark.usefixtures("lightning_without_xla")
+def test_the_page_of_trainers_and_trackers(cache_url, tmp_path, monkeypatch):
+    # Else transformers and accelerate import torch_xla, which aborts the process after the tensorflow of other tests.
+    monkeypatch.setenv("USE_TORCH_XLA", "0")
+    monkeypatch.setattr("transformers.utils.import_utils.USE_TORCH_XLA", "0")  # it may have been read already
+    import keras
+    import lightning.pytorch as pl
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from transformers.trainer_callback import CallbackHandler, TrainerControl, TrainerState
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+
+        def training_step(self, batch, number):
+            return self.layer(batch[0].float().mean((1, 2))).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+    monkeypatch.chdir(tmp_path)
+    _, programs = programs_of_the_page()
+    scope, found = {}, []
+    for program in programs:
+        exec(compile(program, "metrics.md", "exec"), scope)
+    ran(*programs)
+
+    def logged(loader):
+        found.clear()
+        targets = [scope["write_summary"], lambda _, step: found.append(step)]
+        scope["logger"] = tpufeed.MetricsLogger(loader, targets, every_steps=4)
+        return loader
+
+    feed = logged(tpufeed.Loader(cache_url, batch_size=7)).to_keras()
+    inputs = keras.Input((64, 64, 3))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling2D()(inputs)))
+    model.compile("sgd", "mse")
+    model.fit(feed, epochs=2, verbose=0, callbacks=[scope["callback"]])
+    assert found == [5, 9, 13, 17]
+    # For the logs of this hook Keras would wait for the device after each step.
+    assert type(scope["callback"]).on_train_batch_end is keras.callbacks.Callback.on_train_batch_end
+
+    loader = tpufeed.Loader(cache_url, batch_size=7, processes=0).to_torch()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = pl.Trainer(max_steps=9, enable_checkpointing=False, callbacks=[scope["StepOfLightning"]()], **quiet)
+    trainer.fit(Module(), logged(loader))
+    assert found == [5, 9]
+
+    handler = CallbackHandler([scope["StepOfTrainer"]()], Module(), None, None, None)
+    for number, _batch in enumerate(logged(loader)):
+        handler.on_step_end(None, TrainerState(global_step=100 + number), TrainerControl())
+    assert found == [104, 108]
+
+    scope["writer"].close()
+    events = EventAccumulator("runs/flowers").Reload()
+    assert events.Tags()["tensors"].count("tpufeed/wait_ms") == 1
+    assert {each.step for each in events.Tensors("tpufeed/wait_ms")} == {5, 9, 13, 17, 104, 108}

@@ -7,10 +7,18 @@ from functools import cached_property
 from time import perf_counter
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
+<<<<<<< HEAD:tpufeed/adapters/metrics_logger.py
 from tpufeed.adapters.device import DeviceStats
 from tpufeed.adapters.feed import loader_of
 from tpufeed.adapters.loader import LoaderStats
-from tpufeed.errors import MissingExtraError, OptionError
+from tpufeed.errors import OptionError
+=======
+from tpufeed.errors import OptionError
+from tpufeed.loaders.device import DeviceStats
+from tpufeed.loaders.feed import loader_of
+from tpufeed.loaders.loader import LoaderStats
+from tpufeed.loaders.world import find_world
+>>>>>>> e313b232 (metrics: drop the callbacks of three trainers and tf.summary; a page shows the few lines that replace each):tpufeed/loaders/metrics_logger.py
 from tpufeed.options import Count, Text, Whole, above, checked
 from tpufeed.stream.world import find_world
 
@@ -38,8 +46,8 @@ _COUNTERS = (
 class MetricsLogger:
     """Logs metrics of a loader every few training steps.
 
-    Call `step()` after each step of your own loop; `keras()`, `lightning()` and `hugging_face()` return callbacks that
-    do so. Metrics are for the steps since the last report, and for this process:
+    Call `step()` after each step, in your loop or in a callback of your trainer. Metrics are for the steps since the
+    last report, and for this process:
 
     - `images_per_second`: samples handed to the training loop per second;
     - `wait_ms`: milliseconds that each step waited for its batch;
@@ -53,10 +61,10 @@ class MetricsLogger:
 
     Args:
         loader: a loader or feed of tpufeed, or anything whose `stats()` returns the same.
-        to: the target: a `SummaryWriter` of torch or tensorboardX, one of `tf.summary`, a run of Weights & Biases,
+        to: the target, or a list of targets: a `SummaryWriter` of torch or tensorboardX, a run of Weights & Biases,
             `mlflow` or another object with `log_metrics(metrics, step=)`, a `CollectorRegistry` of prometheus_client,
-            or a function `to(metrics, step)`; or a list of these. A failure is logged once as a warning, and the
-            training continues. A registry gets its counters at once, and reads them whenever it is scraped.
+            or a function `to(metrics, step)`. A failure is logged once as a warning, and the training continues. A
+            registry gets its counters at once, and reads them whenever it is scraped.
         every_steps: steps between two reports; 50 if `every_seconds` is not given either.
         every_seconds: seconds between two reports, instead of steps.
         prefix: prefix of the metrics' names; names for Prometheus begin with `tpufeed_` instead.
@@ -137,79 +145,6 @@ class MetricsLogger:
                         _logger.warning("the loader's metrics could not be logged; this is said once: %r", error)
         return dict(figures)
 
-    def keras(self) -> Any:
-        """Return a callback for `fit` of Keras 3. Raises MissingExtraError."""
-        try:
-            import keras
-        except ImportError as error:
-            raise MissingExtraError("Keras", "keras") from error
-        logger = self
-
-        class Callback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-            # Not `on_train_batch_end`: Keras waits for the device after each step to get its logs.
-
-            def on_train_begin(self, logs: Any = None) -> None:
-                self.begun: int | None = None  # step at which the epoch begins
-
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                if self.begun is None:  # not earlier: later callbacks may restore the optimizer
-                    optimizer = self.model.optimizer
-                    self.begun = 0 if optimizer is None else int(keras.ops.convert_to_numpy(optimizer.iterations))
-                self.done = 0
-
-            def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-                # Keras gives the first of the steps that it executes together; these may go past the epoch's end.
-                self.advance(batch)
-                self.done = min(batch + self.model.steps_per_execution, self.params["steps"] or 1 << 62)
-
-            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                self.begun = self.advance(self.done)
-
-            def on_train_end(self, logs: Any = None) -> None:
-                logger.report()
-
-            def advance(self, done: int) -> int:
-                number = (self.begun or 0) + done
-                if done:
-                    logger.step(number)
-                return number
-
-        return Callback()
-
-    def lightning(self) -> Any:
-        """Return a callback for Lightning's Trainer. Raises MissingExtraError."""
-        try:
-            from lightning import pytorch
-        except ImportError as error:
-            raise MissingExtraError("Lightning", "lightning") from error
-        logger = self
-
-        class Callback(pytorch.Callback):  # type: ignore[misc]  # unread, see pyproject.toml
-            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-                logger.step(trainer.global_step)
-
-            def on_train_end(self, *_: Any) -> None:
-                logger.report()
-
-        return Callback()
-
-    def hugging_face(self) -> Any:
-        """Return a callback for the Trainer of Hugging Face. Raises OptionError if transformers is not installed."""
-        try:
-            from transformers import TrainerCallback
-        except ImportError as error:
-            raise OptionError(f"transformers cannot be imported: {error}; pip install transformers") from error
-        logger = self
-
-        class Callback(TrainerCallback):  # type: ignore[misc]
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                logger.step(state.global_step)
-
-            def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                logger.report()
-
-        return Callback()
-
     @cached_property
     def _rank(self) -> int:
         """Rank of this process, even if every process has a loader with a world of one."""
@@ -218,21 +153,10 @@ class MetricsLogger:
 
     def _open(self, to: Any) -> Iterator[_Send]:
         """Yield the function that sends metrics to a target; nothing if the target asks for them itself."""
-        module = type(to).__module__.partition(".")[0]
         if hasattr(to, "register") and hasattr(to, "collect"):
             _register(to, _Collector(weakref.ref(self._loader)))
         elif hasattr(to, "add_scalar"):
             yield lambda figures, step: [to.add_scalar(name, value, step) for name, value in figures.items()]
-        elif hasattr(to, "as_default") and module == "tensorflow":
-
-            def write(figures: Mapping[str, float], step: int) -> None:
-                import tensorflow as tf
-
-                with to.as_default():
-                    for name, value in figures.items():
-                        tf.summary.scalar(name, value, step)
-
-            yield write
         elif hasattr(to, "define_metric") and hasattr(to, "log"):
             # With their own steps: the run's other metrics may come at other steps, and its step never goes back.
             own_step, is_defined = self._prefix + _STEP, False
